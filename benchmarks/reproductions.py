@@ -13,7 +13,7 @@ scored here from its weights, not by the code that finds roles.
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ OFFSETS = range(-3, 3)  # their baseline: the best of these, on the same data
 FEWEST = 100  # arcs of a relation
 SKIPPED = {"root", "punct", "list", "discourse", "parataxis", "dep", "orphan", "goeswith",
            "reparandum", "vocative", "dislocated"}  # fmt: skip
+ROLE_NAMES = {"dependent to head": "{} → head", "head to dependent": "head → {}"}
 STEPS = (7, 14, 22, 29, 36, 43, 50, 58, 65)  # a tenth of 72 heads at a time
 
 
@@ -55,12 +56,14 @@ def clark(options: argparse.Namespace) -> None:
     pieces = joined([text.text for text in distinct], tokenizer)[: options.pieces]
     order = np.random.default_rng(0).permutation(len(distinct))[: options.texts]
     texts = [distinct[i] for i in order]
-    roles = hw.find_roles(model, tokenizer, texts)
-    shapes = roles.shapes()
+    kept = options.found and options.found / "MiniLM-trees.json"
+    roles = hw.Roles.load(kept) if kept else hw.find_roles(model, tokenizer, texts)
+    shapes, outcomes = roles.shapes(), roles.outcomes().set_index("role")["outcome"]
     found = {
         "surface": surface(model, tokenizer, pieces),
         "syntax": syntax(model, tokenizer, texts),
         "ours": roles.found()[["name", "role"]].to_numpy().tolist(),
+        "outcomes": outcomes.str.partition(":")[0].to_dict(),
         "shapes": shapes.set_index("name")["shape"].to_dict(),
         "texts": len(texts),
         "pieces": len(pieces),
@@ -315,13 +318,13 @@ def clark_lines(content: Any) -> list[str]:
         f"(theirs); roles and shapes on {content['texts']} single sentences (ours).",
         table(["attends to", "their threshold", "heads by it", "heads by ours", "by both"], rows),
         "Dependencies: the best head by their rule on all texts; the same head's score and the "
-        "best offset on the half of the texts that neither was chosen on; whether ours finds a "
-        "role for the relation.",
-        syntax_table(content["syntax"], ours),
+        "best offset on the half of the texts that neither was chosen on; the outcome of the "
+        "relation by ours.",
+        syntax_table(content["syntax"], content["outcomes"]),
     ]
 
 
-def syntax_table(syntax_hits: Any, ours: set[tuple[str, ...]]) -> str:
+def syntax_table(syntax_hits: Any, outcomes: Mapping[str, str]) -> str:
     n_heads, rows = len(syntax_hits["heads"]), []
     for key, hits in syntax_hits["hits"].items():
         hit, count = np.array(hits), np.array(syntax_hits["counts"][key])
@@ -335,14 +338,14 @@ def syntax_table(syntax_hits: Any, ours: set[tuple[str, ...]]) -> str:
         fresh_offset = np.mean(
             [halves[1 - h, n_heads + halves[h, n_heads:].argmax()] for h in (0, 1)]
         )
-        relation = key.partition(",")[0]
-        labels = sorted(role for _, role in ours if relation in role.split(" → "))
+        relation, _, direction = key.partition(", ")
+        role = ROLE_NAMES[direction].format(relation)
         rows.append(
             (rates[head] - rates[n_heads + offset], [
                 key, syntax_hits["heads"][head], f"{rates[head]:.3f}",
                 f"{rates[n_heads + offset]:.3f} ({OFFSETS[offset]:+d})",
                 f"{fresh:.3f} · {fresh_offset:.3f}", f"{count.sum():.0f}",
-                ", ".join(labels) or "not found",
+                outcomes[role],
             ])
         )  # fmt: skip
     titles = ["relation", "best head", "accuracy", "best offset", "held out: head · offset", "arcs"]
@@ -427,6 +430,7 @@ def main() -> None:
     first.add_argument("--trees", type=Path, required=True)
     first.add_argument("--texts", type=int, default=10**6, help="the most sentences with trees")
     first.add_argument("--pieces", type=int, default=200)
+    first.add_argument("--found", type=Path, help="a folder of roles.py, with roles on all trees")
     first.set_defaults(run=clark)
     second = parts.add_parser("michel")
     second.add_argument("--pairs", type=Path, required=True)

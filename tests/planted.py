@@ -95,6 +95,28 @@ def _pronoun(rng: np.random.Generator, both_right: bool) -> AnnotatedText:
     return AnnotatedText(" ".join(words), mentions=tuple(mentions))
 
 
+TRANSLATED = tuple(zip(WORDS[:10], WORDS[20:30], strict=True))  # a word, and its translation
+
+
+def translations(n: int, seed: int = 0) -> list[AnnotatedText]:
+    """Some words in any order, and their translations in another order."""
+    rng = np.random.default_rng(seed)
+    return [_translated(rng) for _ in range(n)]
+
+
+def _translated(rng: np.random.Generator) -> AnnotatedText:
+    chosen = rng.permutation(len(TRANSLATED))[: rng.integers(5, 9)]
+    order = rng.permutation(len(chosen))
+    words = [*(TRANSLATED[word][0] for word in chosen), ",",
+             *(TRANSLATED[chosen[source]][1] for source in order)]  # fmt: skip
+    starts = np.cumsum([0, *(len(word) + 1 for word in words)]).tolist()
+    return AnnotatedText(
+        " ".join(words),
+        tuple((start, start + len(word)) for start, word in zip(starts, words, strict=False)),
+        links=tuple((len(chosen) + 1 + n, int(source)) for n, source in enumerate(order)),
+    )
+
+
 class PlantedLayer(nn.Module):
     """Attention with logits `x q kᵀ xᵀ` for each head."""
 
@@ -176,6 +198,13 @@ class Planted(nn.Module):
             k[place, constant] = -torch.arange(float(CONTEXT))[:, None] / CONTEXT
             q[place, place] = -4 * SHARP * torch.ones(CONTEXT, CONTEXT).tril()
             k[place, place] = torch.eye(CONTEXT)
+        elif name.startswith("translate"):  # `translate back` is from a source to its translation
+            sources, translations = (
+                [IDS[word] for word in pair] for pair in zip(*TRANSLATED, strict=True)
+            )
+            ends = (sources, translations) if name.endswith("back") else (translations, sources)
+            channels = torch.arange(len(TRANSLATED))
+            q[ends[0], channels], k[ends[1], channels] = SHARP, 1.0
         elif name == "rare":
             q[constant, constant] = 4.0
             for rank, token_id in enumerate(self.order):

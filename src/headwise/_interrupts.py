@@ -8,10 +8,12 @@ restores a model is deferred until that code is done; any other goes to the prev
 Only the main thread is interrupted by Python, so nothing is deferred in others.
 """
 
+import atexit
 import contextlib
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
@@ -89,6 +91,16 @@ class _Interrupts:
 
 
 _interrupts = _Interrupts()
+# The contexts that are entered and not left, the outer before the inner ones.
+_open: "weakref.WeakKeyDictionary[_SlowlyReversible[Any], None]" = weakref.WeakKeyDictionary()
+
+
+@atexit.register
+def _leave_all() -> None:
+    """Leave the contexts that are still open when Python ends, while all modules exist."""
+    for context in list(_open):
+        with contextlib.suppress(ValueError):  # a daemon thread is inside it
+            context._abandon()
 
 
 def deliver_interrupt() -> None:
@@ -149,6 +161,7 @@ class _SlowlyReversible(AbstractContextManager[T]):
     @uninterrupted
     def _hold(self) -> None:
         self._held = _interrupts.hold()
+        _open[self] = None
 
     @uninterrupted
     def _abandon(self) -> None:
@@ -156,6 +169,7 @@ class _SlowlyReversible(AbstractContextManager[T]):
         self._release()
 
     def _release(self) -> None:
+        _open.pop(self, None)
         if self._held:
             self._held = False
             _interrupts.release()

@@ -7,6 +7,7 @@ import pytest
 
 from command import headwise
 from folders import write_llama
+from headwise.cli._arguments import with_option_names
 
 WORDS = ("<pad>", "<bos>", "<eos>", "one", "two", "three")
 
@@ -125,13 +126,36 @@ def test_an_argument_that_is_no_number(place: Path, command: str, value: str) ->
         if command == "count":
             right = ("count", option, value)
         line = refused(place, *right)
-        names = option.removeprefix("--"), _NAMES.get(option, option)
-        assert any(name in line.replace("_", "-") for name in names), line
+        assert option in line, line
         assert value in line or (value == "1e400" and "inf" in line), line
 
 
-# The names of these options in the training settings.
-_NAMES = {"--lr": "learning-rate", "--batch": "batch-size"}
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("group model --kv-heads 2 -o small", "group: --kv-heads 2, where the model has 3. "),
+        ("cache model --text good.txt --keep 7", "cache: --keep 7.0. Give a share"),
+        ("cache model --text good.txt --window 0,8", "cache: --window 0,8. Give a number"),
+        ("corpus model --data good.txt -o run --shards 9999999", "corpus: --shards 9999999. "),
+        ("train --heads 3 --out lab", "train: --d-model 128 is not a multiple of --heads 3. "),
+        ("train --lr 0 --out lab", "train: --lr is 0.0. "),
+        ("count --d-model 10 --heads 3", "of --heads 3. Give a multiple, or --head-dim."),
+        ("look model words --target x", "look: --target x is for an encoder-decoder"),
+        ("look model good.txt", "good.txt is a file, and TEXT is the sentence itself. "),
+    ],
+)
+def test_errors_of_the_library_name_the_option(place: Path, line: str, message: str) -> None:
+    assert message in refused(place, *line.split())
+
+
+def test_only_names_of_arguments_become_options() -> None:
+    options = {"max_tokens": "--max-tokens", "loss": "--loss", "per_text": "--per-text"}
+    for message, expected in (
+        ("f: loss='lm' or loss=, in max_tokens.", "do: --loss lm or --loss, in --max-tokens."),
+        ("f: pass Request(per_text=True).", "do: pass --per-text."),
+        ("f: the loss grows in my/max_tokens.txt.", "f: the loss grows in my/max_tokens.txt."),
+    ):
+        assert with_option_names(message, options, "do") == expected
 
 
 @pytest.mark.parametrize("value", ["99999999999999999999999", "4294967296"])

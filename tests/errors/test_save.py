@@ -176,6 +176,13 @@ def test_an_existing_folder(saved: Path) -> None:
     assert {path: path.read_bytes() for path in saved.iterdir()} == held
 
 
+def test_force_replaces_folders_of_models_only(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(OutputError, match=r"holds thesis\.txt, which headwise did not write"):
+        save(_small(), tmp_path, force=True)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
 def test_a_file_in_its_place(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("mine")

@@ -41,7 +41,9 @@ def test_two_models_are_compared(place: Path) -> None:
     assert done.code == 0, done.err
     assert done.out.startswith("1 of 4 heads differs on 32 texts.")
     assert "of L1.H0" in done.out
-    assert f"{place / 'before'}" in page.read_text("utf-8")
+    written = page.read_text("utf-8")
+    assert f"{place.name}/before" in written
+    assert str(place) not in written
     assert "after − before" in figure.read_text("utf-8")
     saved = place / "compare.csv"
     assert headwise("compare", *models, "--text", place / "texts.txt", "-o", saved).code == 0

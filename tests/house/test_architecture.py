@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from house.source import PACKAGE, ROOT
+from house.test_floors import FLOOR
 
 TEXT = " ".join((ROOT / "docs" / "architecture.md").read_text("utf-8").split())
 # `file.py`, or `file.py: name`, or `file.py: Class.name`
@@ -40,6 +41,18 @@ def test_paths_have_as_many_files_and_types_as_stated(work: str, says: str) -> N
     counts = re.findall(r"^(\d+) (?:files|types), and \d+ elsewhere$", done.stdout, re.MULTILINE)
     assert len(counts) == 2
     assert says.format(*counts) in TEXT
+
+
+def test_the_floors_are_those_of_the_rule() -> None:
+    """The table has every part of the package, on the floor from which it may import."""
+    table, floor = {}, 0
+    for line in (ROOT / "docs" / "architecture.md").read_text("utf-8").splitlines():
+        row = re.match(r"\| (\d*) ?\| (`[^|]*) \|", line)
+        if row and (row[1] or table):
+            floor = int(row[1] or floor)
+            parts = re.findall(r"`(\w+)(?:\.py|/)`", row[2])
+            table |= dict.fromkeys(parts, floor)
+    assert table == {part: floor for part, floor in FLOOR.items() if not part.startswith("__")}
 
 
 def _files() -> list[Path]:

@@ -14,7 +14,8 @@ from headwise.roles.evaluation._eligible import EligiblePairs, heads_last
 from headwise.roles.evaluation._relation_index import RelationIndex
 from headwise.roles.evaluation._units import Units
 from headwise.roles.relations import GRIDS, Role, as_item, gold_roles, token_roles, tokenize
-from headwise.roles.testing import has_role
+from headwise.roles.results import _rows
+from headwise.roles.testing import FEWEST_TEXTS, NULLS, has_role
 from headwise.roles.testing._control import POWER, least_lift, plant
 from headwise.roles.testing._evidence import Family, halves, judge
 from headwise.roles.testing._trials import Split
@@ -99,6 +100,8 @@ def test_more_texts_show_smaller_effects():
     ]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] < sizes[0] - 0.1
+    too_few = simulated(np.random.default_rng(0), 2 * FEWEST_TEXTS - 2, 12, 0.5)
+    assert np.isnan(smallest_in(plant(*too_few, tests=1)))  # with as few texts nothing is tested
 
 
 def test_a_planted_head_is_diluted_and_joins_its_role():
@@ -130,6 +133,30 @@ def test_nothing_is_labelled_above_a_null_that_leaves_no_room():
         planted = plant(*drawn, tests=3)
         assert np.isnan(smallest_in(planted))
         assert planted.measures["planted_effect"][0] > 1
+
+
+@pytest.mark.parametrize(
+    ("tests", "outcome"),
+    [
+        (30, "not found"),
+        (10**9, "not tested: no score is labelled with a probability of 80% (offset -1 scores"),
+    ],
+)
+def test_a_role_without_a_smallest_effect_is_not_tested(tests, outcome):
+    family, scores, split = simulated(np.random.default_rng(1), 120, 3, 0.5, null=0.75)
+    unknown = np.full(3, np.nan)
+    family = replace(
+        family,
+        nulls=dict.fromkeys(NULLS, np.full_like(family.value, np.nan)) | dict(family.nulls),
+        null_names={name: [""] for name in NULLS} | dict(family.null_names),
+        measures=family.measures | {"mass": unknown, "value": unknown},
+    )
+    planted = plant(family, scores, split, tests=tests)
+    (verdict,) = judge([planted])
+    assert has_role(planted, verdict).tolist() == [False, False, False, True]
+    rows = _rows.tested_rows(scores.heads, planted, verdict)
+    assert rows["outcome"].str.startswith(outcome).all()
+    assert rows["smallest"].isna().all() == rows["p_adj"].isna().all() == (tests > 30)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A corpus job gives the same bytes however its shards are computed, and those of a plain watch."""
 
+import gc
 import json
 import shutil
 import threading
@@ -16,6 +17,7 @@ from headwise.files import claim
 from headwise.files._scratch import PREFIX
 from headwise.jobs import CorpusJob, ImportanceRequest, merge_corpus
 from headwise.tables import COLUMNS, HeadTable
+from headwise.watch import Watch
 
 TEXTS = random_texts(41)
 
@@ -127,6 +129,28 @@ def test_finished_shards_are_not_computed_again(model: Path, data: Path, tmp_pat
     assert done == [(2, 3), (3, 3)]
     assert (tmp_path / "run/shards/00001.parquet").stat().st_mtime_ns == written
     assert repr(job) == f"CorpusJob in {tmp_path / 'run'}: 3 of 3 shards finished"
+
+
+def test_garbage_of_each_shard_is_collected_without_a_search_of_libraries(
+    model: Path, data: Path, tmp_path: Path
+) -> None:
+    alive: list[int] = []
+    frozen: list[int] = []
+
+    def on_progress(done: int, total: int) -> None:
+        alive.append(sum(type(x) is Watch for x in gc.get_objects()))
+
+    def on_collection(phase: str, info: dict[str, int]) -> None:
+        frozen.append(gc.get_freeze_count())
+
+    gc.callbacks.append(on_collection)
+    try:
+        hw.corpus(model, data, out=tmp_path / "run", shards=3).run(on_progress=on_progress)
+    finally:
+        gc.callbacks.remove(on_collection)
+    assert alive == [0, 0, 0]
+    assert max(frozen) > len(gc.get_objects()) // 2
+    assert gc.get_freeze_count() == 0
 
 
 def test_what_killed_processes_left_is_deleted(model: Path, data: Path, tmp_path: Path) -> None:

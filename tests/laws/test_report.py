@@ -19,7 +19,7 @@ from headwise._display import counted
 from headwise.report import Sample, Study, TopPairs
 from headwise.report.page import render
 from headwise.report.page._payload import as_json, heads_shown_first, payload
-from headwise.report.page._visible_text import digits, visible, visible_token
+from headwise.report.page._visible_text import digits, probability, visible, visible_token
 from headwise.tables import Curves, Head, HeadTable
 from studies import make_heads, make_roles, make_sample, make_study, make_totals
 
@@ -462,6 +462,27 @@ def test_the_sentence_counts_each_head_once_or_names_why() -> None:
     assert 'for <a class="count" href="#evidence-2">4</a> nothing found' in text
     assert page.inside["details"] is not None
     assert "0.875 [0.812, 0.938]" in text
+
+
+def test_the_sentence_counts_roles_that_were_not_tested() -> None:
+    study = make_study(2, 3)
+    roles = make_roles(study)
+    rows = roles.frame()
+    few = {"role": "subject", "outcome": "not tested: 6 held-out texts, 30 needed", "found": False}
+    untested = rows.assign(**few, label="", p_adj=np.nan)
+    for parts, expected in (((rows, untested), True), ((rows,), False), ((untested,), False)):
+        meanings = roles.meanings | {"subject": "a verb → its subject"}
+        whole = replace(roles, rows=pd.concat(parts, ignore_index=True), meanings=meanings)
+        text = " ".join(render(study.with_roles(whole)).split())
+        assert ("</a> of 2 roles could not be tested on these texts" in text) is expected
+        assert ('<th scope="row">subject</th>' in text) is expected
+
+
+@pytest.mark.parametrize(
+    ("p", "text"), [(1.1e-13, "1·10⁻¹³"), (0.00042, "0.00042"), (0.0251, "0.025"), (1.0, "1")]
+)
+def test_small_probabilities_are_powers_of_ten(p: float, text: str) -> None:
+    assert probability(p) == text
 
 
 def test_the_static_page_has_the_tables_and_the_map() -> None:

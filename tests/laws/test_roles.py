@@ -32,6 +32,7 @@ from planted import (
     by_frequency,
     clauses,
     lines,
+    translations,
 )
 
 TEXTS = lines(90)
@@ -118,6 +119,17 @@ def test_an_agreement_head_is_found_but_no_nearest_subject_or_same_person_head()
     assert row["null.shuffled"] < 0.7
 
 
+@pytest.mark.parametrize(
+    ("kind", "role"),
+    [("translate", "translation → source"), ("translate back", "source → translation")],
+)
+def test_a_head_that_knows_translations_is_found_in_its_own_direction(kind, role):
+    roles = find_roles(Planted([(kind, "even")], causal=False), TOKENIZER, translations(70))
+    assert found(roles) == {("L0.H0", role)}
+    row = roles.frame().set_index(["role", "name"]).loc[(role, "L0.H0")]
+    assert np.isnan(row["null.shuffled"])  # the order of words makes no difference
+
+
 def test_a_head_that_depends_on_words_alone_has_no_structural_role():
     def same_person(text):
         ones = [position for position, token in enumerate(text.ids) if token == IDS[SUBJECTS[0]]]
@@ -128,6 +140,10 @@ def test_a_head_that_depends_on_words_alone_has_no_structural_role():
     row = roles.frame().set_index(["role", "name"]).loc[("same person", "L0.H0")]
     assert row["effect"] == pytest.approx(1.0, abs=0.01)
     assert row["null.shuffled"] == pytest.approx(1.0, abs=0.01)
+    outcome = roles.outcomes().set_index("role").loc["same person"]
+    assert outcome[["outcome", "nearest"]].tolist() == ["not found", "L0.H0"]
+    assert outcome["null"] == "the same words in another order"
+    assert "not same person: 1.000 against 1.000" in roles.why("L0.H0")
     assert (row["null"], row["found"]) == ("the same words in another order", False)
 
 

@@ -235,7 +235,7 @@ class Undecided(AnyAttention):
 
 def test_a_model_with_two_answers_is_said_to_have_them() -> None:
     x = torch.randn(2, 5, 12)
-    message = r"prune: Undecided answers at random: twice the same input gives two answers"
+    message = r"prune: Undecided is not deterministic: the same input gives two different outputs"
     with pytest.raises(UnsupportedError, match=message):
         hw.prune(Undecided().eval(), "L0.H1", reference=[x])
 

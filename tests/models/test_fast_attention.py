@@ -103,8 +103,9 @@ def test_layers_of_torch(kind: str, computed: list[int]) -> None:
     assert computed == [10] * (1 if kind == "layer" else 2)
 
 
-def test_dropout_stays_with_torch(computed: list[int]) -> None:
-    model, x = FusedCaller(dropout_p=0.5), torch.randn(2, 10, 12)
+@pytest.mark.parametrize("how", [{"dropout_p": 0.5}, {"attn_mask": MASK, "is_causal": True}])
+def test_what_stays_with_torch(how: dict[str, Any], computed: list[int]) -> None:
+    model, x = FusedCaller(**how), torch.randn(2, 10, 12)
     outs = []
     for is_fast in (False, True):
         torch.manual_seed(3)

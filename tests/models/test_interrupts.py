@@ -1,6 +1,8 @@
 """An interrupt at any line leaves the model unchanged: hooks, modes and settings."""
 
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -213,3 +215,29 @@ def test_a_hook_that_is_left_behind_does_nothing() -> None:
     layer._forward_pre_hooks.update(hooks)
     layer(torch.ones(2))
     assert calls == ["before"]
+
+
+def test_a_context_still_open_at_the_end_of_python_is_left() -> None:
+    script = """
+import sys
+from headwise._interrupts import reversible
+
+@reversible
+def changed(name):
+    try:
+        yield
+    finally:
+        print(name, "undone")
+
+@reversible
+def both():
+    with changed("inner"):
+        yield
+    print("never here")
+
+sys.kept = both(), changed("second")  # outlives all modules
+for context in sys.kept:
+    context.__enter__()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("inner undone\nsecond undone\n", "")

@@ -1,7 +1,9 @@
 """A look at one text: any model, exact maps, a page and a notebook view."""
 
+import io
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,6 +145,10 @@ def test_the_command_writes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyP
     data = json.loads(page[start : page.index("</script>", start)])
     assert len(data["heads"]) == len(data["samples"][0]["maps"]) == 72
     assert data["samples"][0]["tokens"][2] == "animal"
+    stdin = io.TextIOWrapper(io.BytesIO(b"A cat, out of a pipe.\n"))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert headwise("look", MINILM, "-", "-o", tmp_path / "piped.html").code == 0
+    assert "pipe" in (tmp_path / "piped.html").read_text("utf-8")
     refused = headwise("look", MINILM, "a b", "-o", tmp_path / "look.txt")
     assert (refused.code, refused.out) == (2, "")
 

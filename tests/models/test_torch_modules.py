@@ -58,9 +58,10 @@ ADDITIVE = torch.randn(4, 7, 7, generator=torch.Generator().manual_seed(1))
         ({"is_causal": True}, {"causal": True}),
         ({"attn_mask": BOOLEAN}, {"mask": BOOLEAN}),
         ({"attn_mask": ADDITIVE}, {"mask": ADDITIVE[None]}),
+        ({"attn_mask": BOOLEAN, "is_causal": True}, {"mask": BOOLEAN, "causal": True}),
         ({"groups": 2, "is_causal": True}, {"causal": True}),
     ],
-    ids=["full", "causal", "boolean", "additive", "grouped"],
+    ids=["full", "causal", "boolean", "additive", "boolean and causal", "grouped"],
 )
 def test_the_fused_function_is_captured(options: dict[str, Any], ours: dict[str, Any]) -> None:
     plain = Plain(**options)

@@ -17,9 +17,17 @@ from headwise._torch_private._kernels import (
     flash_on_cpu,
     fused_kernel_of,
 )
+from headwise._torch_private._modules import (
+    WithoutFastPath,
+    call_forward_pre_hooks,
+    compiled_modules,
+    forward_pre_hooks,
+    has_joined_weight,
+    replace_submodule,
+    wrapped_by_compiler,
+)
 from headwise._torch_private._operators import (
     FUSED_ATTENTION,
-    SOFTMAX,
     can_observe_operators,
     observe_operators,
     stop_observing_operators,
@@ -49,14 +57,18 @@ from headwise._torch_private._tracing import (
 
 __all__ = [
     "FUSED_ATTENTION",
-    "SOFTMAX",
+    "WithoutFastPath",
+    "call_forward_pre_hooks",
     "can_observe_operators",
     "can_read",
+    "compiled_modules",
     "constant_when_traced",
     "cpu_multiplies_bfloat16_tiles",
     "flash_on_cpu",
+    "forward_pre_hooks",
     "fused_kernel_of",
     "has_function_modes",
+    "has_joined_weight",
     "has_readable_values",
     "in_backward",
     "in_forward_gradient",
@@ -76,10 +88,12 @@ __all__ = [
     "observe_operators",
     "pop_function_mode",
     "push_function_mode",
+    "replace_submodule",
     "statically",
     "stop_observing_operators",
     "version_of",
     "without_function_modes",
     "without_operator_observers",
     "without_tensor_subclasses",
+    "wrapped_by_compiler",
 ]

@@ -116,8 +116,9 @@ def cache_plan(
     """
     goals = {"full": full, "keep": keep, "bytes": bytes, "loss": loss}
     goal = _check_goals(goals)
-    windows = [window] if isinstance(window, int) else sorted(set(window))
+    windows = list(window) if isinstance(window, Sequence) else [window]
     _check_sizes(sinks, windows)
+    windows = sorted(set(windows))
     model = check_model("cache_plan", model)
     if full is not None:
         return _of_heads(model, full, sinks, windows)
@@ -257,6 +258,8 @@ def _check_goals(goals: Mapping[str, Any]) -> str:
         values = ", ".join(f"{name}={value!r}" for name, value in goals.items())
         raise ArgumentError(f"cache_plan: {values}. Give exactly one of them.")
     goal, value = named[0], goals[named[0]]
+    if goal != "full" and not isinstance(value, int | float | np.number):
+        raise ArgumentError(f"cache_plan: {goal}={value!r}. Give a number.")
     if goal == "keep" and not 0 <= value <= 1:
         raise ArgumentError(f"cache_plan: keep={value!r}. Give a share from 0 to 1.")
     if goal in ("bytes", "loss") and not 0 <= value < float("inf"):

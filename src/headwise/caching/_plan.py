@@ -1,6 +1,6 @@
 """A plan for a cache: which tokens each kv head keeps. It can be saved and needs no model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -77,9 +77,16 @@ class CachePlan:
                 have none.
             n_kv_heads: The number of kv heads, of all layers or of each.
         Raises:
+            ArgumentError: `full` is not heads by layer, or a window is below 1.
             HeadError: a layer or head does not exist, or is named twice.
         """
         counts = [n_kv_heads] * n_layers if isinstance(n_kv_heads, int) else list(n_kv_heads)
+        if not (
+            isinstance(full, Mapping) and all(isinstance(x, Collection) for x in full.values())
+        ):
+            raise ArgumentError(
+                f"CachePlan: full={full!r}. Give the kv heads of each layer: {{layer: [kv heads]}}."
+            )
         for layer, heads in full.items():
             if layer not in range(n_layers):
                 raise HeadError(f"CachePlan: there is no layer {layer!r} of {n_layers}.")

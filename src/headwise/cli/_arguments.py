@@ -1,24 +1,48 @@
-"""Values that no command can use, whatever the option; refused when the command line is read."""
+"""Values that no command can use, and errors in the words of the command line."""
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import typer
 from typer.core import TyperCommand
 
 from headwise._display import did_you_mean
+from headwise.errors import HeadwiseError, InputError
 
 _QUOTED = re.compile(r"'([^']+)'")
+# Arguments of the library for which a parameter of a command has another name.
+_OTHER_NAMES = {"attention": "attn_implementation"}
 
 
 class CheckedCommand(TyperCommand):
     """A command whose errors name the option and the value that is refused.
 
     It refuses empty values (except for `--prompt`), values with bytes that are not UTF-8 or with
-    NUL, and numbers that are not finite.
+    NUL, and numbers that are not finite. Errors of the library about an argument name the option.
     """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command.
+
+        Raises:
+            HeadwiseError: one of the library's, with the names of the command and its options.
+        """
+        try:
+            return super().invoke(ctx)
+        except InputError:  # may quote names out of a file
+            raise
+        except HeadwiseError as error:
+            options = {
+                _OTHER_NAMES.get(param.name, param.name): param.opts[0]
+                for param in self.params
+                if param.opts[0].startswith("--")
+            }
+            message = with_option_names(str(error), options, self.name or "")
+            if message == str(error):
+                raise
+            raise type(error)(message) from error
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the command line.
@@ -68,3 +92,29 @@ def _refusal(value: str, *, may_be_empty: bool) -> str:
     if any("\ud800" <= character <= "\udfff" for character in value):
         return "is not valid UTF-8"
     return "" if may_be_empty or value.strip() else "is empty"
+
+
+def with_option_names(message: str, options: Mapping[str, str], command: str) -> str:
+    """A message of the library, with the options of a command in place of its arguments.
+
+    Args:
+        options: The options by the names of the library's arguments.
+    """
+    caller, colon, problem = message.partition(": ")
+    text = problem
+    for name, option in options.items():
+        text = _with_option(text, name, option)
+    is_function = re.fullmatch(r"[\w.]+", caller)
+    return message if text == problem or not is_function else f"{command}{colon}{text}"
+
+
+def _with_option(text: str, name: str, option: str) -> str:
+    """Replace `name=value`, a leading `name is`, and the name alone if no word is spelled so."""
+    text = re.sub(rf"\b\w+\({name}=True\)|\b{name}=True\b", option, text)
+    text = re.sub(rf"\b{name}='([^']*)'", rf"{option} \1", text)
+    text = re.sub(rf"\b{name}=\[([\d, ]*)\]", lambda m: f"{option} {m[1].replace(' ', '')}", text)
+    text = re.sub(rf"\b{name}=(?=[\w\[-])", f"{option} ", text)
+    text = re.sub(rf"\b{name}=|^{name}(?= is )", option, text)
+    if "_" in name:
+        text = re.sub(rf"(?<![\w./\\-]){name}(?![\w/\\-]|\.\w)", option, text)
+    return text

@@ -1,7 +1,6 @@
 """Options that several commands share, and checks of the output before any work is done."""
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
@@ -13,7 +12,7 @@ import typer
 
 from headwise._packages import require
 from headwise.errors import ArgumentError
-from headwise.files import check_writable, write_beside
+from headwise.files import check_writable, file_of_others, write_beside
 
 DtypeName = Literal["float32", "bfloat16", "float16", "float64"]
 
@@ -82,10 +81,6 @@ Figure = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-
-# A folder that holds one of these is a model's or a study's.
-MODEL_FILES = ("config.json", "headwise.json", "modules.json")
-STUDY_FILES = ("study.json",)
 
 _OUTPUTS = ("out", "figure", "save", "duo_attention")
 _MODELS = ("model", "before", "after")
@@ -184,22 +179,6 @@ class _EnoughError(Exception):
     pass
 
 
-def with_option_names(
-    message: str, options: Mapping[str, str], functions: Sequence[str], command: str
-) -> str:
-    """A message of one of these functions, with the names of the command and its options.
-
-    Args:
-        options: The options by the names of the functions' arguments.
-    """
-    caller, colon, problem = message.partition(":")
-    if caller not in functions:
-        return message
-    for name, option in options.items():
-        problem = re.sub(rf"\b{name}\b", option, problem.replace(f"{name}=", f"{name} "))
-    return f"{command}{colon}{problem}"
-
-
 def names_in(statistics: str | None) -> list[str] | None:
     """The names that `--statistics` lists; None for the default."""
     return None if statistics is None else [name.strip() for name in statistics.split(",")]
@@ -238,8 +217,8 @@ def check_folder(path: Path, *ours: str, force: bool) -> None:
     """Refuse a folder that could not be written at the end of the work.
 
     Args:
-        ours: The names of which a folder holds one if headwise wrote it. A folder without any of
-            them is not replaced. Without names, other files in the folder are left as they are.
+        ours: As in `file_of_others`: a folder with files of others is not replaced. Without names,
+            other files in the folder are left as they are.
         force: Whether an existing folder may be overwritten.
     Raises:
         ArgumentError: it is a file, or a folder that must not be overwritten.
@@ -248,10 +227,9 @@ def check_folder(path: Path, *ours: str, force: bool) -> None:
     if path.exists() and not path.is_dir():
         raise ArgumentError(f"output: {path} is a file. Name a folder.")
     _check_absent(path, force)
-    present = sorted(entry.name for entry in path.iterdir()) if path.exists() else []
-    if ours and present and not {*ours} & {*present}:
+    if name := file_of_others(path, ours):
         raise ArgumentError(
-            f"output: {path} holds {present[0]}, which headwise did not write and would delete. "
+            f"output: {path} holds {name}, which headwise did not write and would delete. "
             f"Name another folder."
         )
     check_writable(path)

@@ -1,16 +1,27 @@
 """Atomic writes of files and folders, and a strict reader of JSON."""
 
-from headwise.files._atomic import check_writable, files_beside, folder_beside, write_beside
+from headwise.files._atomic import (
+    MODEL_FILES,
+    STUDY_FILES,
+    check_writable,
+    file_of_others,
+    files_beside,
+    folder_beside,
+    write_beside,
+)
 from headwise.files._claim import claim
 from headwise.files._json import build_from, parse_json, read_json, read_object, write_json
 from headwise.files._scratch import sweep
 from headwise.files._text import decode, kind_of
 
 __all__ = [
+    "MODEL_FILES",
+    "STUDY_FILES",
     "build_from",
     "check_writable",
     "claim",
     "decode",
+    "file_of_others",
     "files_beside",
     "folder_beside",
     "kind_of",

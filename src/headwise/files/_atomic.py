@@ -3,7 +3,7 @@
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -16,6 +16,10 @@ from headwise.files._scratch import (
     scratch_folder,
     sync,
 )
+
+# A folder that holds one of these is a model's or a study's.
+MODEL_FILES = ("config.json", "headwise.json", "modules.json")
+STUDY_FILES = ("study.json",)
 
 
 @contextmanager
@@ -46,16 +50,18 @@ def write_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 @contextmanager
-def folder_beside(target: Path, force: bool) -> Iterator[Path]:
+def folder_beside(target: Path, force: bool, ours: Sequence[str] = ()) -> Iterator[Path]:
     """Yield a new folder beside `target` that replaces `target` when the block succeeds.
 
     If the block raises, the new folder is deleted and `target` stays as it was. If the process is
     killed, `target` is the old folder or the complete new one, and the next write beside it
     deletes the temporary folder.
 
+    Args:
+        ours: As in `file_of_others`: a folder with files of others is not replaced.
     Raises:
-        OutputError: `target` is a file, or a folder with content and `force` is False, or it
-            cannot be written.
+        OutputError: `target` is a file, a folder with content and `force` is False, or a folder
+            with files of others, or it cannot be written.
     """
     with _output_errors(target, "Choose another place.", "save"):
         empty = target.is_dir() and not any(target.iterdir())
@@ -63,11 +69,26 @@ def folder_beside(target: Path, force: bool) -> Iterator[Path]:
             raise OutputError(f"save: {target} exists. Choose another folder, or pass force=True.")
         if target.exists() and not target.is_dir():
             raise OutputError(f"save: {target} is a file. Name a folder.")
+        if name := file_of_others(target, ours):
+            raise OutputError(
+                f"save: {target} holds {name}, which headwise did not write and would delete. "
+                f"Choose another folder."
+            )
         target.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder(target) as new:
             yield new
             give_default_modes(new)
             put_in_place(new, target)
+
+
+def file_of_others(folder: Path, ours: Sequence[str]) -> str:
+    """A name in a folder that holds none of `ours`; empty if it is missing, empty or ours.
+
+    Args:
+        ours: The names of which a folder holds one if it may be replaced; without names, any may.
+    """
+    names = sorted(os.listdir(folder)) if ours and folder.is_dir() else []
+    return names[0] if names and not {*ours} & {*names} else ""
 
 
 def check_writable(target: Path) -> None:

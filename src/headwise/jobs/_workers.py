@@ -3,7 +3,6 @@
 import gc
 import pickle
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
@@ -15,8 +14,6 @@ from torch import multiprocessing
 from headwise._progress import Progress
 from headwise.errors import ArgumentError, HeadwiseError, WorkerError
 from headwise.jobs._run_folder import ranges
-
-_SECONDS_OF_GARBAGE = 10.0
 
 
 @runtime_checkable
@@ -140,18 +137,30 @@ def _work(job: ShardedJob, number: int, sender: Connection) -> None:
 def _compute_unfinished(job: ShardedJob, worker: int, on_shard: Callable[[], None]) -> None:
     """Compute shards that no other process computes, until none is left."""
     opened = None
-    any_computed, collected = True, time.monotonic()
+    any_computed = True
     while any_computed:
         any_computed = False
         for shard in job.unfinished():
             opened = opened or job.open(worker)
-            if job.compute_unclaimed(shard, opened):
+            with _garbage_collected():
+                computed = job.compute_unclaimed(shard, opened)
+            if computed:
                 any_computed = True
                 on_shard()
-            # Each watch leaves cycles, which Python collects late in a large process.
-            if time.monotonic() - collected > _SECONDS_OF_GARBAGE:
-                gc.collect()
-                collected = time.monotonic()
+
+
+@contextmanager
+def _garbage_collected() -> Iterator[None]:
+    """Collect the cycles that each watch leaves; Python does so late in a large process.
+
+    Objects that exist before, most of them of libraries, are not searched.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.collect()
+        gc.unfreeze()
 
 
 def _report(job: ShardedJob, on_progress: Progress) -> None:

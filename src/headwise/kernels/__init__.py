@@ -7,10 +7,10 @@ from headwise.kernels._attend import (
     plain_outline,
     prepare_plain,
 )
-from headwise.kernels._choose import BACKENDS, choose, computes_natively
+from headwise.kernels._choose import choose, computes_natively
 from headwise.kernels._statistics import row_statistics, statistics_kernel
 from headwise.kernels.native import is_faster_than_a_call as native_is_faster
-from headwise.kernels.native import is_packed
+from headwise.kernels.native import is_packed, is_shorter_than_a_call
 from headwise.kernels.rows import HeadBlock, weights_in_blocks, weights_of_head
 from headwise.kernels.spec import (
     AttentionProblem,
@@ -32,7 +32,6 @@ from headwise.kernels.spec import (
 )
 
 __all__ = [
-    "BACKENDS",
     "AttendOutput",
     "AttentionProblem",
     "AttentionRule",
@@ -53,6 +52,7 @@ __all__ = [
     "choose",
     "computes_natively",
     "is_packed",
+    "is_shorter_than_a_call",
     "make_rule",
     "native_is_faster",
     "plain_outline",

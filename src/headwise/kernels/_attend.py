@@ -119,8 +119,8 @@ def attend(
     are_numbers = type(scale) in _NUMBERS and type(softcap) in _NUMBERS
     if are_numbers and mask is None and bias is None and sinks is None:
         near = None if window is None else repr(window)  # 1.0 equals 1, and is refused
-        words = (bool(causal), near, scale, softcap, dropout_p, extras, backend)
-        outline = outline_of(q, k, v, words)
+        options = (bool(causal), near, scale, softcap, dropout_p, extras, backend)
+        outline = outline_of(q, k, v, options)
     settled = None if outline is None else _SETTLED.get(outline)
     if settled is None:
         _check(q, k, v, dropout_p)
@@ -156,7 +156,7 @@ def prepare_plain(
 
 
 class _Settled(NamedTuple):
-    """What is known of a call before numbers are read, and of all others of its outline."""
+    """What holds for all calls of one outline, whatever values their tensors have."""
 
     rule: AttentionRule
     choice: KernelChoice
@@ -171,7 +171,7 @@ _SETTLED: dict[Outline, _Settled] = {}
 
 
 def _settle(problem: AttentionProblem, backend: str, outline: Outline | None) -> _Settled:
-    """Choose a kernel, and put around it what this problem needs besides."""
+    """Choose a kernel, and wrap it in what else this problem needs."""
     q, k, _, rule, *_ = problem
     check_rule(rule, q)
     problem = problem._replace(rule=rule.simplify(q.shape[2], k.shape[2]))
@@ -191,7 +191,7 @@ def _settle(problem: AttentionProblem, backend: str, outline: Outline | None) ->
 
 
 def _solve_without_autocast(solve: SolveHeads, problem: AttentionProblem) -> Named:
-    """Autocast has cast the projections; from here on the precision of the inputs is used."""
+    """Solve in the precision of the inputs: autocast has already cast the projections."""
     with torch.autocast(problem.q.device.type, enabled=False):
         return solve(problem)
 

@@ -6,12 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from headwise.errors import ArgumentError, ShapeError
-from headwise.kernels._choose import BY_NAME, KERNELS
-from headwise.kernels.native import NATIVE
+from headwise.errors import ShapeError
+from headwise.kernels._choose import choose_for_statistics, preferred_for_statistics
 from headwise.kernels.rows import ROWS
 from headwise.kernels.spec import (
-    AttentionKernel,
     AttentionProblem,
     AttentionRule,
     DescribeRows,
@@ -22,9 +20,6 @@ from headwise.kernels.spec import (
     outline_of,
     remember,
 )
-from headwise.kernels.triton import TRITON
-
-BACKENDS = ("auto", *(kernel.name for kernel in (NATIVE, TRITON, ROWS)))
 
 
 def row_statistics(
@@ -62,12 +57,12 @@ def row_statistics(
         if rule.bias is None and rule.sinks is None and type(rule.scale) is float:
             outline = outline_of(q, k, v, (rule.scale, rule.softcap, backend))
     elif rule.is_static and request.is_static:
-        words = (rule, request, backend, TRITON.is_preferred_for_statistics(problem))
-        outline = outline_of(q, k, v, words)
+        options = (rule, request, backend, preferred_for_statistics(problem))
+        outline = outline_of(q, k, v, options)
     describe = None if outline is None else known.get(outline)
     if describe is None:
         _check(request, q, k)
-        kernel = _choose(problem, request, backend)
+        kernel = choose_for_statistics(problem, request, backend)
         describe = kernel.statistics
         if outline is not None:
             describe = remember(known, outline, kernel.prepare_statistics(problem, request))
@@ -75,24 +70,6 @@ def row_statistics(
 
 
 _DESCRIBERS: dict[Outline, DescribeRows] = {}
-
-
-def _choose(problem: AttentionProblem, request: RowRequest, backend: str) -> AttentionKernel:
-    """The kernel of that name, or the first that can."""
-    if backend == "auto":
-        return _first(problem, request)
-    if backend not in BACKENDS:
-        raise ArgumentError(
-            f"row_statistics: backend={backend!r} is not known. "
-            f"Choose one of {', '.join(BACKENDS)}."
-        )
-    kernel = BY_NAME[backend]
-    if reason := kernel.why_no_statistics(problem, request):
-        raise ArgumentError(
-            f"row_statistics: backend={backend!r} cannot compute this: {reason}. "
-            f"Use backend='auto'."
-        )
-    return kernel
 
 
 def _check(request: RowRequest, q: Tensor, k: Tensor) -> None:
@@ -120,15 +97,6 @@ def statistics_kernel(
     rule: AttentionRule,
 ) -> str:
     """Name the kernel that `row_statistics` chooses for these inputs."""
-    label = _first(AttentionProblem(q, k, v, rule)).label
-    return f"{label} (top, value and received: {ROWS.label})" if label == TRITON.label else label
-
-
-def _first(problem: AttentionProblem, request: RowRequest | None = None) -> AttentionKernel:
-    """The first kernel that can and is expected to be faster than those after it."""
-    for kernel in KERNELS:
-        if not kernel.is_preferred_for_statistics(problem):
-            continue
-        if kernel.why_no_statistics(problem, request) is None:
-            return kernel
-    raise AssertionError("rows compute everything")
+    kernel = choose_for_statistics(AttentionProblem(q, k, v, rule), None)
+    missing = kernel.missing_statistics
+    return f"{kernel.label} ({missing}: {ROWS.label})" if missing else kernel.label

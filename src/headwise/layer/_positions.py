@@ -18,7 +18,7 @@ Positions = Int[Tensor, "b T"]  # one row per text, or a single row for all text
 
 
 class CosSin(NamedTuple):
-    """The cosines and signed sines of the rotation, per position and feature.
+    """The cosines and signed sines of a RoPE rotation, per position and feature.
 
     A rotated feature is `x · cos + partner · sin`, where `partner` is the other feature of its
     pair. The sine is negative for the first feature of a pair and positive for the second.

@@ -6,21 +6,18 @@ import torch
 from torch import nn
 
 from headwise._interrupts import reversible
-from headwise._torch_private import is_compiler_loaded
+from headwise._torch_private import compiled_modules, is_compiler_loaded, wrapped_by_compiler
 
 
 def without_compiler(model: nn.Module) -> nn.Module:
     """The module that `torch.compile` wrapped, which shares its weights; else the model itself."""
-    inner = model._modules.get("_orig_mod") if isinstance(model, nn.Module) else None
+    inner = wrapped_by_compiler(model) if isinstance(model, nn.Module) else None
     return model if inner is None else inner
 
 
 def is_compiled(model: nn.Module) -> bool:
     """Whether calls of a model, or of a module in it, run compiled code."""
-    return any(
-        "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
+    return any(True for _ in compiled_modules(model))
 
 
 @reversible

@@ -141,7 +141,9 @@ def scaled_dot_product_attention(
         function, more = scaled_dot_product_attention, (attn_mask, dropout_p, is_causal)
         return handle_torch_function(function, inputs, *inputs, *more, **how)
     _running.uses[-1].calls += 1
-    if dropout_p or not _is_faster(*inputs, attn_mask, enable_gqa):
+    # Whether a mask and the causal flag may be combined is for torch to say.
+    is_for_torch = dropout_p or (is_causal and attn_mask is not None)
+    if is_for_torch or not _is_faster(*inputs, attn_mask, enable_gqa):
         return leave_to_torch()
     mask, bias = _visible(attn_mask, is_causal, query.shape[2], key.shape[2])
     heads: Any = attend(*autocast_inputs(*inputs), mask=mask, bias=bias, scale=scale)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, HeadwiseError, InputError, UnsupportedError
 from headwise.models._device import device_of
-from headwise.models._tokens import IGNORED, limit_of, pad, pieces_of
+from headwise.models._tokens import IGNORED, context_of, pad, pieces_of
 
 # The main inputs of models of images and sound.
 _OTHER_INPUTS = ("pixel_values", "input_features", "input_values")
@@ -117,7 +117,7 @@ def iter_pieces(
         InputError: a pair of different texts is too long.
         UnsupportedError: the tokenizer cannot cut long texts (a slow tokenizer).
     """
-    limit = limit_of(model, tokenizer, max_tokens)
+    limit = context_of(model, tokenizer, max_tokens)
     for number, (text, target) in enumerate(pairs):
         sources = pieces_of(tokenizer, text, limit)
         if target is None:
@@ -137,7 +137,7 @@ def beginning_of(
     tokenizer: Any, pair: tuple[str, str | None], model: nn.Module, tokens: int
 ) -> Piece | None:
     """The first tokens of a text and of its target; None if either has no tokens."""
-    limit = limit_of(model, tokenizer, tokens)
+    limit = context_of(model, tokenizer, tokens)
     source = next(iter(pieces_of(tokenizer, pair[0], limit, begin=True)), ())
     if pair[1] is None:
         return Piece(source) if source else None

@@ -39,11 +39,12 @@ def encode(
         texts: A string is one text.
         max_tokens: The most tokens in one piece. None is the context length of the model.
     Raises:
-        ArgumentError: `max_tokens` is below 2, or an entry is not a text.
+        ArgumentError: `max_tokens` is below 2 or leaves no room beside the tokenizer's special
+            tokens, or an entry is not a text.
         InputError: the texts contain no tokens.
         UnsupportedError: the tokenizer cannot cut long texts (a slow tokenizer).
     """
-    limit = limit_of(model, tokenizer, max_tokens)
+    limit = context_of(model, tokenizer, max_tokens)
     texts = list_texts("encode", texts)
     pieces = [piece for text in texts for piece in pieces_of(tokenizer, text, limit) if piece]
     if not pieces:
@@ -53,29 +54,31 @@ def encode(
     return pieces
 
 
-def limit_of(model: nn.Module, tokenizer: Any, max_tokens: int | None) -> int:
-    """The context length of the model, or `max_tokens` if that is less.
-
-    Raises:
-        ArgumentError: `max_tokens` is below 2.
-    """
-    if max_tokens is not None and max_tokens < 2:
-        raise ArgumentError(f"encode: max_tokens={max_tokens}. Give at least 2.")
-    return context_of(model, tokenizer, max_tokens)
-
-
 def context_of(model: nn.Module, tokenizer: Any, max_tokens: int | None = None) -> int:
     """The context length of a model according to its configuration and its tokenizer.
 
     Args:
         max_tokens: The most that is wanted; None is all.
+    Raises:
+        ArgumentError: `max_tokens` is below 2, or leaves no room beside the special tokens.
     """
+    if max_tokens is not None:
+        _check_room(tokenizer, max_tokens)
     config = getattr(model, "config", None)
     parts = [config, *(getattr(config, part, None) for part in ("encoder", "decoder"))]
     known = [getattr(part, name, None) for part in parts for name in _LENGTHS]
     known.append(getattr(tokenizer, "model_max_length", None))
     limit = int(min([size for size in known if size] + [LONGEST]))
     return limit if max_tokens is None else min(limit, max_tokens)
+
+
+def _check_room(tokenizer: Any, max_tokens: int) -> None:
+    is_fast = getattr(tokenizer, "is_fast", False)
+    added = tokenizer.num_special_tokens_to_add() if is_fast else 0
+    least = max(2, added + 1)
+    if max_tokens < least:
+        why = f", and the tokenizer adds {added} of its own" if added > 1 else ""
+        raise ArgumentError(f"encode: max_tokens={max_tokens}{why}. Give at least {least}.")
 
 
 _LENGTHS = (

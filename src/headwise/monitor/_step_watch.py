@@ -7,13 +7,18 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from headwise._interrupts import uninterrupted
+from headwise._torch_private import (
+    call_forward_pre_hooks,
+    forward_pre_hooks,
+    wrapped_by_compiler,
+)
 from headwise.models import Hooks
 from headwise.watch import Recorder
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside wrappers that distribute or compile it."""
-    inner = getattr(model, "_orig_mod", None)  # the attribute that `torch.compile` sets
+    inner = wrapped_by_compiler(model)
     if isinstance(model, DistributedDataParallel):
         inner = model.module
     return unwrapped(inner) if isinstance(inner, nn.Module) else model
@@ -54,17 +59,13 @@ class StepWatch:
         self._is_training = model.training and torch.is_grad_enabled()
         if not self._is_training or self._in_pass:
             return
-        earlier = set(model._forward_pre_hooks)
+        earlier = set(forward_pre_hooks(model))
         try:
             recording = self._recorder.recording(condition=lambda: self._is_training)
             self._pass_hooks.enter_context(recording)
             self._pass_hooks.after(model, self._end, always_call=True)
             # This pass has begun already, so it would not call hooks that are registered now.
-            for number, hook in list(model._forward_pre_hooks.items()):
-                if number in model._forward_pre_hooks_with_kwargs and number not in earlier:
-                    hook(model, args, kwargs)
-                elif number not in earlier:
-                    hook(model, args)
+            call_forward_pre_hooks(model, args, kwargs, skip=earlier)
         except BaseException:
             self._pass_hooks.close()
             raise

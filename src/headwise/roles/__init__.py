@@ -25,7 +25,7 @@ from headwise.roles.effects import (
 )
 from headwise.roles.evaluation import check_reads_one_text
 from headwise.roles.relations import Pairs, TokenText
-from headwise.roles.results import Roles, shape_line, shapes_summary, signs_of
+from headwise.roles.results import Roles, by_nearness, shape_line, shapes_summary, signs_of
 from headwise.roles.task import AnswerEffect, TaskHeads, find_heads, load_heads
 from headwise.roles.testing import FEWEST_TEXTS, Evidence, step_down
 
@@ -51,6 +51,7 @@ __all__ = [
     "align",
     "alignment",
     "behaviour",
+    "by_nearness",
     "check_reads_one_text",
     "find_alignment_heads",
     "find_heads",

@@ -234,8 +234,8 @@ def _splits_note(evidence: Evidence) -> str:
     if evidence.n_splits == 1:
         return "one split of the texts into halves: stability is unknown"
     return (
-        f"stability is the share of {evidence.n_splits - 1} further random splits of the texts "
-        f"into halves under which the same procedure finds the role"
+        f"stability is the share of {counted(evidence.n_splits - 1, 'further random split')} of "
+        f"the texts into halves under which the same procedure finds the role"
     )
 
 

@@ -141,6 +141,6 @@ def _text_trial(
     number = {digest: index for index, digest in enumerate(dict.fromkeys(digests))}
     rows = np.array([number[digests[row]] for row in merged.arrays["row"].tolist()])
     split = Split(rows, halves_of_texts(list(number), seed), list(number))
-    structural = [role for role in roles if role.kind == "structure"]
-    contrast = Evaluator((), structural) if merged.contrast() is not None else None
+    ordered = [role for role in roles if role.depends_on_order]
+    contrast = Evaluator((), ordered) if merged.contrast() is not None else None
     return Trial(Evaluator((), roles, tags), split, "shuffled", contrast, merged.arrays["sizes"])

@@ -219,12 +219,13 @@ def _check_equal(model: nn.Module, small: nn.Module, removed: _Removed, batch: A
     problem = output_difference(actual, expected)
     if problem and differs_from_itself(model, batch):
         raise UnsupportedError(
-            f"prune: {type(model).__name__} answers at random: twice the same input gives two "
-            f"answers, so that those without these heads cannot be compared. Ablate them instead."
+            f"prune: {type(model).__name__} is not deterministic: the same input gives two "
+            f"different outputs, so those without these heads cannot be compared. "
+            f"Ablate them instead."
         )
     if problem:
         raise UnsupportedError(
-            f"prune: the answer of {type(model).__name__} without these heads would be {problem}. "
+            f"prune: the output of {type(model).__name__} without these heads would be {problem}. "
             f"Something outside the attention depends on which heads there are, such as position "
             f"biases made for all layers. Ablate them instead."
         )

@@ -15,22 +15,17 @@ from headwise.tables._statistics import STATISTICS
 from headwise.tables._totals import COLUMNS, TextSums, Totals
 from headwise.tables.curves import Curves, Elbow
 from headwise.tables.file import (
-    check_ending,
-    heads_of_rows,
-    indices_of,
     numbers_of,
     read_saved,
     texts_of,
     write_table_file,
 )
 from headwise.tables.plots import (
-    FIGURE_ENDINGS,
     HeadGrid,
     PlotArea,
     categories_html,
     category_marks,
     grid_html,
-    plot_axes,
     plot_categories,
     plot_heads,
     plot_removed,
@@ -41,7 +36,6 @@ from headwise.tables.plots import (
 __all__ = [
     "COLUMNS",
     "DRAWS",
-    "FIGURE_ENDINGS",
     "STATISTICS",
     "Curves",
     "Elbow",
@@ -58,13 +52,9 @@ __all__ = [
     "bootstrap_means",
     "categories_html",
     "category_marks",
-    "check_ending",
     "grid_html",
-    "heads_of_rows",
     "in_columns",
-    "indices_of",
     "numbers_of",
-    "plot_axes",
     "plot_categories",
     "plot_heads",
     "plot_removed",

@@ -13,7 +13,7 @@ from headwise.watch._request import Request
 from headwise.watch._row_sums import CallRows, sum_rows
 from headwise.watch.layout import Positions
 
-# Calls of a site are added up together: so many of them, or so many numbers of each statistic.
+# Calls of a site are added up together: at most so many calls, or so many rows.
 _CALLS, _NUMBERS = 64, 1 << 14
 
 

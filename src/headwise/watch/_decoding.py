@@ -154,7 +154,7 @@ class Decoding:
         return self._inputs[2]
 
     def take_all(self) -> Iterator[tuple[int, Site, AttentionCall, StackInputs]]:
-        """What has waited: first what earlier passes have read, then what the latest one has.
+        """Hand on all calls that wait: first those of earlier passes, then those of the latest.
 
         Yields:
             The pass that read the last of some tokens, their site, and one call that reads all of

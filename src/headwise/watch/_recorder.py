@@ -163,7 +163,7 @@ class Recorder:
 
     def _is_skipped(self) -> bool:
         """Whether the current forward pass is not watched."""
-        # A backward pass runs checkpointed layers again, but they were counted already.
+        # Gradient checkpointing runs layers again in the backward pass: they were counted already.
         is_backward = in_backward() and not self._inputs.inside
         return is_backward or max(0, self._inputs.passes - 1) % self._every > 0
 
@@ -199,7 +199,7 @@ class Recorder:
     def _describe_rows(
         self, site: Site, call: AttentionCall, layout: CallLayout, need_heads: bool
     ) -> tuple[RowStatistics, CallRows]:
-        """The statistics of the rows of a call, with its heads and without."""
+        """The statistics of the rows of a call: as the kernel returns them, and to be added up."""
         per_head = self._per_head(site) if self._request.needs_projection else None
         with without_autocast(call.q):
             needed = row_request(call, self._request, layout, per_head, need_heads)
@@ -219,7 +219,7 @@ class Recorder:
         return True
 
     def _add_decoded(self) -> None:
-        """Describe the tokens that have waited, and add their sums."""
+        """Compute the statistics of the tokens that have waited, and add their sums."""
         if not self._decoding.runs:
             return
         with without_function_modes():

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headwise._display import did_you_mean
-from headwise.cli._options import DtypeName, Json, with_option_names
+from headwise.cli._options import DtypeName, Json
 from headwise.cli._print import print_json, print_result
-from headwise.errors import ArgumentError, InputError, ShapeError
+from headwise.errors import ArgumentError, InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -104,11 +104,7 @@ def _model_sizes(model: str | None, options: Mapping[str, Any]) -> "ModelSizes":
                 f"count: {_option_names(options)} alone does not describe a layer. Add "
                 f"{' and '.join(_LAYER_OPTIONS[name] for name in missing)}."
             )
-        try:
-            return ModelSizes("", layer_sizes(**sizes, out_proj=out_proj), n_layers)
-        except (ArgumentError, ShapeError) as error:
-            message = with_option_names(str(error), _LAYER_OPTIONS, ["layer_sizes"], "count")
-            raise type(error)(message) from error
+        return ModelSizes("", layer_sizes(**sizes, out_proj=out_proj), n_layers)
     if model in PRESETS:
         return PRESETS[model]
     if not Path(model).exists():

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 import typer
 
 from headwise.cli._options import (
-    MODEL_FILES,
     Force,
     Json,
     Model,
@@ -16,6 +15,7 @@ from headwise.cli._options import (
 )
 from headwise.cli._print import print_json, print_result
 from headwise.errors import ArgumentError
+from headwise.files import MODEL_FILES
 
 KvHeads = Annotated[int, typer.Option("--kv-heads", min=1, help="Key/value heads per layer.")]
 MethodName = Annotated[
@@ -34,7 +34,7 @@ Text = Annotated[
 
 def group(
     model: Model,
-    kv_heads: KvHeads,
+    n_kv_heads: KvHeads,
     out: OutputFolder,
     method: MethodName = "fit",
     text: Text = None,
@@ -56,7 +56,7 @@ def group(
     from headwise.cli import tasks
     from headwise.surgery import amount
 
-    result = tasks.group_model(model, kv_heads, method, text, shared, out, force)
+    result = tasks.group_model(model, n_kv_heads, method, text, shared, out, force)
     if as_json:
         print_json(result)
         return

@@ -9,7 +9,6 @@ import typer
 
 from headwise._packages import require
 from headwise.cli._options import (
-    MODEL_FILES,
     Figure,
     Force,
     Json,
@@ -22,6 +21,7 @@ from headwise.cli._options import (
 )
 from headwise.cli._print import print_json, print_result
 from headwise.errors import ArgumentError
+from headwise.files import MODEL_FILES
 
 By = Annotated[Path, typer.Option(help="The scores of MODEL, written by headwise importance.")]
 Remove = Annotated[

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headwise.cli._options import STUDY_FILES, Force, Shared, Target, check_folder, check_output
+from headwise.cli._options import Force, Shared, Target, check_folder, check_output
 from headwise.cli._print import print_note, print_result
 from headwise.errors import ArgumentError
+from headwise.files import STUDY_FILES
 
 if TYPE_CHECKING:
     from headwise.report import Study

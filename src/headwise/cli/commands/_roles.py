@@ -1,9 +1,9 @@
 """`headwise roles`: what each head does, with its evidence, as a table."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -113,7 +113,8 @@ def roles(
     Roles are evaluated on held-out texts. Prints the roles of heads, then the outcome for each
     role: found, not found (with the nearest head and the smallest effect that these texts could
     have shown), or not tested. With -o, writes the table instead, and prints the outcomes for your
-    own relations; with --json, prints the roles as JSON.
+    own relations. With --json, prints the rows of heads with a role as JSON, and for every other
+    role the row of the head that comes nearest, with its outcome.
     """
     if files == CorpusFiles():
         raise ArgumentError(
@@ -132,15 +133,22 @@ def roles(
         print_note(f"{result}: {result.save(out)}")
     if figure is not None:
         print_note(f"A map of the roles: {tasks.save_figure(result.plot(), figure)}")
-    rows = result.found()
     if as_json:
-        print_json(rows.to_dict("records"))
+        print_json([*result.found().to_dict("records"), *nearest_rows(result)])
     elif out is None:
         print_roles(result)
     elif relation:
         outcomes = result.outcomes()
         own = outcomes["role"].isin([path.rpartition(":")[2] for path in relation])
         print_table(outcomes[own][_OUTCOME].rename(columns={"role": "name"}))
+
+
+def nearest_rows(result: "Roles") -> list[dict[Hashable, Any]]:
+    """For each role with a query that no head has, the row of the head that comes nearest."""
+    outcomes = result.outcomes()
+    without = outcomes[(outcomes["heads"] == 0) & (outcomes["n"] > 0)]
+    nearest = without[["role", "nearest"]].rename(columns={"nearest": "name"})
+    return nearest.merge(result.frame(), on=["role", "name"]).to_dict("records")
 
 
 def print_roles(result: "Roles") -> None:

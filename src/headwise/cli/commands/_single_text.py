@@ -12,7 +12,10 @@ from headwise.cli._print import print_note, print_result
 
 def look(
     model: Model,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="The sentence, in quotes.")],
+    text: Annotated[
+        str,
+        typer.Argument(metavar="TEXT", help="The sentence, in quotes, or - for standard input."),
+    ],
     out: Annotated[
         Path | None,
         typer.Option(

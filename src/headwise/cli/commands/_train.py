@@ -2,26 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from headwise.cli._options import Json, Seed, with_option_names
+from headwise.cli._options import Json, Seed
 from headwise.cli._print import print_json, print_result
-from headwise.errors import ArgumentError, ShapeError
-
-if TYPE_CHECKING:
-    from headwise.lab import Trained
-
-# The options that do not have the name of their setting, and the classes that check settings.
-_OPTIONS = {
-    "batch_size": "--batch",
-    "learning_rate": "--lr",
-    "n_layers": "--layers",
-    "n_heads": "--heads",
-    "n_kv_heads": "--kv-heads",
-}
-_SETTINGS_OF = ("TrainSettings", "MiniGPTConfig", "Grammar")
 
 _Count = int | None
 _Number = float | None
@@ -69,9 +55,11 @@ def train(
     can use --prompt as often as you like.
     """
     values = dict(locals())  # all parameters; most have the name of a setting
+    from headwise.cli import tasks
     from headwise.lab import sample
 
-    trained = _train(out, values, prompt)
+    settings = {name: values[name] for name in tasks.SETTINGS if values[name] is not None}
+    trained = tasks.train_mini_gpt(out, settings, prompt)
     sampled = None if prompt is None else sample(trained.model, trained.tokenizer, prompt)
     if as_json:
         print_json({"folder": str(out), **trained.facts(), "sample": sampled})
@@ -79,25 +67,6 @@ def train(
         print_result(sampled)
     else:
         _print_facts(trained.facts())
-
-
-def _train(out: Path, values: Mapping[str, Any], prompt: str | None) -> "Trained":
-    """Train with those values that are settings; errors name the options."""
-    from headwise.cli import tasks
-
-    names = sorted(tasks.SETTINGS & values.keys())
-    settings = {name: values[name] for name in names if values[name] is not None}
-    try:
-        return tasks.train_mini_gpt(out, settings, prompt)
-    except (ArgumentError, ShapeError) as error:
-        options = {name: _option(name) for name in names}
-        message = with_option_names(str(error), options, _SETTINGS_OF, "train")
-        raise type(error)(message) from error
-
-
-def _option(setting: str) -> str:
-    """The option of a setting."""
-    return _OPTIONS.get(setting, f"--{setting.replace('_', '-')}")
 
 
 def _print_facts(facts: Mapping[str, str | int | float]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from headwise._progress import progress_bar
 from headwise.cli._options import Shared
-from headwise.cli.tasks._models import open_model
+from headwise.cli.tasks._models import open_model, title_of
 from headwise.cli.tasks._texts import read_drawn_texts
 from headwise.report import Comparison, Study, compare, load_study
 from headwise.tables import HeadTable
@@ -31,7 +31,7 @@ def compare_models(
             max_tokens=shared.max_tokens,
             on_progress=on_progress,
         )
-    return replace(comparison, titles=(before, after))
+    return replace(comparison, titles=(title_of(before), title_of(after)))
 
 
 def compare_files(before: Path, after: Path) -> Comparison:

@@ -15,7 +15,7 @@ from headwise.surgery import GroupedLayer, Method, costs, group_heads
 
 def group_model(
     name: str,
-    kv_heads: int,
+    n_kv_heads: int,
     method: Method,
     text: Path | None,
     shared: Shared,
@@ -40,7 +40,7 @@ def group_model(
     if texts is not None:
         note_split_texts(texts, model, tokenizer, shared)
         reference = read_batches(texts, model, tokenizer, shared.max_tokens)
-    grouped = group_heads(model, kv_heads, method=method, reference=reference, on_layer=on_layer)
+    grouped = group_heads(model, n_kv_heads, method=method, reference=reference, on_layer=on_layer)
     before, after = costs(model), costs(grouped)
     all_costs = {
         f"{cost} of heads": (before.after((), cost), after.after((), cost)) for cost in before.own

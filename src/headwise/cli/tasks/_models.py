@@ -1,6 +1,7 @@
 """Models as the options of a command ask for them."""
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,12 @@ def open_model(name: str, shared: Shared, text_for: str | None = None) -> tuple[
     if text_for is not None:
         check_reads_text(text_for, model)
     return model, load_tokenizer(name)
+
+
+def title_of(model: str) -> str:
+    """A hub name as it is; for a folder its last two names, as many are called `hf` or `model`."""
+    folder = Path(model)
+    return str(Path(*folder.resolve().parts[-2:])) if folder.is_dir() else model
 
 
 def count_parameters(model: nn.Module) -> float:

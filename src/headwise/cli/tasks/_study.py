@@ -10,12 +10,13 @@ from headwise._progress import progress_bar
 from headwise.cli._options import Shared
 from headwise.cli._print import print_note
 from headwise.cli.tasks._curves import check_texts_suffice
-from headwise.cli.tasks._models import open_model
+from headwise.cli.tasks._models import open_model, title_of
 from headwise.cli.tasks._pruning_section import with_pruning
 from headwise.cli.tasks._roles import find_roles_of
 from headwise.cli.tasks._texts import (
     STANDARD_INPUT,
     note_split_texts,
+    read_sentence,
     read_text_file,
     read_texts_and_targets,
 )
@@ -97,7 +98,7 @@ def study_model(
             texts,
             targets=targets,
             request=(statistics or RequestedStatistics()).request(tokenizer),
-            about=About(title=_title(name), source=_source(text)),
+            about=About(title=title_of(name), source=_source(text)),
             max_tokens=shared.max_tokens,
             show=shown,
             full=show.full,
@@ -115,16 +116,11 @@ def _source(text: Path) -> str:
     return "standard input" if text == STANDARD_INPUT else text.name
 
 
-def _title(model: str) -> str:
-    """A hub name as it is; for a folder its last two names, as many are called `hf` or `model`."""
-    folder = Path(model)
-    return str(Path(*folder.resolve().parts[-2:])) if folder.is_dir() else model
-
-
 def look_at_text(name: str, text: str, target: str | None, shared: Shared) -> Look:
-    """Open a model and look at one text."""
+    """Open a model and look at one text, or at standard input for `-`."""
+    text = read_sentence(text)
     model, tokenizer = open_model(name, shared, text_for="look")
-    return look(model, tokenizer, text, target=target, title=_title(name))
+    return look(model, tokenizer, text, target=target, title=title_of(name))
 
 
 def _finds_roles(model: nn.Module, roles: bool | None, pruning: bool) -> bool:

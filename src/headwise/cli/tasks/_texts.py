@@ -1,6 +1,7 @@
 """Texts and sentence pairs from files, drawn as the options of a command ask for it."""
 
 import json
+import os
 import random
 import sys
 from contextlib import suppress
@@ -14,7 +15,7 @@ from headwise._display import counted
 from headwise.cli._options import Shared
 from headwise.cli._print import print_note
 from headwise.corpora import SentencePair, read_pairs, read_parallel, read_texts
-from headwise.errors import InputError
+from headwise.errors import ArgumentError, InputError
 from headwise.models import encode
 
 STANDARD_INPUT = Path("-")
@@ -86,6 +87,23 @@ def _is_json(text: str) -> bool:
 
 def _opened(path: Path) -> Path | _StandardInput:
     return _StandardInput(sys.stdin.buffer.read()) if path == STANDARD_INPUT else path
+
+
+def read_sentence(text: str) -> str:
+    """The text of an argument, or of standard input for `-`.
+
+    Raises:
+        ArgumentError: the argument is the path of a file.
+        InputError: standard input holds no text.
+    """
+    if text == str(STANDARD_INPUT):
+        return "\n".join(read_text_file(STANDARD_INPUT))
+    if os.path.isfile(text):
+        raise ArgumentError(
+            f"look: {text} is a file, and TEXT is the sentence itself. Give its words in quotes, "
+            f"or read it from standard input: headwise look MODEL - < {text}."
+        )
+    return text
 
 
 def read_drawn_texts(path: Path, shared: Shared) -> list[str]:

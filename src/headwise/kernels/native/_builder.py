@@ -180,12 +180,12 @@ class ProblemBuilder:
 
 
 def address(start: int) -> int:
-    """What the kernel is given for an array that starts there."""
+    """The pointer that the kernel gets for an array at this address."""
     return start or _NOWHERE.data_ptr()
 
 
 def n_threads(pairs: int) -> int:
-    """How many threads share so many pairs of queries and keys."""
+    """The number of threads for this many pairs of queries and keys."""
     return min(torch.get_num_threads(), _Threads.most) if pairs > ONE_THREAD else 1
 
 
@@ -203,7 +203,7 @@ def run(problem: Problem, function: str = "headwise_forward") -> bool:
 
 
 def as_statistics(results: Named) -> RowStatistics:
-    """What the kernel has written, by its names."""
+    """The outputs of the kernel as statistics of rows."""
     if "key_seen" in results:
         results["key_seen"] = results["key_seen"].view(torch.bool)
     return RowStatistics(**results, kernel=f"native ({library().name})")

@@ -16,7 +16,7 @@ from headwise.errors import ArgumentError, ShapeError
 # Positions and counts are 32-bit numbers in a lane, and bytes of an array 64-bit ones.
 MOST_TOKENS, MOST_BYTES = 2**31 - 2**10, 2**62
 
-# Where a tensor begins in memory and one past its last byte, and what it is called.
+# The first byte of a tensor in memory, one past its last, and its name.
 ByteSpan = tuple[int, int, str]
 
 
@@ -45,7 +45,7 @@ def check_heads(H: int, Hkv: int) -> None:
 
 
 def check_sizes(sizes: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse lengths that a lane cannot count, and arrays whose size is no 64-bit number.
+    """Refuse lengths and sizes in bytes that the integers of the kernel cannot hold.
 
     Raises:
         ShapeError: there are too many tokens, or an array would be too large.
@@ -61,7 +61,7 @@ def check_sizes(sizes: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]])
 
 
 def check_size(name: str, shape: tuple[int, ...]) -> None:
-    """Refuse an array whose size is no 64-bit number.
+    """Refuse an array whose size in bytes does not fit into 64 bits.
 
     Raises:
         ShapeError: it is too large.
@@ -78,7 +78,7 @@ def check_size(name: str, shape: tuple[int, ...]) -> None:
 def check_tensor(
     name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, strided_axes: int = 0
 ) -> ByteSpan:
-    """Refuse what is not such an array in memory, dense but for its first axes.
+    """Refuse a tensor that is not an array of this shape and dtype, dense but for its first axes.
 
     Raises:
         ArgumentError: the dtype, device, kind, layout or alignment is another.
@@ -102,7 +102,7 @@ def check_tensor(
 
 
 def check_memory(name: str, x: Tensor, dtype: torch.dtype, length: int) -> ByteSpan:
-    """Refuse what is not an array of such numbers in memory, all of so many bytes.
+    """Refuse a tensor that is not in memory with this dtype and this many bytes.
 
     Raises:
         ArgumentError: it is of another dtype, device or kind, or its memory is too short.
@@ -120,10 +120,10 @@ def check_memory(name: str, x: Tensor, dtype: torch.dtype, length: int) -> ByteS
 
 
 def check_extent(name: str, x: Tensor, length: int) -> ByteSpan:
-    """Refuse a tensor whose memory is shorter than so many bytes from its first number on.
+    """Refuse a tensor whose memory ends less than `length` bytes after its first element.
 
     Raises:
-        ArgumentError: it is.
+        ArgumentError: its memory is shorter.
     """
     start = x.data_ptr()
     # A tensor keeps its shape when its memory is freed or made smaller, as sharding does.
@@ -142,7 +142,7 @@ def is_aligned(span: ByteSpan, dtype: torch.dtype) -> bool:
 
 
 def reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """How many numbers lie from the first of an array to its last."""
+    """The number of elements in memory from the first of an array to its last."""
     return 0 if 0 in shape else 1 + sum(map(mul, shape, strides)) - sum(strides)
 
 
@@ -152,7 +152,7 @@ def check_apart(spans: Iterable[ByteSpan], written: Container[str]) -> None:
     Raises:
         ArgumentError: two of them overlap.
     """
-    # In the order in which they begin: how far one reaches, and how far one that is written.
+    # In the order in which they begin: the furthest end so far, of all and of those written.
     furthest = furthest_written = (0, 0, "")
     for span in sorted(spans):
         start, stop, name = span

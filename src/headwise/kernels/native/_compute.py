@@ -50,7 +50,7 @@ def why_not_native(problem: AttentionProblem) -> str | None:
 
 
 def why_not_native_statistics(problem: AttentionProblem) -> str | None:
-    """The same for statistics, for which there is no operator: tensors must have values."""
+    """Why it cannot compute statistics: they have no operator, so tensors must have values."""
     q, k, v, rule, *_ = problem
     why = why_not_native(problem)
     if why is None and not can_read(q, k, v, *rule.sample(q.shape[2], k.shape[2])):
@@ -86,7 +86,7 @@ class Heads(NamedTuple):
     """Heads, log-sum-exp, and the entropy if it was requested."""
 
     results: tuple[Tensor, ...]
-    finite: bool  # all heads are
+    finite: bool  # whether all heads are
 
 
 def compute_heads(
@@ -97,7 +97,7 @@ def compute_heads(
     entropy: bool = False,
     packed: bool = False,
 ) -> Heads:
-    """Heads, log-sum-exp, and with `entropy` that too, of tensors with values."""
+    """Heads, log-sum-exp, and the entropy if requested, of tensors with values."""
     rows = ("lse", "entropy") if entropy else ("lse",)
     builder = build_heads(q, k, v, lowered, packed, rows)
     finite = builder.solve()

@@ -31,7 +31,7 @@ from headwise.masks.parts import Dense
 # Multiplications of q · k per thread, as powers of two, from which a call in C++ pays for what it
 # takes in Python. Half precision gains sooner: torch is slower in it.
 LEAST_PRODUCTS, LEAST_PRODUCTS_HALF = 20, 19
-# In training Python takes so much more, as a power of two.
+# The factor by which that is larger in training, as a power of two.
 MORE_IN_TRAINING = 2
 # Fewer queries would leave most lanes of a vector empty, unless heads are packed: then it is faster
 # for any number of keys.
@@ -115,16 +115,21 @@ def is_faster(q: Tensor, k: Tensor, has_tensor: bool = False) -> bool:
 
 
 def is_faster_than_a_call(q: Tensor, k: Tensor, has_tensor: bool = False) -> bool:
-    """Whether it is faster even than torch's function by itself, if it can compute this.
+    """Whether it is faster even than torch's function by itself, if it can compute this."""
+    return not is_shorter_than_a_call(q, k) and is_faster(q, k, has_tensor)
 
-    In float32, and in bfloat16 with AMX, a token on few keys is not: torch's kernel is nearly as
-    fast there, and its function takes less time in Python.
+
+def is_shorter_than_a_call(q: Tensor, k: Tensor) -> bool:
+    """Whether this is so little work that torch's function by itself is as fast as any kernel.
+
+    In float32, and in bfloat16 with AMX, a token on few keys is: torch's kernel is nearly as fast
+    there, and its function takes less time in Python.
     """
-    if not is_faster(q, k, has_tensor):
+    if q.dtype != torch.float32 and not _torch_multiplies_tiles(q):
         return False
-    B, H, T, D = q.shape
-    is_long = B * H * T * k.shape[2] * D >= _n_threads() << LEAST_PRODUCTS
-    return is_long or not (q.dtype == torch.float32 or _torch_multiplies_tiles(q))
+    if torch.compiler.is_exporting():  # which would fix the number of keys
+        return False
+    return q.numel() * k.shape[2] < _n_threads() << LEAST_PRODUCTS
 
 
 def _torch_multiplies_tiles(q: Tensor) -> bool:

@@ -79,7 +79,7 @@ def attention_backward(
     """Gradients of queries, keys, values and sinks; that of the sinks is empty without sinks."""
     if not library():
         raise UnsupportedError(
-            f"native: there is no kernel to go back by ({library().why}). "
+            f"native: there is no kernel for the backward pass ({library().why}). "
             f"Train where headwise was built with one, or with backend='fused'."
         )
     results = [heads, lse] if entropies is None else [heads, lse, entropies]
@@ -112,7 +112,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
         x = getattr(rule, name)
         if x is not None and x.requires_grad:
             raise ArgumentError(
-                f"native: {name} requires gradients, and there are none of a bias. "
+                f"native: {name} requires gradients, which this kernel does not compute. "
                 f"Give {name}.detach(), or use backend='fused'."
             )
     ctx.numbers = lowered[:4]

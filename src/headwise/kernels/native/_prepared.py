@@ -1,7 +1,7 @@
-"""A problem that is laid out once, and solved for all tensors of one outline.
+"""A problem that is built once, and solved for all tensors of one outline.
 
-Everything but where numbers lie is the same in each of these calls: it is checked, and written
-into the fields of a problem, at the first one.
+Everything but the addresses of tensors is the same in these calls. It is checked, and written into
+the fields of a problem, at the first of them.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ from headwise.kernels.spec import (
 
 
 def prepare_heads(problem: AttentionProblem) -> SolveHeads:
-    """What computes the heads of this problem, and of all others of its outline."""
+    """A function that computes the heads of this problem and all others of its outline."""
     q, k, v, rule, _, extras = problem
     if needs_gradient(q, k, v) or not rule.is_static:
         return attend_native
@@ -53,7 +53,7 @@ def _solve_heads(prepared: "_Prepared", problem: AttentionProblem) -> Named:
 
 
 def prepare_statistics(problem: AttentionProblem, request: RowRequest) -> DescribeRows:
-    """What describes the rows of this problem, and of all others of its outline."""
+    """A function that describes the rows of this problem and all others of its outline."""
     q, k, v, rule, *_ = problem
     # What keys receive is added to zeros, and norms of values belong to one call.
     if request.received is not None or request.key_norms is not None:
@@ -78,10 +78,10 @@ class _Prepared:
     """A problem complete but for the addresses of queries, keys, values and outputs."""
 
     problem: Problem
-    lengths: Sequence[tuple[str, int]]  # the inputs, and how many bytes each spans
+    lengths: Sequence[tuple[str, int]]  # the inputs, and the bytes that each spans
     outputs: Sequence[tuple[str, partial[Tensor]]]  # and how each is allocated
     pairs: int  # of queries and keys
-    kept: Sequence[Tensor]  # what else it reads, such as positions: alike in each of them
+    kept: Sequence[Tensor]  # other inputs, such as positions: the same in each call
 
     @classmethod
     def of(cls, builder: ProblemBuilder) -> "_Prepared | None":

@@ -9,7 +9,7 @@ from headwise.kernels.spec import AttentionRule, Lowered, lower
 
 # Wider than any window, and sums with it do not overflow 64 bits.
 NO_LIMIT = 1 << 40
-# The kernel may read so many numbers beyond the end of a table: a tile of queries.
+# How many elements the kernel may read beyond the end of a table: a tile of queries.
 MARGIN = 64
 
 

@@ -35,7 +35,7 @@ _buffers = _Buffers()
 
 
 class Scratch:
-    """What one cell leaves for the next: memory to compute in, and their mask."""
+    """What cells take over from the one before: memory to compute in, and the mask."""
 
     def __init__(self) -> None:
         self._large: dict[object, Tensor] = {}

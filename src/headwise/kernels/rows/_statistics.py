@@ -46,7 +46,7 @@ def rows_statistics(problem: AttentionProblem, request: RowRequest) -> RowStatis
     work = torch.promote_types(q.dtype, torch.float32)
     problem = problem._replace(q=q, k=k, v=v if request.heads else v[..., :0])
     safe = guard_nonfinite(problem) if request.heads else Guarded(problem, None)
-    whole = _Whole(
+    shared = _Shared(
         heads=q.new_empty(B, H, T, v.shape[3] if request.heads else 0, dtype=work),
         received=q.new_zeros(B, H, k.shape[2], dtype=work),
         # Only the values are multiplied by weights of 0.
@@ -54,40 +54,40 @@ def rows_statistics(problem: AttentionProblem, request: RowRequest) -> RowStatis
     )
 
     def compute(cell: Cell) -> Named:
-        soft = powers_of_cell(q, k, rule, cell, whole.scratch)
+        soft = powers_of_cell(q, k, rule, cell, shared.scratch)
         names = ("kept", "total", "peak", "highest", "max_logit")
         results = {name: getattr(soft, name) for name in names} | {"n_keys": _n_keys(soft)}
-        if whole.mixed.shape[-1]:
-            results |= _mix(soft, cell, whole)
-        results |= _on_columns(soft, cell, request, whole.scratch)
+        if shared.mixed.shape[-1]:
+            results |= _mix(soft, cell, shared)
+        results |= _on_columns(soft, cell, request, shared.scratch)
         if request.distance:
-            results |= _distance(soft, cell, request, whole)
+            results |= _distance(soft, cell, request, shared)
         if request.participation:
             results["participation"] = _participation(soft, rule)
         if request.argmax:
             results["argmax"] = _argmax(soft, cell)
         if request.received is not None:
-            _add_received(soft, cell, request.received, whole.received)
+            _add_received(soft, cell, request.received, shared.received)
         if request.entropy:  # last: it reuses the logits' memory
             results["moment"] = _moment(soft)
         return results
 
     rows = over_cells(q, k, rule, compute)
     results = _finish(rows, rule)
-    results |= {} if request.received is None else {"received": whole.received}
-    results |= {"heads": safe.mark(whole.heads)} if request.heads else {}
+    results |= {} if request.received is None else {"received": shared.received}
+    results |= {"heads": safe.mark(shared.heads)} if request.heads else {}
     return RowStatistics(**restore_dtype(results, dtype, rule), kernel=KERNEL)
 
 
 @dataclass
-class _Whole:
+class _Shared:
     """What all cells share: outputs that they fill or add to, and memory to compute in."""
 
     heads: Float[Tensor, "B H T _"]
     received: Float[Tensor, "B H S"]
     mixed: Float[Tensor, "B Hkv S _"]
     scratch: Scratch = field(default_factory=Scratch)
-    away: tuple[object, Tensor, Tensor] | None = None
+    distances: tuple[object, Tensor, Tensor] | None = None
 
 
 def _mixed(v: Float[Tensor, "B Hkv S _"], request: RowRequest) -> Float[Tensor, "B Hkv S _"]:
@@ -98,11 +98,11 @@ def _mixed(v: Float[Tensor, "B Hkv S _"], request: RowRequest) -> Float[Tensor, 
     return torch.cat([v.to(torch.promote_types(v.dtype, torch.float32)), members], dim=-1)
 
 
-def _mix(soft: Powers, cell: Cell, whole: _Whole) -> Named:
-    mixed = mix(cell, soft.powers, whole.mixed, whole.scratch)
-    Dv = whole.heads.shape[-1]
+def _mix(soft: Powers, cell: Cell, shared: _Shared) -> Named:
+    mixed = mix(cell, soft.powers, shared.mixed, shared.scratch)
+    Dv = shared.heads.shape[-1]
     if Dv:
-        into = whole.heads[cell.texts, cell.heads, cell.rows]
+        into = shared.heads[cell.texts, cell.heads, cell.rows]
         torch.div(mixed[..., :Dv], soft.divisor, out=into)
     classes = mixed[..., Dv:]
     return {"class_mass": classes / soft.divisor} if classes.shape[-1] else {}
@@ -173,18 +173,18 @@ def _on_columns(soft: Powers, cell: Cell, request: RowRequest, scratch: Scratch)
     """Each measure of the weights, on single keys and on classes of keys."""
     results: Named = {}
     if request.keys is not None:
-        columns, results["key_seen"] = _seen(soft, cell, request.keys)
+        columns, results["key_seen"] = _single_keys(soft, cell, request.keys)
     if request.classes is not None:
         members = request.classes[cell.texts, cell.keys].to(soft.powers.dtype)[:, None]  # b 1 n C
-        results["class_keys"] = _members_seen(soft, members)
+        results["class_keys"] = _visible_members(soft, members)
     if not results:
         return results
-    for name, amounts, whole in _measures(soft, cell, request, scratch):
+    for name, amounts, total in _measures(soft, cell, request, scratch):
         if request.keys is not None:
             part = amounts.gather(-1, columns) if amounts.shape[-1] else columns.to(amounts.dtype)
-            results[f"key_{name}"] = part.masked_fill(~results["key_seen"], 0.0) / whole
+            results[f"key_{name}"] = part.masked_fill(~results["key_seen"], 0.0) / total
         if request.classes is not None and name != "mass":  # mixed together with the values
-            results[f"class_{name}"] = torch.matmul(amounts, members) / whole
+            results[f"class_{name}"] = torch.matmul(amounts, members) / total
     return results
 
 
@@ -206,7 +206,7 @@ def _measures(
         yield "share", parts, parts.sum(-1, keepdim=True)
 
 
-def _seen(
+def _single_keys(
     soft: Powers, cell: Cell, keys: Int[Tensor, "B T N"]
 ) -> tuple[Int[Tensor, "b h R N"], Bool[Tensor, "b h R N"]]:
     """The columns of single keys in a cell, and whether they exist and are visible."""
@@ -223,7 +223,7 @@ def _seen(
     return columns, seen.expand_as(columns)
 
 
-def _members_seen(soft: Powers, members: Float[Tensor, "b 1 n C"]) -> Float[Tensor, "b h R C"]:
+def _visible_members(soft: Powers, members: Float[Tensor, "b 1 n C"]) -> Float[Tensor, "b h R C"]:
     b, h, R, _ = soft.powers.shape
     counted = members.sum(-2, keepdim=True)
     for edge, hidden in soft.hidden.edges:
@@ -231,21 +231,21 @@ def _members_seen(soft: Powers, members: Float[Tensor, "b 1 n C"]) -> Float[Tens
     return counted.expand(b, h, R, -1)
 
 
-def _distance(soft: Powers, cell: Cell, request: RowRequest, whole: _Whole) -> Named:
-    away, even = _away(soft, cell, request, whole)
-    buffer = whole.scratch.take("measure", soft.powers, soft.powers.shape)
+def _distance(soft: Powers, cell: Cell, request: RowRequest, shared: _Shared) -> Named:
+    away, even = _distances(soft, cell, request, shared)
+    buffer = shared.scratch.take("measure", soft.powers, soft.powers.shape)
     mean = torch.mul(soft.powers, away, out=buffer).sum(-1) / soft.divisor[..., 0]
     for edge, hidden in soft.hidden.edges:
         even = even - (away[..., edge] * hidden).sum(-1)
     return {"distance": mean, "even_distance": even / _n_keys(soft).clamp(min=1)}
 
 
-def _away(
-    soft: Powers, cell: Cell, request: RowRequest, whole: _Whole
+def _distances(
+    soft: Powers, cell: Cell, request: RowRequest, shared: _Shared
 ) -> tuple[Float[Tensor, "#b 1 R n"], Float[Tensor, "#b 1 R"]]:
     """The distance of each key, and their sum: kept for the next heads."""
     this = (cell.texts, cell.rows)
-    if whole.away is None or whole.away[0] != this:
+    if shared.distances is None or shared.distances[0] != this:
         if request.query_at is None or request.key_at is None:
             query_at, key_at = cell.tile.query_at[None], cell.tile.key_at[None, None]
         else:
@@ -253,5 +253,5 @@ def _away(
             key_at = request.key_at[cell.texts, None, cell.keys]
         work = soft.powers.dtype
         away = (query_at.to(work) - key_at.to(work)).abs_()[:, None]
-        whole.away = (this, away, away.sum(-1))
-    return whole.away[1:]
+        shared.distances = (this, away, away.sum(-1))
+    return shared.distances[1:]

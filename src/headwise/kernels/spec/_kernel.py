@@ -28,16 +28,18 @@ DescribeRows = Callable[[AttentionProblem, RowRequest], RowStatistics]
 class AttentionKernel(ABC):
     """One way to compute attention: each of the folders beside this one has one.
 
-    None of the questions about an input reads its values.
+    No method that decides about an input reads its values.
 
     Attributes:
         name: How users name it: `backend=name`.
         guards_nonfinite: Whether the heads of `attend` are right where masked keys or values are
-            NaN or infinite, so that nobody else needs to guard them.
+            NaN or infinite, without a guard around it.
+        missing_statistics: The statistics that are left to the rows kernel; empty if none are.
     """
 
     name: str
     guards_nonfinite: bool = False
+    missing_statistics: str = ""
 
     @property
     def label(self) -> str:
@@ -61,7 +63,7 @@ class AttentionKernel(ABC):
         """The `heads`, and of the extras those that come from the same pass."""
 
     def prepare(self, problem: AttentionProblem, choice: KernelChoice) -> SolveHeads:
-        """What does as `attend` for this problem, and for all others of its outline."""
+        """A function equal to `attend` for this problem and all others of its outline."""
         return partial(self.attend, choice=choice)
 
     def why_no_statistics(
@@ -79,12 +81,12 @@ class AttentionKernel(ABC):
         raise NotImplementedError
 
     def prepare_statistics(self, problem: AttentionProblem, request: RowRequest) -> DescribeRows:
-        """What does as `statistics` for this problem, and for all others of its outline."""
+        """A function equal to `statistics` for this problem and all others of its outline."""
         return self.statistics
 
 
 def why_no_gradients_or_dropout(problem: AttentionProblem) -> str | None:
-    """What is wanted of autograd or dropout that kernels of ours do not have."""
+    """Why our kernels cannot compute this: dropout, or gradients that they do not have."""
     if problem.dropout_p:
         return f"it has no dropout (dropout_p={problem.dropout_p})"
     if problem.rule.bias is not None:

@@ -1,4 +1,4 @@
-"""The guard against nonfinite values: what is masked reaches no other row, whatever it holds.
+"""The nonfinite guard: what is masked reaches no other row, even if it is NaN or infinite.
 
 Kernels multiply a masked value by a weight of 0, and 0 · NaN is NaN; they add −inf to a masked
 logit, and −inf + inf is NaN. So values that are not finite, or so large that a product may not

@@ -1,7 +1,7 @@
-"""Outlines: by what a problem is recognized, so that it is looked into once.
+"""Outlines: the keys under which prepared problems are kept.
 
-A call of the outline of an earlier one is checked, chosen for and laid out as that one was. The
-outline is all that any of this reads: neither numbers of tensors nor anything of a tracer.
+Calls of one outline share their checks, the choice of a kernel and the layout of the problem. An
+outline holds everything that these depend on: sizes, strides, dtypes and options, no tensor values.
 """
 
 from collections.abc import Hashable
@@ -16,14 +16,14 @@ from headwise.kernels.spec import cpu
 
 Outline = tuple[Hashable, ...]
 Known = TypeVar("Known")
-# Outlines that are remembered: each length of a text, or of a cache of keys, is one.
+# The most outlines that are remembered: each length of a text or of a key cache has its own.
 MOST_REMEMBERED = 4096
 
 
-def outline_of(q: Tensor, k: Tensor, v: Tensor, words: Hashable) -> Outline | None:
-    """The outline of inputs with the words about them; None where none may be remembered.
+def outline_of(q: Tensor, k: Tensor, v: Tensor, options: Hashable) -> Outline | None:
+    """The outline of some inputs and options; None where nothing may be remembered.
 
-    None is for what is not a plain tensor, is traced or mapped, or is differentiated by anything
+    That is for tensors that are not plain, are traced or mapped, or are differentiated by anything
     but the usual autograd.
     """
     if not is_eager(q, k, v):
@@ -33,16 +33,16 @@ def outline_of(q: Tensor, k: Tensor, v: Tensor, words: Hashable) -> Outline | No
         q.shape, q.stride(), q.dtype, q.device, learns and q.requires_grad,
         k.shape, k.stride(), k.dtype, k.device, learns and k.requires_grad,
         v.shape, v.stride(), v.dtype, v.device, learns and v.requires_grad,
-        library(), cpu.HAS_AMX, torch.get_num_threads(), under_autocast(q), words,
+        library(), cpu.HAS_AMX, torch.get_num_threads(), under_autocast(q), options,
     )  # fmt: skip
 
 
-def remember(known: dict[Outline, Known], outline: Outline, what: Known) -> Known:
-    """Remember something about an outline; when there are too many, all others are forgotten."""
+def remember(known: dict[Outline, Known], outline: Outline, value: Known) -> Known:
+    """Remember a value for an outline; when there are too many, all others are forgotten."""
     if len(known) >= MOST_REMEMBERED:
         known.clear()
-    known[outline] = what
-    return what
+    known[outline] = value
+    return value
 
 
 def under_autocast(x: Tensor) -> bool:

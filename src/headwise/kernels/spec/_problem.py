@@ -1,4 +1,4 @@
-"""One attention to compute: its inputs, its rule, and what is wanted of it."""
+"""One attention to compute: its inputs, its rule, and the requested extras."""
 
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ HEADS_ALONE = Extras()
 
 
 class AttentionProblem(NamedTuple):
-    """What every kernel is given, be it asked whether it can, how it would, or to compute."""
+    """The input of a kernel: to decide whether and how it computes this, and to compute it."""
 
     q: Float[Tensor, "B H T D"]
     k: Float[Tensor, "B Hkv S D"]

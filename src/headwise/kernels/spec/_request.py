@@ -50,7 +50,7 @@ class RowRequest:
 
     @property
     def is_static(self) -> bool:
-        """Whether it is yes and no alone, without any tensor."""
+        """Whether it holds flags only, and no tensor."""
         is_positioned = self.query_at is not None or self.key_at is not None
         is_of_keys = self.keys is not None or self.classes is not None
         of_call = self.received is not None or self.key_norms is not None

@@ -44,7 +44,7 @@ class AttentionRule:
 
     @property
     def is_static(self) -> bool:
-        """Whether it is numbers alone: equal ones are the same rule for good."""
+        """Whether it holds numbers only, so that equal rules stay equal."""
         if self.bias is not None or self.sinks is not None or type(self.scale) is not float:
             return False
         return self.visible is None or type(self.visible) is Window
@@ -75,7 +75,7 @@ class AttentionRule:
         return [x for x in parts if x is not None]
 
     def extent(self, rows: range, T: int, S: int) -> range:
-        """The keys outside of which these queries see nothing."""
+        """The range of keys outside of which these queries see nothing."""
         return range(S) if self.visible is None else self.visible.extent(rows, T, S)
 
 
@@ -184,7 +184,7 @@ def _check_sinks(sinks: Tensor, H: int, device: torch.device) -> None:
 
 
 def _part(whole: Tensor, texts: slice | None, heads: slice | None) -> Tensor:
-    """Some texts and heads, where the tensor tells them apart; None: all of them."""
+    """Some texts and heads of a tensor, whose axes of length 1 broadcast; None: all of them."""
     if texts is not None and whole.shape[0] > 1:
         whole = whole[texts]
     if heads is not None and whole.shape[1] > 1:

@@ -27,6 +27,7 @@ class TritonKernel(AttentionKernel):
 
     name = "triton"
     guards_nonfinite = True
+    missing_statistics = "top, value and received"
 
     def why_not(self, problem: AttentionProblem) -> str | None:
         q, k, v, rule, *_ = problem

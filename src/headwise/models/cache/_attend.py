@@ -37,10 +37,11 @@ def rule_of_heads(rule: AttentionRule, heads: Int[Tensor, " n"], T: int, S: int)
     """The rule for some of the query heads that it is for."""
     if rule.sinks is not None:
         rule = replace(rule, sinks=rule.sinks[heads.to(rule.sinks.device)])
-    whole = Tile.whole(T, S, heads.device)
     if rule.visible is not None and rule.visible.batch[1] > 1:
+        whole = Tile.whole(T, S, heads.device)
         rule = replace(rule, visible=as_mask(rule.visible.tile(whole)[:, heads]))
     if rule.bias is not None and rule.bias.batch[1] > 1:
+        whole = Tile.whole(T, S, heads.device)
         rule = replace(rule, bias=TensorBias(rule.bias.tile(whole)[:, heads]))
     return rule
 

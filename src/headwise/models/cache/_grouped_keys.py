@@ -1,6 +1,6 @@
 """What a layer's cache returns in place of keys: a tensor that only our attention can read."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -26,12 +26,43 @@ from headwise.models.cache._windows import StreamingMask
 Entries = KeysValues | SlotKeys | RecentKeys
 
 
+class QueryHeads:
+    """Which query heads of a layer read the kv heads of each group.
+
+    Attributes:
+        n_kv_heads: The number of kv heads of the layer.
+    """
+
+    def __init__(self, groups: Sequence[HeadGroup]) -> None:
+        self._groups = [group.heads for group in groups]
+        self.n_kv_heads = sum(map(len, self._groups))
+        self._known: dict[tuple[int, torch.device], list[Int[Tensor, " n"]]] = {}
+
+    def of_groups(self, n_heads: int, device: torch.device) -> list[Int[Tensor, " n"]]:
+        """The query heads of each group, among so many."""
+        return self._indices(n_heads, device)[:-1]
+
+    def places(self, n_heads: int, device: torch.device) -> Int[Tensor, " H"]:
+        """Where each query head is after the groups were put side by side."""
+        return self._indices(n_heads, device)[-1]
+
+    def _indices(self, n_heads: int, device: torch.device) -> list[Int[Tensor, " n"]]:
+        known = self._known.get((n_heads, device))
+        if known is None:
+            share = n_heads // self.n_kv_heads
+            within = torch.arange(share)
+            rows = [(heads.cpu()[:, None] * share + within).flatten() for heads in self._groups]
+            known = [x.to(device) for x in (*rows, torch.cat(rows).argsort())]
+            self._known[n_heads, device] = known
+        return known
+
+
 class CallKeys:
     """What the queries of one call may read of a layer's cache.
 
     Attributes:
         groups: The kv heads that keep the same tokens, and what the queries may read of them.
-        n_kv_heads: The number of kv heads of the layer.
+        query_heads: The query heads that read each group.
         n_columns: The number of columns up to the last query.
         first: The column of the first token of each text; None if no row is padded.
         modules: The modules of the model that the cache belongs to, by identity.
@@ -40,12 +71,12 @@ class CallKeys:
     def __init__(
         self,
         groups: list[tuple[HeadGroup, Entries]],
-        n_kv_heads: int,
+        query_heads: QueryHeads,
         n_columns: int,
         first: Int[Tensor, " B"] | None,
         modules: Collection[int] = (),
     ) -> None:
-        self.groups, self.n_kv_heads = groups, n_kv_heads
+        self.groups, self.query_heads = groups, query_heads
         self.n_columns, self.first, self.modules = n_columns, first, modules
 
     @property
@@ -57,18 +88,15 @@ class CallKeys:
     def attend(self, q: Float[Tensor, "B H T D"], rule: AttentionRule) -> Tensor:
         """The heads of all queries, each group on its own keys."""
         H, T = q.shape[1:3]
+        if len(self.groups) == 1:
+            return self._attend_group(q, *self.groups[0], rule)
         parts = []
-        for group, entries in self.groups:
-            rows = self._query_heads(group, H)
-            queries = q if len(self.groups) == 1 else q.index_select(1, rows)
+        for rows, (group, entries) in zip(
+            self.query_heads.of_groups(H, q.device), self.groups, strict=True
+        ):
             group_rule = rule_of_heads(rule, rows, T, self.n_columns)
-            parts.append((rows, self._attend_group(queries, group, entries, group_rule)))
-        if len(parts) == 1:
-            return parts[0][1]
-        heads = parts[0][1].new_empty(*q.shape[:3], parts[0][1].shape[3])
-        for rows, part in parts:
-            heads[:, rows] = part
-        return heads
+            parts.append(self._attend_group(q.index_select(1, rows), group, entries, group_rule))
+        return torch.cat(parts, 1).index_select(1, self.query_heads.places(H, q.device))
 
     def _attend_group(
         self, q: Tensor, group: HeadGroup, entries: Entries, rule: AttentionRule
@@ -81,18 +109,12 @@ class CallKeys:
             return streaming.attend_one(q, entries)
         return streaming.attend_many(q, entries)
 
-    def _query_heads(self, group: HeadGroup, n_heads: int) -> Int[Tensor, " n"]:
-        """The query heads that read the kv heads of a group."""
-        share = n_heads // self.n_kv_heads
-        within = torch.arange(share, device=group.heads.device)
-        return (group.heads[:, None] * share + within).flatten()
-
     def mask(self, n_heads: int) -> StreamingMask:
         """What the windows of the query heads let them see."""
         windows = torch.zeros(n_heads, dtype=torch.long)
         sinks = 0
-        for group, _ in self.groups:
-            rows = self._query_heads(group, n_heads).cpu()
+        query_heads = self.query_heads.of_groups(n_heads, windows.device)
+        for rows, (group, _) in zip(query_heads, self.groups, strict=True):
             is_full = isinstance(group, FullGroup)
             windows[rows] = self.n_columns if is_full else getattr(group, "window", 0)
             sinks = max(sinks, getattr(group, "sinks", 0))
@@ -103,7 +125,7 @@ class CallKeys:
         """Keys and values of all heads over all columns, zeros where a head has dropped them."""
         group, entries = self.groups[0]
         like = entries if isinstance(entries, KeysValues) else entries.keys
-        shape = like.k.shape[0], self.n_kv_heads, self.n_columns
+        shape = like.k.shape[0], self.query_heads.n_kv_heads, self.n_columns
         dense = like.map(lambda x: x.new_zeros(*shape, x.shape[3]))
         for group, entries in self.groups:
             for whole, part in zip(dense, self._spread(group, entries), strict=True):

@@ -64,13 +64,17 @@ class TextBatch:
                 f"Call the model that plan.cache(model) was entered for."
             )
 
-    def check_text(self, ids: Any, n_cached: int) -> None:
+    def check_text(self, ids: Any, mask: Any, n_cached: int) -> None:
         """Refuse to continue another text than the first `n_cached` columns hold.
 
+        Args:
+            ids: The whole text, or its next chunk: then the mask has the cached columns too.
         Raises:
             ArgumentError: the first tokens differ.
         """
         if not n_cached or self._ids is None or not isinstance(ids, Tensor):
+            return
+        if isinstance(mask, Tensor) and mask.shape[-1] == n_cached + ids.shape[1]:
             return
         text = self._ids[:, :n_cached]
         if ids.shape[1] >= n_cached and torch.equal(ids[:, :n_cached], text):

@@ -1,7 +1,7 @@
 """Capture every attention call of a model as it happens: its tensors, its rule and its site."""
 
 from headwise.models.capture._active_modules import ActiveModules
-from headwise.models.capture._call import Answer, AttentionCall
+from headwise.models.capture._call import AttentionCall
 from headwise.models.capture._capture import capture_calls
 from headwise.models.capture._inputs import InputTracker, StackInputs, Text
 from headwise.models.capture._interception import Understanding
@@ -12,7 +12,6 @@ from headwise.models.capture.softmax import SoftmaxCall
 
 __all__ = [
     "ActiveModules",
-    "Answer",
     "AttentionCall",
     "Coverage",
     "InputTracker",

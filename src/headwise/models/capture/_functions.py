@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -23,7 +24,6 @@ from headwise._torch_private import (
 )
 from headwise.errors import UnsupportedError
 from headwise.kernels import make_rule
-from headwise.masks import Mask
 from headwise.masks.parts import top_left
 from headwise.models.capture._active_modules import ActiveModules, heads_of
 from headwise.models.capture._call import AttentionCall
@@ -168,16 +168,16 @@ def _call(
     tensors = (active.detach(x) for x in (query, key, value, output))
     q, k, v, heads = (_four_axes(x, module) for x in tensors)
     T, S = q.shape[2], k.shape[2]
-    mask: Tensor | Mask | None = None
-    if attn_mask is not None:
-        mask = active.detach(attn_mask)
-        mask = mask.expand(1, *mask.shape) if mask.ndim == 3 else mask
-    elif is_causal:
-        mask = top_left(T, S, q.device)
+    mask = None if attn_mask is None else active.detach(attn_mask)
+    mask = mask.expand(1, *mask.shape) if mask is not None and mask.ndim == 3 else mask
+    rule = make_rule(head_dim=q.shape[-1], mask=mask, scale=scale, is_added=True)
+    if is_causal:  # beside a mask, too
+        causal = top_left(T, S, q.device)
+        rule = replace(rule, visible=causal if rule.visible is None else rule.visible & causal)
     return AttentionCall(
         module=module,
         q=q, k=k, v=v,
-        rule=make_rule(head_dim=q.shape[-1], mask=mask, scale=scale, is_added=True),
+        rule=rule,
         heads=heads,
         watched="the function mode",
         kernel="scaled_dot_product_attention",

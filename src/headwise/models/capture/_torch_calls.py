@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from headwise._interrupts import reversible
+from headwise._torch_private import has_joined_weight
 from headwise.errors import UnsupportedError
 from headwise.kernels import make_rule
 from headwise.masks import Mask, as_mask, from_blocked
@@ -110,7 +111,7 @@ def _projected(
     module: nn.MultiheadAttention, *inputs: Float[Tensor, "B _ _"]
 ) -> list[Float[Tensor, "B H T D"]]:
     """Queries, keys and values, computed again: the layer does not return its own."""
-    if module._qkv_same_embed_dim:
+    if has_joined_weight(module):
         weights = list(module.in_proj_weight.chunk(3))
     else:
         weights = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from headwise._packages import is_tokenizer_of_rust
 from headwise._progress import shows_progress
 from headwise.errors import ArgumentError, OutputError
-from headwise.files import folder_beside
+from headwise.files import MODEL_FILES, folder_beside
 from headwise.models._check import check_model
 from headwise.models._compiled import without_compiler
 from headwise.models._quiet import progress_bar_in_terminals_only
@@ -72,7 +72,8 @@ def save(
         reference: Batches, each the model's keyword arguments, a tuple of arguments or a single
             argument: tensors alone. The outputs for the first one are compared. None compares
             those for a short made-up input.
-        force: Whether existing files at `folder` may be replaced; an empty folder always may.
+        force: Whether a model's folder at `folder` may be replaced; an empty folder always may,
+            and one with other files never.
     Returns:
         The folder.
     Raises:
@@ -83,8 +84,8 @@ def save(
             module with code of its own where a SentenceTransformer needs it.
         UnsupportedError: the class of the model is neither one of transformers nor ours, or the
             model cannot be expressed in the format.
-        OutputError: `folder` exists and `force` is False, it cannot be written, or the outputs of
-            the checkpoint differ from those of the model.
+        OutputError: `folder` exists and `force` is False or it is not a model's, it cannot be
+            written, or the outputs of the checkpoint differ from those of the model.
     """
     if format not in get_args(Format):
         raise ArgumentError(
@@ -98,7 +99,7 @@ def save(
             f"Leave it out."
         )
     batch = None if reference is None else first_batch(inner, reference, "save")
-    with folder_beside(Path(folder).absolute(), force) as beside:
+    with folder_beside(Path(folder).absolute(), force, MODEL_FILES) as beside:
         if inner is not model:
             write_around(model, beside)
         with progress_bar_in_terminals_only():

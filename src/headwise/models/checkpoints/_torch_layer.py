@@ -9,11 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from headwise._torch_private import WithoutFastPath
 from headwise.errors import ShapeError
 from headwise.layer import MultiHeadAttention
 
 
-class TorchCompatibleAttention(nn.Module):
+class TorchCompatibleAttention(WithoutFastPath, nn.Module):
     """Our layer with the arguments and the outputs of `nn.MultiheadAttention`.
 
     As in torch, a mask is True where a query may not attend; a mask per head must cover all heads
@@ -24,10 +25,6 @@ class TorchCompatibleAttention(nn.Module):
         layer: Our layer, whose parameters have names of their own.
         heads: The heads of the replaced layer that are left.
     """
-
-    # With these values the layers of torch do not bypass the attention on their fast path.
-    in_proj_bias = None
-    _qkv_same_embed_dim = False
 
     def __init__(self, module: nn.MultiheadAttention) -> None:
         super().__init__()

@@ -120,8 +120,10 @@ def _folder(source: str | Path) -> Path | None:
         raise InputError(f"load: {name!r} is not a folder. Give a model's folder or a hub name.")
     if path.is_dir():
         if not any((path / name).is_file() for name in ("headwise.json", "config.json")):
+            inner = next((config.parent for config in sorted(path.glob("*/config.json"))), None)
             raise InputError(
-                f"load: {path} holds neither headwise.json nor config.json. Give a model's folder."
+                f"load: {path} holds neither headwise.json nor config.json. Give a model's folder"
+                f"{f', such as {inner}' if inner else ''}."
             )
         _refuse_pickles(path)
         return path

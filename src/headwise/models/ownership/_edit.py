@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headwise._interrupts import reversible
-from headwise._torch_private import in_backward
+from headwise._torch_private import in_backward, replace_submodule
 from headwise.errors import UnsupportedError
 from headwise.models._compiled import run_uncompiled
 from headwise.models._hooks import Hooks
@@ -163,10 +163,10 @@ def _around_torch_layer(first: Attention, order: _CallOrder, edit: Edit) -> Iter
 
     def enter(*_: Any) -> None:
         identity = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
-        layer._modules["out_proj"] = SimpleNamespace(weight=identity, bias=None)  # type: ignore[assignment]
+        replace_submodule(layer, "out_proj", SimpleNamespace(weight=identity, bias=None))
 
     def leave(module: nn.Module, args: Any, output: Any) -> Any:
-        layer._modules["out_proj"] = projection
+        replace_submodule(layer, "out_proj", projection)
         if output is None:  # an exception was raised
             return None
         joined = output[0]
@@ -183,7 +183,7 @@ def _around_torch_layer(first: Attention, order: _CallOrder, edit: Edit) -> Iter
         return out, *output[1:]
 
     with Hooks() as hooks:
-        hooks.callback(layer._modules.__setitem__, "out_proj", projection)
+        hooks.callback(replace_submodule, layer, "out_proj", projection)
         hooks.before(layer, enter)
         hooks.after(layer, leave, always_call=True)
         yield

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
 
+from headwise._torch_private import has_joined_weight
 from headwise.errors import UnsupportedError
 from headwise.models.ownership._attention import is_transposed
 from headwise.models.ownership._logit_scaling import ScaledRows, reshard, restore, scale_rows
@@ -224,7 +225,7 @@ def _torch_rows(site: str, module: nn.MultiheadAttention) -> Iterator[tuple[Shar
     shares: tuple[Share, Share] = ("query", "key")
     for share, name, place in zip(shares, ("q_proj_weight", "k_proj_weight"), (0, 1), strict=True):
         joined = torch.cat([heads if i == place else none for i in range(3)])
-        if module._qkv_same_embed_dim:
+        if has_joined_weight(module):
             yield share, ScaledRows(f"{dot}in_proj_weight", (-1, 1), joined)
         else:
             yield share, ScaledRows(f"{dot}{name}", (-1, 1), heads)

@@ -94,10 +94,24 @@ def overview(study: StudyData) -> Overview | None:
             *_shape_clauses(roles),
             *_removal_clause(study.curves),
             *_nothing_clauses(roles, set(cells), states),
+            *_untested_clause(roles),
         ],
         marks=[Mark(visible(name), *marks[name][::-1], counts[name]) for name in marks],
         maps=head_maps(study.table.heads, states | cells),
     )
+
+
+def _untested_clause(roles: Roles) -> list[Clause]:
+    """The roles that no head was tested for, if some head was tested for another role."""
+    outcomes = roles.outcomes()
+    outcomes = outcomes.loc[outcomes["n"] > 0, ["role", "outcome"]]
+    untested = outcomes[outcomes["outcome"].str.startswith("not tested")]
+    if len(untested) in (0, len(outcomes)):
+        return []
+    rows = [[visible(text) for text in row] for row in untested.to_numpy()]
+    after = f"of {counted(len(outcomes), 'role')} could not be tested on these texts"
+    columns = ("Role", "Outcome")
+    return [Clause(len(rows), after, "Roles not tested", "", columns, rows, of_heads=False)]
 
 
 def _states(roles: Roles) -> dict[str, HeadCell]:

@@ -6,8 +6,8 @@ from typing import Any
 
 from headwise._display import counted
 from headwise.report._study_data import StudyData
-from headwise.report.page._visible_text import digits, visible
-from headwise.roles import Roles, shape_line, shapes_summary
+from headwise.report.page._visible_text import digits, probability, visible
+from headwise.roles import Roles, by_nearness, shape_line, shapes_summary
 from headwise.roles.effects import WITHOUT, group_line
 
 COLUMNS = ("Head", "Role", "Effect", "Strongest null", "Lift", "p", "Held-out queries")
@@ -108,7 +108,7 @@ def _nearest_roles(roles: Roles) -> dict[str, str]:
     rows = roles.frame()
     is_role = rows["role"].isin(set(roles.outcomes()["role"]))  # and not a shape
     missed = rows[is_role & rows["p_adj"].notna() & (rows["outcome"] == "not found")]
-    best = missed.sort_values("lift", ascending=False, kind="stable").drop_duplicates("name")
+    best = by_nearness(missed).drop_duplicates("name")
     return {
         row["name"]: (
             f"{row['role']}: {interval_text(row)}, against {digits(row['baseline'])} "
@@ -131,7 +131,7 @@ def _effects_of_heads(roles: Roles) -> dict[str, list[Payload]]:
                 "text": (
                     f"{effect.effect:+.3f} [{effect.low:+.3f}, {effect.high:+.3f}], "
                     f"{counted(effect.texts, 'text')}"
-                    + ("" if effect.p != effect.p else f", adjusted p {effect.p:.2g}")
+                    + ("" if effect.p != effect.p else f", adjusted p {probability(effect.p)}")
                 ),
                 "significant": bool(effect.p < _LEVEL and (effect.low > 0 or effect.high < 0)),
             }
@@ -166,7 +166,7 @@ def _row(roles: Roles, row: Mapping[Any, Any]) -> Payload:
         "effect": interval_text(row),
         "null": visible(f"{digits(row['baseline'])} of {row['null']}"),
         "lift": f"{row['lift']:.2f}",
-        "p": f"{row['p_adj']:.2g}",
+        "p": probability(row["p_adj"]),
         "half": digits(row["chosen_half"]),
         "n": f"{row['n']:,.0f} in {counted(int(row['texts']), 'text')}",
         "without": [lost for name in roles.ablation_effects.says for lost in _without(row, name)],

@@ -43,6 +43,11 @@ def digits(number: float) -> str:
     return f"{factor}·10{str(int(power)).translate(_RAISED)}"
 
 
+def probability(p: float) -> str:
+    """A p-value with two significant digits; a small one as a power of ten."""
+    return digits(p) if p < _TINY else f"{p:.2g}"
+
+
 def _symbol(character: str) -> str:
     if character in _NAMED:
         return _NAMED[character]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import InputError, OutputError
-from headwise.files import build_from, folder_beside, read_object, write_json
+from headwise.files import STUDY_FILES, build_from, folder_beside, read_object, write_json
 from headwise.report._study_data import StudyData
 from headwise.report.saved._json_values import facts_of, text_of
 from headwise.report.saved._named_arrays import NamedArrays
@@ -47,12 +47,7 @@ def write_study(study: StudyData, folder: Path, *, force: bool) -> Path:
         "curves": None if study.curves is None else put_curves(study.curves, arrays),
     }
     _check_characters(content)
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / _FACTS).is_file():
-        raise OutputError(
-            f"save: {folder} holds other files than a study, which would be lost. Choose another "
-            f"folder."
-        )
-    with folder_beside(folder, force) as new:
+    with folder_beside(folder, force, STUDY_FILES) as new:
         write_json(content, new / _FACTS)
         arrays.write(new / _ARRAYS)
         for name in _RESULTS:

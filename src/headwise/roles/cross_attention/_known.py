@@ -12,8 +12,8 @@ from torch import nn
 from headwise.errors import ArgumentError
 from headwise.roles.cross_attention._align import aligned, check_outputs, source_columns
 from headwise.roles.cross_attention._weights import CrossAttention, cross_attention
+from headwise.roles.evaluation import TIE
 
-_EQUAL = 1 - 1e-6  # weights this close to the largest tie with it
 KnownSpan = tuple[int, int] | None
 
 
@@ -79,7 +79,7 @@ class KnownExample:
         )
 
     def right(self, weights: Float[np.ndarray, "T S"]) -> float:
-        top = weights >= weights.max(-1, keepdims=True) * _EQUAL
+        top = weights >= weights.max(-1, keepdims=True) * (1 - TIE)
         pairs = zip(self.tokens, self.spans, strict=True)
         return float(sum(top[t, start:end].sum() / top[t].sum() for t, (start, end) in pairs))
 

@@ -13,10 +13,10 @@ from headwise.corpora import AnnotatedText
 from headwise.errors import ArgumentError
 from headwise.models import device_of, pad
 from headwise.roles.cross_attention._weights import cross_attention
+from headwise.roles.evaluation import TIE
 from headwise.roles.relations import TokenText, tokenize
 from headwise.tables import Head
 
-_EQUAL = 1 - 1e-6  # weights this close to the largest tie with it
 _FARTHEST = 40  # words that an offset may reach back
 _BATCH = 16  # pairs per forward pass
 
@@ -68,7 +68,7 @@ class LinkedWords:
 
     def hits(self, attention: Float[Tensor, "H C Q S"]) -> Float[Tensor, "C H"]:
         """The number of queries that each head aligns correctly, per convention; ties share."""
-        top = (attention >= attention.amax(-1, keepdim=True) * _EQUAL).float()
+        top = (attention >= attention.amax(-1, keepdim=True) * (1 - TIE)).float()
         right = (top * self.gold).sum(-1) / top.sum(-1)
         return right.sum(-1).T
 

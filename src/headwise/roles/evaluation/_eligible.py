@@ -10,10 +10,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headwise.kernels import HeadBlock
-from headwise.roles.evaluation._relation_index import RelationIndex, Segments, TokenPairs
+from headwise.roles.evaluation._relation_index import TIE, RelationIndex, Segments, TokenPairs
 from headwise.roles.relations import Item
 
-_EQUAL = 1 - 1e-6  # weights this close to the largest tie with it
 # A share of the attention of a query: if less than this is left for keys that are not sinks, the
 # evenness over them is 0.
 _LEAST_LEFT = 1e-3
@@ -159,7 +158,7 @@ class EligiblePairs:
         index = self.index
         candidates = self.candidates[index.text[queries], 0, index.unit[queries]]
         capped = torch.where(candidates, rows, -1.0)
-        highest = capped.amax(-1, keepdim=True) * _EQUAL
+        highest = capped.amax(-1, keepdim=True) * (1 - TIE)
         high = torch.ge(capped, highest, out=capped)  # 1 for each candidate that ties
         row_of = torch.full((len(index.text),), -1)
         row_of[queries] = torch.arange(len(queries))
@@ -183,7 +182,7 @@ class EligiblePairs:
         segments, rows = self._top_pairs
         folded = self.index.units.fold(block.weights)
         capped = torch.minimum(folded, _for_heads(self._ceiling, block))
-        highest = capped.amax(-1, keepdim=True).mul_(_EQUAL)
+        highest = capped.amax(-1, keepdim=True).mul_(1 - TIE)
         if self.index.units.grid != "token":
             table = heads_last(folded)
         tied = torch.ge(capped, highest, out=capped).sum(-1).clamp_(min=1.0)

@@ -17,7 +17,7 @@ from torch.nn.functional import embedding_bag
 from headwise.roles.evaluation._units import Units
 from headwise.roles.relations import Role
 
-_TIE = 1e-6  # scores this close to the largest, as a share of it, tie with it
+TIE = 1e-6  # values this close to the largest, as a share of it, tie with it
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Choices:
         total = scores.new_zeros(self.n_queries, scores.shape[1])
         into = query[:, None].expand(-1, scores.shape[1])
         highest = torch.full_like(total, -torch.inf).scatter_reduce(0, into, scores, "amax")[query]
-        tied = (allowed & (scores >= highest - highest.abs() * _TIE)).to(scores)
+        tied = (allowed & (scores >= highest - highest.abs() * TIE)).to(scores)
         total.index_add_(0, query, tied)
         return torch.zeros_like(total).index_add_(0, query, tied * right) / total.clamp(min=1)
 

@@ -26,8 +26,20 @@ def gold_roles(texts: Sequence[TokenText]) -> list[Role]:
     ]
     if any(text.text.links for text in texts):
         roles += [
-            Role("translation → source", "a word → the word that it translates", _links, "word"),
-            Role("source → translation", "a word → the word that translates it", _sources, "word"),
+            Role(
+                "translation → source",
+                "a word → the word that it translates",
+                _links,
+                "word",
+                lexical=True,
+            ),
+            Role(
+                "source → translation",
+                "a word → the word that translates it",
+                _sources,
+                "word",
+                lexical=True,
+            ),
             Role(
                 "next translation",
                 "the word before a word → the source that that word will translate",

@@ -38,6 +38,7 @@ class Role:
         candidates: For `choice`, maps a text to its pairs (query, candidate).
         incoming: For `choice`, whether the candidates attend to the query: then its candidate
             with the largest weight on it is chosen. Pairs are (query, candidate) either way.
+        lexical: Whether the words alone make the relation, whatever their order.
     """
 
     name: str
@@ -51,6 +52,12 @@ class Role:
     ahead: bool = False
     candidates: Callable[[TokenText], Pairs] | None = None
     incoming: bool = False
+    lexical: bool = False
+
+    @property
+    def depends_on_order(self) -> bool:
+        """Whether the same words in another order lose the relation."""
+        return self.kind == "structure" and not self.lexical
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from headwise._display import counted, printable
-from headwise.roles.results._rows import none_found_by_head, shortfall
+from headwise.roles.results._rows import by_nearness, none_found_by_head, shortfall
 from headwise.roles.results._shapes import shape_line
 from headwise.roles.testing import NULLS
 
@@ -26,7 +25,7 @@ def explanations(
         effects: For each head, what ablating it does, in lines.
     """
     of_head: dict[str, list[dict[Any, Any]]] = {name: [] for name in effects}
-    rows = rows[rows["name"].isin(set(effects))]
+    rows = by_nearness(rows[rows["name"].isin(set(effects))])
     for row in rows.to_dict("records"):
         of_head[row["name"]].append(row)
     shape = {row["name"]: [row] for row in shapes.to_dict("records")}
@@ -49,8 +48,6 @@ def _explanation(
     Args:
         none_found: What to say if the head has no role.
     """
-    # Rows without a lift come last.
-    rows = sorted(rows, key=lambda row: -row["lift"] if row["lift"] == row["lift"] else np.inf)
     having = [row for row in rows if row["found"]]
     for row in having:
         yield from _evidence(row, printable(meanings[row["role"]]))

@@ -12,7 +12,15 @@ from jaxtyping import Bool, Float
 
 from headwise._display import printable
 from headwise.roles.effects import Effects
-from headwise.roles.testing import FEWEST_TEXTS, LEVEL, NULLS, Family, Verdict, has_role
+from headwise.roles.testing import (
+    FEWEST_TEXTS,
+    LEVEL,
+    NULLS,
+    POWER,
+    Family,
+    Verdict,
+    has_role,
+)
 from headwise.tables import Head
 
 # Columns that are known only after the tests.
@@ -35,7 +43,7 @@ def tested_rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.D
     """A row per role and head, without the planted head that each role of the family has last.
 
     A role that was not found in a head counts as not tested if the planted head was not found
-    either, or if no effect is large enough to be found.
+    either, or if no effect is large enough to be found reliably.
     """
     R, N = len(family.roles), len(heads)
     found = has_role(family, verdict)
@@ -63,6 +71,8 @@ def _out_of_reach(planted: Mapping[Any, Any], effect: float) -> str:
         return f"not tested: {null}, and no score is as far above it as a label needs"
     if not planted["found"]:
         return f"not tested: a planted head with {effect:.2f} was not found ({null})"
+    if np.isnan(planted["smallest"]):
+        return f"not tested: no score is labelled with a probability of {POWER:.0%} ({null})"
     return ""
 
 
@@ -225,10 +235,7 @@ def outcomes_by_role(rows: pd.DataFrame) -> pd.DataFrame:
 def _role_outcome(role: str, rows: pd.DataFrame) -> dict[str, Any]:
     having = rows[rows["found"]]
     tested = rows[rows["outcome"].isin((FOUND, NOT_FOUND))]
-    best = (having if len(having) else tested if len(tested) else rows).sort_values(
-        ["lift", "effect"], ascending=False, kind="stable"
-    )
-    shown = best.iloc[0]
+    shown = by_nearness(having if len(having) else tested if len(tested) else rows).iloc[0]
     outcome = FOUND if len(having) else NOT_FOUND if len(tested) else str(shown["outcome"])
     names = ("effect", "ci_low", "ci_high", "null", "baseline", "lift", "smallest", "control", "n")
     return (
@@ -236,6 +243,17 @@ def _role_outcome(role: str, rows: pd.DataFrame) -> dict[str, Any]:
         | {name: shown[name] for name in names}
         | {"texts": shown["texts"]}
     )
+
+
+def by_nearness(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows from the one that comes nearest to a label down.
+
+    A null that is always right leaves no lift: its heads are ordered by their distance to it.
+    """
+    nearness = rows["lift"].fillna(rows["effect"] - rows["baseline"])
+    keys = rows.assign(nearness=nearness)[["nearness", "effect"]]
+    order = keys.sort_values(["nearness", "effect"], ascending=False, kind="stable").index
+    return rows.loc[order]
 
 
 def example_rows(

@@ -15,12 +15,12 @@ from headwise._evaluation import in_evaluation
 from headwise._progress import Progress
 from headwise.errors import UnsupportedError
 from headwise.models import Batch, device_of, pad, text_alone
+from headwise.roles.evaluation import TIE
 from headwise.roles.task._examples import TokenExample
 from headwise.tables import Head
 from headwise.watch import Request, observe
 
 _TOKENS = 4096  # in one batch
-_EQUAL = 1 - 1e-6  # masses this close to the largest tie with it
 _CANDIDATES = 64  # heads that a set is chosen from
 _RANDOM_SETS = 200
 
@@ -45,7 +45,7 @@ class Masses:
     def hits(self, mass: Float[np.ndarray, "M K N"] | None = None) -> PerHead:
         """1 where the stretch with the largest mass is a right one; stretches that tie share it."""
         shown = self._shown(self.mass if mass is None else mass)
-        top = shown >= shown.max(1, keepdims=True) * _EQUAL
+        top = shown >= shown.max(1, keepdims=True) * (1 - TIE)
         right: PerHead = (top & self.right[..., None]).sum(1) / top.sum(1)
         return right
 

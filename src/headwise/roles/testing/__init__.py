@@ -1,6 +1,6 @@
 """Tests of hypotheses: trials, null models, planted controls, families, adjusted p, splits."""
 
-from headwise.roles.testing._control import plant
+from headwise.roles.testing._control import POWER, plant
 from headwise.roles.testing._evidence import (
     FEWEST_TEXTS,
     LEVEL,
@@ -31,6 +31,7 @@ __all__ = [
     "FEWEST_TEXTS",
     "LEVEL",
     "NULLS",
+    "POWER",
     "SEQUENCES",
     "Baseline",
     "Evidence",

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from headwise._packages import require
 from headwise.roles.evaluation import DetailedScores
 from headwise.roles.relations import Role
-from headwise.roles.testing._evidence import LEVEL, Family
+from headwise.roles.testing._evidence import FEWEST_INSTANCES, FEWEST_TEXTS, LEVEL, Family
 from headwise.roles.testing._trials import Split
 
 POWER = 0.8  # the probability with which the smallest effect is labelled
@@ -173,8 +173,9 @@ def _smallest_effect(
     """
     stats = require("scipy.stats", "hf", "find_roles")
     effect = np.linspace(0, 1, _STEPS)[:, None]  # E 1
-    n = np.maximum(held.count.sum(0), 1)
-    texts = np.maximum((held.count > 0).sum(0), 2)
+    n, texts = held.count.sum(0), (held.count > 0).sum(0)
+    is_tested = (texts >= FEWEST_TEXTS) & (n >= FEWEST_INSTANCES)
+    n, texts = np.maximum(n, 1), np.maximum(texts, 2)
     bar = _above(baseline, least_lift(family.roles, baseline))
     spread = _variation(family, N) * effect * (1 - effect)
     of_null = np.square(null - baseline * held.count).sum(0) / n**2
@@ -184,7 +185,7 @@ def _smallest_effect(
         stats.norm.cdf((effect - least) / (np.sqrt(spread / np.maximum(queries, 1)) + _TINY))
         for least, queries in ((needed, n), (bar, selection))
     )
-    enough = (on_held * on_selection >= POWER) & (effect > baseline)
+    enough = (on_held * on_selection >= POWER) & (effect > baseline) & is_tested
     return np.where(enough.any(0), effect[enough.argmax(0), 0], np.nan)
 
 

@@ -25,7 +25,8 @@ class Evidence:
     texts. `permuted` is the best head of the same model with the entries of every weight matrix
     shuffled, which keeps their scale only. `random` is the best head of the same model with
     freshly initialised weights. `shuffled` is the head itself on the same words in another
-    order, for structural roles; in a text without words, tokens change places.
+    order, for structural roles but those of translation, which words alone make; in a text without
+    words, tokens change places.
 
     Attributes:
         nulls: Their names. None is every null available for the model and the texts.

@@ -74,7 +74,7 @@ def text_trial(
     evidence: Evidence,
     tags: Sequence[str] | None = None,
 ) -> Trial:
-    """The texts of the corpus, with shuffled words as the contrast of structural roles.
+    """The texts of the corpus, with shuffled words as the contrast of roles that depend on order.
 
     Args:
         tags: The parts of speech that rules may use. None is those of the texts.
@@ -86,10 +86,10 @@ def text_trial(
     if tags is None:
         tags = sorted({tag for text in texts for tag in text.tags} - {"_"})
     text_of_item = np.array([number[piece.text.text] for piece in pieces])
-    structural = [role for role in roles if role.kind == "structure"]
+    ordered = [role for role in roles if role.depends_on_order]
     contrast = None
-    if structural and evidence.wants("shuffled"):
-        contrast = Evaluator(shuffled(items, structural, seed), structural)
+    if ordered and evidence.wants("shuffled"):
+        contrast = Evaluator(shuffled(items, ordered, seed), ordered)
     digests = [digest_of_text(text) for text in distinct]
     split = Split(text_of_item, halves_of_texts(digests, seed), digests)
     sizes = np.array([[[len(item.ids), 1.0]] for item in items])

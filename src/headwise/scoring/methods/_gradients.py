@@ -24,7 +24,7 @@ def gradient(gated: GatedModel, removed: HeadMask, on_progress: Progress) -> Per
     if gated.loss.compares and not removed.any():
         raise ArgumentError(
             f"importance: the loss {gated.loss.name!r} is least at the full model, so its gradient "
-            f"is 0 there. Give method='half-gate' or 'curvature', or another loss=."
+            f"is 0 there. Give method='half-gate' or method='curvature', or another loss=."
         )
     return _gradients(gated, (~removed).double(), on_progress)
 

@@ -1,6 +1,6 @@
 """Figures of results: heads as a grid, scores by rank, curves; matplotlib draws them."""
 
-from headwise.tables.plots._axes import FIGURE_ENDINGS, plot_axes, save_figure
+from headwise.tables.plots._axes import save_figure
 from headwise.tables.plots._categories import category_marks, plot_categories
 from headwise.tables.plots._curve_lines import CurveLine, plot_curves
 from headwise.tables.plots._head_grid import HeadGrid, plot_heads, plot_removed
@@ -10,7 +10,6 @@ from headwise.tables.plots._ranking import plot_ranking
 from headwise.tables.plots._weights import plot_weights
 
 __all__ = [
-    "FIGURE_ENDINGS",
     "CurveLine",
     "HeadGrid",
     "PlotArea",
@@ -18,7 +17,6 @@ __all__ = [
     "category_marks",
     "curves_html",
     "grid_html",
-    "plot_axes",
     "plot_categories",
     "plot_curves",
     "plot_heads",

@@ -30,9 +30,9 @@ class CallLayout:
     Attributes:
         key_text: The text of the keys.
         columns: The keys of each query under every offset, relation and set of pairs.
-        is_shared: Whether later calls may have it, so that kernels may prepare for these.
+        is_shared: Whether later calls may share it, so that kernels may prepare for them.
         spans: Which keys and queries belong to named stretches, if the request has any.
-        requests: What kernels compute for such a call, by whether heads are among it.
+        requests: What kernels compute for such a call, by whether it includes the heads.
         eligible: The rows that count, by the number of heads and whether there is a sink.
     """
 
@@ -51,10 +51,11 @@ class CallLayout:
 
 
 class CallLayouts:
-    """The layouts of calls; the latest are found again for calls on the same text or a similar one.
+    """The layouts of the latest calls, reused for calls on the same text or a similar one.
 
-    Whether layers of a pass read the same text is known without a look at it. For a later pass
-    lengths, padding and positions are compared; relations, classes and spans are of one text alone.
+    Whether layers of a pass read the same text is known without comparing it. For a later pass
+    lengths, padding and positions are compared; with relations, classes or spans in the request a
+    layout is for one text only.
 
     Attributes:
         pairs: The pairs of queries and keys of the current texts.
@@ -115,7 +116,7 @@ def _form(inputs: StackInputs) -> "_Form":
 
 @dataclass(frozen=True)
 class _Form:
-    """What positions follow from, without the tokens of a text."""
+    """What determines the positions of a text, other than its tokens."""
 
     lengths: tuple[int | Tensor | None, ...]
     tensors: "Sequence[_Snapshot]"
@@ -125,12 +126,12 @@ class _Form:
         if self.lengths != (text.tokens, text.cached, cross.tokens):
             return False
         others = text.real, text.positions, cross.real
-        return all(mine.equals(x) for mine, x in zip(self.tensors, others, strict=True))
+        return all(known.equals(x) for known, x in zip(self.tensors, others, strict=True))
 
 
 @dataclass
 class _Known:
-    """A layout, and the calls that have it."""
+    """A layout, and what identifies the calls that share it."""
 
     shape: tuple[Any, ...]
     inputs: StackInputs  # of the latest pass; each pass has its own

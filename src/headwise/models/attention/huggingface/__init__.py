@@ -3,9 +3,8 @@
 from headwise.models.attention.huggingface._implementation import (
     Call,
     attention_forward,
-    is_causal,
 )
 from headwise.models.attention.huggingface._masks import attention_mask
 from headwise.models.attention.huggingface._rule import keys_read, rule_of
 
-__all__ = ["Call", "attention_forward", "attention_mask", "is_causal", "keys_read", "rule_of"]
+__all__ = ["Call", "attention_forward", "attention_mask", "keys_read", "rule_of"]

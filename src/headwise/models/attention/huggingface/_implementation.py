@@ -16,6 +16,7 @@ from headwise.errors import UnsupportedError
 from headwise.kernels import (
     AttendOutput,
     AttentionProblem,
+    AttentionRule,
     Bias,
     ComputeHeads,
     Outline,
@@ -23,6 +24,7 @@ from headwise.kernels import (
     attend,
     autocast_inputs,
     computes_natively,
+    is_shorter_than_a_call,
     make_rule,
     native_is_faster,
     plain_outline,
@@ -70,7 +72,7 @@ def attention_forward(
     call = Call(module, query, key, value, attention_mask, dropout, scaling, more)
     route = call.known_route()
     if route is not None:
-        return route(call), None
+        return route.heads(call), None
     if call.is_left_to_torch:
         return _by_torch(call), None
     result = attend(
@@ -133,26 +135,37 @@ class Call(NamedTuple):
             return None
         if not _EXTRA.isdisjoint(more) and any(more.get(name) is not None for name in _EXTRA):
             return None
+        if q.ndim == 4 and q.is_cpu and is_shorter_than_a_call(q, k):
+            return BY_TORCH
         causal = self.is_causal
         if causal and q.shape[2] != k.shape[2]:
             return None
         outline = plain_outline(q, k, v, causal, self.scaling)
-        route: Route | None = None if outline is None else _ROUTES.get(outline)
+        route = None if outline is None else _ROUTES.get(outline)
         if route is not None or outline is None or under_autocast(q):
             return route
-        route = _by_torch
-        if not self.is_left_to_torch:
-            route = partial(_by_kernel, prepare_plain(q, k, v, causal, self.scaling, outline))
-        return remember(_ROUTES, outline, route)
+        if self.is_left_to_torch:
+            return remember(_ROUTES, outline, BY_TORCH)
+        compute = prepare_plain(q, k, v, causal, self.scaling, outline)
+        problem = self._problem()
+        rule = problem.rule if computes_natively(problem) else None
+        return remember(_ROUTES, outline, Route(partial(_by_kernel, compute), rule))
 
     def native_problem(self) -> AttentionProblem | None:
         """The call for the native kernel, which can add statistics; None if it cannot."""
+        route = self.known_route()
+        if route is not None:
+            q, k, v = self.q, self.k, self.v
+            return None if route.rule is None else AttentionProblem(q, k, v, route.rule)
         is_added = self.mask is not None and self.mask.is_floating_point()
         if self.is_left_to_torch or self.needs_weights or is_added or under_autocast(self.q):
             return None
-        rule = make_rule(head_dim=self.q.shape[-1], **self.options())
-        problem = AttentionProblem(*self.inputs(), rule, self.dropout)
+        problem = self._problem()
         return problem if computes_natively(problem) else None
+
+    def _problem(self) -> AttentionProblem:
+        rule = make_rule(head_dim=self.q.shape[-1], **self.options())
+        return AttentionProblem(*self.inputs(), rule, self.dropout)
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values as the kernel reads them: the used keys, in autocast's dtype."""
@@ -200,7 +213,13 @@ class Call(NamedTuple):
         return top_left(T, S)
 
 
-Route = Callable[[Call], Tensor]
+class Route(NamedTuple):
+    """How calls of an outline are computed."""
+
+    heads: Callable[[Call], Float[Tensor, "B T H Dv"]]
+    rule: AttentionRule | None  # by which the native kernel computes them; None if it does not
+
+
 _ROUTES: dict[Outline, Route] = {}
 
 
@@ -215,6 +234,9 @@ def _by_torch(call: Call) -> Float[Tensor, "B T H Dv"]:
 
 def _by_kernel(compute: ComputeHeads, call: Call) -> Float[Tensor, "B T H Dv"]:
     return compute(call.q, call.k, call.v).transpose(1, 2)
+
+
+BY_TORCH = Route(_by_torch, None)
 
 
 # Biases that held zeros alone, and how often they had been changed in place by then.

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from headwise.errors import ArgumentError, ShapeError
-from headwise.models.cache._grouped_keys import CallKeys, GroupedKeys
+from headwise.models.cache._grouped_keys import CallKeys, GroupedKeys, QueryHeads
 from headwise.models.cache._storage import FullGroup, HeadGroup, StreamingGroup
 from headwise.models.cache._texts import TextBatch
 
@@ -43,6 +43,7 @@ class HeadCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         self.index, self.windows, self.sinks = index, windows, sinks
         self.sliding_window, self._texts = sliding_window, batch
         self._groups: list[HeadGroup] = []
+        self._query_heads = QueryHeads([])
         self.token_bytes = 0
         self.record_past = False
 
@@ -71,6 +72,7 @@ class HeadCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         for window in sorted({self._kept(window) for window in windows}, key=_by_size):
             heads = [head for head in range(n) if self._kept(windows[head]) == window]
             self._groups.append(self._group(heads, *window))
+        self._query_heads = QueryHeads(self._groups)
         self.is_initialized = True
         if self.record_past:
             self.activate_past_recording()
@@ -113,8 +115,9 @@ class HeadCacheLayer(CacheLayerMixin):  # type: ignore[misc]
                 groups.append((group, group.append(key_states, value_states, first)))
             elif isinstance(group, FullGroup):
                 groups.append((group, group.append(key_states, value_states)))
-        n = key_states.shape[1]
-        call = CallKeys(groups, n, self.get_seq_length(), first, self._texts.modules)
+        call = CallKeys(
+            groups, self._query_heads, self.get_seq_length(), first, self._texts.modules
+        )
         return GroupedKeys.of(call, key_states), GroupedKeys.of(call, value_states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

@@ -122,7 +122,8 @@ def _checked_texts(model: nn.Module, cache: HeadCache) -> Iterator[None]:
     @wraps(prepare)
     def checked(input_ids: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("past_key_values") is cache:
-            cache.texts.check_text(input_ids, cache.get_seq_length())
+            mask = kwargs.get("attention_mask")
+            cache.texts.check_text(input_ids, mask, cache.get_seq_length())
         return prepare(input_ids, *args, **kwargs)
 
     model.__dict__[name] = checked

@@ -69,7 +69,8 @@ function makeLegend(scale, { unit = "", evens = [], hatched = "" }) {
   return [
     make("span", { text: formatLimit(scale.low) }),
     ramp,
-    make("span", { text: `${formatLimit(scale.high)} ${unit}` }),
+    make("span", { text: formatLimit(scale.high) }),
+    ...(unit ? [make("span", { text: unit })] : []),
     ...(known.length ? [makeKey("tick-key", `even attention: ${formatRange(known)}`)] : []),
     ...(hatched ? [makeKey("hatch-key", hatched)] : []),
   ];

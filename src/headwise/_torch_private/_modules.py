@@ -1,0 +1,57 @@
+"""Private attributes of modules: hooks, fast paths, and what `torch.compile` has wrapped."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+# The attribute in which `torch.compile` keeps the module that it wraps.
+_WRAPPED = "_orig_mod"
+
+
+class WithoutFastPath:
+    """A module in the place of `nn.MultiheadAttention` that the layers of torch do not bypass.
+
+    Their fast path is for modules with other values of these attributes.
+    """
+
+    in_proj_bias = None
+    _qkv_same_embed_dim = False
+
+
+def has_joined_weight(layer: nn.MultiheadAttention) -> bool:
+    """Whether one weight holds the projections of queries, keys and values."""
+    return bool(layer._qkv_same_embed_dim)
+
+
+def forward_pre_hooks(module: nn.Module) -> dict[int, Callable[..., Any]]:
+    """The hooks that are called before a module's `forward`, by their numbers, in order."""
+    return dict(module._forward_pre_hooks)
+
+
+def call_forward_pre_hooks(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, skip: set[int]
+) -> None:
+    """Call these hooks but for some, in a call of the module that began without them."""
+    for number, hook in forward_pre_hooks(module).items():
+        if number not in skip:
+            has_kwargs = number in module._forward_pre_hooks_with_kwargs
+            hook(module, args, kwargs) if has_kwargs else hook(module, args)
+
+
+def replace_submodule(module: nn.Module, name: str, value: Any) -> None:
+    """Put anything in the place of a submodule; assigning it would refuse what is no module."""
+    module._modules[name] = value
+
+
+def wrapped_by_compiler(model: nn.Module) -> nn.Module | None:
+    """The module that `torch.compile` has wrapped; None if this is no such wrapper."""
+    return model._modules.get(_WRAPPED)
+
+
+def compiled_modules(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules of a model whose calls run compiled code."""
+    for module in model.modules():
+        is_compiled = getattr(module, "_compiled_call_impl", None) is not None
+        if is_compiled or wrapped_by_compiler(module) is not None:
+            yield module
