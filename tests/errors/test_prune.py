@@ -148,7 +148,7 @@ class _Scaled(nn.Module):
 def test_a_cut_that_would_change_the_output() -> None:
     x = torch.randn(2, 5, 12)
     with pytest.raises(
-        UnsupportedError, match="answer of _Scaled without these heads would be off by"
+        UnsupportedError, match="output of _Scaled without these heads would be off by"
     ):
         prune(_Scaled(), (0, 1), reference=[x])
 

@@ -69,7 +69,7 @@ def test_roles_of_a_corpus(place: Path) -> None:
             ("--roles", "--importance", "gradient"),
             "--importance gradient and --roles are both given",
         ),
-        (("--shards", "2", "--shard", "2"), "shard=2, workers=1 of 2 shards"),
+        (("--shards", "2", "--shard", "2"), "--shard 2, --workers 1 of 2 shards"),
         (("--statistics", "nothing"), "no statistic 'nothing'"),
         (("--data", "absent*.txt"), "no file matches 'absent*.txt'"),
         (("--device", "abacus"), "'abacus' cannot be used here"),

@@ -10,6 +10,7 @@ from jaxtyping import Float64
 
 from headwise._display import counted, printable
 from headwise.errors import ArgumentError
+from headwise.report._statistic_labels import statistic_label
 from headwise.tables import Head
 
 ERROR_RATE = 0.05
@@ -116,8 +117,9 @@ class ComparisonData:
         if changed.empty:
             return []
         row = changed.iloc[0]
+        label = statistic_label(row["statistic"]).lower()
         line = (
-            f"The largest difference: {row['statistic']} of {row['name']}, {row['before']:.3g} → "
+            f"The largest difference: {label} of {row['name']}, {row['before']:.3g} → "
             f"{row['after']:.3g} ({row['ci_low']:+.3g} to {row['ci_high']:+.3g})."
         )
         first = min(map(Head.parse, changed["name"]), key=lambda head: head.layer)

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from headwise.report._findings import significant_findings
+from headwise.report._statistic_labels import statistic_label
 from headwise.report._study_data import LookData, StudyData
 from headwise.report.page._packing import pack_samples
 from headwise.report.page._role_table import roles_of_heads
@@ -16,23 +17,6 @@ from headwise.tables import STATISTICS, Head
 
 # The most bytes of a page, unless all is wanted.
 MAX_BYTES = 4_900_000
-
-_LABELS = {
-    "entropy": "Entropy",
-    "max_weight": "Largest weight",
-    "first": "On the first token",
-    "self": "On the token itself",
-    "previous": "On the previous token",
-    "next": "On the next token",
-    "distance": "Distance",
-    "max_logit": "Largest logit",
-    "lse": "Log-sum-exp",
-    "sink": "On the learned sink",
-    "participation": "Attended keys",
-    "output_norm": "Output norm",
-    "special": "On special tokens",
-    "punctuation": "On punctuation",
-}
 
 Payload = dict[str, Any]
 
@@ -109,11 +93,6 @@ def applicable_statistics(study: StudyData) -> list[str]:
     return [name for name in table.statistics if np.isfinite(table.mean(name)).any()]
 
 
-def label_of(statistic: str) -> str:
-    """The name of a statistic in words; a requested one keeps its own."""
-    return _LABELS.get(statistic, visible(statistic))
-
-
 def as_json(data: Payload) -> str:
     """JSON that is safe inside a script element: ASCII, without `<`, `>` and `&`."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
@@ -125,7 +104,7 @@ def _statistic(study: StudyData, name: str) -> Payload:
     requested = name in study.meanings
     return {
         "name": visible(name),
-        "label": label_of(name),
+        "label": visible(statistic_label(name)),
         "unit": built_in.unit if built_in else "share" if requested else "",
         "meaning": visible(built_in.meaning if built_in else study.meanings.get(name, "")),
         "requested": requested,

@@ -6,13 +6,13 @@ from typing import Any
 
 from headwise._display import counted
 from headwise.report._html import fill_template, write_html
+from headwise.report._statistic_labels import statistic_label
 from headwise.report._study_data import LookData, StudyData
 from headwise.report.page._overview import overview
 from headwise.report.page._payload import (
     MAX_BYTES,
     applicable_statistics,
     as_json,
-    label_of,
     look_payload,
     payload,
 )
@@ -59,7 +59,11 @@ def render(study: StudyData, *, full: bool = False) -> str:
         "table": _static_table(study, applicable),
         "roles": None if study.roles is None else role_table(study.roles),
         "pruning": pruning(study),
-        "absent": [label_of(name) for name in study.table.statistics if name not in applicable],
+        "absent": [
+            visible(statistic_label(name))
+            for name in study.table.statistics
+            if name not in applicable
+        ],
         "versions": _facts(study.table.versions),
     }
     scripts = (*_TEXT_SCRIPTS, *_HEAD_SCRIPTS, *_LAST_SCRIPTS)
@@ -101,7 +105,7 @@ def _static_table(study: StudyData, statistics: Sequence[str]) -> dict[str, Any]
     heads = study.table.heads[:_STATIC_ROWS]
     columns = [study.table.mean(name) for name in statistics]
     return {
-        "columns": [label_of(name) for name in statistics],
+        "columns": [visible(statistic_label(name)) for name in statistics],
         "rows": [
             [str(head), *(digits(float(column[row])) for column in columns)]
             for row, head in enumerate(heads)

@@ -9,6 +9,7 @@ import pandas as pd
 
 from headwise._display import counted, printable
 from headwise.report._html import fill_template, write_html
+from headwise.report._statistic_labels import statistic_label
 from headwise.report.comparison._comparison_data import ComparisonData
 from headwise.report.comparison.page._maps import DifferenceMap, head_map, number
 from headwise.tables import STATISTICS
@@ -36,11 +37,13 @@ def render(comparison: ComparisonData) -> str:
         "titles": [printable(title) or side for title, side in _titles(comparison)],
         "sentences": comparison.sentences(),
         "overview": _overview(comparison),
-        "changed": [_texts(row) for row in changed[:_MOST_ROWS].to_dict("records")],
+        "changed": [_changed(row) for row in changed[:_MOST_ROWS].to_dict("records")],
         "more": len(changed) - _MOST_ROWS,
         "roles": None if comparison.roles is None else _roles(comparison.roles),
         "statistics": [_statistic(comparison, name) for name in shown],
-        "left_out": [printable(name) for name in comparison.statistics if name not in shown],
+        "left_out": [
+            printable(statistic_label(name)) for name in comparison.statistics if name not in shown
+        ],
         "facts": _facts(comparison),
     }
     template = _FOLDER / "comparison.html"
@@ -88,6 +91,7 @@ def _statistic(comparison: ComparisonData, name: str) -> dict[str, Any]:
     described = STATISTICS.get(name)
     return {
         "name": printable(name),
+        "label": printable(statistic_label(name)),
         "meaning": described.meaning if described else "share of attention",
         "unit": described.unit if described else "share",
         "changed": f"{counted(count, 'head')} changed" if count else "no head changed",
@@ -107,6 +111,10 @@ def _roles(roles: pd.DataFrame) -> list[dict[str, Any]]:
     """Changes first, then the roles that were kept."""
     kept = roles["change"] == "kept"
     return [_texts(row) for row in pd.concat([roles[~kept], roles[kept]]).to_dict("records")]
+
+
+def _changed(row: Mapping[Any, Any]) -> dict[str, Any]:
+    return _texts(row) | {"label": printable(statistic_label(row["statistic"]))}
 
 
 def _texts(row: Mapping[Any, Any]) -> dict[str, Any]:
