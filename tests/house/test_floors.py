@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,20 @@ FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
 # Code that runs in its own process: a file, and what it imports there.
 FRESH = {("headwise.models.checkpoints._fresh_process", "headwise.models")}
 
-each_source = pytest.mark.parametrize("source", sources(), ids=str)
+SOURCES = sources()
+PARTS = sorted({source.part for source in SOURCES})
+
+
+def each_source(check: Callable[[Source], None]) -> Callable[[str], None]:
+    """A test for each part of the package, which checks all of its files."""
+
+    def test(part: str) -> None:
+        for source in SOURCES:
+            if source.part == part:
+                check(source)
+
+    test.__name__, test.__doc__ = check.__name__, check.__doc__
+    return pytest.mark.parametrize("part", PARTS)(test)
 
 
 @each_source
