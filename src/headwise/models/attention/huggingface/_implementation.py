@@ -70,7 +70,7 @@ def attention_forward(
             f"Load the model with attn_implementation='eager'."
         )
     call = Call(module, query, key, value, attention_mask, dropout, scaling, more)
-    route = call.known_route()
+    route = call.plain_route()
     if route is not None:
         return route.heads(call), None
     if call.is_left_to_torch:
@@ -123,8 +123,8 @@ class Call(NamedTuple):
         mask_fits = self.mask is None or self.mask.ndim == 4
         return not (fits and mask_fits) or more.get("cache") is not None
 
-    def known_route(self) -> "Route | None":
-        """How calls of this outline are computed; None for one with more than q, k and v.
+    def plain_route(self) -> "Route | None":
+        """How a call of queries, keys and values alone is computed; None for any other.
 
         A token takes about as long to decide about as to compute, so it is decided once for all
         layers.
@@ -153,7 +153,7 @@ class Call(NamedTuple):
 
     def native_problem(self) -> AttentionProblem | None:
         """The call for the native kernel, which can add statistics; None if it cannot."""
-        route = self.known_route()
+        route = self.plain_route()
         if route is not None:
             q, k, v = self.q, self.k, self.v
             return None if route.rule is None else AttentionProblem(q, k, v, route.rule)
