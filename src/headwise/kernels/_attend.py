@@ -140,6 +140,8 @@ def plain_outline(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
 ) -> Outline | None:
     """The outline of `attend(q, k, v, causal=causal, scale=scale)`; None if it has none."""
+    if type(scale) not in _NUMBERS:
+        return None
     return outline_of(q, k, v, (causal, None, scale, None, 0.0, HEADS_ALONE, "auto"))
 
 

@@ -43,7 +43,6 @@ except ImportError:  # early versions of transformers 5 have none
 
 # What a call may have besides queries, keys, values and a mask.
 _EXTRA = frozenset(("softcap", "s_aux", "position_bias", "cache"))
-_NUMBERS = frozenset((float, int, type(None)))
 
 
 def attention_forward(
@@ -130,8 +129,7 @@ class Call(NamedTuple):
         layers.
         """
         q, k, v, more = self.q, self.k, self.v, self.more
-        is_plain = self.mask is None and not self.dropout and not self.needs_weights
-        if not is_plain or type(self.scaling) not in _NUMBERS:
+        if self.mask is not None or self.dropout or self.needs_weights:
             return None
         if not _EXTRA.isdisjoint(more) and any(more.get(name) is not None for name in _EXTRA):
             return None
