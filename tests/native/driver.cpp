@@ -38,7 +38,7 @@ void print(const char *name, const std::vector<float> &found) {
     for (float x : found) printf("%s %.7g\n", name, x);
 }
 void print_stored(const std::vector<uint8_t> &found, int64_t kind) {
-    const char *names[] = {"float", "brain", "half"};
+    const char *names[] = {"float", "bfloat16", "half"};
     for (size_t i = 0; i < found.size(); i += kind == 0 ? 4 : 2) {
         float x = 0;
         uint16_t bits;

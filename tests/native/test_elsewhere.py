@@ -57,7 +57,7 @@ def test_arm_computes_the_same_numbers(plain: str, tmp_path: Path) -> None:
     on_host, on_arm = _run(plain), _run(*emulated)
     assert [name for name, _ in on_host] == [name for name, _ in on_arm]
     # Shares divide by sums near zero; half precision is rounded in its last place.
-    close = {"class": 1e-4, "brain": 2.0**-7, "half": 2.0**-10}
+    close = {"class": 1e-4, "bfloat16": 2.0**-7, "half": 2.0**-10}
     for (name, expected), (_, actual) in zip(on_host, on_arm, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=close.get(name, 1e-5), atol=1e-5)
 

@@ -72,7 +72,7 @@ def attend(
     need_entropy: bool = False,
     backend: str = "auto",
 ) -> Float[Tensor, "B H T Dv"] | AttendOutput:
-    """Mix each head's values by how well its queries match its keys.
+    """Compute attention head by head: values weighted by how well queries match keys.
 
     Query head `h` reads kv head `h // (H // Hkv)`. Logits are scaled, then capped, then biased
     and masked. A query without visible keys gets zeros and a log-sum-exp of −inf, with finite

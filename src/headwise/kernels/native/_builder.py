@@ -198,7 +198,7 @@ def run(problem: Problem, function: str = "headwise_forward") -> bool:
     outcome = getattr(library().functions, function)(ctypes.byref(problem))
     if outcome == NO_MEMORY:
         sizes = {name: getattr(problem, name) for name in ("B", "H", "Hkv", "T", "S", "D", "Dv")}
-        raise MemoryError(f"native: there is no memory to compute in, for {sizes}.")
+        raise MemoryError(f"native: out of memory for a problem of sizes {sizes}.")
     return bool(outcome != NOT_FINITE)
 
 

@@ -95,8 +95,8 @@ def check_tensor(
         )
     if not is_aligned(span, dtype):
         raise ArgumentError(
-            f"native: {name} begins at byte {span[0]}, no multiple of {dtype.itemsize}. "
-            f"Give an aligned copy: {name}.clone()."
+            f"native: {name} begins at byte {span[0]}, which is not a multiple of "
+            f"{dtype.itemsize}. Give an aligned copy: {name}.clone()."
         )
     return span
 

@@ -1,55 +1,55 @@
 // Attention and statistics of its weights, in one pass over the keys.
 //
 // A task is a tile of 48 queries of one head (on AVX-512) against all keys that they see, a block
-// of 64 keys at a time: logits, their exponentials in place, then values mixed by them. Tasks are
-// independent, except that tiles add to what keys receive, in a fixed order; so the result is the
-// same for any number of threads.
-#include <cstddef>
-
+// of 64 keys at a time: logits, their exponentials in place, then values weighted by them. Tasks
+// are independent, except that tiles add to the weights that keys receive, in a fixed order; so the
+// result is the same for any number of threads.
 #include "backward.hpp"
 #include "decode.hpp"
+#include "fields.hpp"
+#include "packed_head.hpp"
 #include "threads.hpp"
-#include "whole_head.hpp"
 
 namespace {
 
 // What is kept of a block to compute what its keys receive: exponentials, and the largest logits
 // that they are relative to.
-constexpr int KEPT_BLOCK = (KEYS + 1) * ROWS;
+constexpr int KEPT_BLOCK = (BLOCK_KEYS + 1) * TILE_LANES;
 
 // The workspace of one thread, in one piece.
-struct Memory {
-    void *whole;
+struct ForwardWorkspace {
+    void *allocation;
     Workspace workspace;
-    WholeHead head;
+    PackedHead head;
     TileRegisters registers;
 
-    explicit Memory(const Problem &problem) : registers(uses_tiles(problem)) {
-        int64_t kept = problem.received ? (problem.S / KEYS + 1) * KEPT_BLOCK : KEYS * ROWS;
-        float *key_at = nullptr;
-        whole = allocate({{&workspace.queries, padded_width(problem.D) * ROWS},
-                              {&workspace.logits, kept},
-                              {&workspace.pairs, KEYS / 2 * ROWS},
-                              {&workspace.packed_rows, packed_rows_size(problem)},
-                              {&workspace.heads, problem.Dv * ROWS},
-                              {&workspace.single_logits, problem.N * ROWS},
-                              {&key_at, problem.N * ROWS},
-                              {&workspace.classes, 4 * problem.C * ROWS},
-                              {&workspace.shared_members, problem.C * ROWS},
-                              {&workspace.all_keys, copy_size(problem, problem.D)},
-                              {&workspace.all_values, copy_size(problem, problem.Dv)}});
-        if (!copies_heads(problem)) workspace.all_keys = workspace.all_values = nullptr;
-        workspace.single_keys = reinterpret_cast<int32_t *>(key_at);
+    explicit ForwardWorkspace(const Problem &problem) : registers(uses_tiles(problem)) {
+        int64_t blocks = problem.S / BLOCK_KEYS + 1;
+        int64_t kept = problem.received ? blocks * KEPT_BLOCK : BLOCK_KEYS * TILE_LANES;
+        float *single_keys = nullptr;
+        allocation = allocate({{&workspace.queries, padded_width(problem.D) * TILE_LANES},
+                               {&workspace.logits, kept},
+                               {&workspace.pairs, BLOCK_KEYS / 2 * TILE_LANES},
+                               {&workspace.packed_rows, packed_rows_size(problem)},
+                               {&workspace.heads, problem.Dv * TILE_LANES},
+                               {&workspace.single_logits, problem.N * TILE_LANES},
+                               {&single_keys, problem.N * TILE_LANES},
+                               {&workspace.classes, 4 * problem.C * TILE_LANES},
+                               {&workspace.shared_members, problem.C * TILE_LANES},
+                               {&workspace.all_keys, packed_head_size(problem, problem.D)},
+                               {&workspace.all_values, packed_head_size(problem, problem.Dv)}});
+        if (!packs_heads(problem)) workspace.all_keys = workspace.all_values = nullptr;
+        workspace.single_keys = reinterpret_cast<int32_t *>(single_keys);
     }
-    Memory(const Memory &) = delete;
-    ~Memory() { std::free(whole); }
+    ForwardWorkspace(const ForwardWorkspace &) = delete;
+    ~ForwardWorkspace() { std::free(allocation); }
 };
 
 // The workspace of a thread whose tasks need none.
-struct NoMemory {
-    bool whole = true;
+struct NoWorkspace {
+    bool allocation = true;
 
-    explicit NoMemory(const Problem &) {}
+    explicit NoWorkspace(const Problem &) {}
 };
 
 // Returns whether all of them are finite.
@@ -61,7 +61,7 @@ bool write_heads(const QueryTile &queries, int vec, int n, Floats weight) {
     with_element_type(problem, [&]<class Stored>() {
         Stored *to = static_cast<Stored *>(problem.heads) + before;
         unpack_transposed(n, problem.Dv, to, problem.heads_stride[2], [&](int64_t d) {
-            Floats x = load(queries.workspace.heads + d * ROWS + vec * W) * weight;
+            Floats x = load(queries.workspace.heads + d * TILE_LANES + vec * W) * weight;
             sums += x;
             return x;
         });
@@ -69,40 +69,42 @@ bool write_heads(const QueryTile &queries, int vec, int n, Floats weight) {
     return are_finite(sums, n);
 }
 
-// Adds what keys receive from a tile of queries, all of whose exponentials were kept.
-template <int N> void give(const QueryTile &queries, const OnlineSoftmax &softmax, const float *s) {
+// Adds the weights that keys receive from a tile of queries, all of whose exponentials were kept.
+template <int N>
+void add_received(const QueryTile &queries, const OnlineSoftmax &softmax, const float *s) {
     const Problem &problem = queries.problem;
     Floats weight[N], factor[N];
     Ints counted[N] = {};
     for (int vec = 0; vec < N; vec++) {
-        weight[vec] = softmax.finish_rows(vec).weight;
+        weight[vec] = softmax.finish_rows(vec).max_weight;
         for (int i = 0; i < W && vec * W + i < queries.n; i++)
             counted[vec][i] = -problem.counted[queries.b * problem.T + queries.query(vec * W + i)];
     }
-    for (int64_t from = queries.start / KEYS * KEYS; from < queries.stop; from += KEYS) {
-        Block block = queries.block(from, from + KEYS);
+    for (int64_t from = queries.first_block(); from < queries.stop; from += BLOCK_KEYS) {
+        Block block = queries.block(from, from + BLOCK_KEYS);
         if (block.empty) continue;
-        for (int vec = 0; vec < N; vec++)
-            factor[vec] =
-                weight[vec] * exponential(load(s + KEYS * ROWS + vec * W) - softmax.peak[vec]);
+        for (int vec = 0; vec < N; vec++) {
+            Floats kept_max = load(s + BLOCK_KEYS * TILE_LANES + vec * W);
+            factor[vec] = weight[vec] * exp(kept_max - softmax.row_max[vec]);
+        }
         float *received =
             problem.received + (queries.b * problem.H + queries.h) * problem.S + block.start;
         for (int first = 0; first < block.n; first += W) {
-            Floats parts[W] = {};
+            Floats partial[W] = {};
             for (int vec = 0; vec < N; vec++)
                 for (int r = first; r < std::min(first + W, block.counts[vec]); r++) {
-                    Floats p = load(s + r * ROWS + vec * W) * factor[vec];
-                    parts[r - first] += (Floats)((Ints)p & counted[vec]);
+                    Floats p = load(s + r * TILE_LANES + vec * W) * factor[vec];
+                    partial[r - first] += (Floats)((Ints)p & counted[vec]);
                 }
             int count = std::min(W, block.n - first);
-            store_some(received + first, load_some(received + first, count) + sums(parts), count);
+            store_some(received + first, load_some(received + first, count) + sums(partial), count);
         }
         s += KEPT_BLOCK;
     }
 }
 
 // Prefetches where the heads of a tile are written, and what the next tile begins with, while its
-// last values are mixed.
+// last values are added up.
 void prefetch_last(const QueryTile &queries, const QueryTile &next) {
     if (queries.problem.heads) queries.prefetch_heads();
     next.prefetch_queries();
@@ -118,31 +120,33 @@ bool attend(const QueryTile &queries, const QueryTile &next, Workspace &workspac
     OnlineSoftmax softmax(queries);
     const float *kept = workspace.logits;
     bool fresh = true, finite = true;
-    for (int64_t from = queries.start / KEYS * KEYS; from < queries.stop; from += KEYS) {
-        Block block = queries.block(from, from + KEYS);
+    for (int64_t from = queries.first_block(); from < queries.stop; from += BLOCK_KEYS) {
+        Block block = queries.block(from, from + BLOCK_KEYS);
         if (block.empty) continue;
         if (problem.heads) queries.prefetch_values(block);
         queries.prefetch_bias(block);
         Products::template logits<N>(queries, block);
         softmax.add_unbiased(block);
         queries.add_bias(block);
-        softmax.add<typename Products::Numbers>(block);
-        if (from + KEYS < queries.stop) queries.prefetch_keys(from + KEYS);
+        softmax.add<typename Products::Factor>(block);
+        if (from + BLOCK_KEYS < queries.stop) queries.prefetch_keys(from + BLOCK_KEYS);
         else prefetch_last(queries, next);
         if (problem.heads)
-            Products::template mix<N>(queries, block, softmax.factor, softmax.rescaled, fresh);
+            Products::template weighted_sum<N>(queries, block, softmax.factor, softmax.rescaled,
+                                               fresh);
         fresh = false;
         if (!lock) continue;
         for (int vec = 0; vec < N; vec++)
-            store(workspace.logits + KEYS * ROWS + vec * W, softmax.peak[vec]);
+            store(workspace.logits + BLOCK_KEYS * TILE_LANES + vec * W, softmax.row_max[vec]);
         workspace.logits += KEPT_BLOCK;
     }
-    if (fresh) std::fill_n(workspace.heads, problem.Dv * ROWS, 0.0f);
-    softmax.finish([&](int vec, int n,
-                       Floats weight) { finite &= write_heads(queries, vec, n, weight); });
+    if (fresh) std::fill_n(workspace.heads, problem.Dv * TILE_LANES, 0.0f);
+    softmax.finish([&](int vec, int n, Floats weight) {
+        finite &= write_heads(queries, vec, n, weight);
+    });
     // The last tile is the first of its head.
-    if (lock) lock->run((problem.T - 1 - queries.first) / ROWS,
-                        [&] { give<N>(queries, softmax, kept); });
+    if (lock) lock->run((problem.T - 1 - queries.first) / TILE_LANES,
+                        [&] { add_received<N>(queries, softmax, kept); });
     return finite;
 }
 
@@ -151,45 +155,46 @@ template <class Element>
 int64_t decode(const Problem &problem, const Members &members, std::atomic<bool> &nonfinite) {
     Decoding<Element> decoding(problem);
     if (!decoding.memory) return NO_MEMORY;
-    auto look = [&](int64_t part, const Memory &memory) {
-        Workspace workspace = memory.workspace;
+    auto compute = [&](int64_t task, const ForwardWorkspace &of_thread) {
+        Workspace workspace = of_thread.workspace;
         workspace.members = &members;
-        decoding.look(part, workspace);
+        decoding.compute_chunk(task, workspace);
     };
-    auto gather = [&](int64_t tile_index, const NoMemory &) {
-        if (!decoding.gather(tile_index)) nonfinite = true;
+    auto merge = [&](int64_t tile, const NoWorkspace &) {
+        if (!decoding.merge_chunks(tile)) nonfinite = true;
     };
-    return in_parallel<Memory>(problem, decoding.tiles * decoding.chunks, look) ||
-           in_parallel<NoMemory>(problem, decoding.tiles, gather);
+    return in_parallel<ForwardWorkspace>(problem, decoding.tiles * decoding.chunks, compute) ||
+           in_parallel<NoWorkspace>(problem, decoding.tiles, merge);
 }
 
 int64_t forward(const Problem &problem, std::atomic<bool> &nonfinite) {
     Members members(problem);
     if (!members.starts) return NO_MEMORY;
-    if constexpr (PAIRS)
+    if constexpr (HAS_BF16_PAIRS)
         if (problem.packed && QueryTile::uses_pairs(problem))
-            return decode<Pair>(problem, members, nonfinite);
+            return decode<BFloat16Pair>(problem, members, nonfinite);
     if (problem.packed)
         return with_element_type(problem,
             [&]<class Stored>() { return decode<Stored>(problem, members, nonfinite); });
-    int64_t tiles = (problem.T + ROWS - 1) / ROWS, tasks = problem.B * problem.H * tiles;
+    int64_t tiles = count_tiles(problem), tasks = problem.B * problem.H * tiles;
     TicketLocks locks(problem.received ? problem.B * problem.H : 0);
-    if (!locks.of) return NO_MEMORY;
-    return in_parallel<Memory>(problem, tasks, [&](int64_t task, Memory &memory) {
-        Workspace workspace = memory.workspace;
+    if (!locks.locks) return NO_MEMORY;
+    return in_parallel<ForwardWorkspace>(problem, tasks, [&](int64_t task,
+                                                             ForwardWorkspace &of_thread) {
+        Workspace workspace = of_thread.workspace;
         workspace.members = &members;
         // Under a causal mask the last tiles have the most to do: they come first.
-        auto tile_index = [&](int64_t i) {
-            return query_tile(problem, workspace, i / tiles, (tiles - 1 - i % tiles) * ROWS);
+        auto tile_of_task = [&](int64_t i) {
+            return query_tile(problem, workspace, i / tiles, (tiles - 1 - i % tiles) * TILE_LANES);
         };
-        QueryTile queries = tile_index(task),
-            next = tile_index(std::min(task + problem.threads, tasks - 1));
-        memory.head.copy(queries, workspace);
-        TicketLock *lock = problem.received ? &locks.of[task / tiles] : nullptr;
-        auto heads = [&]<int N, class Products>() {
+        QueryTile queries = tile_of_task(task),
+            next = tile_of_task(std::min(task + problem.threads, tasks - 1));
+        of_thread.head.pack(queries, workspace);
+        TicketLock *lock = problem.received ? &locks.locks[task / tiles] : nullptr;
+        auto attend_tile = [&]<int N, class Products>() {
             return attend<N, Products>(queries, next, workspace, lock);
         };
-        if (!specialized(queries, heads)) nonfinite = true;
+        if (!specialized(queries, attend_tile)) nonfinite = true;
     });
 }
 
@@ -203,7 +208,7 @@ INLINE void opaque(Floats &x) {
 }
 
 template <class Element> int64_t multiply_in_registers(int64_t rounds, Element x) {
-    constexpr int N = TILE_KEYS * V;
+    constexpr int N = TILE_KEYS * TILE_VECTORS;
     Floats sums[N] = {}, y = broadcast(0.5f);
     UNROLL for (int i = 0; i < N; i++) opaque(sums[i]);
     for (int64_t round = 0; round < rounds; round++) {
@@ -214,39 +219,13 @@ template <class Element> int64_t multiply_in_registers(int64_t rounds, Element x
     return rounds * N * W * 2;
 }
 
-#define FIELD(name) {#name, offsetof(Problem, name), sizeof(Problem::name)}
-constexpr Field FIELDS[] = {
-    FIELD(dtype), FIELD(q), FIELD(k), FIELD(v), FIELD(q_stride), FIELD(k_stride),
-    FIELD(v_stride), FIELD(B), FIELD(H), FIELD(Hkv), FIELD(T), FIELD(S), FIELD(D),
-    FIELD(Dv), FIELD(packed), FIELD(scale), FIELD(softcap), FIELD(left), FIELD(right),
-    FIELD(key_range), FIELD(documents), FIELD(mask), FIELD(mask_stride), FIELD(bias),
-    FIELD(bias_stride), FIELD(by_distance), FIELD(by_distance_stride), FIELD(sinks),
-    FIELD(heads), FIELD(heads_stride), FIELD(n_keys), FIELD(argmax), FIELD(lse),
-    FIELD(max_logit), FIELD(max_weight), FIELD(entropy), FIELD(participation), FIELD(sink),
-    FIELD(distance), FIELD(even_distance), FIELD(query_at), FIELD(key_at), FIELD(N),
-    FIELD(keys), FIELD(key_mass), FIELD(key_top), FIELD(key_share), FIELD(key_seen),
-    FIELD(C), FIELD(classes), FIELD(class_mass), FIELD(class_top), FIELD(class_share),
-    FIELD(class_keys), FIELD(key_norms), FIELD(counted), FIELD(received), FIELD(grad_heads),
-    FIELD(grad_lse), FIELD(grad_entropy), FIELD(grad_heads_stride), FIELD(dq), FIELD(dk),
-    FIELD(dv), FIELD(dq_stride), FIELD(dk_stride), FIELD(dv_stride), FIELD(threads)};
-#undef FIELD
-// What the list leaves out would show as a gap.
-static_assert([] {
-    size_t end = 0;
-    for (const Field &field : FIELDS) {
-        if (field.offset != int64_t(end)) return false;
-        end += field.size;
-    }
-    return end == sizeof(Problem);
-}());
-
 }  // namespace
 
 extern "C" {
 
 int64_t headwise_peak(int64_t rounds, int64_t uses_pairs) {
     if (!uses_pairs) return multiply_in_registers(rounds, 0.5f);
-    return PAIRS ? 2 * multiply_in_registers(rounds, Pair{}) : 0;
+    return HAS_BF16_PAIRS ? 2 * multiply_in_registers(rounds, BFloat16Pair{}) : 0;
 }
 
 const Field *headwise_fields(int64_t *count) {
@@ -275,23 +254,22 @@ int64_t headwise_runs_here() {
 #endif
 }
 
-int64_t headwise_forward(const Problem *given) {
-    const Problem &problem = *given;
+int64_t headwise_forward(const Problem *pointer) {
+    const Problem &problem = *pointer;
     std::atomic<bool> nonfinite{false};
     return forward(problem, nonfinite) ? NO_MEMORY : nonfinite ? NOT_FINITE : DONE;
 }
 
-int64_t headwise_backward(const Problem *given) {
-    const Problem &problem = *given;
-    int64_t size = share_size(problem),
-        shares = std::max<int64_t>(1, (problem.S + size - 1) / size);
-    // of tiles of queries
-    TicketLocks locks(problem.B * problem.H * ((problem.T + ROWS - 1) / ROWS));
-    if (!locks.of) return NO_MEMORY;
-    return in_parallel<BackwardWorkspace>(problem, problem.B * problem.Hkv * shares,
+int64_t headwise_backward(const Problem *pointer) {
+    const Problem &problem = *pointer;
+    int64_t size = chunk_size(problem);
+    int64_t chunks = std::max<int64_t>(1, (problem.S + size - 1) / size);
+    TicketLocks locks(problem.B * problem.H * count_tiles(problem));
+    if (!locks.locks) return NO_MEMORY;
+    return in_parallel<BackwardWorkspace>(problem, problem.B * problem.Hkv * chunks,
                                           [&](int64_t task, const BackwardWorkspace &buffers) {
-        int64_t head = task / shares, start = task % shares * size;
-        KeyShare{problem, buffers, locks.of, head / problem.Hkv, head % problem.Hkv, start,
+        int64_t head = task / chunks, start = task % chunks * size;
+        KeyChunk{problem, buffers, locks.locks, head / problem.Hkv, head % problem.Hkv, start,
             std::min(start + size, problem.S)}
             .differentiate();
     });

@@ -68,16 +68,16 @@ template <int N>
 inline void multiply_tiles(Rows<BFloat16> rows, const float *lanes, int steps, bool fresh,
                            float *sums) {
     constexpr int A = 6, B = 7;  // the first ones hold the sums
-    constexpr int64_t LANE_STRIDE = ROWS * sizeof(float);
+    constexpr int64_t LANE_STRIDE = TILE_LANES * sizeof(float);
     int64_t stride = rows.stride * sizeof(BFloat16);
-    auto sum = [&](int tile) { return sums + tile / N * W * ROWS + tile % N * W; };
+    auto sum = [&](int tile) { return sums + tile / N * W * TILE_LANES + tile % N * W; };
     unrolled<2 * N>([&]<int i>() __attribute__((always_inline)) {
         if (fresh) clear_tile<i>();
         else load_tile<i>(sum(i), LANE_STRIDE);
     });
-    for (int step = 0; step < steps; step++, rows.at += TILE_DEPTH, lanes += W * ROWS)
+    for (int step = 0; step < steps; step++, rows.data += TILE_DEPTH, lanes += W * TILE_LANES)
         unrolled<2>([&]<int half>() __attribute__((always_inline)) {
-            load_tile<A>(rows.at + half * W * rows.stride, stride);
+            load_tile<A>(rows.data + half * W * rows.stride, stride);
             unrolled<N>([&]<int i>() __attribute__((always_inline)) {
                 load_tile<B>(lanes + i * W, LANE_STRIDE);
                 multiply_tile<half * N + i, A, B>();

@@ -1,4 +1,4 @@
-// The two matrix products, in register tiles.
+// Matrix products in register tiles: of queries and keys, of weights and values, and for gradients.
 //
 // Each lane is a query. Numbers of keys and values are broadcast to all lanes, so both are read
 // where they are; only queries and outputs are transposed. Row statistics (largest logit, sum) are
@@ -6,20 +6,22 @@
 #pragma once
 #include "vectors.hpp"
 
-// Vectors of queries in a tile, and keys in a block: 48 queries and 64 keys with AVX-512. Products
-// take so little time with AMX that what is done once for each block counts.
-constexpr int V = 3, ROWS = V * W, KEYS = TILES ? 128 : 64;
-// Keys (or columns of values) in a register tile: with V vectors each, what the registers hold.
+// Vectors and lanes of a tile of queries, and keys in a block: 48 queries and 64 keys with AVX-512.
+// With AMX, products take so little time that the work done once for each block counts.
+constexpr int TILE_VECTORS = 3, TILE_LANES = TILE_VECTORS * W;
+constexpr int BLOCK_KEYS = HAS_AMX ? 128 : 64;
+// Keys (or columns of values) in a register tile, with TILE_VECTORS vectors each: as many as the
+// registers hold.
 constexpr int TILE_KEYS = W == 8 ? 4 : 8;
 
-// Array elements in one factor of a product.
-template <class Element> constexpr int UNIT = std::is_same_v<Element, Pair> ? 2 : 1;
+// Array elements in one lane: two where products are of pairs.
+template <class Element> constexpr int PER_LANE = std::is_same_v<Element, BFloat16Pair> ? 2 : 1;
 
 INLINE int64_t padded_width(int64_t n) { return (n + W - 1) / W * W; }
 
 // Rows as products read them.
 template <class Element> struct Rows {
-    const Element *at;
+    const Element *data;
     int64_t stride;
 };
 
@@ -27,17 +29,17 @@ template <class Element> struct Rows {
 template <class Element, class Stored>
 inline Rows<Element> pack_rows(const Stored *from, int64_t stride, int n, int64_t columns,
                                float *to) {
-    int64_t wide = padded_width(columns);
-    for (int r = 0; r < n; r += UNIT<Element>, from += UNIT<Element> * stride)
+    int64_t padded = padded_width(columns);
+    for (int r = 0; r < n; r += PER_LANE<Element>, from += PER_LANE<Element> * stride)
         for (int64_t c = 0; c < columns; c += W) {
             Floats x = load_some(from + c, columns - c);
-            if constexpr (UNIT<Element> == 2) {
+            if constexpr (PER_LANE<Element> == 2) {
                 Floats next = r + 1 < n ? load_some(from + stride + c, columns - c) : Floats{};
                 x = interleaved(x, next);
             }
-            store(to + r / UNIT<Element> * wide + c, x);
+            store(to + r / PER_LANE<Element> * padded + c, x);
         }
-    return {reinterpret_cast<const Element *>(to), wide};
+    return {reinterpret_cast<const Element *>(to), padded};
 }
 
 // Prefetches n rows for reading or writing.
@@ -68,14 +70,15 @@ inline void pack_transposed(const Element *from, int64_t stride, int n, int64_t 
         const Element *rows = from + v * W * stride;
         for (int64_t column = 0; column < columns; column += W) {
             Floats tile[W];
-            float *transposed = to + column * ROWS + v * W;
+            float *transposed = to + column * TILE_LANES + v * W;
             int64_t count = columns - column;
             if (count >= W && (v + 1) * W <= n) {
                 load_transposed<true>(rows + column, stride, W, W, tile);
-                UNROLL for (int i = 0; i < W; i++) store(transposed + i * ROWS, tile[i]);
+                UNROLL for (int i = 0; i < W; i++) store(transposed + i * TILE_LANES, tile[i]);
             } else {
                 load_transposed<false>(rows + column, stride, n - v * W, count, tile);
-                for (int i = 0; i < W && i < count; i++) store(transposed + i * ROWS, tile[i]);
+                for (int i = 0; i < W && i < count; i++)
+                    store(transposed + i * TILE_LANES, tile[i]);
             }
         }
     }
@@ -118,35 +121,36 @@ INLINE void dot_tile(const Element *k, int64_t stride, int64_t D, const float *q
     Floats acc[R][N] = {};
     for (int64_t d = 0; d < D; d++) {
         Floats x[N];
-        UNROLL for (int v = 0; v < N; v++) x[v] = load(queries + d * ROWS + v * W);
+        UNROLL for (int v = 0; v < N; v++) x[v] = load(queries + d * TILE_LANES + v * W);
         UNROLL for (int r = 0; r < R; r++) {
             Element key = k[r * stride + d];
             UNROLL for (int v = 0; v < N; v++) add_product(acc[r][v], key, x[v]);
         }
     }
     UNROLL for (int r = 0; r < R; r++)
-        UNROLL for (int v = 0; v < N; v++) store(s + r * ROWS + v * W, scale * acc[r][v]);
+        UNROLL for (int v = 0; v < N; v++) store(s + r * TILE_LANES + v * W, scale * acc[r][v]);
 }
 
 template <int N, class Element>
 inline void dot(int n, const Element *k, int64_t stride, int64_t D, const float *queries,
-                float scale,
-                float *s) {
+                float scale, float *s) {
     int r = 0;
     for (; r + TILE_KEYS <= n; r += TILE_KEYS)
-        dot_tile<TILE_KEYS, N>(k + r * stride, stride, D, queries, scale, s + r * ROWS);
+        dot_tile<TILE_KEYS, N>(k + r * stride, stride, D, queries, scale, s + r * TILE_LANES);
     for (; r + 4 <= n; r += 4)
-        dot_tile<4, N>(k + r * stride, stride, D, queries, scale, s + r * ROWS);
-    for (; r < n; r++) dot_tile<1, N>(k + r * stride, stride, D, queries, scale, s + r * ROWS);
+        dot_tile<4, N>(k + r * stride, stride, D, queries, scale, s + r * TILE_LANES);
+    for (; r < n; r++)
+        dot_tile<1, N>(k + r * stride, stride, D, queries, scale, s + r * TILE_LANES);
 }
 
 // acc[column][lane] += sum over n keys of v[key][column] * p[key][lane], for all vectors but the
 // first F.
 template <int R, int F, int N, class Element>
-INLINE void mix_keys(int n, const Element *v, int64_t stride, const float *p, Floats (*acc)[N]) {
+INLINE void weighted_sum_keys(int n, const Element *v, int64_t stride, const float *p,
+                              Floats (*acc)[N]) {
     for (int j = 0; j < n; j++) {
         Floats x[N];
-        UNROLL for (int i = F; i < N; i++) x[i] = load(p + j * ROWS + i * W);
+        UNROLL for (int i = F; i < N; i++) x[i] = load(p + j * TILE_LANES + i * W);
         UNROLL for (int r = 0; r < R; r++) {
             Element value = v[j * stride + r];
             UNROLL for (int i = F; i < N; i++) add_product(acc[r][i], value, x[i]);
@@ -154,35 +158,83 @@ INLINE void mix_keys(int n, const Element *v, int64_t stride, const float *p, Fl
     }
 }
 
-// o[column][lane] = o * factor + mixed values, for R columns. Vector i reads rows[i] keys.
+// o[column][lane] = o * factor + weighted sum of values, for R columns. Vector i reads rows[i]
+// keys.
 template <int R, int N, class Element, int... F>
-INLINE void mix_tile(const int *rows, const Element *v, int64_t stride, const float *p,
-                     const Floats *factor, bool fresh, float *o,
-                     std::integer_sequence<int, F...>) {
+INLINE void weighted_sum_tile(const int *rows, const Element *v, int64_t stride, const float *p,
+                              const Floats *factor, bool fresh, float *o,
+                              std::integer_sequence<int, F...>) {
     // Blocks are summed apart, so that rounding grows with their number and not with the keys'.
     Floats acc[R][N] = {};
-    auto stretch = [&]<int first>() {
+    auto add_range = [&]<int first>() {
         int from = first ? rows[first - 1] : 0;
-        mix_keys<R, first>(rows[first] - from, v + from * stride, stride, p + from * ROWS, acc);
+        weighted_sum_keys<R, first>(rows[first] - from, v + from * stride, stride,
+                                    p + from * TILE_LANES, acc);
     };
-    (stretch.template operator()<F>(), ...);
+    (add_range.template operator()<F>(), ...);
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < N; i++) {
-        float *sum = o + r * ROWS + i * W;
+        float *sum = o + r * TILE_LANES + i * W;
         store(sum, fresh ? acc[r][i] : load(sum) * factor[i] + acc[r][i]);
     }
 }
 
 template <int N, class Element>
-inline void mix(const int *keys, Rows<Element> v, int64_t Dv, const float *p, const Floats *factor,
-                bool fresh, float *o) {
+inline void weighted_sum(const int *keys, Rows<Element> v, int64_t Dv, const float *p,
+                         const Floats *factor, bool fresh, float *o) {
     constexpr auto vectors = std::make_integer_sequence<int, N>{};
     int rows[N];
-    for (int i = 0; i < N; i++) rows[i] = (keys[i] + UNIT<Element> - 1) / UNIT<Element>;
+    for (int i = 0; i < N; i++) rows[i] = (keys[i] + PER_LANE<Element> - 1) / PER_LANE<Element>;
     int64_t d = 0;
     for (; d + TILE_KEYS <= Dv; d += TILE_KEYS)
-        mix_tile<TILE_KEYS, N>(rows, v.at + d, v.stride, p, factor, fresh, o + d * ROWS, vectors);
+        weighted_sum_tile<TILE_KEYS, N>(rows, v.data + d, v.stride, p, factor, fresh,
+                                        o + d * TILE_LANES, vectors);
     for (; d + 4 <= Dv; d += 4)
-        mix_tile<4, N>(rows, v.at + d, v.stride, p, factor, fresh, o + d * ROWS, vectors);
+        weighted_sum_tile<4, N>(rows, v.data + d, v.stride, p, factor, fresh, o + d * TILE_LANES,
+                                vectors);
     for (; d < Dv; d++)
-        mix_tile<1, N>(rows, v.at + d, v.stride, p, factor, fresh, o + d * ROWS, vectors);
+        weighted_sum_tile<1, N>(rows, v.data + d, v.stride, p, factor, fresh, o + d * TILE_LANES,
+                                vectors);
+}
+
+// Keys in a tile of gradients, with two vectors of columns each.
+constexpr int TILE_GRADIENTS = W == 8 ? 6 : 12;
+
+// sums[key][column] += sum over n lanes of p[key][lane] * x[lane][column]: R keys, C vectors. A
+// pair holds two lanes.
+template <int R, int C, class Element>
+INLINE void outer_tile(const Element *p, const float *x, int64_t width, int n, float *sums) {
+    Floats acc[R][C] = {};
+    for (int i = 0; i < n; i++) {
+        Floats row[C];
+        UNROLL for (int c = 0; c < C; c++) row[c] = load(x + i * width + c * W);
+        UNROLL for (int r = 0; r < R; r++) {
+            Element weight = p[r * TILE_LANES + i];
+            UNROLL for (int c = 0; c < C; c++) add_product(acc[r][c], weight, row[c]);
+        }
+    }
+    // The queries of a tile are summed separately, so that rounding grows only with the number of
+    // tiles.
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) {
+        float *sum = sums + r * width + c * W;
+        store(sum, load(sum) + acc[r][c]);
+    }
+}
+
+template <int C, class Element>
+inline void outer_columns(int keys, const Element *p, const float *x, int64_t width, int n,
+                          float *sums) {
+    int r = 0;
+    for (; r + TILE_GRADIENTS <= keys; r += TILE_GRADIENTS)
+        outer_tile<TILE_GRADIENTS, C>(p + r * TILE_LANES, x, width, n, sums + r * width);
+    for (; r + 4 <= keys; r += 4)
+        outer_tile<4, C>(p + r * TILE_LANES, x, width, n, sums + r * width);
+    for (; r < keys; r++) outer_tile<1, C>(p + r * TILE_LANES, x, width, n, sums + r * width);
+}
+
+template <class Element>
+inline void outer(int keys, const Element *p, const float *x, int64_t width, int n, float *sums) {
+    int64_t column = 0;
+    for (; column + 2 * W <= width; column += 2 * W)
+        outer_columns<2>(keys, p, x + column, width, n, sums + column);
+    if (column < width) outer_columns<1>(keys, p, x + column, width, n, sums + column);
 }

@@ -7,16 +7,16 @@
 
 #include "interface.h"
 
-// Each thread has a Memory of its own, and takes the next task when it has finished one.
-template <class Memory, class Work>
+// Each thread has a workspace of its own, and takes the next task when it has finished one.
+template <class ThreadWorkspace, class Work>
 int64_t in_parallel(const Problem &problem, int64_t tasks, Work work) {
     std::atomic<int64_t> next{0};
     std::atomic<bool> failed{false};
     auto thread = [&] {
-        Memory memory(problem);
-        if (!memory.whole) failed = true;
+        ThreadWorkspace workspace(problem);
+        if (!workspace.allocation) failed = true;
         else
-            for (int64_t task; (task = next++) < tasks;) work(task, memory);
+            for (int64_t task; (task = next++) < tasks;) work(task, workspace);
     };
     // A team of one takes as long to open as a short task.
     if (problem.threads == 1) thread();
@@ -30,20 +30,20 @@ int64_t in_parallel(const Problem &problem, int64_t tasks, Work work) {
 // Tasks that add to the same sums do so in a fixed order, so that the result is the same for any
 // number of threads. A ticket's predecessors must be tasks with lower numbers.
 struct TicketLock {
-    std::atomic<int32_t> now;
+    std::atomic<int32_t> now_serving;
 
-    template <class Work> void run(int32_t own, Work work) {
-        while (now.load(std::memory_order_acquire) != own) sched_yield();
+    template <class Work> void run(int32_t ticket, Work work) {
+        while (now_serving.load(std::memory_order_acquire) != ticket) sched_yield();
         work();
-        now.store(own + 1, std::memory_order_release);
+        now_serving.store(ticket + 1, std::memory_order_release);
     }
 };
 
 struct TicketLocks {
-    TicketLock *of;
+    TicketLock *locks;
 
     explicit TicketLocks(int64_t n)
-        : of(static_cast<TicketLock *>(std::calloc(n + 1, sizeof(TicketLock)))) {}
+        : locks(static_cast<TicketLock *>(std::calloc(n + 1, sizeof(TicketLock)))) {}
     TicketLocks(const TicketLocks &) = delete;
-    ~TicketLocks() { std::free(of); }
+    ~TicketLocks() { std::free(locks); }
 };

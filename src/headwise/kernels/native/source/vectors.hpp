@@ -25,17 +25,17 @@ using Shorts = uint16_t __attribute__((vector_size(2 * W)));
 enum ElementType : int64_t { FLOAT32, BFLOAT16, FLOAT16 };
 struct BFloat16 { uint16_t bits; };  // the upper half of a float
 struct Float16 { uint16_t bits; };  // IEEE half precision
-// two of bfloat16, multiplied with two others by one instruction
-struct Pair { uint16_t first, second; };
+// Two of bfloat16, multiplied with two others by one instruction.
+struct BFloat16Pair { uint16_t first, second; };
 #if defined(__AVX512BF16__)
-constexpr bool PAIRS = true;
+constexpr bool HAS_BF16_PAIRS = true;
 #else
-constexpr bool PAIRS = false;
+constexpr bool HAS_BF16_PAIRS = false;
 #endif
 #if defined(__AMX_BF16__)
-constexpr bool TILES = true;
+constexpr bool HAS_AMX = true;
 #else
-constexpr bool TILES = false;
+constexpr bool HAS_AMX = false;
 #endif
 
 #define INLINE inline __attribute__((always_inline))
@@ -121,10 +121,10 @@ INLINE void add_pairs(Floats &sum, Floats x, Floats y) {
     (void)sum, (void)x, (void)y;  // where there are no pairs
 #endif
 }
-INLINE void add_product(Floats &sum, Pair x, Floats y) {
-    int32_t both;
-    memcpy(&both, &x, 4);
-    add_pairs(sum, (Floats)(both - Ints{}), y);
+INLINE void add_product(Floats &sum, BFloat16Pair x, Floats y) {
+    int32_t bits;
+    memcpy(&bits, &x, 4);
+    add_pairs(sum, (Floats)(bits - Ints{}), y);
 }
 // The first n of W numbers, and zeros.
 INLINE Floats load_some(const float *from, int64_t n) {
@@ -133,7 +133,7 @@ INLINE Floats load_some(const float *from, int64_t n) {
     memcpy(&x, from, 4 * n);
     return x;
 }
-INLINE Floats load_some(const Pair *from, int64_t n) {
+INLINE Floats load_some(const BFloat16Pair *from, int64_t n) {
     return load_some(reinterpret_cast<const float *>(from), n);
 }
 template <class Short> INLINE Floats load_some(const Short *from, int64_t n) {
@@ -171,13 +171,13 @@ template <class Short> INLINE void store_some(Short *to, Floats x, int64_t n) {
 INLINE Floats broadcast(float x) { return x - Floats{}; }
 INLINE Ints broadcast_ints(int32_t x) { return x - Ints{}; }
 INLINE Ints lanes() {
-    Ints at;
-    for (int i = 0; i < W; i++) at[i] = i;
-    return at;
+    Ints ids;
+    for (int i = 0; i < W; i++) ids[i] = i;
+    return ids;
 }
 
 // The larger one; the second where one of them is NaN.
-INLINE Floats larger(Floats a, Floats b) {
+INLINE Floats maximum(Floats a, Floats b) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
 #elif defined(__AVX2__)
@@ -201,14 +201,14 @@ INLINE bool any(Ints truth) {
 INLINE bool are_finite(Floats x, int n) { return !any((x - x != 0) & (lanes() < n)); }
 
 // 2^x for x <= 0, with a relative error of 1e-7: 2^f by a minimax polynomial for f in [-1/2, 1/2].
-INLINE Floats power(Floats x) {
+INLINE Floats exp2(Floats x) {
 #if defined(__AVX512F__)
     // Zero below the normal numbers: processors of Intel take a hundred cycles to underflow.
     __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
     Floats whole = (Floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
 #else
-    Floats given = x;
-    x = larger(broadcast(-127.0f), x);
+    Floats input = x;
+    x = maximum(broadcast(-127.0f), x);
     Floats shifted = x + 12582912.0f;  // 1.5 * 2^23: the last bits are now the rounded x
     Floats whole = shifted - 12582912.0f;
 #endif
@@ -222,19 +222,20 @@ INLINE Floats power(Floats x) {
     return (Floats)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)whole);
 #else
     p = (Floats)((Ints)p + ((Ints)shifted << 23));
-    return given == given ? p : given;
+    return input == input ? p : input;
 #endif
 }
 
 // e^x for x <= 0.
-INLINE Floats exponential(Floats x) { return power(x * LOG2E); }
+INLINE Floats exp(Floats x) { return exp2(x * LOG2E); }
 
-// The natural logarithm of x > 0, with an error of 1e-7: that of the mantissa is a series in (m -
-// 1) / (m + 1).
-INLINE Floats logarithm(Floats x) {
+// The natural logarithm of x > 0, with an error of 1e-7: that of the mantissa m is a series in
+// (m - 1) / (m + 1).
+INLINE Floats log(Floats x) {
     // for a mantissa around 1: from sqrt(1/2) to sqrt(2)
-    Ints power = (((Ints)x - 0x3f3504f3) >> 23);
-    Floats k = __builtin_convertvector(power, Floats), f = (Floats)((Ints)x - (power << 23)) - 1.0f;
+    Ints exponent = (((Ints)x - 0x3f3504f3) >> 23);
+    Floats k = __builtin_convertvector(exponent, Floats);
+    Floats f = (Floats)((Ints)x - (exponent << 23)) - 1.0f;
     Floats s = f / (2.0f + f), z = s * s, half = 0.5f * f * f;
     Floats series = broadcast(0.24279078841f);
     series = series * z + 0.28498786688f;
@@ -246,7 +247,7 @@ INLINE Floats logarithm(Floats x) {
 
 INLINE Floats tanh(Floats x) {
     Floats a = absolute(x), square = x * x;
-    Floats e = exponential(-2.0f * a);
+    Floats e = exp(-2.0f * a);
     Floats far = (1.0f - e) / (1.0f + e);
     far = x < 0 ? -far : far;
     // Near 0 that difference would lose digits; this is the series.

@@ -9,66 +9,68 @@ struct SingleKeys {
 
     explicit SingleKeys(const QueryTile &queries)
         : queries(queries), problem(queries.problem), workspace(queries.workspace) {
-        std::fill_n(workspace.single_logits, problem.N * ROWS, MASKED);
+        std::fill_n(workspace.single_logits, problem.N * TILE_LANES, MASKED);
         for (int64_t c = 0; c < problem.N; c++)
             for (int i = 0; i < queries.vectors * W; i++)
-                workspace.single_keys[c * ROWS + i] =
+                workspace.single_keys[c * TILE_LANES + i] =
                     i < queries.n ? problem.keys[queries.token(i) * problem.N + c] : -1;
     }
 
     // Keeps the logits of those keys that are in a block.
-    void pick(const Block &block) const {
+    void gather(const Block &block) const {
         for (int64_t c = 0; c < problem.N; c++)
             for (int vec = 0; vec < queries.vectors; vec++) {
-                Ints r = load(workspace.single_keys + c * ROWS + vec * W) - int32_t(block.start);
-                if (any((r >= 0) & (r < block.counts[vec]))) pick(block, c, vec);
+                Ints r = load(workspace.single_keys + c * TILE_LANES +
+                              vec * W) - int32_t(block.start);
+                if (any((r >= 0) & (r < block.counts[vec]))) gather(block, c, vec);
             }
     }
 
     void merge(const SingleKeys &next, int vec) const {
         for (int64_t c = 0; c < problem.N; c++) {
-            float *mine = workspace.single_logits + c * ROWS + vec * W;
-            Floats theirs = load(next.workspace.single_logits + c * ROWS + vec * W);
-            store(mine, visible(theirs) ? theirs : load(mine));
+            float *logits = workspace.single_logits + c * TILE_LANES + vec * W;
+            Floats next_logits = load(next.workspace.single_logits + c * TILE_LANES + vec * W);
+            store(logits, visible(next_logits) ? next_logits : load(logits));
         }
     }
 
-    // Args: the largest logit of each row, the weight of a key that has it, how many keys have it,
+    // Takes the largest logit of each row, the weight of a key that has it, how many keys have it,
     // and the sum of weights times norms.
-    void write(int vec, int n, Floats peak, Floats peak_weight, Floats ties, Floats normed) const {
+    void write(int vec, int n, Floats row_max, Floats max_weight, Floats ties,
+               Floats norm_sum) const {
         int64_t to = queries.row(vec * W) * problem.N;
         const float *logits = workspace.single_logits + vec * W;
-        auto put = [&](auto *result, auto of) {
+        auto write_output = [&](auto *result, auto value) {
             if (result) write_columns(n, problem.N, result + to, [&](int64_t c) {
-                return of(c, load(logits + c * ROWS));
+                return value(c, load(logits + c * TILE_LANES));
             });
         };
-        auto weight = [&](Floats z) { return visible(z) ? exponential(z - peak) : Floats{}; };
+        auto weight = [&](Floats z) { return visible(z) ? exp(z - row_max) : Floats{}; };
         Floats share = 1.0f / ties;
-        put(problem.key_seen, [](int64_t, Floats z) {
+        write_output(problem.key_seen, [](int64_t, Floats z) {
             return visible(z) ? broadcast(1.0f) : Floats{};
         });
-        put(problem.key_mass, [&](int64_t, Floats z) { return weight(z) * peak_weight; });
-        put(problem.key_top, [&](int64_t, Floats z) {
-            return visible(z) & (z == peak) ? share : Floats{};
+        write_output(problem.key_mass, [&](int64_t, Floats z) { return weight(z) * max_weight; });
+        write_output(problem.key_top, [&](int64_t, Floats z) {
+            return visible(z) & (z == row_max) ? share : Floats{};
         });
-        put(problem.key_share, [&](int64_t c, Floats z) {
+        write_output(problem.key_share, [&](int64_t c, Floats z) {
             Ints seen = visible(z);
-            Floats size = {};
+            Floats norm = {};
             for (int i = 0; i < n; i++)
                 if (seen[i])
-                    size[i] = queries.key_norm(vec * W + i,
-                                               workspace.single_keys[c * ROWS + vec * W + i]);
-            return weight(z) * size / normed;
+                    norm[i] = queries.key_norm(vec * W + i,
+                                               workspace.single_keys[c * TILE_LANES + vec * W + i]);
+            return weight(z) * norm / norm_sum;
         });
     }
 
   private:
-    void pick(const Block &block, int64_t c, int vec) const {
+    void gather(const Block &block, int64_t c, int vec) const {
         for (int i = vec * W; i < vec * W + W; i++) {
-            int64_t r = workspace.single_keys[c * ROWS + i] - block.start;
+            int64_t r = workspace.single_keys[c * TILE_LANES + i] - block.start;
             if (r >= 0 && r < block.counts[vec])
-                workspace.single_logits[c * ROWS + i] = workspace.logits[r * ROWS + i];
+                workspace.single_logits[c * TILE_LANES + i] = workspace.logits[r * TILE_LANES + i];
         }
     }
 };
