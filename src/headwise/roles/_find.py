@@ -90,7 +90,7 @@ def find_roles(
         evidence: Which nulls to evaluate, and the seed. None is `Evidence()`: every null that
             is available.
         max_tokens: The most tokens in one text. None is the model's context.
-        on_progress: Called after each batch of a pass with the number of texts done and of all.
+        on_progress: Called after each batch with the texts done and those of all passes together.
     Returns:
         A row per head and role, found or not.
     Raises:
@@ -104,9 +104,11 @@ def find_roles(
     evidence = evidence or Evidence()
     n_texts, texts = texts_of("find_roles", corpus)
     limit = context_of(model, tokenizer, max_tokens)
-    tokenized = _tokenized(tokenizer, texts, limit)
+    tokenized = tokenize(tokenizer, texts, limit)
     pieces = tokenized.pieces
-    text = text_trial(pieces, texts, _roles(pieces, relations or {}), evidence)
+    check_tokens(len(texts), bool(pieces), tokenized.unknown)
+    roles = with_relations([*token_roles(pieces), *gold_roles(pieces)], relations or {})
+    text = text_trial(pieces, texts, roles, evidence)
     drawn = probe(pieces, limit, SEQUENCES, evidence.seed)
     probed = probe_trial(*drawn, evidence.seed)
     trials = [text] if probed is None else [text, probed]
@@ -123,12 +125,6 @@ def find_roles(
     )
 
 
-def _tokenized(tokenizer: Any, texts: Sequence[Any], limit: int) -> Tokenized:
-    tokenized = tokenize(tokenizer, texts, limit)
-    check_tokens(len(texts), bool(tokenized.pieces), tokenized.unknown)
-    return tokenized
-
-
 def check_tokens(n_texts: int, any_token: bool, unknown: float) -> None:
     """Refuse texts without tokens, or in no language of the model.
 
@@ -143,12 +139,6 @@ def check_tokens(n_texts: int, any_token: bool, unknown: float) -> None:
             f"find_roles: {unknown:.0%} of the tokens of these texts are unknown to the "
             f"tokenizer. Give texts in a language that the model was trained on."
         )
-
-
-def _roles(
-    pieces: Sequence[TokenText], relations: Mapping[str, Callable[[TokenText], Pairs]]
-) -> list[Role]:
-    return with_relations([*token_roles(pieces), *gold_roles(pieces)], relations)
 
 
 def with_relations(

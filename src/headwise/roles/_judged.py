@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import nn
 
 from headwise._display import counted
-from headwise._progress import Progress
+from headwise._progress import Passes, Progress
 from headwise.roles.effects import Score
 from headwise.roles.evaluation import DetailedScores, RoleScores
 from headwise.roles.relations import PROBED
@@ -64,13 +64,14 @@ class Evaluated:
         on_progress: Progress | None,
     ) -> "Evaluated":
         """Evaluate the model and its null models, each in one pass for all splits."""
-        scores = [trial.evaluator.evaluate_detailed(model, on_progress) for trial in trials]
+        passes = Passes(on_progress, _n_items(trials, evidence))
+        scores = [trial.evaluator.evaluate_detailed(model, passes) for trial in trials]
         contrasts = [
-            None if trial.contrast is None else trial.contrast.evaluate(model, on_progress)
+            None if trial.contrast is None else trial.contrast.evaluate(model, passes)
             for trial in trials
         ]
         nulls = (
-            (null, [trial.evaluator.evaluate(null_model, on_progress) for trial in trials])
+            (null, [trial.evaluator.evaluate(null_model, passes) for trial in trials])
             for null, null_model in evidence.models_like(model)
         )
         return cls.of_scores(trials, evidence, scores, contrasts, nulls)
@@ -157,6 +158,13 @@ def _resplit(trial: Trial, evidence: Evidence, number: int) -> Trial:
     else:
         selection = halves(len(split.selection), [evidence.seed, number])
     return replace(trial, split=replace(split, selection=selection))
+
+
+def _n_items(trials: Sequence[Trial], evidence: Evidence) -> int:
+    """The number of items in all passes over the trials."""
+    models = 1 + evidence.n_models
+    contrasts = (trial.contrast.items for trial in trials if trial.contrast is not None)
+    return models * sum(len(trial.evaluator.items) for trial in trials) + sum(map(len, contrasts))
 
 
 def judged(

@@ -106,11 +106,11 @@ class Survey:
         totals = [self.limit, self.texts, self.cut_at_sentences, self.cut_within]
         is_whole = all(_are_whole(values) for values in (totals, *numbers))
         if not (is_whole and all(_are_names(names) for names in (self.dependencies, self.tags))):
-            raise ValueError("a list holds something else than whole numbers, or names")
+            raise ValueError("a list holds values other than whole numbers or names")
         if any(len(place) != 2 for place in self.repeated):
             raise ValueError("the place of a repeated text is not a shard and a number")
         if len(self.tokens) != len(self.counts) or not 0 <= self.unknown <= 1:
-            raise ValueError("there are other numbers of tokens than of counts, or no share")
+            raise ValueError("tokens and counts differ in number, or unknown is not a share")
         return self
 
     def left_out(self, shard: int) -> set[int]:

@@ -1,21 +1,52 @@
-"""The eligible pairs under a mask, and what attention weights score on them."""
+"""The eligible pairs under a mask, and what attention weights score on them.
+
+The entries of one cell are contiguous and in the order of the cells, and heads come last, so a sum
+is one pass over contiguous rows.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from headwise.kernels import HeadBlock
-from headwise.roles.evaluation._relation_index import TIE, RelationIndex, Segments, TokenPairs
+from headwise.roles.evaluation._relation_index import TIE, RelationIndex, TokenPairs
 from headwise.roles.relations import Item
 
 # A share of the attention of a query: if less than this is left for keys that are not sinks, the
 # evenness over them is 0.
 _LEAST_LEFT = 1e-3
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Weighted rows of a table, grouped into cells.
+
+    Attributes:
+        rows: The numbers of the rows.
+        starts: Where each cell begins.
+        weights: The weight of each row; `hv` is 1, or there is one for each head of a layer.
+    """
+
+    rows: Int[Tensor, " K"]
+    starts: Int[Tensor, " cells"]
+    weights: Float[Tensor, "K hv"]
+
+    def sums(self, table: Float[Tensor, "N h"], heads: slice) -> Float[Tensor, "cells h"]:
+        """The weighted sum of the rows of each cell, for some heads of a layer."""
+        rows, weights = self.rows, self.weights.to(table)
+        if weights.shape[1] == 1:
+            return embedding_bag(
+                rows, table, self.starts, mode="sum", per_sample_weights=weights[:, 0].contiguous()
+            )
+        weighted = table.index_select(0, rows) * weights[:, heads]
+        order = torch.arange(len(rows), device=rows.device)
+        return embedding_bag(order, weighted, self.starts, mode="sum")
 
 
 class EligiblePairs:
@@ -119,8 +150,9 @@ class EligiblePairs:
         self, rows: Int[Tensor, " K"], weights: Float[Tensor, "K hv"], query: Int[Tensor, " K"]
     ) -> Segments:
         """Weighted rows of a table, in the cells of their queries."""
-        index = self.index
-        return Segments.of(rows, weights, index.cell[query], index.n_cells).to(self._device)
+        length = torch.bincount(self.index.cell[query], minlength=self.index.n_cells)
+        starts = length.cumsum(0) - length
+        return Segments(*(part.to(self._device) for part in (rows, starts, weights)))
 
     def value(
         self,

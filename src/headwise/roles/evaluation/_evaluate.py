@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from headwise._evaluation import in_evaluation
+from headwise._memory import halving
 from headwise._progress import Progress
 from headwise._torch_private import without_function_modes
 from headwise.errors import UnsupportedError
@@ -25,12 +26,11 @@ from headwise.roles.evaluation._eligible import (
 from headwise.roles.evaluation._relation_index import RelationIndex
 from headwise.roles.evaluation._synthetic_heads import heuristic_sums, planted_sums
 from headwise.roles.evaluation._tag_rules import TagRows, tag_rows
-from headwise.roles.evaluation._units import Units
+from headwise.roles.evaluation._units import Units, rows_of_batches
 from headwise.roles.relations import GRIDS, Item, Role
 from headwise.tables import Head
 from headwise.watch import Layer, Request, observe
 
-_TOKENS = 2048  # in one batch
 _TINY = 1e-30
 
 
@@ -87,9 +87,7 @@ class Evaluator:
         """Index the items; `tags` are the parts of speech that rules may use."""
         self.roles, self.tags = tuple(roles), tuple(tags)
         self.items = tuple(items)
-        rows = _batches(items)
-        self.batches = [_Batch([items[row] for row in batch], roles) for batch in rows]
-        self._order = [row for batch in rows for row in batch]
+        self._use_batches_of(len(self.items))
 
     def evaluate(self, model: nn.Module, on_progress: Progress | None = None) -> RoleScores:
         """Run a model over all texts once and score every head on every role but evenness.
@@ -108,11 +106,30 @@ class Evaluator:
         """Evaluate with heuristics, words by class, and (value-weighted) mass for every role."""
         return DetailedScores(**self._sums(model, on_progress, detailed=True))
 
-    @torch.no_grad()
+    def _use_batches_of(self, most: int) -> None:
+        """Put at most this many texts into a batch."""
+        rows = rows_of_batches(self.items, most)
+        self.batches = [_Batch([self.items[row] for row in batch], self.roles) for batch in rows]
+        self._order = [row for batch in rows for row in batch]
+        self._most = max(map(len, rows), default=0)
+
     def _sums(
         self, model: nn.Module, on_progress: Progress | None, detailed: bool
     ) -> dict[str, Any]:
+        """The sums of all texts; later passes keep the batches for which there was memory."""
         check_reads_one_text("find_roles", model)
+
+        def summed(most: int) -> dict[str, Any]:
+            if most < self._most:
+                self._use_batches_of(most)
+            return self._sums_of_batches(model, on_progress, detailed)
+
+        return halving("find_roles", summed, self._most)
+
+    @torch.no_grad()
+    def _sums_of_batches(
+        self, model: nn.Module, on_progress: Progress | None, detailed: bool
+    ) -> dict[str, Any]:
         parts: list[_Sums] = []
         rows: list[TagRows] = []
         done = 0
@@ -260,18 +277,6 @@ def check_reads_one_text(who: str, model: nn.Module) -> None:
             f"{who}: {type(model).__name__} reads two texts, and a relation is of one. Give its "
             f"encoder (model.get_encoder())."
         )
-
-
-def _batches(items: Sequence[Item]) -> list[list[int]]:
-    """Group items of about equal length, so that there is little padding."""
-    order = sorted(range(len(items)), key=lambda index: len(items[index].ids))
-    batches: list[list[int]] = []
-    for index in order:
-        longest = len(items[index].ids)
-        if not batches or (len(batches[-1]) + 1) * longest > _TOKENS:
-            batches.append([])
-        batches[-1].append(index)
-    return batches
 
 
 def _value_shares(block: HeadBlock, norms: Float[Tensor, "B H S"]) -> Float[Tensor, "N h"]:

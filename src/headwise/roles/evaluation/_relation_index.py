@@ -1,7 +1,6 @@
 """The relation index: the queries, keys, token pairs and candidates of every role in a batch.
 
-Sums are over cells; a cell is one text and one role. The entries of one cell are contiguous and in
-the order of the cells, and heads come last, so a sum is one pass over contiguous rows.
+Scores are summed over cells; a cell is one text and one role.
 """
 
 from collections.abc import Sequence
@@ -12,52 +11,11 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import embedding_bag
 
 from headwise.roles.evaluation._units import Units
 from headwise.roles.relations import Role
 
 TIE = 1e-6  # values this close to the largest, as a share of it, tie with it
-
-
-@dataclass(frozen=True)
-class Segments:
-    """Weighted rows of a table, grouped into cells.
-
-    Attributes:
-        rows: The numbers of the rows.
-        starts: Where each cell begins.
-        weights: The weight of each row; `hv` is 1, or there is one for each head of a layer.
-    """
-
-    rows: Int[Tensor, " K"]
-    starts: Int[Tensor, " cells"]
-    weights: Float[Tensor, "K hv"]
-
-    @classmethod
-    def of(
-        cls,
-        rows: Int[Tensor, " K"],
-        weights: Float[Tensor, "K hv"],
-        cell: Int[Tensor, " K"],
-        n_cells: int,
-    ) -> "Segments":
-        length = torch.bincount(cell, minlength=n_cells)
-        return cls(rows, length.cumsum(0) - length, weights)
-
-    def to(self, device: torch.device) -> "Segments":
-        return Segments(self.rows.to(device), self.starts.to(device), self.weights.to(device))
-
-    def sums(self, table: Float[Tensor, "N h"], heads: slice) -> Float[Tensor, "cells h"]:
-        """The weighted sum of the rows of each cell, for some heads of a layer."""
-        rows, weights = self.rows, self.weights.to(table)
-        if weights.shape[1] == 1:
-            return embedding_bag(
-                rows, table, self.starts, mode="sum", per_sample_weights=weights[:, 0].contiguous()
-            )
-        weighted = table.index_select(0, rows) * weights[:, heads]
-        order = torch.arange(len(rows), device=rows.device)
-        return embedding_bag(order, weighted, self.starts, mode="sum")
 
 
 @dataclass(frozen=True)

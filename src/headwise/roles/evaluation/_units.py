@@ -9,6 +9,8 @@ from torch import Tensor
 
 from headwise.roles.relations import Grid, Item
 
+_TOKENS = 2048  # in one batch
+
 
 class Units:
     """The queries and keys of one grid (tokens, words or mentions) in each text of a batch.
@@ -151,3 +153,16 @@ def _rows(weights: Tensor, text: Tensor, head: Tensor, query: Tensor) -> Tensor:
     _, h, T, S = weights.shape
     row = (text * h + head) * T + query
     return weights.reshape(-1, S).index_select(0, row.flatten()).view(*row.shape, S)
+
+
+def rows_of_batches(items: Sequence[Item], most: int) -> list[list[int]]:
+    """Group at most `most` items of about equal length, so that there is little padding."""
+    order = sorted(range(len(items)), key=lambda index: len(items[index].ids))
+    batches: list[list[int]] = []
+    for index in order:
+        longest = len(items[index].ids)
+        size = len(batches[-1]) + 1 if batches else 0
+        if not batches or size > most or size * longest > _TOKENS:
+            batches.append([])
+        batches[-1].append(index)
+    return batches

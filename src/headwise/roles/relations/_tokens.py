@@ -98,10 +98,12 @@ def tokenize(tokenizer: Any, texts: Sequence[AnnotatedText], limit: int) -> Toke
         UnsupportedError: the tokenizer does not report character offsets.
         InputError: a single word has more tokens than the limit.
     """
+    tokenizer = untruncated(tokenizer)
     encoder = _Encoder(tokenizer, limit)
+    encodings = token_offsets(tokenizer, [text.text for text in texts])
     pieces: list[TokenText] = []
     cut = within = 0
-    for text, encoded in zip(texts, encoder.encode([text.text for text in texts]), strict=True):
+    for text, encoded in zip(texts, encodings, strict=True):
         if len(encoded.ids) <= limit:
             pieces.append(encoder.piece(text, encoded, 0))
             continue
@@ -128,7 +130,7 @@ class _Encoder:
     """One interface to fast tokenizers of transformers and of the library tokenizers."""
 
     def __init__(self, tokenizer: Any, limit: int) -> None:
-        tokenizer, rust = untruncated(tokenizer), is_tokenizer_of_rust(tokenizer)
+        rust = is_tokenizer_of_rust(tokenizer)
         self._tokenizer, self._limit = tokenizer, limit
         unknown = getattr(tokenizer.model if rust else tokenizer, "unk_token", None)
         id_of = tokenizer.token_to_id if rust else tokenizer.convert_tokens_to_ids
@@ -138,9 +140,6 @@ class _Encoder:
         name_of = tokenizer.id_to_token if rust else tokenizer.convert_ids_to_tokens
         self._special = {token: name_of(token) for token in classes.get("special", nothing)[0]}
         self._punctuation = classes.get("punctuation", nothing)[0]
-
-    def encode(self, texts: Sequence[str]) -> list[TokenOffsets]:
-        return token_offsets(self._tokenizer, texts)
 
     def piece(self, text: AnnotatedText, encoded: TokenOffsets, start: int) -> TokenText:
         """The piece of a text that begins at the character `start`."""
@@ -182,7 +181,7 @@ class _Encoder:
         """The last of these ends up to which the text fits; None if it fits up to none."""
         best: tuple[int, TokenOffsets | None] = (ends[0], None)
         for end in ends:
-            encoded = self.encode([text[start:end]])[0]
+            encoded = token_offsets(self._tokenizer, [text[start:end]])[0]
             if len(encoded.ids) > self._limit:
                 break
             best = end, encoded

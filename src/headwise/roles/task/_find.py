@@ -53,7 +53,7 @@ def find_heads(
         evidence: Which baselines of other weights and shuffled stretches to evaluate, and the seed.
         most: The most heads in the set. None is 5 % of all heads.
         max_tokens: The most tokens in an example and its answer. None is the model's context.
-        on_progress: Called after each batch of a pass with the number of texts done and of all.
+        on_progress: Called after each batch with the texts done and those of all passes together.
     Returns:
         A row per head, the set, and its effect on answers.
     Raises:
@@ -71,7 +71,8 @@ def find_heads(
     evidence, tokenizer = evidence or Evidence(), tokenizer_of(wrapper, tokenizer)
     if evidence.splits not in (None, 1):
         raise ArgumentError(
-            f"find_heads: Evidence(splits={evidence.splits}), but one split is made. Leave it out."
+            f"find_heads: Evidence(splits={evidence.splits}), but find_heads makes a single "
+            f"split. Leave splits= out."
         )
     limit = context_of(model, tokenizer, max_tokens)
     read = tokenized_examples(examples, tokenizer, limit)

@@ -140,9 +140,9 @@ def masses_of(
     count = np.stack([part.count for part in sums], 1)
     if len(total) != len(examples) or not (count > 0).all():
         raise UnsupportedError(
-            f"find_heads: {type(model).__name__} attends to {len(total)} texts where "
-            f"{len(examples)} were given, or not with every query. Give a model whose heads "
-            f"attend within one text."
+            f"find_heads: {type(model).__name__} attends to {len(total)} texts, but "
+            f"{len(examples)} were given, or some queries attend to nothing. Give a model whose "
+            f"heads attend within one text."
         )
     back = np.argsort(order)
     exists = np.array([[k < len(example.stretches) for k in range(K)] for example in examples])

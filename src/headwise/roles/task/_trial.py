@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import nn
 
 from headwise._display import counted
-from headwise._progress import Progress
+from headwise._progress import Passes, Progress
 from headwise.roles.results import outcomes
 from headwise.roles.task._examples import TokenExample
 from headwise.roles.task._masses import POSITIONS, Masses, chance, masses_of, positional_hits
@@ -57,7 +57,9 @@ class TaskTrial:
         on_progress: Progress | None,
     ) -> "TaskTrial":
         selection = halves(len(examples), evidence.seed)
-        masses = masses_of(model, examples, on_progress)
+        shuffles = evidence.wants("shuffled")
+        passes = Passes(on_progress, len(examples) * (1 + shuffles + evidence.n_models))
+        masses = masses_of(model, examples, passes)
         N = len(masses.heads)
         size = most or ceil(LARGEST_SET * N)
         chosen = masses.best_set(selection, size)
@@ -74,12 +76,12 @@ class TaskTrial:
             ),
         }
         names = _NULL_NAMES | {"position": POSITIONS[rule]}
-        if evidence.wants("shuffled"):
+        if shuffles:
             rng = np.random.default_rng(evidence.seed)
-            dealt = masses_of(model, [e.shuffled(rng) for e in examples], on_progress)
+            dealt = masses_of(model, [e.shuffled(rng) for e in examples], passes)
             nulls["shuffled"] = _with_set(dealt, chosen)
         for name, null_model in evidence.models_like(model):
-            null = masses_of(null_model, examples, on_progress)
+            null = masses_of(null_model, examples, passes)
             hits = _best(null, selection, size)
             nulls[name] = _stronger(nulls.get(name), hits, selection)
         return cls(masses, selection, chosen, nulls, names)

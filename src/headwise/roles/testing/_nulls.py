@@ -25,8 +25,8 @@ class Evidence:
     texts. `permuted` is the best head of the same model with the entries of every weight matrix
     shuffled, which keeps their scale only. `random` is the best head of the same model with
     freshly initialised weights. `shuffled` is the head itself on the same words in another
-    order, for structural roles but those of translation, which words alone make; in a text without
-    words, tokens change places.
+    order, for structural roles except translation, which does not depend on the order. In a text
+    without words, tokens are shuffled.
 
     Attributes:
         nulls: Their names. None is every null available for the model and the texts.
@@ -62,11 +62,17 @@ class Evidence:
 
     @property
     def n_splits(self) -> int:
+        """The number of random splits: `splits`, or the default."""
         return _SPLITS if self.splits is None else self.splits
 
     def wants(self, null: str) -> bool:
         """Whether a null is among those to evaluate."""
         return self.nulls is None or null in self.nulls
+
+    @property
+    def n_models(self) -> int:
+        """The number of null models, if those of each kind are available."""
+        return self.models * sum(map(self.wants, _MAKERS))
 
     def models_like(self, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         """Build the null models one at a time, each with the name of its null.
