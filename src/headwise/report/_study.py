@@ -111,8 +111,8 @@ class Study(StudyData):
         Args:
             force: Whether to replace a study that exists.
         Raises:
-            OutputError: the folder exists and `force` is False, holds something else than a
-                study, cannot be written, or a result holds a number that JSON has not. Nothing
+            OutputError: the folder exists and `force` is False, holds something other than a
+                study, cannot be written, or a result holds a number that JSON cannot hold. Nothing
                 is left half written.
         """
         return write_study(self, Path(folder), force=force)

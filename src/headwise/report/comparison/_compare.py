@@ -128,7 +128,7 @@ def _tables(
         if not isinstance(table, HeadTable):
             kinds = f"{type(before).__name__} and {type(after).__name__}"
             raise ArgumentError(
-                f"compare: {kinds} are compared. Give two models, or two studies or tables."
+                f"compare: {kinds} cannot be compared. Give two models, or two studies or tables."
             )
         tables.append(table)
     unused = [name for name, value in for_models.items() if value is not None]

@@ -90,7 +90,8 @@ def _common_statistics(before: HeadTable, after: HeadTable) -> list[str]:
         if missing:
             raise ArgumentError(
                 f"compare: the sums of {missing[0]!r} in each text were not kept {side}. Study or "
-                f"observe with Request(per_text=True), or headwise observe --per-text."
+                f"observe with Request(per_text=True). On the command line: headwise observe "
+                f"--per-text, or headwise report --save."
             )
     return names
 

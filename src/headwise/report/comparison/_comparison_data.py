@@ -90,7 +90,7 @@ class ComparisonData:
         for outcome in (ONLY_BEFORE, ONLY_AFTER):
             names = self.only(outcome)
             if names:
-                verb = "is" if len(names) == 1 else "are"
+                verb = "exists" if len(names) == 1 else "exist"
                 sentences.append(f"{counted(len(names), 'head')} {verb} {outcome}.")
         if self.roles is not None:
             counts = self.roles["change"].value_counts()
@@ -103,7 +103,7 @@ class ComparisonData:
         heads = counted(compared, "head")
         if not self.rows["p_adj"].notna().any():
             tested = self.rows.loc[self.rows["outcome"].str.startswith("not tested"), "outcome"]
-            return f"{heads} compared: {tested.iloc[0]}."
+            return f"{heads} compared: {next(iter(tested), 'none was tested')}."
         differing = self.changed()["name"].nunique()
         verb = "differs" if differing == 1 else "differ"
         texts = counted(self.texts[0], "text")

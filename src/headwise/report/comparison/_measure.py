@@ -75,7 +75,7 @@ def _pieces_of_both(
             raise ArgumentError(
                 f"compare: the tokenizers differ: text {number} ({pair[0][:40]!r}) has "
                 f"{sum(map(len, tokens[0]))} tokens before and {sum(map(len, tokens[1]))} after, "
-                f"or others. Compare models that read the same tokens."
+                f"or different ones. Compare models that read the same tokens."
             )
         owners += [number] * len(sides[0])
         for side, new in zip(pieces, sides, strict=True):
@@ -88,8 +88,8 @@ def _pairs_for(models: Sequence[nn.Module], texts: Any) -> list[tuple[str, str |
     if two[0] != two[1]:
         names = [type(model).__name__ for model in models]
         raise ArgumentError(
-            f"compare: one of {names[0]} and {names[1]} reads two texts, the other one. Compare "
-            f"models of one kind."
+            f"compare: only one of {names[0]} and {names[1]} reads two texts. Compare models of "
+            f"one kind."
         )
     if two[0]:
         return [*list_pairs("compare", texts)]

@@ -77,12 +77,14 @@ def addresses(heads: Sequence[Head]) -> Payload:
 
 
 def heads_shown_first(study: StudyData) -> list[Head]:
-    """All heads: those with the strongest roles first, then those of findings, then the rest."""
-    names: list[str] = []
+    """All heads: those of findings first, then those with the strongest roles, then the rest.
+
+    The page opens on the first one.
+    """
+    findings = significant_findings(study.table, study.meanings, study.whole_texts)
+    names = [str(finding.head) for finding in findings]
     if study.roles is not None:
         names += study.roles.found()["name"].tolist()
-    findings = significant_findings(study.table, study.meanings, study.whole_texts)
-    names += [str(finding.head) for finding in findings]
     rank = {name: place for place, name in reversed(list(enumerate(names)))}
     return sorted(study.table.heads, key=lambda head: rank.get(str(head), len(names)))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil, floor, log10
 
 import numpy as np
 
@@ -17,6 +18,7 @@ _PALEST = 0.25
 _DARK = 0.18  # of relative luminance: below it white contrasts more than black
 _KEPT = "#5b8db8"
 _WHITE = (255, 255, 255)
+_ROUNDING = 1e-3  # of the distance of two ticks, less than a pixel
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,8 @@ def curve_picture(curves: Curves) -> CurvePicture:
     highest = max(float(np.nanmax(high)) for _, high in bands.values())
     lowest = min(float(np.nanmin(low)) for low, _ in bands.values())
     removed = [float(count) for count in curves.removed]
-    area = PlotArea(60.0, 230.0, 520.0, 210.0, removed[-1], (lowest, highest))
+    ticks = round_ticks(lowest, highest)
+    area = PlotArea(60.0, 230.0, 520.0, 210.0, removed[-1], (ticks[0], ticks[-1]))
     lines = []
     for style, (name, mean) in enumerate(means.items()):
         low, high = bands[name]
@@ -176,15 +179,24 @@ def curve_picture(curves: Curves) -> CurvePicture:
         line = area.points(removed, mean.tolist())
         band = area.points(removed + removed[::-1], [*low.tolist(), *high[::-1].tolist()])
         lines.append(DrawnCurve(visible(name), line, band, min(style, 3), values))
-    ticks = np.linspace(lowest, highest, 4).tolist()
     return CurvePicture(
         lines=lines,
-        x_ticks=[(area.place(x, lowest)[0], f"{x:.0f}") for x in _whole_ticks(removed[-1] or 1.0)],
-        y_ticks=[(area.place(0.0, y)[1], f"{y:.3g}") for y in ticks],
+        x_ticks=[
+            (area.place(x, ticks[0])[0], f"{x:,.0f}")
+            for x in round_ticks(0.0, removed[-1])
+            if x.is_integer() and x <= removed[-1]
+        ],
+        y_ticks=[(area.place(0.0, y)[1], f"{y:.10g}") for y in ticks],
         removed=[f"{count:.0f}" for count in removed],
         loss=visible(curves.loss),
     )
 
 
-def _whole_ticks(most: float) -> list[float]:
-    return [float(tick) for tick in np.unique(np.linspace(0, most, 6).astype(int))]
+def round_ticks(low: float, high: float) -> list[float]:
+    """Three to six round numbers at equal distances; the first and the last enclose the range."""
+    size = (high - low) or abs(high) or 1.0
+    power = 10.0 ** floor(log10(size / 4))
+    step = next(factor * power for factor in (1, 2, 5, 10, 20) if factor * power >= size / 4)
+    # A limit that is a tick but for rounding needs no further one.
+    first, last = floor(low / step + _ROUNDING), ceil(high / step - _ROUNDING)
+    return [float(f"{number * step:.12g}") for number in range(first, max(last, first + 1) + 1)]

@@ -106,7 +106,8 @@ def curves_html(
 
 def _grid(name: str, grid: HeadGrid, values: Float64[np.ndarray, " N"]) -> str:
     finite = values[np.isfinite(values)]
-    span = f"{finite.min():.3g} to {finite.max():.3g}" if len(finite) else "no values"
+    ends = [finite.min(), finite.max()] if len(finite) else []
+    span = " to ".join(dict.fromkeys(f"{end:.3g}" for end in ends)) or "no values"
     width, height = _CELL * grid.width, _CELL * len(grid.layers)
     cells = "".join(_cells(grid, values))
     return (

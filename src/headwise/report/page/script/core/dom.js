@@ -1,5 +1,8 @@
 // Elements. Text is set as text, never as markup: tokens can hold anything.
 
+// Parts that say nothing without a script are hidden until it runs.
+for (const part of document.querySelectorAll("[data-script]")) part.hidden = false;
+
 function byId(id) {
   return document.getElementById(id);
 }

@@ -3,11 +3,10 @@
 const study = JSON.parse(byId("data").textContent);
 // Not statistics, but the heads can be colored by them as well.
 const [ROLES, IMPORTANCE] = [-1, -2];
-const START_HEAD = study.findings[0]?.head ?? study.start ?? 0;
 // `kept` are further heads that are drawn beside the chosen one; `query` is the token whose
 // attention is shown, or null for the strongest pair of the text.
 const chosen = {
-  head: START_HEAD, statistic: study.roles ? ROLES : study.findings[0]?.statistic ?? 0, sample: 0, query: null, kept: [],
+  head: study.start, statistic: study.roles ? ROLES : study.findings[0]?.statistic ?? 0, sample: 0, query: null, kept: [],
 };
 const listeners = { head: [], statistic: [], sample: [], query: [], kept: [] };
 

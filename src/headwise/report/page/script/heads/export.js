@@ -4,10 +4,17 @@ function csvOf(table) {
   const quote = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
   const rows = [...table.rows].filter((row) => !row.classList.contains("group"));
   return rows.map((row) => [...row.cells].map((cell) => {
-    const text = cell.innerText.trim().replaceAll("−", "-").replace(/ [↑↓]$/, "");
+    const text = asNumber(cell.innerText.trim().replace(/ [↑↓]$/, "").replace(/\s*\n\s*/g, "; "));
     // A spreadsheet would run a cell that begins like a formula.
     return quote(/^[=+@\t]/.test(text) && Number.isNaN(Number(text)) ? `'${text}` : text);
   }).join(",")).join("\n");
+}
+
+// As other programs write numbers: 1·10⁻⁷ is 1e-7, and 1,192 is 1192.
+function asNumber(text) {
+  return text.replaceAll("−", "-").replace(/^\d{1,3}(,\d{3})+$/, (all) => all.replaceAll(",", ""))
+    .replace(/·10(⁻?)([⁰¹²³⁴⁵⁶⁷⁸⁹]+)/g, (_, sign, power) =>
+      `e${sign && "-"}${[...power].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹".indexOf(digit)).join("")}`);
 }
 
 async function copyText(text) {
@@ -54,8 +61,11 @@ function svgOfGrid(table) {
         stroke: cell.classList.contains("hatched") ? style.color : "none",
       }));
     }
+    const middle = [x + box.width / 2, y + box.height / 2];
+    const label = cell.querySelector("span");
+    const upright = label !== null && getComputedStyle(label).writingMode.startsWith("vertical");
     parts.push(makeSvg("text", {
-      x: x + box.width / 2, y: y + box.height / 2, fill: style.color, "text-anchor": "middle",
+      x: middle[0], y: middle[1], transform: upright && `rotate(-90 ${middle.join(" ")})`, fill: style.color, "text-anchor": "middle",
       "dominant-baseline": "central", "font-size": style.fontSize, "font-family": "sans-serif",
       text: cell.textContent,
     }));

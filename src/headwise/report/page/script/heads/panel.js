@@ -45,7 +45,7 @@ function drawRoles() {
 
 function drawRole({ role, meaning, effect, null: score, lift, p, n, half }) {
   const facts = [
-    ["Effect", `${effect}, over ${n}`], ["Strongest null", score],
+    ["Effect", effect], ["Held-out queries", n], ["Strongest null", score],
     ["Lift", `${lift}, adjusted p ${p}`], ["Held-out check", `${half} on the other half`],
   ];
   return make("div", { class: "role-card" }, [

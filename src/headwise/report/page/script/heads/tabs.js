@@ -5,11 +5,16 @@ const STACK_NAMES = {
 };
 const lastHead = new Map();
 
+function placeOf(stack) {
+  const place = Object.keys(STACK_NAMES).indexOf(stack);
+  return place < 0 ? stacks.length : place;
+}
+
 function drawTabs() {
   const current = study.stacks[chosen.head];
   lastHead.set(current, chosen.head);
   for (const list of document.querySelectorAll("[data-tabs]")) {
-    const buttons = stacks.map((stack) => {
+    const buttons = [...stacks].sort((a, b) => placeOf(a) - placeOf(b)).map((stack) => {
       const pressed = stack === current;
       const button = make("button", {
         type: "button", "aria-pressed": String(pressed), text: STACK_NAMES[stack] ?? stack,

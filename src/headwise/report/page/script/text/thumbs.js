@@ -69,6 +69,12 @@ function drawThumb(cell) {
   cell.replaceChildren(canvas);
 }
 
+function drawAllThumbs() {
+  for (const cell of thumbCells) {
+    if (cell && pairsKept(Number(cell.dataset.thumb))) drawThumb(cell);
+  }
+}
+
 function markThumb() {
   thumbCells.forEach((cell, head) => cell.setAttribute("aria-selected", head === chosen.head));
 }
@@ -76,5 +82,6 @@ function markThumb() {
 if (study.samples.length) {
   drawOn(["sample"], drawThumbs);
   drawOn(["head"], markThumb);
+  addEventListener("beforeprint", drawAllThumbs);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawThumbs);
 }

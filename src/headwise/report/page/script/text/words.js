@@ -1,6 +1,7 @@
 // The text itself: each word shaded by the weight that it gets from the token pointed at.
 
 const HUES = 6;
+const PARAGRAPH = 300; // words and the spaces between them
 const wordBoxes = { queries: [], keys: [] };
 let shadedWords = new Map(); // each shaded word, and its shade
 let shadedForAll = ""; // the sample and the heads whose shades are the same for every query
@@ -18,7 +19,7 @@ function drawWords() {
   const label = (side) => make("h3", { text: side === "source" ? "Source text" : "Target text" });
   const box = (words, name) => make("div", {
     class: "words", role: "listbox", "aria-label": name, tabindex: 0,
-  }, words);
+  }, inParagraphs(words));
   fill("words", ...(two || sampleNow().targets.length ? [label(sides[0])] : []),
     box(queries, "Words of the text: point at one to see where it attends"));
   if (two) byId("words").append(label(sides[1]), box(keys, "Words attended to"));
@@ -42,6 +43,25 @@ function makeWords(tokens, kind) {
     // A real space lets the line break there.
     return joined || index === 0 ? [word] : [" ", word];
   });
+}
+
+// Paragraphs of a long text, which end with a sentence if they can. A browser draws only those in
+// view, and again only those whose shades change.
+function inParagraphs(words) {
+  const paragraphs = [[]];
+  for (const word of words) {
+    const last = paragraphs.at(-1);
+    const ended = last.length > PARAGRAPH && /[.!?\n↵]$/.test(last.at(-1).textContent);
+    if (word === " " && (ended || last.length > 2 * PARAGRAPH)) paragraphs.push([]);
+    else last.push(word);
+  }
+  return paragraphs.map((children) => make("div", { class: "paragraph", role: "group" }, children));
+}
+
+function beginningOf(tokens) {
+  const first = tokens.slice(0, 60);
+  if (first.some((token) => token.startsWith("␣"))) return first.join("").replaceAll("␣", " ").trim();
+  return first.join(" ").replaceAll(" ##", "");
 }
 
 function makeWordsNavigable(box, words) {
@@ -152,7 +172,7 @@ function drawKept() {
 
 if (study.samples.length) {
   bindSelect("sample", study.samples.map(({ tokens }, index) => (
-    { options: [[index, `${index + 1}: ${tokens.slice(0, 30).join(" ")}`]] })));
+    { options: [[index, `${index + 1}: ${beginningOf(tokens)}`]] })));
   byId("keep").addEventListener("click", () => choose("kept", [...chosen.kept, chosen.head]));
   let drawnSample = null;
   drawOn(["head", "sample"], () => {
