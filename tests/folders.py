@@ -15,9 +15,10 @@ def write_llama(folder: Path, words: tuple[str, ...], **sizes: int) -> None:
     known.pre_tokenizer = Whitespace()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=known, pad_token=words[0])
     tokenizer.save_pretrained(folder)
+    sizes = {"max_position_embeddings": 40} | sizes
     config = transformers.LlamaConfig(
         vocab_size=len(words), num_hidden_layers=2, intermediate_size=16,
-        max_position_embeddings=40, pad_token_id=0, bos_token_id=1, eos_token_id=2, **sizes,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, **sizes,
     )  # fmt: skip
     torch.manual_seed(3)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)

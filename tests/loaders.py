@@ -1,5 +1,6 @@
 """Every loader of a file, with a small valid file for each."""
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,10 +13,11 @@ import pytest
 import torch
 
 import headwise as hw
-from corpus_files import write_texts
+from corpus_files import write_parquet, write_texts
 from folders import write_llama
 from headwise.caching import CachePlan, load_duo_attention, save_duo_attention
 from headwise.corpora import Example, Grammar, read_examples
+from headwise.corpora.streams import open_source
 from headwise.errors import OutputError
 from headwise.jobs import CorpusJob, RolesRequest, merge_corpus
 from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer
@@ -23,13 +25,18 @@ from headwise.lab import load as load_lab
 from headwise.lab import save as save_lab
 from headwise.lab._run import TrainingRun
 from headwise.models.checkpoints import _save
+from headwise.models.checkpoints._source_files import source_files
+from headwise.recovery._checkpoint import RecoveryCheckpoint
+from headwise.report import compare_tables
+from headwise.report.comparison import Comparison
 from headwise.roles import Roles
 from headwise.scoring._checkpoint import ScoringCheckpoint
 from headwise.surgery import Costs, LayerPlan, Plan
 from headwise.tables import Curves, HeadTable, Scores
 from planted import TOKENIZER, Planted, lines
-from small_files import HEADS, NAMES, SCORES, TEXTS
+from small_files import HEADS, LINE, NAMES, SCORES, TEXTS, TREE
 from studies import make_roles, make_study
+from tables_of_texts import make_table
 
 
 @dataclass(frozen=True)
@@ -47,10 +54,12 @@ Loaders = dict[str, Loader]
 def _tables(folder: Path, ending: str) -> Loaders:
     study = make_study(layers=1, heads=2)
     roles = make_roles(study)
+    tables = [make_table(6, 1, 2, seed=seed) for seed in range(2)]
     loaders = {
         "HeadTable": (study.table, HeadTable.load),
         "Scores": (SCORES, Scores.load),
         "Roles": (roles, Roles.load),
+        "Comparison": (compare_tables(*tables), Comparison.load),
     }
     used = count()
 
@@ -126,6 +135,7 @@ def _checkpoints(folder: Path) -> Loaders:
     return loaders | {
         "unfinished scores": _unfinished_scores(folder / "part"),
         "unfinished training": _unfinished_training(folder / "training.safetensors"),
+        "unfinished recovery": _unfinished_recovery(folder / "recovery"),
     }
 
 
@@ -156,15 +166,53 @@ def _unfinished_training(path: Path) -> Loader:
     return Loader(path, resume, lambda run: run.advance())
 
 
+def _unfinished_recovery(path: Path) -> Loader:
+    def checkpoint(path: Path) -> RecoveryCheckpoint:
+        weights = [*torch.nn.Linear(2, 3).parameters()]
+        optimizer = torch.optim.AdamW(weights)
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        return RecoveryCheckpoint(path, {"of": "these"}, weights, optimizer)
+
+    def resume(path: Path) -> RecoveryCheckpoint:
+        kept = checkpoint(path)
+        kept.resume(3)
+        return kept
+
+    kept = checkpoint(path)
+    kept.losses.append(0.5)
+    kept.save()
+    return Loader(path, resume)
+
+
 def _hugging_face(folder: Path) -> Loaders:
     words = ("<unk>", "<s>", "</s>", "cats", "sleep")
     write_llama(folder / "model", words, hidden_size=8, num_attention_heads=2)
-    loaders = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_save, "check_fresh", lambda *_: None)
+        small = hw.prune(hw.load(folder / "model"), {0: [1]})
+        hw.save(small, folder / "small", format="headwise")
+    pruned = folder / "small" / "headwise.json"
+    loaders = {
+        "pruned headwise.json": Loader(pruned, lambda p: hw.load(p.parent)),
+        "modules.json": Loader(_modules(folder / "sentences"), lambda p: source_files(p.parent)),
+    }
     for path in _files(folder / "model"):
         is_tokenizer = path.name.startswith("tokenizer")
         read = hw.load_tokenizer if is_tokenizer else hw.load
         loaders[f"Hugging Face {path.name}"] = Loader(path, lambda p, read=read: read(p.parent))
     return loaders
+
+
+def _modules(folder: Path) -> Path:
+    """The modules of a SentenceTransformer, which `save` reads to copy them."""
+    (folder / "1_Pooling").mkdir(parents=True)
+    (folder / "1_Pooling" / "config.json").write_text("{}")
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+    modules = [{"path": p, "type": f"sentence_transformers.models.{k}"} for p, k in kinds.items()]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    return folder / "modules.json"
 
 
 def _texts(folder: Path) -> Loaders:
@@ -174,6 +222,25 @@ def _texts(folder: Path) -> Loaders:
         path.write_text(content, "utf-8")
         loaders[name] = Loader(path, read)
     return loaders
+
+
+def _corpora(folder: Path) -> Loaders:
+    """What a corpus job reads, in two shards."""
+
+    def read(path: Path) -> list[Any]:
+        source = open_source(path)
+        return [text for shard in range(2) for text in source.texts(shard, 2)]
+
+    contents = {
+        "lines.txt": "one\ntwo é\n",
+        "texts.txt": "one\nline\n\ntwo\n",
+        "trees.conllu": TREE * 2,
+        "objects.jsonl": LINE * 2 + '{"text": null, "id": 1234567890123456789}\n',
+    }
+    for name, content in contents.items():
+        (folder / name).write_text(content, "utf-8")
+    write_parquet(folder / "rows.parquet", ["one", None, "two é"], 2)
+    return {f"corpus {path.name}": Loader(path, read) for path in _files(folder)}
 
 
 def _studies(folder: Path) -> Loaders:
@@ -227,7 +294,7 @@ def _files(folder: Path) -> list[Path]:
 # How many of a thousand broken files each loader of a kind reads: the most where it costs least.
 SHARES = {
     ".parquet": 6, ".csv": 10, ".json": 10, "plans": 40, "task heads": 30, "checkpoints": 10,
-    "texts": 50, "Hugging Face": 3, "studies": 10, "jobs": 10,
+    "texts": 50, "corpora": 10, "Hugging Face": 3, "studies": 10, "jobs": 10,
     "jobs of roles": 1,
 }  # fmt: skip
 KINDS: dict[str, Callable[[Path], Loaders]] = {
@@ -238,6 +305,7 @@ KINDS: dict[str, Callable[[Path], Loaders]] = {
     "task heads": _task_heads,
     "checkpoints": _checkpoints,
     "texts": _texts,
+    "corpora": _corpora,
     "Hugging Face": _hugging_face,
     "studies": _studies,
     "jobs": lambda folder: _job(folder, hw.Request()),

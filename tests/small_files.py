@@ -12,6 +12,7 @@ from headwise.corpora import (
     read_gap,
     read_jsonl,
     read_pairs,
+    read_parallel,
     read_texts,
     read_winobias,
 )
@@ -48,6 +49,7 @@ TEXTS = {
     "winobias": ("1 [The cook] said that [she] ran.\n2 [A man] met [his] son.\n", read_winobias),
     "jsonl": (LINE * 2, read_jsonl),
     "aligned": ("0-0\n0-0\n", lambda path: read_aligned(path, path, path)),
+    "parallel": ("one line\nanother\n", lambda path: read_parallel(path, path)),
     "pairs": ('a man runs,"a man, running",4.5\nx,y,0\n', read_pairs),
     "texts": ("one line\nanother\n\nsecond paragraph é\n", read_texts),
     "weights": (json.dumps(WEIGHTS), load_example),

@@ -12,7 +12,7 @@ import torch
 import headwise as hw
 from corpus_files import random_texts, write_jsonl, write_model, write_parquet, write_texts
 from headwise.corpora.streams import open_source
-from headwise.jobs._measurement import TextCounts
+from headwise.jobs._measurement import ShardTexts
 
 WRITERS = {
     "a.jsonl": write_jsonl,
@@ -86,8 +86,9 @@ def test_a_job_that_keeps_its_texts_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[object] = []
+    read = ShardTexts.__iter__
     monkeypatch.setattr(
-        TextCounts, "filled", lambda self, texts: (kept.append(text) or text for text in texts)
+        ShardTexts, "__iter__", lambda self: (kept.append(text) or text for text in read(self))
     )
     assert growth_of_job(tmp_path)[0] > 2**18
 

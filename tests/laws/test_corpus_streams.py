@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,3 +57,30 @@ def test_shards_of_conllu_are_its_sentences(shards: int, tmp_path: Path) -> None
     sentences = [text for i in range(shards) for text in source.texts(i, shards)]
     assert sentences == read_conllu(path)
     assert sentences[1].text == "don't sing"
+
+
+def test_other_keys_of_json_lines_may_hold_anything(tmp_path: Path) -> None:
+    """Identifiers of 19 digits, broken emoji and repeated keys are common in corpora."""
+    others = ["1234567890123456789", "9" * 5000, r'"\ud83d"', "NaN", "1e999", "{}", '"", "id": 2']
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"id": {other}, "text": "w1 w2"}}\n' for other in others))
+    assert all_texts(path, 3) == ["w1 w2"] * len(others)
+
+
+@pytest.mark.parametrize("kind", ["null", "string_view", "large_string", "dictionary"])
+def test_texts_of_parquet_have_any_type_of_texts(kind: str, tmp_path: Path) -> None:
+    """Writers give a column without any text the type null."""
+    texts = pa.array(["a", None, "b", "a", "é"], pa.string())
+    if kind == "null":
+        texts = column = pa.nulls(5)
+    else:
+        column = texts.dictionary_encode() if kind == "dictionary" else texts.cast(kind)
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+    assert all_texts(tmp_path / "a.parquet", 2) == [text or "" for text in texts.to_pylist()]
+
+
+@pytest.mark.parametrize("name", ["a [1].txt", "日 本.txt"])
+def test_a_file_is_named_literally_before_it_is_a_glob(name: str, tmp_path: Path) -> None:
+    for each in (name, "1.txt"):
+        (tmp_path / each).write_text(each)
+    assert all_texts(tmp_path / name, 1) == [name]

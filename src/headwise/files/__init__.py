@@ -12,7 +12,7 @@ from headwise.files._atomic import (
 from headwise.files._claim import claim
 from headwise.files._json import build_from, parse_json, read_json, read_object, write_json
 from headwise.files._scratch import sweep
-from headwise.files._text import decode, kind_of
+from headwise.files._text import decode, is_unicode, kind_of
 
 __all__ = [
     "MODEL_FILES",
@@ -24,6 +24,7 @@ __all__ = [
     "file_of_others",
     "files_beside",
     "folder_beside",
+    "is_unicode",
     "kind_of",
     "parse_json",
     "read_json",

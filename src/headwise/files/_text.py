@@ -38,3 +38,12 @@ def decode(data: bytes) -> str:
     except UnicodeDecodeError as error:
         byte = f"byte {error.start} is 0x{data[error.start]:02x}"
         raise ValueError(f"{byte}, which is not UTF-8") from error
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8: it holds no lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -76,6 +76,8 @@ def corpus(
             f"corpus: shards={shards!r}. Give a whole number from 1 to {MOST_SHARDS:,}."
         )
     source.check_shards(shards)
+    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 2):
+        raise ArgumentError(f"corpus: max_tokens={max_tokens!r}. Give a whole number from 2 on.")
     about = about_job(measurement, source.describe(), shards, max_tokens)
     digest = fingerprint_in_memory(model)
     run = RunFolder(folder, about)

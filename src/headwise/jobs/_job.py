@@ -1,17 +1,16 @@
 """A corpus job: shards computed anywhere, in any order, merged into one result."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
+from headwise._display import counted
 from headwise._progress import Progress
-from headwise.corpora import AnnotatedText
 from headwise.corpora.streams import CorpusSource
 from headwise.errors import ArgumentError, InputError, OutputError
-from headwise.jobs._measurement import Corpus, Measurement, Opened, TextCounts
-from headwise.jobs._model_source import ModelSource, open_model
+from headwise.jobs._measurement import Corpus, Measurement, Opened, ShardTexts
+from headwise.jobs._model_source import ModelSource, identify_tokenizer, open_model
 from headwise.jobs._run_folder import RunFolder
 from headwise.jobs._workers import compute_all, compute_with
 from headwise.models import fingerprint, remember_fingerprint
@@ -125,10 +124,11 @@ class CorpusJob:
         if known:
             remember_fingerprint(model, known)
         opened = Opened(model, tokenizer, fingerprint(model), self.max_tokens)
-        self.folder.check_model(opened.fingerprint, weights)
+        identity = identify_tokenizer(tokenizer, model)
+        self.folder.check_model(opened.fingerprint, weights, identity)
         if not self.measurement.surveys:
             return opened
-        corpus = Corpus(lambda shard: TextCounts().filled(self._texts(shard)), self.shards)
+        corpus = Corpus(self._texts, self.shards)
         survey = self.folder.survey(lambda: self.measurement.survey(opened, corpus))
         return replace(opened, survey=self.measurement.read_survey(survey))
 
@@ -140,18 +140,18 @@ class CorpusJob:
             return held
 
     def _compute(self, shard: int, opened: Opened) -> None:
-        counts = TextCounts()
-        result = self.measurement.measure(opened, counts.filled(self._texts(shard)), shard)
+        texts = self._texts(shard)
+        result = self.measurement.measure(opened, texts, shard)
         facts = {
             "model": opened.fingerprint,
             "slice": self.source.shard(shard, self.shards),
-            "texts": counts.texts,
-            "empty": counts.empty,
+            "texts": texts.texts,
+            "empty": texts.empty,
         }
         self.folder.write(shard, result, facts)
 
-    def _texts(self, shard: int) -> Iterator[AnnotatedText]:
-        return self.source.texts(shard, self.shards)
+    def _texts(self, shard: int) -> ShardTexts:
+        return ShardTexts(lambda: self.source.texts(shard, self.shards))
 
 
 def merged(folder: RunFolder, measurement: Measurement) -> Any:
@@ -161,8 +161,8 @@ def merged(folder: RunFolder, measurement: Measurement) -> Any:
     paths = [path for _, path in folder.records() if path is not None]
     if not paths:
         raise InputError(
-            f"corpus: none of {folder.shards} shards in {folder.path} has a text with a token. "
-            f"Give texts with words."
+            f"corpus: {folder.path} has {counted(folder.shards, 'shard')}, and no text with a "
+            f"token. Give texts with words."
         )
     survey = measurement.read_survey(folder.read_survey()) if measurement.surveys else None
     results = (measurement.load(path) for path in paths)

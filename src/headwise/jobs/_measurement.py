@@ -64,7 +64,11 @@ class Measurement(Protocol):
         """What `survey` returned, from JSON: read once in each process."""
 
     def measure(self, opened: Opened, texts: Iterable[AnnotatedText], shard: int) -> Any:
-        """The result on some texts; None if they have no token."""
+        """The result on some texts; None if they have no token.
+
+        Args:
+            texts: They are iterated over again if memory runs out.
+        """
 
     def load(self, path: Path) -> Any:
         """A result from the file that its `save` wrote."""
@@ -91,16 +95,21 @@ class WithoutSurvey:
         """There is none."""
 
 
-@dataclass
-class TextCounts:
-    """How many texts of a shard were read, and how many were left out as white space."""
+class ShardTexts:
+    """The texts of a shard but those of white space alone; each iteration reads them anew.
 
-    texts: int = 0
-    empty: int = 0
+    Attributes:
+        texts: How many texts the latest iteration gave.
+        empty: How many texts it left out as white space.
+    """
 
-    def filled(self, texts: Iterable[AnnotatedText]) -> Iterator[AnnotatedText]:
-        """The texts that are not white space alone."""
-        for text in texts:
+    def __init__(self, read: Callable[[], Iterable[AnnotatedText]]) -> None:
+        self._read = read
+        self.texts = self.empty = 0
+
+    def __iter__(self) -> Iterator[AnnotatedText]:
+        self.texts = self.empty = 0
+        for text in self._read():
             if text.text.strip():
                 self.texts += 1
                 yield text

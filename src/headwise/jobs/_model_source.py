@@ -9,10 +9,19 @@ import torch
 from torch import nn
 
 from headwise.errors import ArgumentError
-from headwise.models import check_model, fingerprint, load, load_tokenizer, tokenizer_of
+from headwise.models import (
+    check_model,
+    fingerprint,
+    iter_pieces,
+    load,
+    load_tokenizer,
+    tokenizer_of,
+)
 
 # The header of a safetensors file begins with its length in 8 bytes.
 _HEADER_START = 8
+# A text whose tokens show how a tokenizer cuts and changes texts.
+_PROBE = "The Cat's naïve 3rd  try:\n北京 IS ok…"
 
 DtypeName = Literal["float32", "bfloat16", "float16", "float64"]
 
@@ -52,18 +61,18 @@ class ModelSource:
         """Identifies the weight files by their sizes, times and headers, and the dtype.
 
         A process that finds the same files as the one that hashed them need not hash them again.
-        Empty for a model that is not a folder.
+        Empty for a model that is not a folder with such files.
         """
-        folder = Path(self.name)
+        paths = sorted(Path(self.name).glob("*.safetensors"))
         digest = blake2b(f"{self.dtype}".encode(), digest_size=8)
-        for path in sorted(folder.glob("*.safetensors")):
+        for path in paths:
             stat = path.stat()
             digest.update(f"{path.name}{stat.st_size} {stat.st_mtime_ns}".encode())
             with path.open("rb") as file:
                 start = file.read(_HEADER_START)
                 length = min(int.from_bytes(start, "little"), stat.st_size)
                 digest.update(start + file.read(length))
-        return digest.hexdigest() if folder.is_dir() else ""
+        return digest.hexdigest() if paths else ""
 
 
 def open_model(
@@ -89,3 +98,10 @@ def fingerprint_in_memory(model: nn.Module | ModelSource) -> str:
     if isinstance(model, ModelSource):
         return ""
     return fingerprint(check_model("corpus", model))
+
+
+def identify_tokenizer(tokenizer: Any, model: nn.Module) -> str:
+    """Identifies a tokenizer by its vocabulary and the tokens of one text."""
+    vocabulary = sorted(getattr(tokenizer, "get_vocab", dict)().items())
+    pieces = [[*piece.source] for piece in iter_pieces(tokenizer, [(_PROBE, None)], model)]
+    return blake2b(f"{vocabulary}{pieces}".encode("utf-8", "replace"), digest_size=8).hexdigest()

@@ -28,6 +28,7 @@ _SHARD = "headwise_shard"
 # What a folder may hold before its job is described: a killed process may have left them.
 _OURS = ("shards", "model.json", "survey.json")
 _ENDINGS = {"roles": ".safetensors"}
+_MODEL = ("model", "weights", "tokenizer")
 
 
 class RunFolder:
@@ -95,27 +96,30 @@ class RunFolder:
                     f"{_difference(stored.get(name), about[name])}. Name another folder."
                 )
 
-    def check_model(self, fingerprint: str, weights: str = "") -> None:
-        """Record the model of the job, or refuse another model.
+    def check_model(self, fingerprint: str, weights: str = "", tokenizer: str = "") -> None:
+        """Record the model of the job and its tokenizer, or refuse others.
 
         Args:
             weights: What identifies its files; see `ModelSource.weights`.
+            tokenizer: What identifies the tokenizer; empty if it is not opened yet.
         Raises:
-            InputError: shards were computed with another model.
+            InputError: shards were computed with another model or tokenizer.
         """
+        given = {"model": fingerprint, "weights": weights, "tokenizer": tokenizer}
         with claim(self.path / ".model.lock", wait=True):
             known = self.model()
-            if not known:
-                content = {"model": fingerprint, "weights": weights}
-                write_json(content, self.path / "model.json")
-            elif known["model"] != fingerprint:
-                raise InputError(
-                    f"corpus: {self.path} is of the model {known['model']}, and this one is "
-                    f"{fingerprint}. Name another folder, or give the same model."
-                )
+            for name in ("model", "tokenizer"):
+                before, now = known.get(name), given[name]
+                if before and now and before != now:
+                    raise InputError(
+                        f"corpus: {self.path} is of the {name} {before}, and this one is {now}. "
+                        f"Name another folder, or give the same {name}."
+                    )
+            if not known or (tokenizer and not known["tokenizer"]):
+                write_json(given, self.path / "model.json")
 
     def model(self) -> dict[str, str]:
-        """The fingerprint of the job's model, and what its files were; empty before the first run.
+        """What identifies the job's model, its files and its tokenizer; empty before the first run.
 
         Raises:
             InputError: the file is damaged.
@@ -124,7 +128,7 @@ class RunFolder:
         if not path.exists():
             return {}
         content = read_object(path, "corpus", "Delete it, and run a shard again.")
-        if not all(isinstance(content.get(name), str) for name in ("model", "weights")):
+        if not all(isinstance(content.get(name), str) for name in _MODEL):
             raise InputError(
                 f"corpus: {path} holds {str(content)[:60]}, not the fingerprint of a model. "
                 f"Delete it, and run a shard again."
@@ -169,12 +173,14 @@ class RunFolder:
 
     def claim(self, shard: int) -> AbstractContextManager[bool]:
         """Keep other processes from computing a shard while a block runs."""
+        with suppress(OSError):  # someone may have deleted the folder to begin anew
+            self._lock(shard).parent.mkdir(exist_ok=True)
         return claim(self._lock(shard))
 
     def sweep(self) -> None:
         """Delete what killed processes left: temporary files, and locks of finished work."""
         finished = set(range(self.shards)) - set(self.unfinished())
-        names = (".job.lock", ".survey.lock")
+        names = (".job.lock", ".model.lock", ".survey.lock")
         locks = [*(self.path / name for name in names), *map(self._lock, sorted(finished))]
         for lock in locks:
             with suppress(OSError):
@@ -211,9 +217,14 @@ class RunFolder:
                 f"{ranges(missing)}. Run the job again."
             )
         model = self.model()
+        if not model:
+            raise InputError(
+                f"corpus: {self.path} lacks model.json, the fingerprint of its model. Delete "
+                f"{self._record(0)} and run the job again: it writes both."
+            )
         for shard in range(self.shards):
             record = self._read(shard)
-            for name, expected in (("job", self.job), ("model", model.get("model"))):
+            for name, expected in (("job", self.job), ("model", model["model"])):
                 if record.get(name) != expected:
                     raise InputError(
                         f"corpus: shard {shard} in {self.path} is of {name} {record.get(name)!r}, "

@@ -37,8 +37,8 @@ class ImportanceRequest:
     def __post_init__(self) -> None:
         if self.method not in _METHODS:
             raise ArgumentError(
-                f"ImportanceRequest: method={self.method!r}, where a shard has no other texts "
-                f"than its own. Choose from {', '.join(_METHODS)}."
+                f"ImportanceRequest: method={self.method!r} needs all texts, and a shard has only "
+                f"its own. Choose from {', '.join(_METHODS)}."
             )
 
 

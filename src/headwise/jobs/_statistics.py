@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headwise._evaluation import in_evaluation
+from headwise._memory import halving
 from headwise.corpora import AnnotatedText
 from headwise.corpora.streams import windows
 from headwise.errors import ArgumentError
@@ -42,6 +43,7 @@ class Statistics(WithoutSurvey):
 
     def __init__(self, request: Request) -> None:
         self._request = request
+        self._batch_size = _BATCH_SIZE
         for name in _NOT_OF_SHARDS:
             if value := getattr(request, name):
                 raise ArgumentError(
@@ -70,18 +72,25 @@ class Statistics(WithoutSurvey):
     ) -> HeadTable | None:
         """The table of some texts, in memory that does not grow with their number.
 
+        If memory runs out, it starts again with smaller batches, which later shards keep.
+
         Raises:
             UnsupportedError: the model cannot be watched exactly, or reads more than text.
         """
         model = opened.model
         check_reads_text("corpus", model)
-        any_batch = False
-        with in_evaluation(model), torch.no_grad(), observe(model, self._request) as watch:
-            for batch in _batches(opened, texts):
-                with text_alone("corpus", model):
-                    model(**batch)
-                any_batch = True
-            return watch.table() if any_batch else None
+
+        def watched(size: int) -> HeadTable | None:
+            self._batch_size = size
+            any_batch = False
+            with in_evaluation(model), torch.no_grad(), observe(model, self._request) as watch:
+                for batch in _batches(opened, texts, size):
+                    with text_alone("corpus", model):
+                        model(**batch)
+                    any_batch = True
+                return watch.table() if any_batch else None
+
+        return halving("corpus", watched, self._batch_size)
 
     def load(self, path: Path) -> HeadTable:
         """The table of a shard."""
@@ -92,22 +101,24 @@ class Statistics(WithoutSurvey):
         return reduce(add, results)
 
 
-def _batches(opened: Opened, texts: Iterable[AnnotatedText]) -> Iterator[dict[str, Tensor]]:
+def _batches(
+    opened: Opened, texts: Iterable[AnnotatedText], size: int
+) -> Iterator[dict[str, Tensor]]:
     model = opened.model
     own_target = reads_two_texts(model)
     device = device_of(model)
     for window in windows(texts):
         pairs = [(text.text, text.text if own_target else None) for text in window]
         pieces = [*iter_pieces(opened.tokenizer, pairs, model, opened.max_tokens)]
-        for group in _groups(sorted(pieces, key=lambda piece: len(piece.source))):
+        for group in _groups(sorted(pieces, key=lambda piece: len(piece.source)), size):
             yield from inputs_of(group, len(group), device)
 
 
-def _groups(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
-    """Pieces of ascending length in groups that fit into one batch."""
+def _groups(pieces: Sequence[Piece], size: int) -> Iterator[list[Piece]]:
+    """Pieces of ascending length in groups of at most `size` that fit into one batch."""
     group: list[Piece] = []
     for piece in pieces:
-        if len(group) == _BATCH_SIZE or (len(group) + 1) * len(piece.source) > _BATCH_TOKENS:
+        if len(group) == size or (len(group) + 1) * len(piece.source) > _BATCH_TOKENS:
             if group:
                 yield group
             group = []

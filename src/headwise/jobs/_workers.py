@@ -108,13 +108,12 @@ def _collect(pipes: list[Any], on_shard: Callable[[], None]) -> list[HeadwiseErr
 
 def _check_finished(job: ShardedJob, processes: list[Any]) -> None:
     missing = job.unfinished()
-    if not missing:
-        return
     ends = [f"worker {n} {_end_of(p.exitcode)}" for n, p in enumerate(processes) if p.exitcode]
-    raise WorkerError(
-        f"CorpusJob.run: {', '.join(ends) or 'other processes are at work'}; missing are the "
-        f"shards {ranges(missing)}. Finished shards are kept: run the job again."
-    )
+    if missing and ends:  # without such ends, other processes compute what is missing
+        raise WorkerError(
+            f"CorpusJob.run: {', '.join(ends)}; missing are the shards {ranges(missing)}. Finished "
+            f"shards are kept: run the job again."
+        )
 
 
 def _end_of(code: int) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwise._packages import require
 from headwise.corpora import AnnotatedText
-from headwise.errors import ArgumentError
+from headwise.errors import ArgumentError, UnsupportedError
 from headwise.jobs._corpus import about_job, measurement_of
 from headwise.jobs._job import CorpusJob
 from headwise.jobs._model_source import ModelSource
@@ -76,6 +76,7 @@ class WatchHeads(PipelineStep):  # type: ignore[misc]
         Raises:
             ArgumentError: no step before this one reads documents.
             InputError: `out` belongs to another job, or the model is another one.
+            UnsupportedError: memory ran out.
         """
         if data is None:
             raise ArgumentError(
@@ -104,6 +105,7 @@ class _RankDocuments:
 
     def __init__(self, data: Iterable[Any], name: str, keep: bool) -> None:
         self._data, self._name, self._keep = data, name, keep
+        self._is_read = False
         self.kept: list[Any] = []
 
     def describe(self) -> dict[str, Any]:
@@ -119,6 +121,13 @@ class _RankDocuments:
         return [[self._name, index, shards]]
 
     def texts(self, index: int, shards: int) -> Iterator[AnnotatedText]:
+        """The documents, once: those before a failure cannot be read again."""
+        if self._is_read:
+            raise UnsupportedError(
+                f"WatchHeads: out of memory in shard {index}, whose documents cannot be read "
+                f"again. Give fewer max_tokens, or run headwise.corpus on the files."
+            )
+        self._is_read = True
         for document in self._data:
             if self._keep:
                 self.kept.append(document)

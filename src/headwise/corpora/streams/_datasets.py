@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from headwise._display import counted
 from headwise._packages import require
 from headwise.corpora._text import AnnotatedText
 from headwise.errors import ArgumentError, InputError
@@ -38,7 +39,7 @@ class DatasetStream:
         columns = stream._opened.column_names
         if columns is not None and column not in columns:
             raise InputError(
-                f"corpus: the dataset {dataset!r} has no column {column!r} but "
+                f"corpus: the dataset {dataset!r} has no column {column!r}, only "
                 f"{', '.join(columns)[:80]}. Name the column with the texts."
             )
         return stream
@@ -72,8 +73,8 @@ class DatasetStream:
         """
         if shards > self._opened.num_shards:
             raise ArgumentError(
-                f"corpus: shards={shards}, and the dataset {self.name!r} can be cut into "
-                f"{self._opened.num_shards}. Give no more shards than that."
+                f"corpus: shards={shards}, but the dataset {self.name!r} has only "
+                f"{counted(self._opened.num_shards, 'part')}. Give no more shards than that."
             )
 
     def default_shards(self) -> int:

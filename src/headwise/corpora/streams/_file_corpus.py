@@ -15,6 +15,7 @@ from headwise.corpora._text import AnnotatedText
 from headwise.corpora.streams._records import has_paragraphs, size_of
 from headwise.corpora.streams._texts import READERS, FileRange
 from headwise.errors import ArgumentError, InputError
+from headwise.files import is_unicode
 
 # A shard of this many bytes keeps a worker busy for minutes, and a failure loses no more.
 _BYTES_PER_SHARD, _MOST_SHARDS = 2**24, 4096
@@ -51,11 +52,21 @@ def find_files(patterns: Sequence[str]) -> tuple[DataFile, ...]:
     """
     paths: set[str] = set()
     for pattern in patterns:
-        matching = {path for path in glob.glob(pattern, recursive=True) if Path(path).is_file()}
+        matching = _matching(pattern)
         if not matching:
-            raise InputError(f"corpus: no file matches {pattern!r}. Name existing files.")
+            advice = "Name existing files."
+            if Path(pattern).is_dir():
+                advice = f"It is a folder: name its files, such as {pattern}/*.parquet."
+            raise InputError(f"corpus: no file matches {pattern!r}. {advice}")
         paths |= matching
     return tuple(_data_file(path) for path in sorted(paths))
+
+
+def _matching(pattern: str) -> set[str]:
+    """The files that a glob matches; the name of a file may hold characters of globs."""
+    if Path(pattern).is_file():
+        return {pattern}
+    return {path for path in glob.glob(pattern, recursive=True) if Path(path).is_file()}
 
 
 def _data_file(path: str) -> DataFile:
@@ -65,7 +76,12 @@ def _data_file(path: str) -> DataFile:
             f"corpus: {path} ends in {ending!r}. Name files that end in {', '.join(_KINDS)}, "
             f"uncompressed."
         )
-    return DataFile(path, size_of(path), _KINDS[ending])
+    if not is_unicode(path):
+        raise InputError(f"corpus: the name of {path!r} is not UTF-8. Rename the file.")
+    size = size_of(path)
+    if ending == ".parquet" and not size:
+        raise InputError(f"corpus: {path} is empty, and no Parquet file is. Copy it again.")
+    return DataFile(path, size, _KINDS[ending])
 
 
 @dataclass(frozen=True)

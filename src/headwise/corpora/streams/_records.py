@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from headwise.errors import InputError
+from headwise.files import kind_of
 
 _WHO = "corpus"
 _BOM = b"\xef\xbb\xbf"
@@ -21,6 +22,8 @@ LONGEST_RECORD = 2**28
 _BLOCK = 2**16
 # Bytes after which a file without a blank line is one of lines.
 _SCANNED = 2**20
+# Bytes by which a file of another kind is recognised.
+_KNOWN_BY = 16
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,19 @@ class Record:
         try:
             lines = self.data.decode("utf-8").split("\n")
         except UnicodeDecodeError as error:
+            if kind := kind_of(self._beginning_of_file()):
+                raise InputError(
+                    f"{_WHO}: {self.path} is {kind}, not UTF-8 text. Name files of plain text."
+                ) from error
             raise InputError(
                 f"{_WHO}: {self.path} is not UTF-8 (byte {self.offset + error.start} is "
                 f"0x{self.data[error.start]:02x}). Convert it, for example with iconv."
             ) from error
         return "\n".join(line.rstrip() for line in lines)
+
+    def _beginning_of_file(self) -> bytes:
+        with open_data(self.path) as file:
+            return file.read(_KNOWN_BY)
 
     def line_number(self) -> int:
         """The number of the record's first line in the file, from 1."""

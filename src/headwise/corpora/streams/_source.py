@@ -53,6 +53,6 @@ def open_source(data: str | Path | Sequence[str | Path], column: str = "text") -
         return FileCorpus(find_files(names), column)
     if len(names) > 1:
         raise ArgumentError(
-            f"corpus: {streamed[0]} beside {len(names) - 1} more. Give one dataset, or globs."
+            f"corpus: {streamed[0]} and {len(names) - 1} more. Give one dataset alone, or globs."
         )
     return DatasetStream.of(streamed[0], column)

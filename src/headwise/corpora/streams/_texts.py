@@ -1,7 +1,9 @@
 """Texts of each kind of file, from a range of its bytes, in memory that does not grow."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from headwise.corpora._text import AnnotatedText
@@ -13,7 +15,7 @@ from headwise.corpora.streams._records import (
     paragraphs_between,
 )
 from headwise.errors import InputError
-from headwise.files import parse_json
+from headwise.files import is_unicode
 
 _WHO = "corpus"
 # Rows of a Parquet file that are decoded at once.
@@ -43,14 +45,9 @@ def read_paragraphs(part: FileRange, column: str) -> Iterator[AnnotatedText]:
 
 
 def read_objects(part: FileRange, column: str) -> Iterator[AnnotatedText]:
-    """The text in each JSON line, which may have other keys; null is an empty text."""
+    """The text in each JSON line, whatever its other keys hold; null is an empty text."""
     for record in lines_between(part.path, part.start, part.stop):
-        try:
-            fields = parse_json(record.text())
-        except InputError:
-            raise
-        except ValueError as error:
-            raise _fault(record, f"not JSON ({error}). Give one object per line.") from error
+        fields = _parsed(record)
         if not isinstance(fields, dict) or column not in fields:
             raise _fault(
                 record,
@@ -60,7 +57,19 @@ def read_objects(part: FileRange, column: str) -> Iterator[AnnotatedText]:
         text = fields[column]
         if text is not None and not isinstance(text, str):
             raise _fault(record, f"{column!r} is {str(text)[:40]!r}. Give a string.")
+        if text and not is_unicode(text):
+            raise _fault(record, f"{column!r} holds a lone surrogate. Give valid Unicode.")
         yield AnnotatedText(text or "")
+
+
+def _parsed(record: Record) -> Any:
+    """The value of a JSON line."""
+    line = record.text()
+    try:
+        # Integers may be too long for an int.
+        return json.loads(line, parse_int=Decimal)
+    except (ValueError, RecursionError) as error:
+        raise _fault(record, f"not JSON ({error}). Give one object per line.") from error
 
 
 def read_sentences(part: FileRange, column: str) -> Iterator[AnnotatedText]:
@@ -91,7 +100,7 @@ def read_rows(part: FileRange, column: str) -> Iterator[AnnotatedText]:
     except (pa.ArrowException, OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        reason = str(error).splitlines()[0].rstrip(".")
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise InputError(
             f"{_WHO}: {part.path} cannot be read as Parquet ({reason}). Copy it again."
         ) from error
@@ -103,12 +112,15 @@ def _check_column(file: Any, path: str, column: str) -> None:
     schema = file.schema_arrow
     if column not in schema.names:
         raise InputError(
-            f"{_WHO}: {path} has no column {column!r} but {', '.join(schema.names)[:80]}. Name "
-            f"the column with the texts."
+            f"{_WHO}: {path} has no column {column!r}, only {', '.join(schema.names)[:80]}. "
+            f"Name the column with the texts."
         )
-    kind = schema.field(column).type
+    kind = schema.field(schema.names.index(column)).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+    # In a file without any text, the column has the type null.
+    types = pa.types
+    kinds = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
+    if not any(is_kind(kind) for is_kind in kinds):
         raise InputError(f"{_WHO}: the column {column!r} of {path} is {kind}. Name one of texts.")
 
 
