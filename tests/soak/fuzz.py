@@ -1,9 +1,10 @@
 """Give broken files to every loader, and count what happens.
 
-Run as `python tests/soak/fuzz.py INPUTS RESULTS.json [EARLIER.json]`, with `tests` on the path. A
-loader either reads a file or raises a `HeadwiseError` that names it. It runs no code, opens no file
-elsewhere and takes no memory far beyond the file's size. With the results of an earlier run, only
-what that run did not read is read, and the results are those of both.
+Run as `python tests/soak/fuzz.py INPUTS RESULTS.json [EARLIER.json [LOADER ...]]`, with `tests` on
+the path; all loaders if none is named. A loader either reads a file or raises a
+`HeadwiseError` that names it. It runs no code, opens no file elsewhere and takes no memory far
+beyond the file's size. With the results of an earlier run, only what that run did not read is
+read, and the results are those of both.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -165,14 +166,22 @@ class Fuzzer:
 
 
 def fuzz_kind(
-    kind: str, folder: Path, inputs: int, guard: Guard, earlier: Mapping[str, int] | None = None
+    kind: str,
+    folder: Path,
+    inputs: int,
+    guard: Guard,
+    earlier: Mapping[str, int] | None = None,
+    names: Collection[str] = (),
 ) -> Iterator[Fuzzer]:
     """Feed every loader of a kind with its share of all inputs; yields after some hundred.
 
     Args:
         earlier: How many inputs each loader has read before; they are passed over.
+        names: The loaders to feed; none is all.
     """
     for name, loader in KINDS[kind](folder).items():
+        if names and name not in names:
+            continue
         fuzzer = Fuzzer(name, loader, guard, folder)
         share, done = -(-inputs * SHARES[kind] // 1000), (earlier or {}).get(name, 0)
         for seed in range(0, 4 * share, _CHUNK):
@@ -205,13 +214,15 @@ def _limit() -> None:
     signal.signal(signal.SIGALRM, late)
 
 
-def _fuzz(kind: str, inputs: int, earlier: Mapping[str, int], results: Path) -> None:
+def _fuzz(
+    kind: str, inputs: int, earlier: Mapping[str, int], results: Path, names: Collection[str]
+) -> None:
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
     try:
         guard = Guard()
         is_limited = False
         found: dict[str, dict[str, Any]] = {}
-        for fuzzer in fuzz_kind(kind, folder, inputs, guard, earlier):
+        for fuzzer in fuzz_kind(kind, folder, inputs, guard, earlier, names):
             found[fuzzer.name] = asdict(fuzzer.outcomes)
             results.write_text(json.dumps(found))
             signal.alarm(_SECONDS * _CHUNK)
@@ -222,13 +233,13 @@ def _fuzz(kind: str, inputs: int, earlier: Mapping[str, int], results: Path) -> 
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def main(inputs: int, results: Path, earlier: Path | None = None) -> None:
+def main(inputs: int, results: Path, earlier: Path | None = None, *names: str) -> None:
     torch.set_num_threads(1)
     found: dict[str, dict[str, Any]] = json.loads(earlier.read_text()) if earlier else {}
     done = {name: outcomes["inputs"] for name, outcomes in found.items()}
     for kind in sorted(KINDS, key=lambda kind: SHARES[kind]):
         part = results.with_suffix(f".{crc32(kind.encode()):x}.json")
-        status = exit_status(start_child(partial(_fuzz, kind, inputs, done, part)))
+        status = exit_status(start_child(partial(_fuzz, kind, inputs, done, part, names)))
         read = json.loads(part.read_text()) if part.exists() else {}
         for name, outcomes in read.items():
             before = Outcomes(**found[name]) if name in done else Outcomes()
@@ -240,4 +251,4 @@ def main(inputs: int, results: Path, earlier: Path | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *map(Path, sys.argv[2:]))
+    main(int(sys.argv[1]), *map(Path, sys.argv[2:4]), *sys.argv[4:])
