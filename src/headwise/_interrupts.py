@@ -91,16 +91,20 @@ class _Interrupts:
 
 
 _interrupts = _Interrupts()
-# The contexts that are entered and not left, the outer before the inner ones.
-_open: "weakref.WeakKeyDictionary[_SlowlyReversible[Any], None]" = weakref.WeakKeyDictionary()
+# What is open, the outer before the inner, and how each is closed.
+_open: "weakref.WeakKeyDictionary[Any, Callable[[Any], object]]" = weakref.WeakKeyDictionary()
+
+
+def close_at_exit(opened: T, close: Callable[[T], object]) -> None:
+    """Have an object closed when Python ends, while all modules exist, if it still exists then."""
+    _open[opened] = close
 
 
 @atexit.register
-def _leave_all() -> None:
-    """Leave the contexts that are still open when Python ends, while all modules exist."""
-    for context in list(_open):
+def _close_all() -> None:
+    for opened, close in list(_open.items()):
         with contextlib.suppress(ValueError):  # a daemon thread is inside it
-            context._abandon()
+            close(opened)
 
 
 def deliver_interrupt() -> None:
@@ -161,7 +165,7 @@ class _SlowlyReversible(AbstractContextManager[T]):
     @uninterrupted
     def _hold(self) -> None:
         self._held = _interrupts.hold()
-        _open[self] = None
+        close_at_exit(self, _SlowlyReversible._abandon)
 
     @uninterrupted
     def _abandon(self) -> None:

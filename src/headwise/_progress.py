@@ -20,6 +20,21 @@ from headwise._display import printable
 Progress = Callable[[int, int], None]
 """Called with the number of steps done and the number of steps in all."""
 
+
+class Passes:
+    """Several passes over some work as one progress; each pass counts its own steps."""
+
+    def __init__(self, on_progress: Progress | None, steps: int) -> None:
+        """Report to `on_progress`, if there is one; `steps` are those of all passes together."""
+        self._on_progress, self._steps, self._before = on_progress, steps, 0
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._on_progress is not None:
+            self._on_progress(self._before + done, self._steps)
+        if done == total:
+            self._before += total
+
+
 SECONDS_BEFORE_BAR = 2.0
 SECONDS_BETWEEN_LINES = 30.0
 _SECONDS_BETWEEN_UPDATES = 0.5  # of a bar in a notebook
@@ -48,9 +63,12 @@ class _Steps:
     def __init__(self, label: str) -> None:
         self.label = " ".join(printable(label).split())
         self.done, self.total, self.word = 0, 0, ""
-        self.start = time.monotonic()
+        self.start = self._latest = time.monotonic()
 
     def __call__(self, done: int, total: int, word: str = "") -> None:
+        if done < self.done:  # another stage, whose steps may take another time
+            self.start = self._latest
+        self._latest = time.monotonic()
         self.done, self.total, self.word = done, total, word
 
     @property

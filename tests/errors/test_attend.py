@@ -70,7 +70,7 @@ Q, K = torch.zeros(2, 6, 5, 4), torch.zeros(2, 3, 7, 4)
         (
             {"q": torch.zeros(2, 6, 8, 4), "mask": masks.documents(torch.zeros(2, 7).long())},
             ShapeError,
-            "8 queries of 7 keys",
+            "8 queries and 7 keys",
         ),
     ],
 )

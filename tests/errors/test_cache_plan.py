@@ -290,9 +290,12 @@ TEXTS = [{"input_ids": IDS}]
         ({"full": {0: 0}}, r"full=\{0: 0\}"),
         ({"keep": 0.5, "sinks": -1}, "sinks=-1"),
         ({"keep": 0.5, "texts": None}, "keep=0.5 without texts"),
-        ({"keep": 0.5, "window": 99}, "window=99 keep all 12 tokens"),
+        (
+            {"keep": 0.5, "window": 99},
+            "keep all 12 tokens .*over 100 tokens, or a window up to 10.",
+        ),
         ({"keep": 0.5, "method": "luck"}, "method='luck' is not one of half-gate"),
-        ({"bytes": 1}, "bytes=1, but windows alone take"),
+        ({"bytes": 1}, "bytes=1, but the windows alone take"),
         ({"full": {0: [0]}, "window": (2, 3)}, r"window=\[2, 3\] with full="),
         ({"keep": 0.5, "texts": [{"inputs_embeds": torch.zeros(1, 9, 16)}]}, "inputs_embeds"),
         ({"keep": 0.5, "objective": "embedding"}, "'embedding' compares embeddings"),
@@ -309,7 +312,7 @@ def test_goals_and_texts(arguments: dict[str, Any], message: str) -> None:
     [
         ({"n": 0}, "n=0"),
         ({"n_tokens": 16, "span": 8}, "n_tokens=16, span=8"),
-        ({"span": 20, "n_tokens": 100}, "vocabulary of 19 tokens for a span of 20"),
+        ({"span": 20, "n_tokens": 100}, "only 19 tokens to draw from for a span of 20"),
     ],
 )
 def test_retrieval_texts_that_cannot_be_made(arguments: dict[str, Any], message: str) -> None:

@@ -84,7 +84,7 @@ def test_an_output_is_checked_before_the_work(
         (("report", "--text", "good.txt"), "--text is for a MODEL"),
         (("report", "--device", "cpu"), "--device is for a MODEL"),
         (("report", "--max-texts", "3"), "--max-texts is for a MODEL"),
-        (("report", "./any"), "./any needs something to read"),
+        (("report", "./any"), "./any needs texts to read"),
         (("report", "--no-roles"), "--no-roles is for a MODEL, and none is named"),
         (
             ("report", "./any", "--text", "good.txt", "--lab-folder", "lab"),
@@ -170,7 +170,7 @@ def test_a_full_disk(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_terminal_without_unicode(place: Path) -> None:
     done = headwise("report", "./Größe", encoding="ascii")
-    assert done.err == "report: ./Gr\\xf6\\xdfe needs something to read. Add --text FILE.\n"
+    assert done.err == "report: ./Gr\\xf6\\xdfe needs texts to read. Add --text FILE.\n"
 
 
 def test_control_characters_in_a_name_are_escaped(place: Path) -> None:

@@ -12,8 +12,8 @@ from headwise.errors import InputError
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("-o", "scores.csv"), "give either --text or --pairs"),
-        (("--text", "a", "--pairs", "b", "-o", "scores.csv"), "give either --text or --pairs"),
+        (("-o", "scores.csv"), "texts come from --text or"),
+        (("--text", "a", "--pairs", "b", "-o", "scores.csv"), "texts come from --text or"),
         (("--text", "a", "-o", "scores.txt"), r"scores.txt does not end in .parquet"),
         (("--text", "a", "--json"), "a cannot be read"),
         (("--pairs", "a", "--json"), "a cannot be read"),

@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from command import headwise
 from folders import write_llama
+from headwise.cli._app import app
 
 WORDS = ("<pad>", "<s>", "</s>", "I", "work", "you", "he", "works", "they")
 
@@ -21,6 +23,18 @@ def yielding(text): yield text.tokens[99], 0
 def leaving(text): raise SystemExit(3)
 """
 EXAMPLE = '{"ids": [3, 4, 5], "query": [2, 3], "right": [[0, 1]], "wrong": [[1, 2]]}\n'
+
+
+READ_TEXTS = (
+    "report model",
+    "observe model",
+    "roles model",
+    "importance model",
+    "prune model --by tab.csv --remove 0.3 -o out",
+    "group model --kv-heads 3 -o out",
+    "compare model model",
+    "cache model",
+)
 
 
 @pytest.fixture(scope="module")
@@ -190,19 +204,31 @@ def test_an_input_of_the_wrong_kind_is_named(
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("arguments", "content", "message"),
     [
-        (b"", "standard input holds no text (0 bytes)"),
-        (b"\xff\xfeI\0", "standard input is text in"),
+        *((arguments, b"", "standard input holds no text (0 bytes)") for arguments in READ_TEXTS),
+        ("observe model", b"\xff\xfeI\0", "standard input is text in"),
     ],
 )
 def test_standard_input_is_called_by_its_name(
-    place: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, message: str
+    place: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, content: bytes, message: str
 ) -> None:
+    monkeypatch.chdir(place)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-    done = headwise("observe", place / "model", "--text", "-")
+    done = headwise(*arguments.split(), "--text", "-")
     assert done.code == 2
     assert message in done.err
+
+
+def test_every_command_that_reads_texts_reads_standard_input() -> None:
+    options = {
+        command.name: parameter.help
+        for command in get_command(app).commands.values()
+        for parameter in command.params
+        if "--text" in parameter.opts
+    }
+    assert sorted(options) == sorted(arguments.split()[0] for arguments in READ_TEXTS)
+    assert [name for name, text in options.items() if "or - for standard input" not in text] == []
 
 
 def test_texts_that_cache_makes_up_fit_the_model(place: Path) -> None:

@@ -133,7 +133,7 @@ def test_an_argument_that_is_no_number(place: Path, command: str, value: str) ->
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("group model --kv-heads 2 -o small", "group: --kv-heads 2, where the model has 3. "),
+        ("group model --kv-heads 2 -o small", "group: --kv-heads 2, but the model has 3. "),
         ("cache model --text good.txt --keep 7", "cache: --keep 7.0. Give a share"),
         ("cache model --text good.txt --window 0,8", "cache: --window 0,8. Give a number"),
         ("corpus model --data good.txt -o run --shards 9999999", "corpus: --shards 9999999. "),

@@ -56,7 +56,7 @@ def test_other_tokens_are_refused() -> None:
 
 def test_other_kinds_of_things_are_refused() -> None:
     model, table = _model(), make_table()
-    with pytest.raises(ArgumentError, match="MiniGPT and HeadTable are compared"):
+    with pytest.raises(ArgumentError, match="MiniGPT and HeadTable cannot be compared"):
         hw.compare(model, table)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="texts=None"):
         hw.compare(model, model, tokenizer=TOKENIZER)

@@ -1,9 +1,12 @@
 """What a corpus job refuses, and that its folder stays as it was."""
 
 import builtins
+import gzip
 import json
 import os
+import shutil
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,7 +80,8 @@ def test_a_file_of_an_unknown_kind(tmp_path: Path) -> None:
         ("{", "line 3: not JSON"),
         ("[1]", r"line 3: '\[1\]' is not an object with the key 'text'"),
         ('{"text": 5}', "line 3: 'text' is '5'"),
-        ('{"text": "\\ud800"}', "line 3: not JSON .*surrogate"),
+        ('{"text": "\\ud800"}', "line 3: 'text' holds a lone surrogate"),
+        ("[" * 9999, "line 3: not JSON"),
     ],
 )
 def test_lines_that_hold_no_text(line: str, reason: str, tmp_path: Path) -> None:
@@ -92,6 +96,26 @@ def test_a_text_that_is_not_utf_8(tmp_path: Path) -> None:
     path.write_bytes(b"w1\nw2 \xff\n")
     with pytest.raises(InputError, match=r"a\.txt is not UTF-8 \(byte 6 is 0xff\)"):
         read(path)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "a.conllu"])
+def test_a_compressed_file_with_the_name_of_a_plain_one(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(b'{"text": "w1"}\n' * 99))
+    with pytest.raises(InputError, match=rf"{name} is compressed by gzip, not UTF-8 text"):
+        read(tmp_path / name)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are UTF-8 there")
+def test_a_file_whose_name_is_not_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"a\xff.txt")
+    path.write_text("w1")
+    with pytest.raises(InputError, match=r"the name of '.*a\\udcff\.txt' is not UTF-8"):
+        open_source(tmp_path / "*.txt")
+
+
+def test_a_folder_in_place_of_its_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no file matches .* It is a folder: name its files"):
+        open_source(tmp_path)
 
 
 def test_a_line_of_conllu_that_is_none(tmp_path: Path) -> None:
@@ -112,12 +136,15 @@ def test_a_huge_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_parquet_that_is_none_or_has_no_texts(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no column 'body' but id, text"):
+    with pytest.raises(InputError, match=r"no column 'body', only id, text"):
         read(data, "body")
     with pytest.raises(InputError, match=r"the column 'id' of .* is int64"):
         read(data, "id")
     data.write_bytes(data.read_bytes()[:-9])
     with pytest.raises(InputError, match=r"data\.parquet cannot be read as Parquet"):
+        read(data)
+    data.write_bytes(b"")
+    with pytest.raises(InputError, match=r"data\.parquet is empty, and no Parquet file is"):
         read(data)
 
 
@@ -137,15 +164,15 @@ def test_a_dataset_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Monke
     folder.mkdir()
     write_parquet(folder / "train-0.parquet", TEXTS)
     name = f"datasets:{folder}"
-    with pytest.raises(InputError, match=r"has no column 'body' but id, text"):
+    with pytest.raises(InputError, match=r"has no column 'body', only id, text"):
         open_source(name, "body")
     with pytest.raises(InputError, match=r"example 0 of shard 0 of .* has id='0'"):
         read(name, "id")
     with pytest.raises(InputError, match="split 'dev', cannot be opened"):
         open_source(f"{name}:dev")
-    with pytest.raises(ArgumentError, match=r"shards=2, and the dataset .* can be cut into 1"):
+    with pytest.raises(ArgumentError, match=r"shards=2, but the dataset .* has only 1 part"):
         open_source(name).check_shards(2)
-    with pytest.raises(ArgumentError, match=r"beside 1 more"):
+    with pytest.raises(ArgumentError, match=r"and 1 more"):
         open_source([name, "a.txt"])
     original = builtins.__import__
 
@@ -177,6 +204,13 @@ def test_a_description_with_a_number_of_shards_that_is_none(shards: Any, done: C
         merge_corpus(done.folder.path)
 
 
+@pytest.mark.parametrize("limit", [1, 0, -3, 2.5, "9"])
+def test_a_number_of_tokens_that_is_none(limit: Any, data: Path, tmp_path: Path) -> None:
+    with pytest.raises((ArgumentError, TypeError)):
+        hw.corpus("model", data, out=tmp_path / "run", max_tokens=limit)
+    assert not (tmp_path / "run").exists()
+
+
 def test_more_shards_than_bytes(tmp_path: Path) -> None:
     path = write_texts(tmp_path / "a.txt", ["w1"])
     with pytest.raises(ArgumentError, match="shards=3 for 2 bytes"):
@@ -195,7 +229,7 @@ def test_requests_that_no_shard_can_answer(
 
 @pytest.mark.parametrize("method", ["ablation", "gates", "none"])
 def test_methods_that_need_all_texts(method: str) -> None:
-    with pytest.raises(ArgumentError, match=f"method='{method}', where a shard has no other"):
+    with pytest.raises(ArgumentError, match=f"method='{method}' needs all texts"):
         ImportanceRequest(method)
 
 
@@ -267,6 +301,13 @@ def test_missing_shards_are_named(done: CorpusJob, tmp_path: Path) -> None:
     done.merge()
 
 
+def test_a_folder_without_its_shards_begins_anew(done: CorpusJob) -> None:
+    shutil.rmtree(done.folder.path / "shards")
+    assert done.unfinished() == [0, 1, 2]
+    done.run()
+    done.merge()
+
+
 def overwrite(name: str, **changes: Any) -> Callable[[Path], None]:
     def change(run: Path) -> None:
         path = run / name
@@ -292,6 +333,7 @@ def overwrite(name: str, **changes: Any) -> Callable[[Path], None]:
             lambda run: (run / "shards/00001.json").write_text('{"headwise_shard": 1}'),
             r"00001\.json is damaged",
         ),
+        (lambda run: (run / "model.json").unlink(), r"lacks model\.json, .* Delete .*00000\.json"),
         (overwrite("model.json", model=5), r"model\.json holds .*, not the fingerprint"),
         (overwrite("job.json", versions={"torch": "1"}), "were made with {'torch': '1'}"),
         (overwrite("job.json", headwise_job=7), "has schema 7 and 3 shards, not 1"),
@@ -306,11 +348,58 @@ def test_damaged_shards_are_refused(
         merge_corpus(tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    ("other", "reason"), [("model", "model"), ("request", "job"), ("version", "job")]
+)
+def test_merge_refuses_a_shard_of_another(
+    other: str,
+    reason: str,
+    model: Path,
+    data: Path,
+    done: CorpusJob,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As if it had been copied from the folder of a similar job."""
+    request = hw.Request(("entropy",)) if other == "request" else None
+    name = write_model(tmp_path / "model", heads=2) if other == "model" else model
+    with monkeypatch.context() as patch:
+        if other == "version":
+            patch.setattr("headwise.jobs._corpus.version", lambda package: "0.0.1")
+        job = hw.corpus(name, data, request, out=tmp_path / "similar", shards=3)
+        job.run(shard=1)
+    for path in (tmp_path / "similar/shards").glob("00001.*"):
+        shutil.copy(path, tmp_path / "run/shards")
+    for merge in (done.merge, lambda: merge_corpus(tmp_path / "run")):
+        with pytest.raises(InputError, match=rf"shard 1 in .*run is of {reason} '\w+', not '\w+'"):
+            merge()
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_another_tokenizer_is_refused(
+    in_memory: bool, model: Path, data: Path, tmp_path: Path
+) -> None:
+    name = hw.load(model) if in_memory else model
+    tokenizer = hw.load_tokenizer(model)
+    hw.corpus(name, data, out=tmp_path / "run", shards=3, tokenizer=tokenizer).run(shard=0)
+    tokenizer(["w1", "w2 w3"], padding=True, truncation=True)  # using it makes it no other
+    hw.corpus(name, data, out=tmp_path / "run", tokenizer=tokenizer).run(shard=1)
+    tokenizer.add_tokens("w9 w9")
+    job = hw.corpus(name, data, out=tmp_path / "run", tokenizer=tokenizer)
+    with pytest.raises(InputError, match=r"run is of the tokenizer \w+, and this one is \w+\."):
+        job.run()
+    assert job.unfinished() == [2]
+
+
+def test_a_folder_without_weights_has_no_known_fingerprint(tmp_path: Path) -> None:
+    assert ModelSource(str(tmp_path)).weights() == ""
+
+
 def test_texts_without_a_token(model: Path, tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ["", " ", None])
     job = hw.corpus(model, path, out=tmp_path / "run", shards=2)
     job.run()
-    with pytest.raises(InputError, match=r"none of 2 shards in .* has a text with a token"):
+    with pytest.raises(InputError, match=r"run has 2 shards, and no text with a token"):
         job.merge()
 
 

@@ -135,7 +135,7 @@ class Unprojected(torch.nn.Module):
 def test_heads_whose_output_is_never_read_cannot_be_edited():
     model, batch = Unprojected(read=False), {"input_ids": torch.tensor([[1, 2, 3]])}
     attentions = find_attentions(model, batch, needs_projections=False)
-    with pytest.raises(UnsupportedError, match=r"heads of .* does not reach the output"):
+    with pytest.raises(UnsupportedError, match=r"edits of the heads of .* do not reach the output"):
         check_edits_reach(model, attentions, batch)
     with pytest.raises(UnsupportedError, match=r"has no output projection"):
         _ = attentions[0].output

@@ -13,18 +13,23 @@ import pytest
 import torch
 
 import headwise as hw
-from headwise.caching import CachePlan
-from headwise.corpora import Grammar
+from headwise.caching import CachePlan, save_duo_attention
+from headwise.corpora import Example, Grammar
 from headwise.errors import OutputError
 from headwise.files import _scratch
 from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer, train
 from headwise.lab import save as save_lab
 from headwise.models.checkpoints import _save
+from headwise.report import compare_tables
+from headwise.roles import RoleSums
 from headwise.surgery import Costs, LayerPlan, Plan
+from headwise.tables import save_figure
 from small_files import HEADS, SCORES
 from studies import make_roles, make_study
+from tables_of_texts import make_table
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no limit on the size of files")
+PLAN = CachePlan.of({1: [0]}, n_layers=9, n_kv_heads=2, window=4)
 EACH = {"parameters": np.ones(3)}
 STUDY = make_study(layers=2, heads=3)
 SETTINGS = TrainSettings(steps=2, batch_size=2, d_model=6, n_heads=2, n_layers=1, mlp_ratio=1)
@@ -44,6 +49,20 @@ def _importance(path: Path) -> None:
     hw.importance(model, batches, "ablation", resume=path)
 
 
+def _heads(path: Path) -> Path:
+    torch.manual_seed(0)
+    model = MiniGPT(MiniGPTConfig(60, context=24, d_model=12, n_heads=4, n_layers=1)).eval()
+    examples = [Example([n % 7, 4, 5, 6], (3, 4), (0, 1), (1, 2)) for n in range(8)]
+    return hw.find_heads(model, examples, evidence=hw.Evidence(nulls=())).save(path)
+
+
+def _recover(path: Path) -> None:
+    torch.manual_seed(0)
+    model = MiniGPT(MiniGPTConfig(60, context=24, d_model=12, n_heads=4, n_layers=1)).eval()
+    batches = [{"input_ids": torch.tensor([[4, 5, 6]] * 4)}]
+    hw.recover(hw.prune(model, {0: [1]}), model, batches, steps=2, resume=path)
+
+
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "table.parquet": STUDY.table.save,
     "table.csv": STUDY.table.save,
@@ -52,14 +71,21 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "scores.csv": SCORES.save,
     "plan.json": Plan((LayerPlan("", 0, 3, (1,)),), "abc", "a reason").save,
     "costs.json": Costs(HEADS, SCORES.kv_heads, EACH, EACH, "abc", {}).save,
-    "cache.json": CachePlan.of({1: [0]}, n_layers=2, n_kv_heads=2).save,
+    "cache.json": PLAN.save,
+    "comparison.json": compare_tables(make_table(6), make_table(6, seed=1), draws=9).save,
+    "heads.json": _heads,
+    "pattern": lambda path: save_duo_attention(PLAN, path),
+    "table.svg": lambda path: save_figure(STUDY.table.plot("entropy"), path),
+    "study": lambda path: STUDY.save(path, force=True),
     "report.html": STUDY.report,
+    "sums.safetensors": RoleSums({"about": 1}, {"value": np.ones(99)}).save,
     "lab": _lab,
     "layer": lambda path: hw.save(hw.MultiHeadAttention(6, 2), path, force=True),
 }
 STARTED: dict[str, Callable[[Path], Any]] = {
     "run": lambda path: train(SETTINGS, path, lines_judged=1),
     "scores.part": _importance,
+    "recovery.part": _recover,
 }
 
 

@@ -19,14 +19,14 @@ from headwise.models import fingerprint
 def test_an_impossible_number_of_groups(n: Any) -> None:
     model = _llama()
     before = fingerprint(model)
-    message = rf"n_kv_heads={n}, where the model has 4. .* divides it: 1, 2\."
+    message = rf"n_kv_heads={n}, but the model has 4. .* divides it: 1, 2\."
     with pytest.raises(ArgumentError, match=message):
         group_heads(model, n)
     assert fingerprint(model) == before
 
 
 def test_a_single_head_cannot_be_grouped() -> None:
-    with pytest.raises(ArgumentError, match=r"n_kv_heads=1, where .* has 1\..*: there is none"):
+    with pytest.raises(ArgumentError, match=r"n_kv_heads=1, but .* has 1\..*: there is none"):
         group_heads(_llama(1), 1)
 
 

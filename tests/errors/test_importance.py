@@ -62,7 +62,7 @@ def test_impossible_arguments_are_refused(options: dict[str, Any], message: str)
     [
         ([], "0 given"),
         (["some text"], "1 texts without a tokenizer"),
-        ([torch.zeros(1, 2)], "batches: one is a Tensor"),
+        ([torch.zeros(1, 2)], "batches: a batch is of type Tensor"),
         ([{"return_dict": True}], r"no tensor in \['return_dict'\]"),
     ],
 )
@@ -232,7 +232,7 @@ def test_a_pooling_that_does_not_exist() -> None:
 
 
 def test_a_class_without_a_loss_of_its_own() -> None:
-    with pytest.raises(ArgumentError, match="no loss goes with Linear and inputs x"):
+    with pytest.raises(ArgumentError, match="no default loss fits Linear with inputs x"):
         find_loss(None, nn.Linear(2, 2), {"x": torch.zeros(1, 2)})
 
 

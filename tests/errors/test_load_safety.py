@@ -27,6 +27,14 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
+def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.name not in ("config.json", "model.safetensors"):
+            path.unlink()
+    with pytest.raises(InputError, match=r"model has no tokenizer that can be opened \(no file"):
+        load_tokenizer(folder)
+
+
 class Trap:
     """Writes a file when it is unpickled."""
 

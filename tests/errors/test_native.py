@@ -86,7 +86,7 @@ def test_an_array_of_another_kind(
 def test_an_array_that_is_not_aligned() -> None:
     whole = bytearray(4 * Q.numel() + 1)
     q = torch.frombuffer(whole, dtype=torch.float32, offset=1).view(Q.shape)
-    with pytest.raises(ArgumentError, match="no multiple of 4"):
+    with pytest.raises(ArgumentError, match="not a multiple of 4"):
         check_tensor("x", q, tuple(Q.shape), torch.float32)
     # Queries, keys and values are copied before they are read.
     assert torch.equal(attend(q, q, q, backend="native"), Q)

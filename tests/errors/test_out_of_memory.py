@@ -1,16 +1,20 @@
 """When memory runs out, batches are halved, which is said once; the results stay the same."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from datatrove.data import Document
 
 import headwise as hw
+from corpus_files import write_texts
 from headwise.errors import UnsupportedError
+from headwise.jobs.datatrove import WatchHeads
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.scoring._gated_model import GatedModel
-from planted import TOKENIZER
+from planted import TOKENIZER, WORDS
 
 TEXTS = ["a b c d", "b c a", "c c b a d", "d a", "a a b", "b d c", "a d d b"]
 
@@ -61,6 +65,50 @@ def test_a_study_halves_the_batch_and_counts_each_text_once(model: Tight) -> Non
     for name in expected.statistics:
         np.testing.assert_array_equal(table.count(name), expected.count(name))
         np.testing.assert_allclose(table.mean(name), expected.mean(name), rtol=1e-5, atol=1e-6)
+
+
+def test_find_roles_halves_the_batch_and_says_so_once_for_each_set_of_texts(
+    model: Tight, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [" ".join(np.random.default_rng(n).choice(WORDS, 8)) for n in range(70)]
+    monkeypatch.setattr(Tight, "limit", 999)  # of null models, too
+    expected = hw.find_roles(model, TOKENIZER, texts).rows
+    monkeypatch.setattr(Tight, "limit", 20)
+    with pytest.warns(UserWarning, match=r"find_roles: out of memory with \d+ texts") as said:
+        rows = hw.find_roles(model, TOKENIZER, texts).rows
+    assert len(said) == 3  # the texts, sequences that repeat, and their controls
+    np.testing.assert_array_equal(rows["n"], expected["n"])
+    np.testing.assert_allclose(rows["effect"], expected["effect"], atol=1e-6)
+
+
+def test_a_corpus_job_halves_the_batch_and_counts_each_text_once(
+    model: Tight, tmp_path: Path
+) -> None:
+    data = write_texts(tmp_path / "a.txt", TEXTS * 5)
+    model.limit = 99
+    whole = hw.corpus(model, data, out=tmp_path / "whole", shards=3, tokenizer=TOKENIZER)
+    whole.run()
+    model.limit = 2
+    job = hw.corpus(model, data, out=tmp_path / "run", shards=3, tokenizer=TOKENIZER)
+    with pytest.warns(UserWarning, match="corpus: out of memory with 16 texts in a batch") as said:
+        job.run()
+    assert len(said) == 1
+    table, expected = job.merge(), whole.merge()
+    for name in expected.statistics:
+        np.testing.assert_array_equal(table.count(name), expected.count(name))
+        np.testing.assert_allclose(table.mean(name), expected.mean(name), rtol=1e-5, atol=1e-6)
+    texts = [json.loads(p.read_text())["texts"] for p in (tmp_path / "run/shards").glob("*.json")]
+    assert sum(texts) == 35
+
+
+@pytest.mark.filterwarnings("ignore:corpus. out of memory")
+def test_documents_of_a_pipeline_are_not_counted_twice(model: Tight, tmp_path: Path) -> None:
+    documents = [Document(text=text, id=text) for text in TEXTS]
+    step = WatchHeads("model", tmp_path / "run", tokenizer=TOKENIZER)
+    step._model = model
+    with pytest.raises(UnsupportedError, match="shard 0, whose documents cannot be read again"):
+        list(step.run(iter(documents)))
+    assert not [*(tmp_path / "run/shards").iterdir()]
 
 
 @pytest.mark.parametrize(

@@ -48,12 +48,12 @@ def _costs(model: str = "abc") -> Costs:
         (
             {"budget": {"parameters": 1}, "costs": _costs()},
             ArgumentError,
-            "1 parameters cannot be reached. The least is parameters 2",
+            "1 parameters cannot be reached. The lowest possible is parameters 2",
         ),
         (
             {"budget": {"parameters": 8}, "costs": _costs()},
             ArgumentError,
-            "8 parameters is kept with all heads",
+            "all heads together fit into 8 parameters",
         ),
         ({"budget": 4, "costs": _costs()}, ArgumentError, "budget=4. Give numbers by name"),
         ({"budget": {}, "costs": _costs()}, ArgumentError, r"budget=\{\}. Give numbers by name"),

@@ -4,9 +4,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import peft
 import pytest
 import torch
 import torch.nn.functional as F
+import zoo
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, UnsupportedError
@@ -94,7 +96,7 @@ def _shifted(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_mixed, r"the heads of .* share the weights of q \(Linear\), .* in their queries"),
+        (_mixed, r"the heads of .* share the weights of q \(Linear\), .* scale their queries"),
         (lambda q, k: (q, k + k.flip(1)), None),  # the queries take the whole factor
         (_normed, "scaling the queries and keys of head 0 of .* does not scale its logits"),
         (_shifted, "scaling the queries and keys of head 0 of .* does not scale its logits"),
@@ -122,7 +124,9 @@ def test_a_norm_whose_gain_all_heads_share_is_refused_by_name(which: str) -> Non
         model, name = SeparateProjections(lambda q, k: (model.norm(q), k)), r"norm \(LayerNorm\)"
     with (
         _monitor(model) as monitor,
-        pytest.raises(UnsupportedError, match=f"share the weights of {name}.*one gain for all"),
+        pytest.raises(
+            UnsupportedError, match=f"share the weights of {name}.*gain of a norm over all"
+        ),
     ):
         QKClip(monitor, reference=(X,))
 
@@ -150,6 +154,18 @@ def test_tied_and_frozen_weights_are_refused() -> None:
     with (
         _monitor(layer) as monitor,
         pytest.raises(UnsupportedError, match=r"k_proj\.weight, .* attention, is frozen"),
+    ):
+        QKClip(monitor)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # in peft
+def test_the_weights_below_a_lora_adapter_are_frozen() -> None:
+    adapted = peft.get_peft_model(
+        zoo.make("Llama").train(), peft.LoraConfig(target_modules=["q_proj", "k_proj"])
+    )
+    with (
+        _monitor(adapted) as monitor,
+        pytest.raises(UnsupportedError, match=r"[qk]_proj\.base_layer\.weight, .*, is frozen"),
     ):
         QKClip(monitor)
 

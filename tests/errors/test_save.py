@@ -248,7 +248,7 @@ def test_a_folder_whose_output_differs_is_removed(
             model.lm_head.weight.copy_(kept)
 
     monkeypatch.setattr(model, "save_pretrained", lossy)
-    with pytest.raises(OutputError, match="a fresh process says: off by"):
+    with pytest.raises(OutputError, match="open right in a fresh process: off by"):
         save(model, tmp_path / "small")
     assert not any(tmp_path.iterdir())
 
@@ -265,9 +265,9 @@ Spoil = Callable[[dict[str, Any]], object]
         (lambda x: x.pop("tensors"), "lacks tensors or counts"),
         (lambda x: x.update(counts=[]), "lacks tensors or counts"),
         (lambda x: x["tensors"].update(a=[0]), r"gives a the shape \[0\]"),
-        (lambda x: x["tensors"].update({"lm_head.what": [3]}), "no weight lm_head.what"),
-        (lambda x: x["tensors"].update({"no.weight": [3]}), "no module no"),
-        (lambda x: x["counts"].update({"no": {"num_heads": 2}}), "no module no"),
+        (lambda x: x["tensors"].update({"lm_head.what": [3]}), "changes the weight lm_head.what"),
+        (lambda x: x["tensors"].update({"no.weight": [3]}), "changes the module no, "),
+        (lambda x: x["counts"].update({"no": {"num_heads": 2}}), "changes the module no, "),
         (lambda x: x["counts"].update({"model": {"forward": 2}}), "sets 'forward' of model to 2"),
         (
             lambda x: x["counts"].update({"model": {"num_heads": "2"}}),
@@ -278,7 +278,7 @@ Spoil = Callable[[dict[str, Any]], object]
         (lambda x: x.update(heads={"model": [4, 1, 1]}), r"gives model the heads \[4, 1, 1\]"),
         (lambda x: x.update(heads={"model": [4]}), r"gives model the heads \[4\]"),
         (lambda x: x.update(heads=[4]), r"gives None the heads \[4\]"),
-        (lambda x: x.update(heads={"no": [4, 1]}), "no module no"),
+        (lambda x: x.update(heads={"no": [4, 1]}), "changes the module no, "),
         (lambda x: x.update(format="other/1"), "has the format 'other/1'"),
     ],
 )

@@ -80,3 +80,14 @@ def test_options_that_are_refused(arguments: tuple[str, ...], reason: str, place
     done = headwise("corpus", place / "model", *data, "-o", place / "refused", *arguments)
     assert (done.code, done.out) == (2, "")
     assert reason in done.err
+
+
+def test_an_interrupt_says_how_to_go_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("headwise.jobs.CorpusJob.run", interrupt)
+    run = place / "interrupted"
+    done = headwise("corpus", place / "model", "--data", place / "a.txt", "-o", run)
+    assert done.code == 130
+    assert f"Run the same command again: it skips the finished shards in {run}." in done.err

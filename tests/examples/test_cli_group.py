@@ -77,7 +77,7 @@ def test_a_text_is_the_reference_for_grouping(place: Path) -> None:
     ("more", "message"),
     [
         ((), "taken already exists. Add --force"),
-        (("--force", "--kv-heads", 3), "--kv-heads 3, where the model has 4"),
+        (("--force", "--kv-heads", 3), "--kv-heads 3, but the model has 4"),
         (("--force", "--text", "none.txt"), r"none.txt cannot be read"),
         (("--force", "--method", "mean", "--text", "SOME"), "some.txt with --method mean"),
     ],

@@ -50,7 +50,7 @@ def test_a_set_that_was_not_found_is_not_exported(place: Path) -> None:
         "--vllm-hook", place / "hook.json",
     )  # fmt: skip
     assert done.code == 2
-    assert "the set was not found" in done.err
+    assert "the set was not found. In Python: give heads=, or find a set that" in done.err
     assert not (place / "hook.json").exists()
 
 

@@ -122,6 +122,10 @@ def test_unknown_modules_are_refused(tmp_path: Path) -> None:
     folder = _write(tmp_path)
     for changes, message in (
         ({"path": "../elsewhere"}, r"names the folder '\.\./elsewhere'"),
+        (
+            {"path": f"../{folder.name}/2_Dense"},
+            r"names the folder '\.\./",
+        ),  # it would be copied there
         ({"path": "/etc"}, "names the folder '/etc'"),
         ({"path": "2_Dense", "type": "own.Dense"}, r"names the module 'own\.Dense'"),
     ):
@@ -135,7 +139,10 @@ def test_unknown_modules_are_refused(tmp_path: Path) -> None:
         source_files(folder)
 
 
-@pytest.mark.parametrize("content", ["{", "[7]", '{"a": 1}', "[" * 10**5, '[{"path": ""}]'])
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[7]", '{"a": 1}', "[" * 10**5, '[{"path": ""}]', r'[{"path": "\u0000", "type": ""}]'],
+)
 def test_modules_that_cannot_be_read(content: str, tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text(content, "utf-8")
     with pytest.raises(InputError, match=r"modules\.json is not a list of modules"):

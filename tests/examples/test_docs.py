@@ -20,6 +20,11 @@ from house.source import PACKAGE, ROOT, Source, sources
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# A folder or file that code or a command writes, and does not replace.
+WRITES = re.compile(
+    r'\b(?:save|train)\(\w+, "([^"]+)"|\.export\("([^"]+)"|'
+    r"(?<![\w-])(?:-o|--out|--save|--vllm-hook|--qrhead) ([a-z][\w./-]*)"
+)
 # Documents whose code takes more than a few seconds: tested by `make docs` and the long tests.
 SLOW = {
     "learn/bert.md",
@@ -65,6 +70,20 @@ def test_the_code_of_a_document_runs(document: Path) -> None:
 
 def test_the_readme_shows_code() -> None:
     assert list(_blocks(ROOT / "README.md"))
+
+
+def test_documents_followed_in_one_folder_do_not_write_over_each_other() -> None:
+    written: dict[str, set[str]] = {}
+    for document in [*DOCUMENTS, *sorted((ROOT / "docs").rglob("*.ipynb"))]:
+        text = document.read_text("utf-8")
+        blocks = re.findall(r"^```.*?^```$", text, re.MULTILINE | re.DOTALL)
+        code = "".join(blocks) or text.replace('\\"', '"')
+        for names in WRITES.findall(code):
+            written.setdefault("".join(names), set()).add(document.name)
+    assert len(written) > 10
+    # The same small model in both: the second page loads it.
+    assert written.pop("first-look") == {"mini-gpt.md", "behaviours.md"}
+    assert {name: files for name, files in written.items() if len(files) > 1} == {}
 
 
 @pytest.mark.parametrize("source", WITH_EXAMPLES, ids=str)

@@ -10,7 +10,7 @@ _WRAPPED = "_orig_mod"
 
 
 class WithoutFastPath:
-    """A module in the place of `nn.MultiheadAttention` that the layers of torch do not bypass.
+    """A stand-in for `nn.MultiheadAttention` that the layers of torch do not bypass.
 
     Their fast path is for modules with other values of these attributes.
     """
@@ -40,7 +40,7 @@ def call_forward_pre_hooks(
 
 
 def replace_submodule(module: nn.Module, name: str, value: Any) -> None:
-    """Put anything in the place of a submodule; assigning it would refuse what is no module."""
+    """Replace a submodule by any object; plain assignment refuses what is not a module."""
     module._modules[name] = value
 
 

@@ -112,7 +112,7 @@ def constant_when_traced(function: Function) -> Function:
 
 @constant_when_traced
 def in_func_gradient() -> bool:
-    """Whether `torch.func` is differentiating something, be it these tensors or others."""
+    """Whether `torch.func` is differentiating anything, these tensors or others."""
     layers = torch._C._functorch.get_interpreter_stack() or []
     return any(layer.key() != torch._C._functorch.TransformType.Vmap for layer in layers)
 

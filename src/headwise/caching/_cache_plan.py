@@ -33,7 +33,7 @@ def cache_scores(
     max_tokens: int | None = None,
     on_progress: Progress | None = None,
 ) -> CacheScores:
-    """Score what each kv head loses when it keeps its first and latest tokens alone.
+    """Score how much the loss grows when a kv head keeps only its first and latest tokens.
 
     A gate mixes two outputs of the query heads that read a kv head: 1 reads all tokens, 0 only
     the first `sinks` of the text and the last `window`. The methods:
@@ -84,9 +84,9 @@ def cache_plan(
 ) -> CachePlan:
     """Decide which kv heads keep all tokens; the others keep the first and the latest.
 
-    The model is scored by `cache_scores` and is not changed. The loss of the texts with the full
-    cache and with the cache of the plan is measured and saved with the plan, and so is how much
-    the scores agree between halves of the texts and with those of other domains.
+    Heads are scored by `cache_scores`; the model is not changed. The plan records the measured
+    loss of the texts with the full cache and with its own, and how well the scores agree between
+    halves of the texts and with those of other domains.
 
     Args:
         texts: Long texts on which heads are scored, in every form that `importance` takes;
@@ -178,8 +178,8 @@ class _Planner:
         if not fitting:
             least = self._plan(0).nbytes(self._n_tokens)
             raise ArgumentError(
-                f"cache_plan: bytes={value}, but windows alone take {least} of a text of "
-                f"{self._n_tokens} tokens. Give more, or a smaller window."
+                f"cache_plan: bytes={value}, but the windows alone take {least} bytes for a "
+                f"text of {self._n_tokens} tokens. Give more bytes, or a smaller window."
             )
         return max(fitting)
 
@@ -235,7 +235,8 @@ def _of_heads(
 ) -> CachePlan:
     if len(windows) > 1:
         raise ArgumentError(
-            f"cache_plan: window={list(windows)} with full=. Give one window, or texts."
+            f"cache_plan: window={list(windows)} with full=. Give one window, or texts to "
+            f"choose windows by."
         )
     layers = find_cache_layers(model)
     counts = [layer.n_kv_heads for layer in layers]

@@ -10,7 +10,7 @@ import numpy as np
 from headwise.caching._layer_plan import LayerCachePlan
 from headwise.caching._plan import CachePlan
 from headwise.errors import ArgumentError, InputError, OutputError
-from headwise.files import build_from, read_object, write_beside
+from headwise.files import build_from, files_beside, read_object
 
 _TABLE, _SETTINGS = "full_attention_heads.tsv", "config.json"
 _LARGEST = 1 << 22  # bytes of a table; the published ones have a few thousand
@@ -51,9 +51,9 @@ def save_duo_attention(plan: CachePlan, folder: str | Path) -> Path:
             f"save_duo_attention: {folder} cannot be written ({error.strerror}). Choose another "
             f"place."
         ) from error
-    for name, text in ((_TABLE, "\n".join(rows)), (_SETTINGS, json.dumps(settings))):
-        with write_beside(folder / name) as beside:
-            beside.write_text(text + "\n", "utf-8")
+    with files_beside(folder, last=_SETTINGS) as new:
+        (new / _TABLE).write_text("\n".join(rows) + "\n", "utf-8")
+        (new / _SETTINGS).write_text(json.dumps(settings) + "\n", "utf-8")
     return folder
 
 

@@ -15,10 +15,10 @@ def retrieval_batches(
 ) -> list[dict[str, Any]]:
     """Texts of random tokens in which a span occurs twice, far from each other.
 
-    The second occurrence ends the text, and all of it but its first two tokens is to be
-    predicted. A model that copies from its context predicts it, whatever language it knows; heads
-    that it needs for that lose when they stream. Give `cache_plan` your own long texts where the
-    model is used for more than that.
+    The second occurrence ends the text; its tokens from the third on are the labels. A model
+    predicts them by copying from its context, whatever language it knows, so the loss grows when
+    a head that copies streams. If the model is used for more than that, give `cache_plan` long
+    texts of your own.
 
     Args:
         n: The number of texts, a batch each.
@@ -39,7 +39,7 @@ def retrieval_batches(
         )
     if n_words <= span:
         raise ArgumentError(
-            f"retrieval_batches: {type(model).__name__} has a vocabulary of {n_words} tokens for "
+            f"retrieval_batches: {type(model).__name__} has only {n_words} tokens to draw from for "
             f"a span of {span}. Give texts of your own."
         )
     rng = torch.Generator().manual_seed(seed)

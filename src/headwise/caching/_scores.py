@@ -26,7 +26,7 @@ KVHead = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class CacheScores:
-    """What each kv head of a model loses when it keeps its first and latest tokens alone.
+    """The loss caused by each kv head that keeps only its first and latest tokens.
 
     Attributes:
         heads: The layer and the kv head of each column.
@@ -147,9 +147,11 @@ class ScoringTexts:
                 f"them."
             )
         if self.longest <= sinks + window:
+            most = self.longest - sinks - 1
+            smaller = f", or a window up to {most}" if most > 0 else ""
             raise ArgumentError(
                 f"cache_plan: sinks={sinks} and window={window} keep all {self.longest} tokens of "
-                f"the longest text. Give longer texts, or a smaller window."
+                f"the longest text. Give texts of over {sinks + window} tokens{smaller}."
             )
         report = on_progress or (lambda done, total: None)
         with differentiable_evaluation(self.model, weights=False):

@@ -12,6 +12,9 @@ from headwise._display import did_you_mean
 from headwise.errors import HeadwiseError, InputError
 
 _QUOTED = re.compile(r"'([^']+)'")
+_SENTENCES = re.compile(r"(?<=[.?]) (?=[A-Z])")
+# An argument, a call or a name of the library.
+_PYTHON = re.compile(r"\w=|\w\(|\bheadwise\.(?!json)")
 # Arguments of the library for which a parameter of a command has another name.
 _OTHER_NAMES = {"attention": "attn_implementation"}
 
@@ -20,7 +23,8 @@ class CheckedCommand(TyperCommand):
     """A command whose errors name the option and the value that is refused.
 
     It refuses empty values (except for `--prompt`), values with bytes that are not UTF-8 or with
-    NUL, and numbers that are not finite. Errors of the library about an argument name the option.
+    NUL, and numbers that are not finite. Errors of the library about an argument name the option;
+    advice that no option can follow is marked as Python.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -34,15 +38,19 @@ class CheckedCommand(TyperCommand):
         except InputError:  # may quote names out of a file
             raise
         except HeadwiseError as error:
-            options = {
-                _OTHER_NAMES.get(param.name, param.name): param.opts[0]
-                for param in self.params
-                if param.opts[0].startswith("--")
-            }
-            message = with_option_names(str(error), options, self.name or "")
+            message = self.in_its_words(str(error))
             if message == str(error):
                 raise
             raise type(error)(message) from error
+
+    def in_its_words(self, message: str) -> str:
+        """A message of the library, with the options of this command."""
+        options = {
+            _OTHER_NAMES.get(param.name, param.name or ""): param.opts[0]
+            for param in self.params
+            if param.opts[0].startswith("--")
+        }
+        return in_words_of(self.name or "", options, message)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the command line.
@@ -92,6 +100,22 @@ def _refusal(value: str, *, may_be_empty: bool) -> str:
     if any("\ud800" <= character <= "\udfff" for character in value):
         return "is not valid UTF-8"
     return "" if may_be_empty or value.strip() else "is empty"
+
+
+def in_words_of(command: str, options: Mapping[str, str], message: str) -> str:
+    """A message of the library, as a command says it.
+
+    Advice names options of the command. Where it has none, the advice is marked as Python.
+
+    Args:
+        options: The options by the names of the library's arguments.
+    """
+    problem, *advice = _SENTENCES.split(with_option_names(message, options, command))
+    return " ".join([problem, *map(_marked_as_python, advice)])
+
+
+def _marked_as_python(advice: str) -> str:
+    return f"In Python: {advice[0].lower()}{advice[1:]}" if _PYTHON.search(advice) else advice
 
 
 def with_option_names(message: str, options: Mapping[str, str], command: str) -> str:

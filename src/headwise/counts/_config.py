@@ -154,8 +154,8 @@ def _biases(config: _Config) -> str:
     if family not in FAMILIES:
         raise UnsupportedError(
             f"count: {config.path} has model_type={family}, a family whose projections are "
-            f"unknown. Name one with the same, such as llama or bert, or give its sizes by "
-            f"--d-model, --heads and --biases."
+            f"unknown. Name a family with the same projections, such as llama or bert, or give its "
+            f"sizes by --d-model, --heads and --biases."
         )
     biases = FAMILIES[family]
     switch = biases.switch is not None and config.fields.get(biases.switch, biases.default)

@@ -1,6 +1,5 @@
 """Generates text from a prompt with a Mini-GPT."""
 
-import re
 from typing import TYPE_CHECKING
 
 import torch
@@ -8,13 +7,12 @@ import torch
 from headwise._evaluation import in_evaluation
 from headwise.corpora import EOS, UNK
 from headwise.errors import ArgumentError, InputError
+from headwise.files import is_unicode
 from headwise.lab._data import number_of
 from headwise.lab._model import MiniGPT
 
 if TYPE_CHECKING:
     import tokenizers
-
-_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 @torch.no_grad()
@@ -69,11 +67,11 @@ def encode_prompt(tokenizer: "tokenizers.Tokenizer", prompt: str, context: int) 
     """
     for word in prompt.split():
         # No vocabulary has words with lone surrogates, and a tokenizer cannot look them up.
-        known = not _SURROGATES.search(word) and tokenizer.token_to_id(word) is not None
+        known = is_unicode(word) and tokenizer.token_to_id(word) is not None
         if word == UNK or not known:
             raise InputError(
-                f"sample: the model does not know the word {word!r}. Use words of its "
-                f"{tokenizer.get_vocab_size()}, with spaces between them and around commas."
+                f"sample: the model does not know the word {word!r}. Use its "
+                f"{tokenizer.get_vocab_size()} words, with spaces between words and around commas."
             )
     ids = tokenizer.encode(prompt).ids
     if len(ids) > context:

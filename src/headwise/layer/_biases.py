@@ -152,7 +152,7 @@ class T5Bias(nn.Module):
         ):
             raise ArgumentError(
                 f"T5Bias: n_buckets={n_buckets}, max_distance={max_distance}, bidirectional="
-                f"{bidirectional}. Give at least two buckets a side and a larger distance."
+                f"{bidirectional}. Give at least two buckets per side and a larger distance."
             )
         self.buckets = nn.Embedding(n_buckets, n_heads)
 

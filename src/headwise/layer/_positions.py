@@ -179,6 +179,7 @@ class YaRN:
 
     @property
     def magnitude(self) -> float:
+        """The factor that multiplies rotated queries and keys."""
         return 0.1 * math.log(self.factor) + 1.0
 
     def scale(self, frequencies: Float[Tensor, " pairs"], rope: RoPE) -> Float[Tensor, " pairs"]:

@@ -191,8 +191,8 @@ class _Documents(Mask):
             )
         if statically(tile.T > tile.S):
             raise ShapeError(
-                f"documents: {tile.T} queries of {tile.S} keys. The queries of packed texts are "
-                f"among their keys: give no more of them."
+                f"documents: {tile.T} queries and {tile.S} keys. The queries of packed texts are "
+                f"among their keys, so give no more queries than keys."
             )
         ids = self.ids.to(tile.device)
         shift = tile.S - tile.T

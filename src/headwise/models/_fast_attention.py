@@ -28,7 +28,7 @@ _TORCHS = F.scaled_dot_product_attention
 
 @reversible
 def fast_attention(model: nn.Module) -> Iterator[None]:
-    """Compute attention of a model that calls `scaled_dot_product_attention` on our kernels.
+    """Run the attention of models that call `scaled_dot_product_attention` on our kernels.
 
     For models outside the attention interface of transformers: Falcon, timm, diffusers, torch's
     own layers, or your own. While the block runs, calls of that function in a forward pass of

@@ -20,6 +20,7 @@ LONGEST = 2048
 IGNORED = -100
 # Marks of spaces in byte-level and SentencePiece vocabularies, and of continuations in WordPiece.
 _MARKS = "\u0120\u010a\u2581#"
+_SPACE = "\u2581"  # before a word, in SentencePiece
 
 
 @dataclass(frozen=True)
@@ -145,10 +146,13 @@ def token_strings(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
 
 
 def _readable(tokenizer: Any, token: int) -> str:
+    piece = str(tokenizer.convert_ids_to_tokens(token))
+    if piece.startswith(_SPACE):  # which a token decoded alone loses
+        return piece.replace(_SPACE, " ")
     text = tokenizer.decode([token])
     if text and "\N{REPLACEMENT CHARACTER}" not in text:
         return str(text)
-    return str(tokenizer.convert_ids_to_tokens(token))
+    return piece
 
 
 # The classes of `token_classes`, in its order.

@@ -48,7 +48,7 @@ class AlarmRule(ABC):
         if self.release is not None and not self._within(self.release, self.threshold):
             raise ArgumentError(
                 f"{name}: release is {self.release} at a threshold of {self.threshold}, so an "
-                f"alarm could end while its bound is broken. Give the threshold, or a value within."
+                f"alarm could end while its bound is still broken. Give a value within the bound."
             )
 
     def broken_by(self, value: float, active: bool) -> bool:

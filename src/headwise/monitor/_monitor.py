@@ -10,7 +10,7 @@ import torch.distributed as dist
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from headwise._interrupts import deferring, uninterrupted
+from headwise._interrupts import close_at_exit, deferring, uninterrupted
 from headwise.errors import ArgumentError
 from headwise.models import Site, device_of
 from headwise.monitor._alarms import Alarm, AlarmRule, Alarms
@@ -94,6 +94,7 @@ class HeadMonitor(TrainerEvents):
         self._latest: StepStatistics | None = None
         self._step_watch = StepWatch(self._model, self._recorder)
         self._block = ExitStack()  # of a `with` statement, while it runs
+        close_at_exit(self, HeadMonitor.close)
         try:
             self._step_watch.open()
         except BaseException:  # an interrupt that was deferred until it was open
@@ -269,7 +270,7 @@ class HeadMonitor(TrainerEvents):
 
     def __del__(self) -> None:
         # An interrupt may have come before the constructor's caller received the monitor.
-        if "_block" in self.__dict__:
+        if "_block" in self.__dict__ and not self._closed:
             self.close()
 
     def _report(self) -> dict[str, float]:

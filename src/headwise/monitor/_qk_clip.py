@@ -67,19 +67,20 @@ class ClipReport:
 class QKClip(TrainerEvents):
     """QK-clip during training: bounds the attention logits of every head, by scaling weights.
 
-    Call `step()` after the optimizer's step and the monitor's. Each head whose largest logit
-    passed `max_logit` in that step gets `factor = max_logit / largest` on its logits: its queries
-    and keys take a square root of it each. Keys that several heads share take what all of those
-    heads need, and their queries the rest, so the logits of every head are scaled by its own
-    factor exactly; where a part of the keys belongs to all heads (the rotated part of latent
-    attention), the queries take the whole factor there. Layers that share their weights take the
-    smallest of their factors. Weights and biases of projections are scaled, or the gains behind
-    them if these belong to single heads. While no head passes, no bit changes.
+    Call `step()` after the optimizer's step and the monitor's. If the largest logit of a head
+    exceeded `max_logit` in that step, its logits are scaled by `factor = max_logit / largest`: its
+    queries and its keys by the square root each. Keys that several heads share are scaled by the
+    part that all of those heads need, and the queries of each head by the rest, so the logits of
+    every head are scaled by exactly its own factor. Where a part of the keys belongs to all heads
+    (the rotated part of latent attention), the queries are scaled by the whole factor there. Layers
+    that share their weights are scaled by the smallest of their factors. This scales weights
+    and biases of projections, or the gains behind them if these belong to single heads. While no
+    head exceeds the bar, no bit changes.
 
     The largest logit is that of `scale · q·k` over visible keys, before any softcap and without
     position biases, over all ranks of the monitor; a capped one is inferred, up to eight times the
-    cap. It is that of the step's batches under the weights before the step. Where the monitor
-    looks at every n-th step only, steps in between are not clipped: watch every step (`every=1`)
+    cap. It is that of the step's batches under the weights before the step. If the monitor
+    watches only every n-th step, the steps in between are not clipped: watch every step (`every=1`)
     to bound all of them.
 
     Which weights scale which head is found once, when the clip is made, by running the model in

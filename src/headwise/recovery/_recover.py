@@ -59,7 +59,7 @@ def recover(
         batches: Texts or batches, read in a new random order in each epoch.
         steps: The number of batches to train on.
         rate: The highest learning rate: it rises for a tenth of the steps, then falls to 0. With
-            few steps a high rate does harm, since each step moves every weight by about as much.
+            few steps a high rate is harmful, since each step moves every weight by about the rate.
         tokenizer: The models' tokenizer, for texts; a `SentenceTransformer` has its own.
         seed: Determines the order of the batches.
         resume: A file that keeps the state of the training, three times as large as the weights.

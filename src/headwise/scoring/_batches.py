@@ -159,7 +159,7 @@ def _on_device(batch: Any, device: torch.device) -> Inputs:
     # A tokenizer's `BatchEncoding` has keys and items without being a Mapping.
     if not hasattr(batch, "items"):
         raise ArgumentError(
-            f"batches: one is a {type(batch).__name__}. Give the model's inputs by name, "
+            f"batches: a batch is of type {type(batch).__name__}. Give the model's inputs by name, "
             f"such as input_ids and attention_mask."
         )
     inputs = model_inputs(batch)

@@ -127,8 +127,8 @@ def _default_name(model: nn.Module, batch: Inputs) -> str:
     if kind.endswith("Model"):
         return "embedding"
     raise ArgumentError(
-        f"loss: no loss goes with {kind} and inputs {', '.join(batch)}. Add labels, or give loss=: "
-        f"{', '.join(_LOSSES)}, or a function of the output and the batch."
+        f"loss: no default loss fits {kind} with inputs {', '.join(batch)}. Add labels, or "
+        f"give loss=: {', '.join(_LOSSES)}, or a function of the output and the batch."
     )
 
 

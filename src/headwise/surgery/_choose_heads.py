@@ -85,8 +85,8 @@ def plan(
     if uniform and not result.uniform:
         counts = ", ".join(str(len(layer.keep)) for layer in result.layers)
         raise ArgumentError(
-            f"plan: uniform=True, and these heads leave {counts} in the layers. Name as "
-            f"many of each."
+            f"plan: uniform=True, but these heads leave {counts} in the layers. Name the "
+            f"same number of heads in each layer."
         )
     return result if costs is None else replace(result, costs=_before_and_after(costs, chosen))
 
@@ -207,11 +207,13 @@ def _within(steps: list[Step], budget: dict[str, float], costs: Costs | None) ->
         if all(costs.after(chosen, name) <= limit for name, limit in budget.items()):
             if not chosen:
                 raise ArgumentError(
-                    f"plan: {_listed(budget)} is kept with all heads. Ask for less."
+                    f"plan: all heads together fit into {_listed(budget)}. Lower the budget."
                 )
             return chosen
     least = ", ".join(f"{name} {costs.after(chosen, name):g}" for name in budget)
-    raise ArgumentError(f"plan: {_listed(budget)} cannot be reached. The least is {least}.")
+    raise ArgumentError(
+        f"plan: {_listed(budget)} cannot be reached. The lowest possible is {least}."
+    )
 
 
 def _listed(budget: Mapping[str, float]) -> str:

@@ -159,7 +159,9 @@ class Plan:
         # A removed head is a gap in the grid.
         removed = set(self.removed)
         kept = [float("nan") if head in removed else 1.0 for head in self._heads]
-        return grid_html(str(self).splitlines()[0], self._heads, {"kept": np.array(kept)})
+        return grid_html(
+            str(self).splitlines()[0], self._heads, {"kept; grey: removed": np.array(kept)}
+        )
 
     @property
     def _heads(self) -> list[Head]:

@@ -30,7 +30,7 @@ def observe(
     nor a position. At the first call of each layer, our reconstruction of its heads is checked
     against the model's own output, and a call that differs is refused.
 
-    Watched are layers of this library, Hugging Face models, `nn.MultiheadAttention`, and modules
+    It watches layers of this library, Hugging Face models, `nn.MultiheadAttention`, and modules
     that call `scaled_dot_product_attention` or implement softmax attention by hand. For the
     latter, the largest logit is known if logits are scaled products with a mask; it is NaN if a
     bias was added, or under `torch.inference_mode()`. `nn.MultiheadAttention` and

@@ -41,9 +41,10 @@ def verify_heads(
             return
         if gap != gap:
             raise UnsupportedError(
-                f"observe: {site.name} ({site.kernel}) gives NaN where all that its queries may "
-                f"attend to are numbers: NaN of padding reaches them. Find where it comes from "
-                f"(eager attention in float64 makes it), or leave the layer out with layers=."
+                f"observe: {site.name} ({site.kernel}) returns NaN for queries "
+                f"whose visible keys are all finite: NaN of padding spreads to them. Find its "
+                f"source (eager attention in float64 can produce it), or leave the layer out with "
+                f"layers=."
             )
         difference = f"differ by {gap:.2g} at a size of {size:.2g}"
     else:

@@ -130,7 +130,8 @@ class Watch:
         """
         if not stretches:
             raise ArgumentError(
-                f"Watch.spans: no stretches, where the request has spans={self._request.spans}. "
+                f"Watch.spans: no stretches were given, but the request has "
+                f"spans={self._request.spans}. "
                 f"Give name=[(start, end), ...] for each of them."
             )
         spans = TextSpans.of(stretches, queries, texts, tokenizer)

@@ -15,7 +15,8 @@ MethodName = Literal["half-gate", "gradient", "leave-one-out", "mass", "output"]
 Text = Annotated[
     Path | None,
     typer.Option(
-        help="Long texts: a UTF-8 file with one text per paragraph or line.",
+        help="Long texts: a UTF-8 file with one text per paragraph or line, or - for standard "
+        "input.",
         show_default="texts of random tokens in which a span occurs twice",
     ),
 ]
@@ -34,7 +35,11 @@ MostBytes = Annotated[
 MostLoss = Annotated[float | None, typer.Option(help="The largest increase of the mean loss.")]
 Sinks = Annotated[int, typer.Option(min=0, help="How many first tokens the other heads keep.")]
 WindowSizes = Annotated[
-    str, typer.Option(help="How many last tokens the other heads keep; several as 64,256.")
+    str,
+    typer.Option(
+        help="How many last tokens the other heads keep, fewer than the texts have; or several "
+        "numbers to choose from: 64,256."
+    ),
 ]
 Lengths = Annotated[
     int | None,

@@ -23,7 +23,10 @@ Before = Annotated[
 After = Annotated[str, typer.Argument(metavar="AFTER", help="The same for the other model.")]
 Text = Annotated[
     Path | None,
-    typer.Option(help="For models: a UTF-8 file with one text per paragraph or line."),
+    typer.Option(
+        help="For models: a UTF-8 file with one text per paragraph or line, or - for standard "
+        "input."
+    ),
 ]
 PageOrTable = Annotated[
     Path | None,

@@ -27,7 +27,8 @@ MethodName = Annotated[
 Text = Annotated[
     Path | None,
     typer.Option(
-        help="A UTF-8 file: fit the outputs of the heads on these texts, not on arbitrary inputs."
+        help="A UTF-8 file, or - for standard input: fit the outputs of the heads on these texts, "
+        "not on arbitrary inputs."
     ),
 ]
 

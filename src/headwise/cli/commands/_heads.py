@@ -24,11 +24,11 @@ VllmHook = Annotated[
     typer.Option(help="Also write the set as a model configuration of vLLM-Hook: .json."),
 ]
 QRHead = Annotated[
-    Path | None, typer.Option("--qrhead", help="Also write the set as QRHead reads it: .yaml.")
+    Path | None, typer.Option("--qrhead", help="Also write the set in the format of QRHead: .yaml.")
 ]
 Most = Annotated[
     int | None,
-    typer.Option(min=1, help="The largest number of heads in the set.", show_default="5 %"),
+    typer.Option(min=1, help="The largest number of heads in the set.", show_default="5 % of all"),
 ]
 
 

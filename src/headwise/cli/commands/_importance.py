@@ -75,7 +75,9 @@ def importance(
     """
     files = [path for path in (text, pairs) if path is not None]
     if len(files) != 1:
-        raise ArgumentError("importance: give either --text or --pairs, not both or neither.")
+        raise ArgumentError(
+            "importance: texts come from --text or from --pairs. Give exactly one of them."
+        )
     if out is not None:
         check_output(out, ".parquet", ".csv", ".json", force=force)
     check_figure(figure, force)

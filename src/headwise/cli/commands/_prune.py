@@ -34,7 +34,10 @@ Remove = Annotated[
 ]
 Text = Annotated[
     Path | None,
-    typer.Option(help="A UTF-8 file: removed heads are replaced by their mean output on it."),
+    typer.Option(
+        help="A UTF-8 file, or - for standard input: removed heads are replaced by their mean "
+        "output on it."
+    ),
 ]
 Uniform = Annotated[
     bool, typer.Option("--uniform", help="Remove the same number of heads from each layer.")

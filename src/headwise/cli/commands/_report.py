@@ -34,7 +34,7 @@ _FindRoles = Annotated[
 _Show = Annotated[
     Path | None,
     typer.Option(
-        help="A file like that of --text with up to 48 texts, whose attention the page shows.",
+        help="Up to 48 texts whose attention the page shows, in a file like that of --text.",
         show_default="the beginnings of three texts",
     ),
 ]
@@ -159,7 +159,7 @@ def _study(
 def _check(model: str | None, inputs: Inputs, sources: Sources, shared: Shared) -> None:
     """Refuse options that would otherwise be ignored."""
     if model is not None and inputs.text is None:
-        raise ArgumentError(f"report: {model} needs something to read. Add --text FILE.")
+        raise ArgumentError(f"report: {model} needs texts to read. Add --text FILE.")
     if model is not None and sources != Sources():
         option, value = next(iter(_given(sources).items()))
         what = "the Mini-GPT" if option == "lab-folder" else "a saved study"

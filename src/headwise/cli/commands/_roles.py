@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 Nulls = Annotated[
     str | None,
     typer.Option(
-        help="The null models to test against, separated by commas: permuted weights, random "
-        "weights, shuffled words, written permuted,random,shuffled; or none. Each takes an "
-        "evaluation of its own.",
+        help="The nulls to test against, separated by commas: permuted (weights), random "
+        "(weights), shuffled (words); or none. Each costs another evaluation.",
         show_default="all that the model allows",
     ),
 ]
@@ -74,7 +73,8 @@ class CorpusFiles:
         tuple[Path, Path, Path] | None,
         typer.Option(
             metavar="TEXTS TRANSLATIONS LINKS",
-            help="Three parallel files of lines; links are pairs of word numbers from 0: 0-0 1-2.",
+            help="Three parallel files with a sentence per line; a line of LINKS has pairs of word "
+            "numbers, counted from 0: 0-0 1-2.",
         ),
     ] = None
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from headwise._progress import progress_bar
 from headwise.cli._options import ModelOptions
+from headwise.cli._print import print_note
 from headwise.cli.tasks._models import check_device
 from headwise.cli.tasks._study import RequestedStatistics
 from headwise.jobs import CorpusJob, ImportanceRequest, ModelSource, RolesRequest, corpus
@@ -41,5 +42,11 @@ def open_job(
 
 def run_job(job: CorpusJob, shard: int | None, workers: int) -> None:
     """Compute one shard, or all, behind a progress bar."""
-    with progress_bar(f"Computing shards of {job.folder.path}") as on_progress:
-        job.run(shard=shard, workers=workers, on_progress=on_progress)
+    try:
+        with progress_bar(f"Computing shards of {job.folder.path}") as on_progress:
+            job.run(shard=shard, workers=workers, on_progress=on_progress)
+    except KeyboardInterrupt:
+        print_note(
+            f"Run the same command again: it skips the finished shards in {job.folder.path}."
+        )
+        raise

@@ -14,6 +14,7 @@ from headwise.cli._options import Shared
 from headwise.cli.tasks._texts import Texts, sentences_of
 from headwise.corpora import SentencePair
 from headwise.errors import ArgumentError
+from headwise.files import write_beside
 from headwise.recovery import recovering
 from headwise.scoring import Inputs, Loss, paired, prune_curves, read_batches
 from headwise.tables import Curves, Head, Scores, save_figure
@@ -64,8 +65,8 @@ def curve_inputs(
     pairs = [pair for pair in texts if isinstance(pair, SentencePair)]
     if pairs and loss != "embedding":
         raise ArgumentError(
-            f"prune: --pairs with scores of the loss {loss!r}. Score heads with --loss embedding, "
-            f"or use --text."
+            f"prune: --pairs with scores of the loss {loss!r}. Score the heads with headwise "
+            f"importance --loss embedding, or use --text."
         )
     if pairs:
         evaluation, pair_loss = paired(pairs[1::2], model, tokenizer, shared.max_tokens)
@@ -134,7 +135,8 @@ def write_curves(all_curves: list[Curves], folder: Path) -> list[dict[str, Any]]
     """Write the table and the picture of curves; return the elbow of each order."""
     allowed = all_curves[0].allowance()
     frame = pd.concat([curves.frame(allowed) for curves in all_curves], ignore_index=True)
-    frame.to_csv(folder / "curves.csv", index=False)
+    with write_beside(folder / "curves.csv") as beside:
+        frame.to_csv(beside, index=False)
     first, *others = all_curves
     save_figure(first.plot(*others, allowed=allowed), folder / "curves.svg")
     return [

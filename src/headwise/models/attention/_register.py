@@ -59,7 +59,7 @@ def set_attention(model: nn.Module, implementation: str) -> None:
         if isinstance(part, base) and not part._can_set_attn_implementation():
             raise UnsupportedError(
                 f"load: {type(part).__name__} does not call its attention through the interface of "
-                f"transformers. Leave attn_implementation out; if it calls "
+                f"transformers. Leave attn_implementation out. If the model calls "
                 f"scaled_dot_product_attention, use headwise.fast_attention(model)."
             )
     try:

@@ -32,7 +32,7 @@ def capture_calls(
 ) -> Iterator[ActiveModules]:
     """Call `on_call` with each attention call of `model`, after the model has computed it.
 
-    The output of the model is unchanged. Captured are layers of this library, every Hugging
+    The output of the model is unchanged. It captures layers of this library, every Hugging
     Face model, `nn.MultiheadAttention`, and modules that call `scaled_dot_product_attention`
     or implement softmax attention by hand.
 

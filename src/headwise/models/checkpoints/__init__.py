@@ -9,7 +9,7 @@ from headwise.models.checkpoints._original_heads import (
     set_original_heads,
 )
 from headwise.models.checkpoints._save import save
-from headwise.models.checkpoints._source_files import source_files
+from headwise.models.checkpoints._source_files import TOKENIZER_FILES, source_files
 from headwise.models.checkpoints._torch_layer import (
     TorchCompatibleAttention,
     replace_torch_layers,
@@ -35,6 +35,7 @@ from headwise.models.checkpoints.formats import (
 __all__ = [
     "ORIGINAL",
     "SENTENCES",
+    "TOKENIZER_FILES",
     "BiasHeads",
     "Differences",
     "Format",

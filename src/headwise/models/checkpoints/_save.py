@@ -161,6 +161,6 @@ def _compare(model: nn.Module, actual: list[Tensor] | str, expected: list[Tensor
         problem = output_difference(actual, [x.cpu() for x in expected])
     if problem:
         raise OutputError(
-            f"save: {type(model).__name__} was written, but a fresh process says: {problem} "
-            f"Nothing was left there; please report it."
+            f"save: {type(model).__name__} was written, but does not open right in a fresh "
+            f"process: {problem} The written files were removed; please report it."
         )

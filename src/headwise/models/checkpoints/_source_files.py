@@ -10,12 +10,14 @@ from typing import Any
 from headwise._packages import require
 from headwise.errors import InputError
 
+TOKENIZER_FILES = (
+    "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json",
+    "merges.txt", "vocab.bpe", "bpe.codes", "dict.txt", "*.model", "*.spm", "*.tiktoken",
+)  # fmt: skip
 # Files that do not depend on the heads. No other file is copied: weights in other formats are those
 # of the unpruned model, README files report its results.
 _NAMES = (
-    "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json",
-    "merges.txt", "vocab.bpe", "bpe.codes", "dict.txt", "*.model", "*.spm", "*.tiktoken",
-    "chat_template.*", "*processor_config.json",
+    *TOKENIZER_FILES, "chat_template.*", "*processor_config.json",
     "modules.json", "config_sentence_transformers.json", "sentence_*_config.json",
     "data_config.json", "LICENSE*", "LICENCE*", "NOTICE*",
 )  # fmt: skip
@@ -82,24 +84,26 @@ def _modules(folder: Path) -> Iterator[Path]:
     try:
         content: Any = json.loads(path.read_text("utf-8"))
         modules = [(str(module["path"]), str(module["type"])) for module in content]
+        locations = [(folder / name).resolve() for name, _ in modules]
+        folders = [location.is_dir() for location in locations]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"save: {path} is not a list of modules of a SentenceTransformer ({error}). Save the "
             f"model again with sentence-transformers, or remove the file."
         ) from error
-    for name, kind in modules:
-        location = folder / name
+    for (name, kind), location, exists in zip(modules, locations, folders, strict=True):
         if not kind.startswith(_KNOWN):
             raise InputError(
                 f"save: {path} names the module {kind!r}, which has code of its own, and no code "
                 f"is copied. Prune the SentenceTransformer object itself."
             )
-        if not location.resolve().is_relative_to(folder.resolve()):
+        if ".." in Path(name).parts or not location.is_relative_to(folder.resolve()):
             raise InputError(
                 f"save: {path} names the folder {name!r}, which lies outside. Put it inside."
             )
-        if location != folder and location.is_dir():  # a module without settings may have no folder
-            yield location
+        # A module without settings may have no folder.
+        if location != folder.resolve() and exists:
+            yield folder / name
 
 
 def _module_files(location: Path) -> list[Path]:

@@ -20,6 +20,7 @@ from headwise.models._quiet import progress_bar_in_terminals_only
 from headwise.models.attention import set_attention
 from headwise.models.checkpoints import (
     ORIGINAL,
+    TOKENIZER_FILES,
     apply_changes,
     changed_class,
     read_changes,
@@ -95,6 +96,12 @@ def load_tokenizer(source: str | Path) -> Any:
     if folder is not None and ours and read_changes(folder) is None:
         return read_tokenizer(folder)
     transformers = require("transformers", "hf", "load_tokenizer")
+    # Without a file transformers may return a tokenizer to which every word is unknown.
+    if folder is not None and not any(any(folder.glob(name)) for name in TOKENIZER_FILES):
+        raise InputError(
+            f"load_tokenizer: {source} has no tokenizer that can be opened (no file of one is "
+            f"there). Save the tokenizer beside the model."
+        )
     try:
         checked = folder
         for name in () if folder else ("tokenizer_config.json", "config.json"):

@@ -190,10 +190,10 @@ def _checked(
             if (units.sum(0) > 1).any():
                 kind = type(model.get_submodule(name)).__name__
                 raise UnsupportedError(
-                    f"QKClip: the heads of {site} share the weights of {name} ({kind}), which come "
-                    f"last in their {'keys' if share == 'key' else 'queries'}, as under a norm "
-                    f"with one gain for all heads, so a head cannot be clipped by itself. Leave "
-                    f"its layer out with HeadMonitor(layers=...)."
+                    f"QKClip: the heads of {site} share the weights of {name} ({kind}), the "
+                    f"last ones that scale their {'keys' if share == 'key' else 'queries'}, such "
+                    f"as the gain of a norm over all heads, so one head cannot be clipped "
+                    f"alone. Leave its layer out with HeadMonitor(layers=...)."
                 )
             if units.any():
                 owners = torch.where(units.any(0), units.int().argmax(0), -1)
@@ -267,6 +267,6 @@ def _compare(
     if len(wrong):
         raise UnsupportedError(
             f"QKClip: scaling the queries and keys of head {int(wrong[0])} of {site} does not "
-            f"scale its logits by as much, as under a norm without a gain, shared keys of another "
-            f"layer or a weight that is shifted. Leave its layer out with HeadMonitor(layers=...)."
+            f"scale its logits by the same factor, as with a norm without a gain, keys shared with "
+            f"another layer or a shifted weight. Leave its layer out with HeadMonitor(layers=...)."
         )

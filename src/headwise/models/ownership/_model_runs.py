@@ -1,7 +1,7 @@
 """Run a model on a batch, or on a short example made for it, and compare its outputs."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -118,7 +118,7 @@ def _guess(model: nn.Module) -> Any:
     vectors = _layer_input(model, parameter)
     if vectors is not None:
         return vectors
-    names = inspect.signature(model.forward).parameters
+    names = inspect.signature(_without_adapters(model).forward).parameters
     values = {name: _argument(name, model, parameter) for name in names}
     batch = {name: value for name, value in values.items() if value is not None}
     if not batch:
@@ -127,6 +127,12 @@ def _guess(model: nn.Module) -> Any:
             f"({', '.join(names)}). Give reference=[batch], so that it can be run once."
         )
     return batch
+
+
+def _without_adapters(model: nn.Module) -> nn.Module:
+    """The model that PEFT wraps, which names its arguments; any other model itself."""
+    base: Callable[[], nn.Module] = getattr(model, "get_base_model", lambda: model)
+    return base()
 
 
 def _layer_input(model: nn.Module, like: Tensor) -> tuple[Tensor, ...] | None:

@@ -134,7 +134,7 @@ def _checked(
     if type(n_kv_heads) is not int or not 0 < n_kv_heads < number or number % n_kv_heads:
         divisors = [n for n in range(1, number) if number % n == 0]
         raise ArgumentError(
-            f"group_heads: n_kv_heads={n_kv_heads!r}, where the model has {number}. Give a "
+            f"group_heads: n_kv_heads={n_kv_heads!r}, but the model has {number}. Give a "
             f"smaller number that divides it: {', '.join(map(str, divisors)) or 'there is none'}."
         )
     return batches

@@ -149,7 +149,7 @@ class _Known:
             fits = isinstance(self.visible, Dense) and self.tensor.equals(visible.visible)
         elif visible is None or isinstance(visible, Window):
             fits = type(visible) is type(self.visible) and visible == self.visible
-        else:  # a rule may read tensors, which nobody changes within a pass
+        else:  # a rule may read tensors, which do not change within a pass
             fits = is_same_pass and visible is self.visible
         if fits:
             self.inputs = inputs

@@ -52,8 +52,8 @@ class Pairs:
         """Set the pairs of each text of a forward pass."""
         if set(pairs) != set(self._request.pairs):
             raise ArgumentError(
-                f"Watch.pairs: {', '.join(sorted(pairs)) or 'nothing'} given, where the request "
-                f"has pairs={self._request.pairs}. Give a list for each of them."
+                f"Watch.pairs: {', '.join(sorted(pairs)) or 'nothing'} given, but the request has "
+                f"pairs={self._request.pairs}. Give a list for each of them."
             )
         self._pairs, self._pairs_pass = pairs, forward_pass
 

@@ -53,7 +53,7 @@ class Spans:
         """Set the stretches of the texts that begin, or go on, in a forward pass."""
         if set(spans.stretches) != set(self._names):
             raise ArgumentError(
-                f"Watch.spans: {', '.join(sorted(spans.stretches)) or 'nothing'} given, where the "
+                f"Watch.spans: {', '.join(sorted(spans.stretches)) or 'nothing'} given, but the "
                 f"request has spans={self._names}. Give the stretches of each of them."
             )
         self._spans, self._first_pass = spans, forward_pass

@@ -106,7 +106,8 @@ class Differences:
             like = getattr(module, "weight", None) if like is None and weight == "bias" else like
             if not isinstance(like, nn.Parameter):
                 raise InputError(
-                    f"load: {type(model).__name__} has no weight {name}. Save the model again."
+                    f"load: headwise.json changes the weight {name:.80}, and "
+                    f"{type(model).__name__} has none of this name. Save the model again."
                 )
         for name in (*self.counts, *self.heads):
             _module(model, name)
@@ -224,5 +225,6 @@ def _module(model: nn.Module, name: str) -> nn.Module:
         return model.get_submodule(name)
     except AttributeError as error:
         raise InputError(
-            f"load: {type(model).__name__} has no module {name}. Save the model again."
+            f"load: headwise.json changes the module {name:.80}, and {type(model).__name__} has "
+            f"none of this name. Save the model again."
         ) from error

@@ -70,6 +70,7 @@ class BiasHeads:
     """
 
     _NAMES = ("alibi", "position_bias", "attention_mask")
+    _ATTRIBUTE = "headwise_bias_heads"  # of the module that the hook is on
 
     def __init__(self, heads: Sequence[int], n_heads: int) -> None:
         self.heads, self.n_heads = [*heads], n_heads
@@ -78,8 +79,8 @@ class BiasHeads:
     @classmethod
     def on(cls, module: nn.Module) -> "BiasHeads | None":
         """The hook of a module, if it has one."""
-        hooks = module._forward_pre_hooks.values()
-        return next((hook for hook in hooks if isinstance(hook, cls)), None)
+        hook = getattr(module, cls._ATTRIBUTE, None)
+        return hook if isinstance(hook, cls) else None
 
     def put_on(self, module: nn.Module) -> None:
         """Select these heads in each call of a module, in place of those selected before."""
@@ -87,6 +88,7 @@ class BiasHeads:
         if before is not None:
             before.heads, before.n_heads = self.heads, self.n_heads
             return
+        setattr(module, self._ATTRIBUTE, self)
         module.register_forward_pre_hook(self, with_kwargs=True)
         if returns_biases(module):
             module.register_forward_hook(self.return_all)

@@ -77,9 +77,10 @@ def _uniform_counts(model: nn.Module, batch: Any) -> tuple[HeadCounts, int]:
     if len({*counts.values()}) > 1:
         listed = ", ".join(f"{count.heads} in {name}" for name, count in counts.items())
         raise UnsupportedError(
-            f"save: stock Transformers needs as many heads in each layer, and there are {listed}. "
+            f"save: stock Transformers needs the same number of heads in each layer, but there "
+            f"are {listed}. "
             f"Choose the format 'padded', 'remote-code' or 'headwise', or plan with uniform=True "
-            f"(--uniform) if a {type(model.config).__name__} can set the width of a head."
+            f"if a {type(model.config).__name__} can set the width of a head."
         )
     first = attentions[0]
     return counts[first.site.name], first.output.per_head.shape[1]
