@@ -4,7 +4,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +16,21 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """The median of paired ratios, and its 95 % confidence interval."""
+class Paired:
+    """The median of paired ratios or differences, and its 95 % confidence interval."""
 
     median: float
     low: float
     high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Paired":
+        """The median lies between these order statistics with 95 % confidence, for any noise."""
+        ordered = sorted(values)
+        n = len(ordered)
+        reach = 0.98 * math.sqrt(n)
+        low, high = max(0, math.floor(n / 2 - reach)), min(n - 1, math.ceil(n / 2 + reach))
+        return cls(statistics.median(ordered), ordered[low], ordered[high])
 
     def __str__(self) -> str:
         return f"{self.median:.2f} [{self.low:.2f}, {self.high:.2f}]"
@@ -37,15 +46,20 @@ class Times:
         """The median of the rounds, in milliseconds."""
         return 1000 * statistics.median(self.seconds[name])
 
-    def ratio(self, name: str, base: str) -> Ratio:
+    def ratio(self, name: str, base: str) -> Paired:
         """The time of `name` divided by that of `base`, round by round."""
-        pairs = zip(self.seconds[name], self.seconds[base], strict=True)
-        ratios = sorted(seconds / base_seconds for seconds, base_seconds in pairs)
-        # The median lies between these order statistics with 95 % confidence, for any noise.
-        n = len(ratios)
-        reach = 0.98 * math.sqrt(n)
-        low, high = max(0, math.floor(n / 2 - reach)), min(n - 1, math.ceil(n / 2 + reach))
-        return Ratio(statistics.median(ratios), ratios[low], ratios[high])
+        return Paired.of(
+            seconds / base_seconds for seconds, base_seconds in self._pairs(name, base)
+        )
+
+    def difference(self, name: str, base: str) -> Paired:
+        """The milliseconds that `name` takes more than `base`, round by round."""
+        return Paired.of(
+            1000 * (seconds - base_seconds) for seconds, base_seconds in self._pairs(name, base)
+        )
+
+    def _pairs(self, name: str, base: str) -> Iterable[tuple[float, float]]:
+        return zip(self.seconds[name], self.seconds[base], strict=True)
 
 
 def interleaved(

@@ -32,7 +32,7 @@ from headwise.report import compare_tables
 from headwise.tables import HeadTable, Totals
 from headwise.watch import DEFAULT
 
-SIZES = (30, 60, 120)
+POOL = 360  # texts that halves are drawn from
 PLANTED_TEXTS = (32, 64)
 Row = dict[str, Any]
 
@@ -63,10 +63,10 @@ def of_rows(table: HeadTable, other: HeadTable, swapped: np.ndarray, rows: np.nd
 def halves(options: argparse.Namespace) -> Iterator[Row]:
     """The rate of comparisons that name a difference where there is none."""
     model, tokenizer = hw.load(options.model), hw.load_tokenizer(options.model)
-    texts = read(options.pairs, 3 * max(SIZES))
+    texts = read(options.pairs, POOL)
     table, changed = (measured(m, tokenizer, texts) for m in (model, noisy(model)))
     for paired in (False, True):
-        for size in SIZES:
+        for size in options.sizes:
             alarms = 0
             for draw in range(options.draws):
                 rng = np.random.default_rng([size, draw, paired])
@@ -244,7 +244,8 @@ def main() -> None:
         command.add_argument("--pairs", required=True)
         command.add_argument("--keep", required=True)
         command.add_argument("--resamples", type=int, default=2000)
-        command.add_argument("--draws", type=int, default=400)
+        command.add_argument("--draws", type=int, default=800)
+        command.add_argument("--sizes", type=int, nargs="+", default=[30, 60])
         command.add_argument("--heads", type=int, default=12)
     command = commands.add_parser("publish")
     command.add_argument("--keep", required=True)

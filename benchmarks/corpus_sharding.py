@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/corpus_sharding.py --into docs/scale.md
 
 Overhead: the time of a job of many shards, the model already open, to that of one shard of the same
-texts, in paired rounds. Workers: one and two processes on the same job, by the wall clock, after
+texts, in paired rounds; what they take more, divided by their number, is what a shard costs besides
+its texts. Workers: one and two processes on the same job, by the wall clock, after
 they have opened the model: run it on a machine with two idle cores.
 """
 
@@ -17,7 +18,7 @@ from pathlib import Path
 import torch
 from _corpus import write_corpus, write_model
 from _report import cpu_name, insert, table
-from _timing import interleaved
+from _timing import Paired, interleaved
 
 import headwise as hw
 from headwise.jobs import CorpusJob
@@ -25,8 +26,9 @@ from headwise.jobs import CorpusJob
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--bytes", type=int, default=4 * 10**6)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--bytes", type=int, default=10**6)
+    parser.add_argument("--shards", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="cpu")
     parser.add_argument("--into", type=Path)
     options = parser.parse_args()
@@ -36,8 +38,8 @@ def main() -> None:
         model = write_model(place / "model", width=256)
         data = write_corpus(place / "data.jsonl", options.bytes)
         rows = [
-            *overhead_rows(model, data, place, options.rounds, options.clock),
-            *worker_rows(model, data, place, max(3, options.rounds // 5)),
+            *overhead_rows(model, data, place, options),
+            *worker_rows(model, data, place, options),
         ]
     text = f"{cpu_name()}, one thread a process.\n\n" + table(("", "time", "ratio"), rows)
     print(text)
@@ -46,9 +48,9 @@ def main() -> None:
 
 
 def overhead_rows(
-    model: Path, data: Path, place: Path, rounds: int, clock: str
+    model: Path, data: Path, place: Path, options: argparse.Namespace
 ) -> list[tuple[str, str, str]]:
-    """The same texts in one shard and in ten, with merging."""
+    """The same texts in one shard and in many, with merging."""
     opened = hw.load(model), hw.load_tokenizer(model)
 
     def work(shards: int) -> None:
@@ -58,22 +60,33 @@ def overhead_rows(
         job.run()
         job.merge()
 
-    times = interleaved({"1": lambda: work(1), "10": lambda: work(10)}, rounds, clock)
-    ratio = str(times.ratio("10", "1"))
+    works = {"one": lambda: work(1), "many": lambda: work(options.shards)}
+    times = interleaved(works, options.rounds, options.clock)
+    more = times.difference("many", "one")
+    cost = Paired(*(value / (options.shards - 1) for value in (more.median, more.low, more.high)))
     return [
-        ("one shard", f"{times.median('1') / 1000:.2f} s", "1"),
-        ("ten shards, merged", f"{times.median('10') / 1000:.2f} s", ratio),
+        ("one shard", f"{times.median('one') / 1000:.2f} s", "1"),
+        (
+            f"{options.shards} shards, merged",
+            f"{times.median('many') / 1000:.2f} s",
+            str(times.ratio("many", "one")),
+        ),
+        ("a shard more", f"{cost.median:.0f} ms [{cost.low:.0f}, {cost.high:.0f}]", ""),
     ]
 
 
-def worker_rows(model: Path, data: Path, place: Path, rounds: int) -> list[tuple[str, str, str]]:
+def worker_rows(
+    model: Path, data: Path, place: Path, options: argparse.Namespace
+) -> list[tuple[str, str, str]]:
     """Shards per second of one and of two workers, from the first finished shard to the last."""
     rates: dict[int, list[float]] = {1: [], 2: []}
-    for number in range(rounds):
+    for number in range(max(3, options.rounds // 5)):
         for workers in (1, 2) if number % 2 else (2, 1):
             run = place / f"workers{workers}"
             shutil.rmtree(run, ignore_errors=True)
-            rates[workers].append(rate(hw.corpus(model, data, out=run, shards=40), workers))
+            rates[workers].append(
+                rate(hw.corpus(model, data, out=run, shards=options.shards), workers)
+            )
     gain = statistics.median(two / one for one, two in zip(rates[1], rates[2], strict=True))
     one, two = (statistics.median(rates[workers]) for workers in (1, 2))
     return [

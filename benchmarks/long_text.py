@@ -54,7 +54,9 @@ def main() -> None:
                      f"{peak / tokens:.0f}"))  # fmt: skip
         print(*rows[-1], sep="; ", file=sys.stderr, flush=True)
     titles = ("tokens", "CPU time", "peak memory beyond the model", "bytes per token")
-    text = f"{cpu_name()}, {torch.get_num_threads()} threads.\n\n{table(titles, rows)}"
+    threads = torch.get_num_threads()
+    where = f"{cpu_name()}, {'one thread' if threads == 1 else f'{threads} threads'}"
+    text = f"{where}.\n\n{table(titles, rows)}"
     print(text)
     if options.into:
         insert(text, options.into, "length")

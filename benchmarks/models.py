@@ -1,6 +1,6 @@
 """Try every step on a tiny random model of each architecture, and write the table of the docs.
 
-PYTHONPATH=tests/models python benchmarks/models.py --into docs/models.md
+`make zoo` runs it: PYTHONPATH=tests/models python benchmarks/models.py --into docs/models.md
 """
 
 import argparse

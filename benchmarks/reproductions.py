@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _commands import run_command
 from _report import insert, table
 from scipy.stats import rankdata, spearmanr
 from torch import nn
@@ -442,12 +443,7 @@ def main() -> None:
     publishing.set_defaults(run=publish)
     for part in (first, second):
         part.add_argument("model")
-    for part in (first, second, publishing):
-        part.add_argument("--keep", type=Path, required=True, help="a folder for the results")
-    options = parser.parse_args()
-    options.keep.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)
-    options.run(options)
+    run_command(parser, (first, second, publishing))
 
 
 if __name__ == "__main__":

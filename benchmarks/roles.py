@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
+from _commands import run_command
 from _report import BEGIN, END, insert, table
 
 import headwise as hw
@@ -366,12 +366,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     publishing = parts.add_parser("publish")
     publishing.add_argument("--into", required=True)
     publishing.set_defaults(run=publish)
-    for part in (of_model, lab, publishing):
-        part.add_argument("--keep", type=Path, required=True, help="a folder for the tables")
-    options = parser.parse_args(arguments)
-    options.keep.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)
-    options.run(options)
+    run_command(parser, (of_model, lab, publishing), arguments)
 
 
 if __name__ == "__main__":

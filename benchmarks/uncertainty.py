@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from _commands import run_command
 from _report import insert, table
 from _simulations import GAINS, covered, false_discoveries, hits, importances, outcomes
 from scipy.stats import spearmanr
@@ -130,7 +130,7 @@ def corpora(options: argparse.Namespace) -> None:
         strings = [text.text for text in texts[:64]]
         scores = hw.importance(model, strings, "half-gate", tokenizer=tokenizer)
         found[name] = {
-            "texts": int(roles.notes[0].split()[0]),
+            "texts": int(roles.notes[0].split()[0].replace(",", "")),
             "tested": sorted(set(roles.frame().dropna(subset="p_adj")["role"])),
             "labels": [
                 list(pair) for pair in zip(*(with_roles[c] for c in ("name", "role")), strict=True)
@@ -182,17 +182,18 @@ def drawn_elbows(rows: Any) -> list[str]:
     numbers = np.array([int(row["elbow"]) for row in rows])
     counts = ", ".join(f"{n} heads {(numbers == n).sum()} times" for n in np.unique(numbers))
     lines, held = [], {"evaluated": [], "scored too": []}
-    for row in rows:
+    for place, row in enumerate(rows):
         if "evaluated" in row:
+            others = np.delete(numbers, place)
             for name, shares in held.items():
                 low, high = row[name]
-                shares.append(((low <= numbers) & (numbers <= high)).mean())
+                shares.append(((low <= others) & (others <= high)).mean())
             lines.append([row["elbow"], *("{:g} to {:g}".format(*row[name]) for name in held)])
     shares = [f"{np.mean(part):.0%}" for part in held.values()]
     titles = ["elbow of a draw", "interval over evaluated texts", "over scored texts too"]
     return [
         f"{len(rows)} independent draws: {counts} (median {np.median(numbers):g}).",
-        table(titles, [*lines, ["share of all draws inside, in the mean", *shares]]),
+        table(titles, [*lines, ["share of the other draws inside, in the mean", *shares]]),
     ]
 
 
@@ -254,12 +255,7 @@ def main() -> None:
     publishing.set_defaults(run=publish)
     for part in (drawing, comparing):
         part.add_argument("model")
-    for part in (simulating, drawing, comparing, publishing):
-        part.add_argument("--keep", type=Path, required=True, help="a folder for the results")
-    options = parser.parse_args()
-    options.keep.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)
-    options.run(options)
+    run_command(parser, (simulating, drawing, comparing, publishing))
 
 
 if __name__ == "__main__":
