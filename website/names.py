@@ -69,6 +69,7 @@ TOPICS = {
     "counts.md": Topic("Parameters, work and cache bytes", (), ("counts",)),
     "errors.md": Topic("Errors", ("errors",)),
 }
+MEMBERS = (property, classmethod, staticmethod)  # of a class, besides its methods
 REST = "more.md"  # names of parts that no topic lists yet
 
 
@@ -159,13 +160,20 @@ def _lacking(name: str) -> Iterator[str]:
             thing = getattr(value, member)
             if inspect.isclass(thing) or inspect.isroutine(thing):
                 yield from _lacking(f"{name}.{member}")
-    elif not (inspect.getdoc(value) or "").strip():
+    elif not _documentation(value):
         yield name
     if inspect.isclass(value) and value.__module__.startswith("headwise"):
         for member, thing in vars(value).items():
-            public = not member.startswith("_") and callable(thing)
+            is_documented = callable(thing) or isinstance(thing, MEMBERS)
+            public = not member.startswith("_") and is_documented
             if public and not (inspect.getdoc(getattr(value, member)) or "").strip():
                 yield f"{name}.{member}"
+
+
+def _documentation(value: Any) -> str:
+    """The docstring of a name; of a class its own, neither inherited nor made by `dataclass`."""
+    text = (vars(value).get("__doc__") if inspect.isclass(value) else inspect.getdoc(value)) or ""
+    return "" if inspect.isclass(value) and text.startswith(f"{value.__name__}(") else text.strip()
 
 
 def _imported(code: str) -> Iterator[str]:
