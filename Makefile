@@ -23,7 +23,7 @@ NATIVE = CMakeLists.txt $(wildcard src/headwise/kernels/native/source/*.* src/he
 KERNELS = tests/laws/test_attend.py tests/laws/test_statistics.py tests/laws/test_observe.py \
     tests/models/test_answered.py tests/models/test_sites.py
 
-.PHONY: rivals soak floors wheel setup native report test test-full test-without-native test-sanitized lint types format bench docs gallery coverage clean
+.PHONY: rivals soak zoo floors wheel setup native report test test-full test-without-native test-sanitized lint types format bench docs gallery coverage clean
 
 setup: .venv/dev
 
@@ -120,6 +120,11 @@ soak: .venv/dev
 	$(SOAK)/steady.py training 20 build/soak/training.json
 	$(SOAK)/steady.py decoding 20 build/soak/decoding.json
 	$(SOAK)/page.py build/soak docs/nothing-lost.md
+
+# By hand, long: every step on a tiny random model of each architecture.
+zoo: .venv/dev
+	PYTHONPATH=tests/models OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
+	    $(BIN)/python benchmarks/models.py --into docs/models.md
 
 # Other libraries, in a folder of their own: no command of the project imports them.
 RIVALS = zentorch==2.13.0.2 torch-pruning==1.6.1 deprecated==1.3.1 wrapt==2.0.1

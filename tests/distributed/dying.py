@@ -19,9 +19,11 @@ def main(folder: Path, dies: int) -> None:
     model = MiniGPT(MiniGPTConfig(11, context=9, d_model=12, n_heads=3, n_layers=1))
     with hw.observe(model) as watch, torch.no_grad():
         model(torch.full((2, 5), rank))
+    if rank != dies:
+        watch.table().save(folder / f"table-{rank}.parquet")
+    dist.barrier()
     if rank == dies:
         os.kill(os.getpid(), signal.SIGKILL)
-    watch.table().save(folder / f"table-{rank}.parquet")
     with hw.HeadMonitor(model, 1) as monitor:
         model(torch.full((2, 5), rank)).mean().backward()
         monitor.step()  # waits for the rank that died

@@ -3,6 +3,7 @@
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -59,6 +60,35 @@ def test_every_public_name_is_in_the_reference_once(website: ModuleType) -> None
         home = ".".join((getattr(getattr(headwise, name), "__module__", "") or "").split(".")[:2])
         assert f"headwise.{name}" in lines or home in modules, name
     assert f"[`hw.{headwise.__all__[0]}`]" in pages["index.md"]
+
+
+def test_public_names_without_a_docstring_are_named(
+    website: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @dataclass
+    class Undocumented:
+        size: int = 0
+
+        @property
+        def twice(self) -> int:
+            return 2 * self.size
+
+        def thrice(self) -> int:
+            return 3 * self.size
+
+    class Inheriting(headwise.MultiHeadAttention):
+        pass
+
+    for kind in (Undocumented, Inheriting):
+        kind.__module__ = "headwise.layer"
+        monkeypatch.setattr(headwise, kind.__name__, kind, raising=False)
+    monkeypatch.setattr(headwise, "__all__", [*headwise.__all__, "Undocumented", "Inheriting"])
+    names = ("Undocumented", "Undocumented.twice", "Undocumented.thrice", "Inheriting")
+    with pytest.raises(RuntimeError) as refused:
+        website.names_pages()
+    assert {f"headwise.{name}" for name in names} == set(
+        str(refused.value).removeprefix("Public names without a docstring: ")[:-1].split(", ")
+    )
 
 
 def test_what_documents_import_is_in_the_reference(website: ModuleType) -> None:

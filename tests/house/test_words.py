@@ -38,7 +38,9 @@ OLD_FILES = _set("""
     _collect _describe _fewer _frame _guard _kept _leaving _look _moments _places _replay _seen
     _shares _shown _slopes _still _words smaller
 """)
-OLD_TYPES_OF_NATIVE_SOURCE = re.compile(r"\b(?:Brain|Desk|Room|wild)\b")
+OLD_NAMES_OF_NATIVE_SOURCE = re.compile(
+    r"\b(?:Brain|Desk|Memory|Room|WholeHead|besides|bend|give|in_strip|look|mine|mix|theirs|wild)\b"
+)
 
 # Names that say nothing about the value they hold.
 GENERIC = _set("""
@@ -120,12 +122,12 @@ def test_progress_has_one_alias() -> None:
     assert files == {"_progress.py"}
 
 
-def test_native_source_has_standard_types() -> None:
+def test_native_source_has_standard_names() -> None:
     old = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}"
         for path in sorted((PACKAGE / "kernels" / "native" / "source").rglob("*.*"))
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
-        if OLD_TYPES_OF_NATIVE_SOURCE.search(line.partition("//")[0])
+        if OLD_NAMES_OF_NATIVE_SOURCE.search(line.partition("//")[0])
     ]
     assert not old, "\n".join(old)
 

@@ -17,6 +17,7 @@ import headwise as hw
 from headwise import _progress
 from headwise._progress import progress_bar, shows_progress
 from headwise.lab import MiniGPT, MiniGPTConfig
+from headwise.roles import Evidence
 from planted import TOKENIZER, lines
 
 PLAIN = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -63,7 +64,7 @@ def test_a_bar_fits_beside_any_label(
     shown = _shown(f"Studying {label}", word="")
     rows = [row for row in re.split(r"[\r\n]+", shown) if row.strip()]
     assert rows[-1].count("━") >= 5
-    assert "3/6, 0:00 left" in rows[-1]
+    assert re.search(r"3/6, \d:\d\d left", rows[-1])
     assert max(map(len, rows)) <= width
     assert rows[-1].startswith("Studying" if width > 40 else "Stud")
 
@@ -77,7 +78,7 @@ def test_short_work_prints_nothing() -> None:
 def test_a_pipe_gets_lines() -> None:
     rows = _shown("Studying\x1b[2J a\nmodel", 0.3).splitlines()
     assert 2 <= len(rows) <= 15
-    assert re.fullmatch(r"Studying\ufffd\[2J a\ufffdmodel: 3/6 reading, 0:00 left", rows[-1])
+    assert re.fullmatch(r"Studying\ufffd\[2J a\ufffdmodel: 3/6 reading, \d:\d\d left", rows[-1])
 
 
 def test_a_pipe_gets_nothing_in_the_first_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +138,31 @@ def test_a_callback_replaces_the_bar(capsys: pytest.CaptureFixture[str]) -> None
     assert (calls, capsys.readouterr().err) == ([(1, 2)], "")
     work()
     assert "1/2" in capsys.readouterr().err
+
+
+def test_a_new_stage_has_a_clock_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with progress_bar("Studying") as steps:
+        for done, seconds in ((5, 100.0), (10, 200.0), (2, 204.0)):
+            now = seconds
+            steps(done, 10)
+        assert steps.state() == "2/10, 0:16 left"
+
+
+def test_passes_over_texts_are_one_progress() -> None:
+    torch.manual_seed(0)
+    size = len(TOKENIZER.get_vocab())
+    model = MiniGPT(MiniGPTConfig(vocab_size=size, n_layers=1, d_model=16, context=48))
+    calls: list[tuple[int, int]] = []
+    evidence = Evidence(("permuted",), models=2, splits=1)
+    hw.find_roles(
+        model, TOKENIZER, lines(8), evidence=evidence, on_progress=lambda *now: calls.append(now)
+    )
+    done, total = zip(*calls, strict=True)
+    assert set(total) == {3 * 8 + 4 * 100}  # texts, sequences and one contrast of the sequences
+    assert list(done) == sorted(set(done))
+    assert done[-1] == total[-1]
 
 
 @pytest.mark.usefixtures("_at_once", "_terminal")

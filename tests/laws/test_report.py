@@ -19,6 +19,7 @@ from headwise._display import counted
 from headwise.report import Sample, Study, TopPairs
 from headwise.report.page import render
 from headwise.report.page._payload import as_json, heads_shown_first, payload
+from headwise.report.page._pictures import curve_picture, round_ticks
 from headwise.report.page._visible_text import digits, probability, visible, visible_token
 from headwise.tables import Curves, Head, HeadTable
 from studies import make_heads, make_roles, make_sample, make_study, make_totals
@@ -360,6 +361,22 @@ def test_a_relation_is_reported_with_its_description() -> None:
     assert "on “subject” (a verb → its own); even attention" in with_finding.findings()[0]
 
 
+def test_the_ticks_of_curves_are_round() -> None:
+    losses = {"half-gate": np.array([[[-1.69e-8, 0.1, 0.38]] * 3])}
+    curves = Curves(np.array([0, 31, 62]), 72, losses, "embedding")
+    picture = curve_picture(curves)
+    assert [text for _, text in picture.x_ticks] == ["0", "20", "40", "60"]
+    assert [text for _, text in picture.y_ticks] == ["0", "0.1", "0.2", "0.3", "0.4"]
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
+def test_round_ticks_enclose_their_range(low: float, size: float) -> None:
+    ticks = round_ticks(low, low + size)
+    assert 2 <= len(ticks) <= 6
+    assert ticks[0] <= low + size / 1000
+    assert ticks[-1] >= low + size - size / 1000
+
+
 LIMIT = 5_000_000
 
 
@@ -420,6 +437,15 @@ def test_long_texts_keep_the_page_below_its_limit(layers: int, heads: int, token
         assert kept[0] == next(place for place in shown if int(place) < 64)
     whole = json.loads(Page(render(study, full=True)).inside["script"][0])
     assert [len(sample["pairs"]) for sample in whole["samples"]] == [64, 64]
+
+
+def test_the_page_opens_on_the_head_of_the_first_finding() -> None:
+    study = make_study(2, 8)
+    head = study.findings()[0].split()[0]
+    others = [row for row, name in enumerate(study.table.heads) if str(name) != head]
+    study = study.with_roles(make_roles(study, with_role=others))
+    assert str(heads_shown_first(study)[0]) == head
+    assert payload(study)["start"] == study.table.row(head)
 
 
 @given(st.integers(65, 90), st.integers(1, 4))

@@ -154,7 +154,7 @@ def test_an_argument_that_holds_no_texts_is_named(
     model: nn.Module, door: str, wrong: Any, named: str
 ) -> None:
     if door in BATCHES:
-        named = r"batches: one is a|no tensor in \['text'\]"
+        named = r"batches: a batch is of type|no tensor in \['text'\]"
     with pytest.raises(ArgumentError, match=named):
         REFUSING[door](model, wrong)
 

@@ -217,9 +217,10 @@ def test_a_hook_that_is_left_behind_does_nothing() -> None:
     assert calls == ["before"]
 
 
-def test_a_context_still_open_at_the_end_of_python_is_left() -> None:
+def test_what_is_still_open_at_the_end_of_python_is_closed() -> None:
     script = """
 import sys
+import headwise as hw
 from headwise._interrupts import reversible
 
 @reversible
@@ -238,6 +239,7 @@ def both():
 sys.kept = both(), changed("second")  # outlives all modules
 for context in sys.kept:
     context.__enter__()
+sys.monitor = hw.HeadMonitor(hw.MultiHeadAttention(8, 2))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("inner undone\nsecond undone\n", "")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import nn
@@ -21,6 +21,7 @@ from torch import nn
 import headwise as hw
 from command import headwise
 from headwise.errors import ArgumentError, InputError
+from headwise.models import token_strings
 from headwise.report import Look
 from headwise.watch import Request, observe
 
@@ -78,6 +79,16 @@ def test_the_maps_are_the_models_own(make: Callable[[], nn.Module]) -> None:
         for head in heads:
             exact = watch.weights(head)[0].numpy()
             np.testing.assert_allclose(result.sample.weights[head], exact, atol=1e-6)
+
+
+def test_tokens_of_sentencepiece_keep_their_spaces() -> None:
+    words = {word: index for index, word in enumerate(["<unk>", "▁", "▁a", "b", "▁c▁d"])}
+    pieces = Tokenizer(WordLevel(words, "<unk>"))
+    pieces.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=pieces, unk_token="<unk>")
+    assert token_strings(tokenizer, range(5)) == ("<unk>", " ", " a", "b", " c d")
 
 
 def test_an_encoder_decoder_reads_its_own_output_or_the_target() -> None:

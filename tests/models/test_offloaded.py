@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 import headwise as hw
+from corpus_files import write_texts
 from headwise.models import fingerprint
 
 accelerate = pytest.importorskip("accelerate")
@@ -21,6 +25,12 @@ def _llama() -> transformers.LlamaForCausalLM:
         intermediate_size=32, vocab_size=13,
     )  # fmt: skip
     return transformers.LlamaForCausalLM(config).eval()
+
+
+def _tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(WordLevel({str(number): number for number in range(13)}, "0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    return tokenizer
 
 
 @pytest.mark.parametrize("where", ["disk", "cpu"])
@@ -49,3 +59,11 @@ def test_an_offloaded_model_is_observed_and_scored(where: str, tmp_path: Path) -
         scores = hw.importance(model, batches, method)
         np.testing.assert_allclose(scores.per_text, expected.per_text, rtol=1e-6, atol=1e-9)
         assert scores.model == expected.model
+    data = write_texts(tmp_path / "texts.txt", ["5 9 7 3 11", "4 6 2 1 8", "1 2"])
+    tables = []
+    for name, each in (("whole", whole), ("parts", model)):
+        job = hw.corpus(each, data, out=tmp_path / name, shards=2, tokenizer=_tokenizer())
+        job.run()
+        tables.append(job.merge())
+    np.testing.assert_array_equal(tables[1].mean("entropy"), tables[0].mean("entropy"))
+    assert tables[1].model == tables[0].model
