@@ -8,6 +8,10 @@ import pytest
 import torch
 from hypothesis import settings
 
+# isort: off
+import runtime_checks  # noqa: F401  (before headwise, whose functions it has checked)
+
+# isort: on
 from headwise import _library
 from headwise._library import SETS, library, open_library
 from headwise.kernels.spec import cpu

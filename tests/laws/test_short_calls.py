@@ -41,6 +41,14 @@ def _forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_statistics, "_DESCRIBERS", {})
 
 
+@pytest.fixture
+def _untyped() -> Iterator[None]:
+    """Without the checks of annotations, which users do not have."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
+
+
 def _inputs(T: int = 24) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = (torch.randn(2, heads, T, 8) for heads in (4, 2, 2))
     return q, k, v
@@ -64,6 +72,7 @@ def _steps(work: Callable[[], Any]) -> Counter[str]:
 
 
 @native
+@pytest.mark.usefixtures("_untyped")
 @torch.no_grad()
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_a_call_like_an_earlier_one_takes_few_steps(is_causal: bool) -> None:
@@ -136,14 +145,6 @@ def test_gradients_are_those_of_the_call_that_asks_for_them(backend: str) -> Non
         assert torch.autograd.grad(heads.sum(), learned)[0].any()
     with torch.no_grad():
         assert not attend(learned, k, v, backend=backend).requires_grad
-
-
-@pytest.fixture
-def _untyped() -> Iterator[None]:
-    """Without the checks of annotations, which users do not have."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
 
 
 @native
