@@ -2,15 +2,16 @@
 
 jaxtyping's import hook decorates all of the package with `jaxtyping.jaxtyped`, which binds the
 arguments of every call to keep the sizes of its axes, at several times the cost of the check.
-Only annotations with axes need that; other functions are checked by the type checker alone.
+Only annotations with axes need that; other functions are checked by the type checker alone, unless
+an annotation is a string: jaxtyping leaves out names that are imported for static checks only.
 Import this module before the package.
 """
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, ForwardRef, get_args
 
 import jaxtyping
 from jaxtyping import AbstractArray, config
@@ -19,13 +20,13 @@ _jaxtyped = jaxtyping.jaxtyped
 
 
 def lean_check(item: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
-    """Like `jaxtyped`, which checks only what has axes in its annotations."""
+    """Like `jaxtyped`, with its own checks only where annotations need them."""
     if item is None:
         return functools.partial(lean_check, typechecker=typechecker)
-    if inspect.isfunction(item) and not _has_axes(item.__annotations__.values()):
+    if inspect.isfunction(item) and not _needs_all(item.__annotations__.values()):
         return _typed(item, typechecker)
     if inspect.isclass(item) and is_dataclass(item):
-        if _has_axes(field.type for field in fields(item)):
+        if _needs_all(field.type for field in fields(item)):
             return _jaxtyped(item, typechecker=typechecker)
         if "__init__" in vars(item):
             item.__init__ = _typed(item.__init__, typechecker)  # type: ignore[misc]
@@ -43,16 +44,14 @@ def _typed(function: Callable[..., Any], typechecker: Callable[[Any], Any]) -> C
     return call
 
 
-def _has_axes(annotations: Any) -> bool:
-    return any(_is_of_arrays(annotation) for annotation in annotations)
-
-
-def _is_of_arrays(annotation: Any) -> bool:
-    if inspect.isclass(annotation) and issubclass(annotation, AbstractArray):
-        return True
-    if isinstance(annotation, str):
-        return "Tensor" in annotation
-    return "jaxtyping" in repr(annotation)
+def _needs_all(annotations: Iterable[Any]) -> bool:
+    """Whether one is of arrays or a string, or has such a part."""
+    return any(
+        isinstance(annotation, str | ForwardRef)
+        or (inspect.isclass(annotation) and issubclass(annotation, AbstractArray))
+        or _needs_all(annotation if isinstance(annotation, list) else get_args(annotation))
+        for annotation in annotations
+    )
 
 
 jaxtyping.jaxtyped = lean_check  # type: ignore[assignment]
