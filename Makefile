@@ -17,6 +17,8 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8
 export PIP_CONSTRAINT = constraints.txt
 export PIP_BUILD_CONSTRAINT = constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Tests start hundreds of processes, which need not compile every module anew.
+export PYTHONDONTWRITEBYTECODE =
 
 NATIVE = CMakeLists.txt $(wildcard src/headwise/kernels/native/source/*.* src/headwise/kernels/native/source/*/*)
 # Tests that depend on the native kernel, or on its absence.

@@ -89,7 +89,7 @@ def material_from_corpus(model: nn.Module, tokenizer: Any, options: argparse.Nam
     drawn = [strings[i] for i in np.random.default_rng(0).permutation(len(strings))]
     ends = np.cumsum([options.judging, options.texts, options.own])
     read = partial(read_batches, model=model, tokenizer=tokenizer)
-    evaluate, score, recover_on = (read(part) for part in _split(drawn, ends))
+    evaluate, score, recover_on = (read(part) if part else [] for part in _split(drawn, ends))
     return Material(score, recover_on, evaluate, "embedding", "embedding")
 
 
@@ -237,9 +237,8 @@ def publish(options: argparse.Namespace) -> None:
             save_figure(picture, options.into.parent / f"pruning-{folder.name}{end}.svg")
         insert("\n\n".join(model.sections()), options.into, folder.name)
     if options.compare:
-        folders = {folder.name: folder for folder in options.keep}
-        scores = {name: hw.Scores.load(folders[name] / "half-gate.parquet")
-                  for name in options.compare}  # fmt: skip
+        scores = {folder.name: hw.Scores.load(folder / "half-gate.parquet")
+                  for folder in options.compare}  # fmt: skip
         insert("\n\n".join(agreement(scores, "half-gate")), options.into, "agreement")
 
 
@@ -288,7 +287,9 @@ def main() -> None:
     publishing.set_defaults(run=publish)
     publishing.add_argument("keep", type=Path, nargs="+", help="folders of scores and curves")
     publishing.add_argument("--into", type=Path, required=True, help="the page")
-    publishing.add_argument("--compare", nargs="+", help="folders whose orders are compared")
+    publishing.add_argument(
+        "--compare", type=Path, nargs="+", help="folders whose orders are compared"
+    )
     options = parser.parse_args()
     options.run(options)
 
