@@ -12,7 +12,7 @@ from headwise.models.attention.huggingface import _implementation, _masks
 
 _THRESHOLDS = "LEAST_PRODUCTS", "LEAST_PRODUCTS_HALF", "MORE_IN_TRAINING", "LEAST_QUERIES"
 # What was chosen for earlier calls rests on the thresholds.
-_REMEMBERED = (_attend, "_SETTLED"), (_statistics, "_DESCRIBERS"), (_implementation, "_ROUTES")
+_REMEMBERED = (_attend, "_SETTLED"), (_statistics, "_PREPARED"), (_implementation, "_ROUTES")
 
 
 @pytest.fixture

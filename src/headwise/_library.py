@@ -91,17 +91,17 @@ class Library:
 @cache
 def library() -> Library:
     """The best kernel that was built for this processor. The result is cached."""
-    wanted = os.environ.get(SWITCH, "")
-    reason = f"asked for by {SWITCH}={wanted}"
-    if wanted == "0":
+    setting = os.environ.get(SWITCH, "")
+    reason = f"asked for by {SWITCH}={setting}"
+    if setting == "0":
         return Library("none", f"switched off by {SWITCH}=0")
-    if wanted.endswith(".so"):
-        return open_library(Path(wanted).absolute(), reason)
-    if wanted not in ("", *SETS):
+    if setting.endswith(".so"):
+        return open_library(Path(setting).absolute(), reason)
+    if setting not in ("", *SETS):
         known = ", ".join(("0", *SETS))
-        return Library("none", f"{SWITCH}={wanted} is not one of {known}, nor the path of a .so")
-    if wanted:
-        return _built(wanted, reason)
+        return Library("none", f"{SWITCH}={setting} is not one of {known}, nor the path of a .so")
+    if setting:
+        return _built(setting, reason)
     none = Library("none", NOT_BUILT)
     for name in SETS:
         if (BUILT / f"{name}.so").is_file():

@@ -60,7 +60,7 @@ Q, K = torch.zeros(2, 6, 5, 4), torch.zeros(2, 3, 7, 4)
         ({"mask": np.ones((5, 7), dtype=bool)}, MaskError, "a mask of ndarray"),
         ({"dropout_p": 1.0}, ArgumentError, "dropout_p=1.0"),
         ({"backend": "eager"}, ArgumentError, "'eager' is not known"),
-        ({"backend": "fused", "softcap": 2.0}, ArgumentError, "'fused' has no softcap"),
+        ({"backend": "fused", "softcap": 2.0}, ArgumentError, "it has no softcap"),
         (
             {"backend": "fused", "dropout_p": 0.5, "need_weights": True},
             ArgumentError,

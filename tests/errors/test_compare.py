@@ -88,7 +88,7 @@ def test_other_statistics_are_refused() -> None:
 
 def test_roles_of_other_models_are_refused() -> None:
     roles, table = make_roles(make_study(3, 4)), make_table()
-    with pytest.raises(ArgumentError, match=r"the roles before are of the model .*, the table"):
+    with pytest.raises(ArgumentError, match=r"the roles before belong to the model .*, the table"):
         hw.compare(table, table, roles=(roles, roles))
     with pytest.raises(ArgumentError, match="roles=True is for models"):
         hw.compare(table, table, roles=True)

@@ -386,7 +386,7 @@ def test_another_tokenizer_is_refused(
     hw.corpus(name, data, out=tmp_path / "run", tokenizer=tokenizer).run(shard=1)
     tokenizer.add_tokens("w9 w9")
     job = hw.corpus(name, data, out=tmp_path / "run", tokenizer=tokenizer)
-    with pytest.raises(InputError, match=r"run is of the tokenizer \w+, and this one is \w+\."):
+    with pytest.raises(InputError, match=r"run was computed with the tokenizer \w+, not \w+\."):
         job.run()
     assert job.unfinished() == [2]
 

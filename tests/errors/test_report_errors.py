@@ -31,5 +31,7 @@ def test_a_folder_is_no_page(tmp_path: Path) -> None:
 def test_roles_of_another_model() -> None:
     study = make_study()
     roles = replace(make_roles(study), model="another")
-    with pytest.raises(ArgumentError, match=r"Study: the roles are of the model another, the stud"):
+    with pytest.raises(
+        ArgumentError, match=r"Study: the roles belong to the model another, the stud"
+    ):
         study.with_roles(roles)

@@ -243,5 +243,5 @@ def test_scores_of_another_model_are_refused(place: Path) -> None:
     by = ("--by", place / "scores.parquet", "-o", place / "new")
     done = headwise("prune", place / "other", "--remove", 0.5, *by)
     assert done.code == 2
-    assert "scores.parquet are of the model" in done.err
+    assert "scores.parquet belong to the model" in done.err
     assert not (place / "new").exists()

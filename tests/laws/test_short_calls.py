@@ -38,7 +38,7 @@ each_backend = pytest.mark.parametrize("backend", ["fused", pytest.param("native
 @pytest.fixture(autouse=True)
 def _forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_attend, "_SETTLED", {})
-    monkeypatch.setattr(_statistics, "_DESCRIBERS", {})
+    monkeypatch.setattr(_statistics, "_PREPARED", {})
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_rows_like_earlier_ones_are_described_as_if_they_were_the_first(
     first, other = _inputs(), _inputs()
     row_statistics(*first, rule, request)
     remembered = row_statistics(*other, rule, request)
-    monkeypatch.setattr(_statistics, "_DESCRIBERS", {})
+    monkeypatch.setattr(_statistics, "_PREPARED", {})
     fresh = row_statistics(*other, rule, request)
     for name, mine in vars(remembered).items():
         theirs = getattr(fresh, name)

@@ -12,15 +12,15 @@ def cpu_multiplies_bfloat16_tiles() -> bool:
     return is_supported is not None and bool(is_supported())
 
 
-def fused_kernel_of(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **how: Any) -> int:
+def fused_kernel_of(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) -> int:
     """Which kernel `scaled_dot_product_attention` would take: a value of `SDPBackend`."""
-    return int(torch._fused_sdp_choice(q, k, v, mask, **how))
+    return int(torch._fused_sdp_choice(q, k, v, mask, **options))
 
 
 def flash_on_cpu(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **how: Any
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """Torch's flash kernel on a CPU: the heads and their log-sum-exp."""
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    heads, lse = flash(q, k, v, attn_mask=mask, **how)
+    heads, lse = flash(q, k, v, attn_mask=mask, **options)
     return heads, lse

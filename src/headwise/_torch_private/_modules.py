@@ -32,7 +32,7 @@ def forward_pre_hooks(module: nn.Module) -> dict[int, Callable[..., Any]]:
 def call_forward_pre_hooks(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, skip: set[int]
 ) -> None:
-    """Call these hooks but for some, in a call of the module that began without them."""
+    """Call the hooks not in `skip`, for a call of the module that is already running."""
     for number, hook in forward_pre_hooks(module).items():
         if number not in skip:
             has_kwargs = number in module._forward_pre_hooks_with_kwargs

@@ -57,7 +57,7 @@ def is_materialized(*tensors: Tensor) -> bool:
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether the numbers of a tensor lie in memory as its strides say."""
+    """Whether a tensor is stored in memory according to its strides."""
     return type(x) in _PLAIN and x.layout == torch.strided and not x.is_neg()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any, NamedTuple
 
-from headwise._count_names import HEADS, KV_HEADS
+from headwise._count_names import CONFIG_HEADS, KV_HEADS
 from headwise.counts._families import FAMILIES, OMITTED
 from headwise.counts._sizes import ModelSizes, layer_sizes
 from headwise.errors import InputError, ShapeError, UnsupportedError
@@ -15,7 +15,7 @@ from headwise.files import read_json
 _FILE_NAMES = ("config.json", "headwise.json")
 _NAMES = {
     "d_model": ("hidden_size", "n_embd", "d_model", "dim"),
-    "n_heads": (*HEADS, "attention_heads"),
+    "n_heads": CONFIG_HEADS,
     "n_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "n_kv_heads": KV_HEADS,
     "head_dim": ("head_dim",),

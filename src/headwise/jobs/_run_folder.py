@@ -112,7 +112,7 @@ class RunFolder:
                 before, now = known.get(name), given[name]
                 if before and now and before != now:
                     raise InputError(
-                        f"corpus: {self.path} is of the {name} {before}, and this one is {now}. "
+                        f"corpus: {self.path} was computed with the {name} {before}, not {now}. "
                         f"Name another folder, or give the same {name}."
                     )
             if not known or (tokenizer and not known["tokenizer"]):

@@ -7,7 +7,7 @@ from headwise.kernels._attend import (
     plain_outline,
     prepare_plain,
 )
-from headwise.kernels._choose import choose, computes_natively
+from headwise.kernels._choose import choose, computes_both_at_once
 from headwise.kernels._statistics import row_statistics, statistics_kernel
 from headwise.kernels.native import is_faster_than_a_call as native_is_faster
 from headwise.kernels.native import is_packed, is_shorter_than_a_call
@@ -50,7 +50,7 @@ __all__ = [
     "attend",
     "autocast_inputs",
     "choose",
-    "computes_natively",
+    "computes_both_at_once",
     "is_packed",
     "is_shorter_than_a_call",
     "make_rule",

@@ -1,4 +1,4 @@
-"""The door to attention: check, choose a kernel, compute."""
+"""Entry point of attention: check the input, choose a kernel, compute."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from headwise._argument_names import ATTEND, suggests
 from headwise.errors import ArgumentError, ShapeError
-from headwise.kernels._choose import BY_NAME, choose
-from headwise.kernels.rows import ROWS, weights_from_lse
+from headwise.kernels._choose import BY_NAME, FALLBACK, choose
+from headwise.kernels.rows import weights_from_lse
 from headwise.kernels.spec import (
     HEADS_ALONE,
     AttentionProblem,
@@ -207,13 +207,17 @@ def _solve_with_extras(solve: SolveHeads, choice: KernelChoice, problem: Attenti
 def _missing(problem: AttentionProblem, choice: KernelChoice, result: Named) -> Named:
     """The extras that the kernel of the heads did not return."""
     q, k, v, rule, _, extras = problem
-    names = {name for name, wanted in extras._asdict().items() if wanted and name not in result}
+    names = {
+        name
+        for name, is_requested in extras._asdict().items()
+        if is_requested and name not in result
+    }
     plain = rule.softcap is None and rule.sinks is None
     if names == {"weights"} and plain and "lse" in result and not result["lse"].requires_grad:
         return {"weights": weights_from_lse(q, k, rule, result["lse"], choice.wide)}
     if not names:
         return {}
-    more = ROWS.attend(problem._replace(v=v[..., :0], dropout_p=0.0), choice)
+    more = FALLBACK.attend(problem._replace(v=v[..., :0], dropout_p=0.0), choice)
     return {name: more[name] for name in names}
 
 

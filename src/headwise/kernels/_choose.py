@@ -15,6 +15,7 @@ from headwise.kernels.triton import TRITON
 
 # In this order they are tried: the last one can compute everything.
 KERNELS: tuple[AttentionKernel, ...] = (TRITON, NATIVE, FUSED, ROWS)
+FALLBACK = KERNELS[-1]
 BY_NAME = {kernel.name: kernel for kernel in KERNELS}
 BACKENDS = ("auto", *BY_NAME)
 
@@ -57,8 +58,8 @@ def preferred_for_statistics(problem: AttentionProblem) -> tuple[bool, ...]:
     return tuple([kernel.is_preferred_for_statistics(problem) for kernel in KERNELS])
 
 
-def computes_natively(problem: AttentionProblem) -> bool:
-    """Whether the native kernel can compute this, without reading the values of tensors."""
+def computes_both_at_once(problem: AttentionProblem) -> bool:
+    """Whether one pass of a kernel computes heads and their statistics, as far as sizes tell."""
     return NATIVE.why_not(problem) is None
 
 

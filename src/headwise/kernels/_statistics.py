@@ -1,4 +1,4 @@
-"""The door to statistics of rows: choose what computes them, and say which it was."""
+"""Entry point of row statistics: choose a kernel, run it, and report which one ran."""
 
 from typing import Any
 
@@ -7,12 +7,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headwise.errors import ShapeError
-from headwise.kernels._choose import choose_for_statistics, preferred_for_statistics
-from headwise.kernels.rows import ROWS
+from headwise.kernels._choose import FALLBACK, choose_for_statistics, preferred_for_statistics
 from headwise.kernels.spec import (
     AttentionProblem,
     AttentionRule,
-    DescribeRows,
+    ComputeStatistics,
     Outline,
     RowRequest,
     RowStatistics,
@@ -49,7 +48,7 @@ def row_statistics(
         with torch.no_grad():
             return row_statistics(q, k, v, rule, request, backend=backend)
     problem = AttentionProblem(q, k, v, rule)
-    known: dict[Outline, Any] = _DESCRIBERS
+    known: dict[Outline, Any] = _PREPARED
     outline = None
     if isinstance(request, SharedRequest):
         known = request.prepared
@@ -59,17 +58,17 @@ def row_statistics(
     elif rule.is_static and request.is_static:
         options = (rule, request, backend, preferred_for_statistics(problem))
         outline = outline_of(q, k, v, options)
-    describe = None if outline is None else known.get(outline)
-    if describe is None:
+    compute = None if outline is None else known.get(outline)
+    if compute is None:
         _check(request, q, k)
         kernel = choose_for_statistics(problem, request, backend)
-        describe = kernel.statistics
+        compute = kernel.statistics
         if outline is not None:
-            describe = remember(known, outline, kernel.prepare_statistics(problem, request))
-    return describe(problem, request)
+            compute = remember(known, outline, kernel.prepare_statistics(problem, request))
+    return compute(problem, request)
 
 
-_DESCRIBERS: dict[Outline, DescribeRows] = {}
+_PREPARED: dict[Outline, ComputeStatistics] = {}
 
 
 def _check(request: RowRequest, q: Tensor, k: Tensor) -> None:
@@ -99,4 +98,4 @@ def statistics_kernel(
     """Name the kernel that `row_statistics` chooses for these inputs."""
     kernel = choose_for_statistics(AttentionProblem(q, k, v, rule), None)
     missing = kernel.missing_statistics
-    return f"{kernel.label} ({missing}: {ROWS.label})" if missing else kernel.label
+    return f"{kernel.label} ({missing}: {FALLBACK.label})" if missing else kernel.label

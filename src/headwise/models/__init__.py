@@ -12,8 +12,7 @@ from headwise.models._head_cache import (
 )
 from headwise.models._hooks import Hooks, hooked
 from headwise.models._known_fingerprint import fingerprint, remember_fingerprint
-from headwise.models._offsets import TokenOffsets, token_offsets, untruncated
-from headwise.models._pieces import (
+from headwise.models._model_inputs import (
     Piece,
     as_pieces,
     beginning_of,
@@ -24,6 +23,7 @@ from headwise.models._pieces import (
     reads_two_texts,
     text_alone,
 )
+from headwise.models._offsets import TokenOffsets, token_offsets, untruncated
 from headwise.models._sentence import (
     around,
     sentence_embedding,

@@ -86,7 +86,7 @@ class Study(StudyData):
     def _check_model(self, name: str, model: str) -> None:
         if model != self.table.model:
             raise ArgumentError(
-                f"Study: the {name} are of the model {model}, the study of {self.table.model}. "
+                f"Study: the {name} belong to the model {model}, the study to {self.table.model}. "
                 f"Give {name} of the model that was studied."
             )
 

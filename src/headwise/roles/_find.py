@@ -17,7 +17,7 @@ from headwise.models import (
     tokenizer_of,
     without_compiler,
 )
-from headwise.roles._judged import Evaluated, judged
+from headwise.roles._evaluated import Evaluated, judged
 from headwise.roles.effects import Score, copying_scores
 from headwise.roles.relations import (
     PROBED,

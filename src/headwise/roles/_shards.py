@@ -9,8 +9,8 @@ from torch import nn
 from headwise.corpora import AnnotatedText
 from headwise.corpora.streams import windows
 from headwise.models import check_model, originals_of
+from headwise.roles._evaluated import EXCERPT, Evaluated, judged
 from headwise.roles._find import copying_of, notes_on
-from headwise.roles._judged import EXCERPT, Evaluated, judged
 from headwise.roles._sums import (
     PROBE,
     SCHEMA,

@@ -203,7 +203,8 @@ def _class_members(
 
 
 def _row_values(rows: RowStatistics) -> dict[str, RowValues]:
-    """The statistics of all rows except masses, by name; those that are undefined are any."""
+    """The statistics of all rows except masses, by name; undefined ones hold arbitrary
+    values."""
     values = {
         "entropy": rows.entropy,
         "max_weight": rows.max_weight,
@@ -273,7 +274,7 @@ def _eligible_rows(call: CallRows, request: Request, texts: RowTexts) -> Eligibl
 def _rules(
     rows: RowStatistics, several: Bool[Tensor, "B H T"], n_keys: Float[Tensor, "B H T"]
 ) -> dict[str, Rule]:
-    """The eligible rows and even values of statistics that are no masses; `several` marks rows
+    """The eligible rows and even values of statistics other than masses; `several` marks rows
     that count.
     """
     undefined = torch.zeros_like(several)

@@ -74,7 +74,7 @@ _SavedStudy = Annotated[
 
 @dataclass(frozen=True)
 class Inputs:
-    """What MODEL reads and what is found out about it; None and False for what is not set."""
+    """Inputs of MODEL, and the analyses to run; None or False if not set."""
 
     text: _Text = None
     target: Target = None

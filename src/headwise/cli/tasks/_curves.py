@@ -89,7 +89,7 @@ def removal_orders(by: Scores, beside: Sequence[Scores]) -> dict[str, list[Head]
     for scores in (by, *beside):
         if scores.model != by.model:
             raise ArgumentError(
-                f"prune: --beside has scores of the model {scores.model}, and --by of "
+                f"prune: --beside has scores of the model {scores.model}, --by scores of "
                 f"{by.model}. Score the heads of one model."
             )
         rounds = 1 + int(scores.round.max())

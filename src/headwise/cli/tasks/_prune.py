@@ -175,7 +175,7 @@ def _costs_of(name: str, full: nn.Module, scores: Scores, options: PruneOptions)
     full_costs = costs(full)
     if scores.model != full_costs.model:
         raise ArgumentError(
-            f"prune: the scores in {options.by} are of the model {scores.model}, and {name} is "
+            f"prune: the scores in {options.by} belong to the model {scores.model}, and {name} is "
             f"{full_costs.model}. Score the heads of this model: headwise importance."
         )
     return full_costs

@@ -84,19 +84,19 @@ class _Part(NamedTuple):
 
     def _call(self, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None) -> Named:
         grouped = not statically(q.shape[1] == k.shape[1])
-        how: dict[str, Any] = {
+        options: dict[str, Any] = {
             "is_causal": self.choice.form == "causal",
             "scale": self.rule.scale,
         }
         if self.keep_lse and (added is None or can_read(added)):
             kernel = fused_kernel_of(
-                q, k, v, added, dropout_p=self.dropout_p, enable_gqa=grouped, **how
+                q, k, v, added, dropout_p=self.dropout_p, enable_gqa=grouped, **options
             )
             if kernel == SDPBackend.FLASH_ATTENTION.value:
-                heads, lse = flash_on_cpu(q, k, v, _as_floats(added, q.dtype), **how)
+                heads, lse = flash_on_cpu(q, k, v, _as_floats(added, q.dtype), **options)
                 return {"heads": heads, "lse": lse}
         heads = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=added, dropout_p=self.dropout_p, enable_gqa=grouped, **how
+            q, k, v, attn_mask=added, dropout_p=self.dropout_p, enable_gqa=grouped, **options
         )
         return {"heads": heads}
 

@@ -17,7 +17,7 @@ class FusedKernel(AttentionKernel):
             return f"at scale={rule.scale:g} logits need float64, which is left to the rows"
         missing = [name for name in ("softcap", "sinks") if getattr(rule, name) is not None]
         if missing:
-            return f"'fused' has no {' and no '.join(missing)}"
+            return f"it has no {' and no '.join(missing)}"
         if problem.dropout_p and any(problem.extras):
             return f"it does not return which weights it drops (dropout_p={problem.dropout_p})"
         return None

@@ -208,13 +208,15 @@ def _add_rows(builder: ProblemBuilder, rule: AttentionRule, request: RowRequest)
     B, H, T, S = (builder.sizes[name] for name in "BHTS")
     rows = (B, H, T)
     results = {"n_keys": builder.add_output("n_keys", rows, torch.int64)}
-    wanted = {
+    requested = {
         "lse": True, "max_logit": True, "max_weight": True, "sink": rule.sinks is not None,
         "entropy": request.entropy, "participation": request.participation,
         "distance": request.distance, "even_distance": request.distance,
     }  # fmt: skip
     results |= {
-        name: builder.add_output(name, rows) for name, is_wanted in wanted.items() if is_wanted
+        name: builder.add_output(name, rows)
+        for name, is_requested in requested.items()
+        if is_requested
     }
     if request.argmax:
         results["argmax"] = builder.add_output("argmax", rows, torch.int64)
@@ -268,17 +270,17 @@ def _add_classes(
 
 def _measures(builder: ProblemBuilder, request: RowRequest) -> list[str]:
     """Add inputs of the measures of single keys and classes, and name these measures."""
-    wanted = ["mass"]
+    measures = ["mass"]
     if request.top:
-        wanted.append("top")
+        measures.append("top")
     if request.key_norms is not None:
-        wanted.append("share")
+        measures.append("share")
         if "key_norms" not in builder.inputs:
             norms = request.key_norms.to(torch.float32)
             norms = norms.where(norms.isfinite(), 0.0).contiguous()
             B, H, S = (builder.sizes[name] for name in "BHS")
             builder.add_input("key_norms", norms, (B, H, S))
-    return wanted
+    return measures
 
 
 def _add_received(builder: ProblemBuilder, counted: Bool[Tensor, "B T"]) -> Float[Tensor, "B H S"]:

@@ -16,7 +16,7 @@ from headwise.kernels.native._prepared import prepare_heads, prepare_statistics
 from headwise.kernels.spec import (
     AttentionKernel,
     AttentionProblem,
-    DescribeRows,
+    ComputeStatistics,
     KernelChoice,
     Named,
     RowRequest,
@@ -28,8 +28,8 @@ from headwise.kernels.spec import (
 )
 from headwise.masks.parts import Dense
 
-# Multiplications of q · k per thread, as powers of two, from which a call in C++ pays for what it
-# takes in Python. Half precision gains sooner: torch is slower in it.
+# Multiplications of q · k per thread, as powers of two, from which the kernel saves more than
+# its call from Python costs. Half precision gains sooner: torch is slower in it.
 LEAST_PRODUCTS, LEAST_PRODUCTS_HALF = 20, 19
 # The factor by which that is larger in training, as a power of two.
 MORE_IN_TRAINING = 2
@@ -85,7 +85,9 @@ class NativeKernel(AttentionKernel):
     def statistics(self, problem: AttentionProblem, request: RowRequest) -> RowStatistics:
         return native_statistics(problem, request)
 
-    def prepare_statistics(self, problem: AttentionProblem, request: RowRequest) -> DescribeRows:
+    def prepare_statistics(
+        self, problem: AttentionProblem, request: RowRequest
+    ) -> ComputeStatistics:
         return prepare_statistics(problem, request)
 
 

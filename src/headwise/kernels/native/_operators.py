@@ -19,7 +19,7 @@ from headwise.kernels.rows import attend_rows
 from headwise.kernels.spec import Lowered, rule_from_lowered
 
 # The fields of `Lowered`, in their order: the last arguments, and of them the sinks come last.
-_WORDS = (
+_RULE_SCHEMA = (
     "float scale, float softcap, SymInt? left, SymInt? right, Tensor? key_range, "
     "Tensor? documents, Tensor? mask, Tensor? bias, Tensor? by_distance, Tensor? sinks"
 )
@@ -31,7 +31,7 @@ Operator = Callable[..., tuple[Tensor, ...]]
     "headwise::attention",
     mutates_args=(),
     device_types="cpu",
-    schema=f"(Tensor q, Tensor k, Tensor v, bool entropy, {_WORDS}) "
+    schema=f"(Tensor q, Tensor k, Tensor v, bool entropy, {_RULE_SCHEMA}) "
     "-> (Tensor heads, Tensor lse, Tensor entropies)",
 )
 def attention(q: Tensor, k: Tensor, v: Tensor, entropy: bool, *lowered: Any) -> tuple[Tensor, ...]:
@@ -64,7 +64,7 @@ def _like_attention(
     mutates_args=(),
     device_types="cpu",
     schema="(Tensor q, Tensor k, Tensor v, Tensor heads, Tensor lse, Tensor? entropies, "
-    f"Tensor? d_heads, Tensor? d_lse, Tensor? d_entropies, {_WORDS}) "
+    f"Tensor? d_heads, Tensor? d_lse, Tensor? d_entropies, {_RULE_SCHEMA}) "
     "-> (Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_sinks)",
 )
 def attention_backward(

@@ -24,7 +24,7 @@ from headwise.kernels.native._compute import (
 from headwise.kernels.native._gradients import attend_native
 from headwise.kernels.spec import (
     AttentionProblem,
-    DescribeRows,
+    ComputeStatistics,
     Named,
     RowRequest,
     RowStatistics,
@@ -39,7 +39,7 @@ def prepare_heads(problem: AttentionProblem) -> SolveHeads:
     q, k, v, rule, _, extras = problem
     if needs_gradient(q, k, v) or not rule.is_static:
         return attend_native
-    rows = [name for name, wanted in (("lse", any(extras)), ("entropy", extras.entropy)) if wanted]
+    rows = [name for name, has_it in (("lse", any(extras)), ("entropy", extras.entropy)) if has_it]
     lowered = lower(rule, q.shape[2], k.shape[2])
     prepared = _Prepared.of(build_heads(q, k, v, lowered, is_packed(q.shape[2]), rows))
     return attend_native if prepared is None else partial(_solve_heads, prepared)
@@ -52,7 +52,7 @@ def _solve_heads(prepared: "_Prepared", problem: AttentionProblem) -> Named:
     return attend_native(problem)
 
 
-def prepare_statistics(problem: AttentionProblem, request: RowRequest) -> DescribeRows:
+def prepare_statistics(problem: AttentionProblem, request: RowRequest) -> ComputeStatistics:
     """A function that describes the rows of this problem and all others of its outline."""
     q, k, v, rule, *_ = problem
     # What keys receive is added to zeros, and norms of values belong to one call.

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headwise._torch_private import mapped_with
-from headwise.kernels.rows._hidden import Cell, Hidden, hidden_logit, is_without_keys
+from headwise.kernels.rows._cell_mask import Cell, Hidden, hidden_logit, is_without_keys
 from headwise.kernels.spec import AttentionRule, Named
 from headwise.masks.tiles import Tile
 

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headwise.kernels.rows._attend import log_sum_exp
+from headwise.kernels.rows._cell_mask import Cell, in_double, is_without_keys, restore_dtype
 from headwise.kernels.rows._cells import (
     LN2,
     Powers,
@@ -17,7 +18,6 @@ from headwise.kernels.rows._cells import (
     positive,
     powers_of_cell,
 )
-from headwise.kernels.rows._hidden import Cell, in_double, is_without_keys, restore_dtype
 from headwise.kernels.spec import (
     AttentionProblem,
     AttentionRule,

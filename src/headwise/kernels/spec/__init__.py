@@ -3,7 +3,7 @@
 from headwise.kernels.spec._bias import Bias, TensorBias
 from headwise.kernels.spec._kernel import (
     AttentionKernel,
-    DescribeRows,
+    ComputeStatistics,
     KernelChoice,
     SolveHeads,
     why_no_gradients_or_dropout,
@@ -39,7 +39,7 @@ __all__ = [
     "AttentionRule",
     "Bias",
     "BiasLike",
-    "DescribeRows",
+    "ComputeStatistics",
     "Extras",
     "Guarded",
     "KernelChoice",

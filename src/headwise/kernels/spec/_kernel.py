@@ -22,7 +22,7 @@ class KernelChoice(NamedTuple):
 
 
 SolveHeads = Callable[[AttentionProblem], Named]
-DescribeRows = Callable[[AttentionProblem, RowRequest], RowStatistics]
+ComputeStatistics = Callable[[AttentionProblem, RowRequest], RowStatistics]
 
 
 class AttentionKernel(ABC):
@@ -80,7 +80,9 @@ class AttentionKernel(ABC):
         """Statistics of the weights of every row."""
         raise NotImplementedError
 
-    def prepare_statistics(self, problem: AttentionProblem, request: RowRequest) -> DescribeRows:
+    def prepare_statistics(
+        self, problem: AttentionProblem, request: RowRequest
+    ) -> ComputeStatistics:
         """A function equal to `statistics` for this problem and all others of its outline."""
         return self.statistics
 

@@ -58,8 +58,8 @@ def why_not_triton(problem: AttentionProblem, request: RowRequest | None = None)
 def _why_not_request(request: RowRequest) -> str | None:
     """Why these statistics cannot be computed."""
     requested = {"top": request.top, "key_norms": request.key_norms, "received": request.received}
-    for name, wanted in requested.items():
-        if wanted is not None and wanted is not False:
+    for name, value in requested.items():
+        if value is not None and value is not False:
             return f"it does not compute {name}"
     if request.classes is not None and request.classes.shape[2] > MOST_CLASSES:
         return f"it takes up to {MOST_CLASSES} classes, not {request.classes.shape[2]}"
@@ -89,7 +89,7 @@ def triton_statistics(problem: AttentionProblem, request: RowRequest) -> RowStat
         "participation": request.participation,
         "sink": problem.rule.sinks is not None,
     }
-    outputs |= add_output(task, *(name for name, wanted in requested.items() if wanted))
+    outputs |= add_output(task, *(name for name, is_requested in requested.items() if is_requested))
     if request.argmax:
         outputs |= add_output(task, "argmax", dtype=torch.int64)
     if request.distance:

@@ -110,7 +110,7 @@ def _write_classes(t, queries, sums, end, row):
 @triton.jit
 @no_type_check
 def _write_keys(t, queries, end, row):
-    """The mass on single keys, whose logits are computed again: they are few, and anywhere."""
+    """The mass on single keys, whose logits are computed again: few, at arbitrary places."""
     if t.keys is not None:
         real = queries.rows < t.T
         for n in range(t.N):

@@ -11,7 +11,7 @@ from headwise.errors import ArgumentError, OutputError
 from headwise.files import MODEL_FILES, folder_beside
 from headwise.models._check import check_model
 from headwise.models._compiled import without_compiler
-from headwise.models._quiet import progress_bar_in_terminals_only
+from headwise.models._progress_bars import progress_bar_in_terminals_only
 from headwise.models.checkpoints._fresh_process import Reader, answer_in_fresh_process
 from headwise.models.checkpoints._sentence_transformers import (
     encode_sentences,

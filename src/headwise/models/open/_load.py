@@ -16,7 +16,7 @@ from headwise._progress import shows_progress
 from headwise._size_limits import limit_model_size
 from headwise.errors import HeadwiseError, InputError
 from headwise.lab import read_model, read_tokenizer
-from headwise.models._quiet import progress_bar_in_terminals_only
+from headwise.models._progress_bars import progress_bar_in_terminals_only
 from headwise.models.attention import set_attention
 from headwise.models.checkpoints import (
     ORIGINAL,

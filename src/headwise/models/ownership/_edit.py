@@ -130,7 +130,7 @@ def _where_attended(
     model: nn.Module, orders: Mapping[int, _CallOrder], edit: Edit
 ) -> Iterator[None]:
     """Write into the outputs of attention in place, for a model that multiplies them by a bare
-    parameter: there is no module whose input they are."""
+    parameter: no module takes them as input."""
 
     def attended(call: AttentionCall) -> None:
         order = orders.get(id(call.module))

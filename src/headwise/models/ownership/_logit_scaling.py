@@ -96,7 +96,7 @@ def _fitted(name: str, factor: Tensor, shape: tuple[int, ...], weight: Any) -> T
         if mesh.ndim == 1 and local.shape[axis] == ready.shape[axis]:
             return DTensor.from_local(ready, mesh, [Shard(axis)], run_check=False)
     raise UnsupportedError(
-        f"QKClip: {name} is {tuple(weight.shape)}, where {tuple(ready.shape)} rows were found: it "
-        f"was changed since, or is sharded along several axes of a mesh. Make a new clip, or "
-        f"shard along one axis."
+        f"QKClip: {name} has shape {tuple(weight.shape)}, expected {tuple(ready.shape)}: the "
+        f"weight changed after the clip was made, or is sharded along several axes of a mesh. "
+        f"Make a new clip, or shard along one axis."
     )

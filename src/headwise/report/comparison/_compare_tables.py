@@ -181,7 +181,7 @@ def _originals(
     for side, table, each in zip(("before", "after"), (before, after), roles, strict=True):
         if each.model != table.model:
             raise ArgumentError(
-                f"compare: the roles {side} are of the model {each.model}, the table of "
+                f"compare: the roles {side} belong to the model {each.model}, the table to "
                 f"{table.model}. Give the roles of the models that are compared."
             )
         pairs: Mapping[Head, Head | None] = dict(

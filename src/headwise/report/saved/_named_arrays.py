@@ -51,9 +51,9 @@ class NamedArrays:
             size is None or size == actual for size, actual in zip(shape, array.shape, strict=True)
         )
         if not fits or array.dtype != dtype:
-            wanted = tuple("any" if size is None else size for size in shape)
+            expected = tuple("any" if size is None else size for size in shape)
             raise ValueError(
-                f"{name} is {array.dtype} of {array.shape}, not {np.dtype(dtype)} of {wanted}"
+                f"{name} is {array.dtype} of {array.shape}, not {np.dtype(dtype)} of {expected}"
             )
         return array
 

@@ -12,7 +12,7 @@ from torch import nn
 from headwise._progress import Progress, shows_progress
 from headwise.corpora import Several, list_items
 from headwise.models import check_model, fingerprint
-from headwise.roles.cross_attention._known import (
+from headwise.roles.cross_attention._aligned_batch import (
     AlignedBatch,
     KnownExample,
     check_batches,
@@ -179,8 +179,8 @@ def _best_set(
     def errors(chosen: Sequence[int], only: Bool[np.ndarray, " M"]) -> Float[np.ndarray, " M"]:
         return np.array(
             [
-                example.error(weights[list(chosen)].mean(0)) if wanted else np.nan
-                for (example, weights), wanted in zip(pairs, only, strict=True)
+                example.error(weights[list(chosen)].mean(0)) if is_scored else np.nan
+                for (example, weights), is_scored in zip(pairs, only, strict=True)
             ]
         )
 

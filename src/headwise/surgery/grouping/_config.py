@@ -7,11 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from headwise._count_names import CONFIG_KV_HEADS
 from headwise.errors import UnsupportedError
 from headwise.models.checkpoints import Differences, differences_of
-
-# Its names in configurations.
-_NAMES = ("num_key_value_heads", "num_kv_heads")
 
 
 @dataclass(frozen=True)
@@ -35,11 +33,14 @@ class KvHeadCount:
         """
         config: Any = getattr(model, "config", None)
         kind = type(model).__name__
-        name = next((name for name in _NAMES if type(getattr(config, name, None)) is int), None)
+        name = next(
+            (name for name in CONFIG_KV_HEADS if type(getattr(config, name, None)) is int), None
+        )
         if name is None or not hasattr(config, "to_dict"):
             raise UnsupportedError(
-                f"group_heads: {kind} has no {' or '.join(_NAMES)} in its configuration, so that "
-                f"its heads cannot share keys and values. Remove heads with headwise.prune instead."
+                f"group_heads: {kind} has no {' or '.join(CONFIG_KV_HEADS)} in its configuration, "
+                f"so that its heads cannot share keys and values. Remove heads with headwise.prune "
+                f"instead."
             )
         differences = (differences_of(model) or {}).values()
         changed = [name for names in differences for name in names]

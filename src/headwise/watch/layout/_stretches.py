@@ -32,9 +32,11 @@ class TextSpans:
     ) -> "TextSpans":
         """Read the arguments of `Watch.spans`."""
         by_name = {name: _per_text(name, given) for name, given in stretches.items()}
-        asked = None if queries is None else _queries(queries, len(next(iter(by_name.values()))))
+        of_queries = (
+            None if queries is None else _queries(queries, len(next(iter(by_name.values()))))
+        )
         if texts is None and tokenizer is None:
-            return cls(by_name, asked)
+            return cls(by_name, of_queries)
         if texts is None or tokenizer is None or isinstance(texts, str):
             raise ArgumentError(
                 f"Watch.spans: texts={texts!r:.40} and tokenizer={type(tokenizer).__name__}. Give "
@@ -43,9 +45,9 @@ class TextSpans:
             )
         encoded = token_offsets(untruncated(tokenizer), texts)
         by_name = {name: _in_tokens(name, given, texts, encoded) for name, given in by_name.items()}
-        if asked is not None:
-            asked = _in_tokens("queries", asked, texts, encoded)
-        return cls(by_name, asked, [tokens.ids for tokens in encoded])
+        if of_queries is not None:
+            of_queries = _in_tokens("queries", of_queries, texts, encoded)
+        return cls(by_name, of_queries, [tokens.ids for tokens in encoded])
 
 
 def _per_text(name: str, given: Any) -> list[list[Stretch]]:

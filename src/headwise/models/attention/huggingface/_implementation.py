@@ -23,7 +23,7 @@ from headwise.kernels import (
     TensorBias,
     attend,
     autocast_inputs,
-    computes_natively,
+    computes_both_at_once,
     is_shorter_than_a_call,
     make_rule,
     native_is_faster,
@@ -146,7 +146,7 @@ class Call(NamedTuple):
             return remember(_ROUTES, outline, BY_TORCH)
         compute = prepare_plain(q, k, v, causal, self.scaling, outline)
         problem = self._problem()
-        rule = problem.rule if computes_natively(problem) else None
+        rule = problem.rule if computes_both_at_once(problem) else None
         return remember(_ROUTES, outline, Route(partial(_by_kernel, compute), rule))
 
     def native_problem(self) -> AttentionProblem | None:
@@ -159,7 +159,7 @@ class Call(NamedTuple):
         if self.is_left_to_torch or self.needs_weights or is_added or under_autocast(self.q):
             return None
         problem = self._problem()
-        return problem if computes_natively(problem) else None
+        return problem if computes_both_at_once(problem) else None
 
     def _problem(self) -> AttentionProblem:
         rule = make_rule(head_dim=self.q.shape[-1], **self.options())
