@@ -1,6 +1,6 @@
 """Records attention calls: sums over texts, and the tensors of the last batch."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from jaxtyping import Float
@@ -31,7 +31,7 @@ from headwise.watch._maps import Maps
 from headwise.watch._request import Request
 from headwise.watch._row_sums import CallRows, row_request, without_autocast
 from headwise.watch._verification import refuse_wrapped, verify_heads
-from headwise.watch.layout import CallLayout, CallLayouts
+from headwise.watch.layout import CallLayout, CallLayouts, TextPairs, TextSpans
 
 
 class Recorder:
@@ -66,6 +66,14 @@ class Recorder:
     def passes(self) -> int:
         """The number of forward passes so far."""
         return self._inputs.passes
+
+    def set_pairs(self, pairs: Mapping[str, Sequence[TextPairs]]) -> None:
+        """Set the pairs of the next forward pass."""
+        self.pairs.set(self.passes + 1, pairs)
+
+    def set_spans(self, spans: TextSpans) -> None:
+        """Set the named stretches of the next forward pass."""
+        self.spans.set(self.passes + 1, spans)
 
     @reversible
     def recording(
