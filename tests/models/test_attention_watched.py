@@ -1,12 +1,14 @@
 """A model on our kernel is watched in the pass that computes it: its bits are the same."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import zoo
-from torch import nn
+from test_stacks import MODELS
+from torch import Tensor, nn
 
 from headwise.models.attention.huggingface import _implementation
 from headwise.watch import Request, Watch, observe
@@ -130,3 +132,49 @@ def test_gradients_are_the_same() -> None:
             model(**batch)[0].square().mean().backward()
         gradients.append([weight.grad for weight in model.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
+def _of_floats(batch: dict[str, Any]) -> dict[str, Any]:
+    hidden = ~batch["attention_mask"].bool()[:, None, None]
+    mask = torch.zeros(hidden.shape).masked_fill(hidden, torch.finfo(torch.float32).min)
+    return batch | {"attention_mask": mask.expand(-1, 1, hidden.shape[-1], -1)}
+
+
+BESIDE: dict[str, tuple[Any, Any]] = {
+    "autocast": (partial(torch.autocast, "cpu", torch.bfloat16), dict),
+    "gradients": (torch.enable_grad, dict),
+    "mask of floats": (torch.no_grad, _of_floats),
+    "weights": (torch.no_grad, lambda batch: batch | {"output_attentions": True}),
+}
+
+
+@pytest.mark.parametrize("case", BESIDE)
+def test_what_the_kernel_does_not_compute_at_once_is_watched_beside_the_call(case: str) -> None:
+    context, change = BESIDE[case]
+    model, batch = _model("Bert"), change(_batch("Bert", "right"))
+    with torch.no_grad(), context():
+        plain = model(**batch)[0]
+        with observe(model) as watch:
+            outs = [model(**batch)[0] for _ in range(3)]
+    assert all(torch.equal(out, plain) for out in outs)
+    assert {site.kernel for site in watch.sites()} == {"headwise"}
+    assert (watch.table().count("lse") == 3 * sum(map(len, TEXTS))).all()
+
+
+@pytest.mark.parametrize(
+    "kind", ["t5", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("siglip", "whisper"))]
+)
+def test_every_bit_of_other_kinds_of_models_is_the_same(kind: str) -> None:
+    make, batch, _ = MODELS[kind]
+    torch.manual_seed(0)
+    model = make().eval()
+    model.set_attn_implementation("headwise")
+    with torch.no_grad():
+        plain = [x for x in model(**batch).to_tuple() if isinstance(x, Tensor)]
+        with observe(model) as watch:
+            for _ in range(3):
+                outs = [x for x in model(**batch).to_tuple() if isinstance(x, Tensor)]
+                assert all(torch.equal(one, other) for one, other in zip(outs, plain, strict=True))
+    kernels = {site.kernel for site in watch.sites()}
+    # The pooling layer of SigLIP is torch's own module.
+    assert kernels - {"nn.MultiheadAttention, outside its fast path"} == {IN_THE_CALL}
