@@ -14,7 +14,7 @@ existing ones are not computed again. `publish` writes the page.
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from headwise.corpora import AnnotatedText, annotate, read_conllu, read_gap
 from headwise.lab import TrainSettings, train
 from headwise.models import encode
 from headwise.report import roles_of_lab
-from headwise.roles import alignment, shape_line, shapes_summary
+from headwise.roles import alignment, shape_line, shapes_summary, shown_outcomes
 
 CORPORA = {"trees": "UD English EWT", "coref": "GAP"}
 READERS = {"trees": read_conllu, "coref": read_gap}
@@ -167,23 +167,30 @@ def model_lines(whole: hw.Roles, halves: Sequence[hw.Roles]) -> list[str]:
 
 def outcome_table(roles: hw.Roles) -> str:
     """What became of each role: found, not found or not tested, with the head that is nearest."""
-    outcomes = roles.outcomes()
+    outcomes = shown_outcomes(roles.outcomes())
     rows = [
         [
             row["role"],
             row["outcome"].partition(":")[0] + (f" ({row['heads']})" if row["heads"] else ""),
             row["nearest"],
-            f"{row['effect']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}]",
-            f"{row['baseline']:.3f}, {row['null']}",
+            *(scores_of(row) if row["n"] else ("–", "–")),
             known(row["smallest"]),
             known(row["control"]),
             f"{row['n']:,.0f} in {row['texts']:,.0f}",
             row["outcome"].partition(": ")[2],
         ]
-        for row in outcomes[outcomes["n"] > 0].to_dict("records")
+        for row in outcomes.to_dict("records")
     ]
     titles = ["role", "outcome", "head", "effect", "strongest null", "needed", "planted"]
     return table([*titles, "queries in texts", "missing"], rows, left_columns=3)
+
+
+def scores_of(row: Mapping[Any, Any]) -> tuple[str, str]:
+    """The effect of a row with its interval, and its strongest null."""
+    return (
+        f"{row['effect']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}]",
+        f"{row['baseline']:.3f}, {row['null']}",
+    )
 
 
 def known(value: float) -> str:
