@@ -45,11 +45,10 @@ BEHAVIOUR_LABELS = tuple(label for label, _ in _BY_COPYING.values())
 def tested_rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.DataFrame:
     """A row per role and head, without the planted head that each role of the family has last.
 
-    A role that was not found in a head counts as not tested if the planted head was not found
-    either, or if no effect is large enough to be found reliably.
+    A role counts as not tested, in every head, if the planted head was not found, or if no effect
+    is large enough to be found reliably.
     """
     R, N = len(family.roles), len(heads)
-    found = has_role(family, verdict)
     rows = role_rows([*heads, Head("", 0, 0)], family, verdict)
     rows["smallest"] = family.measures["smallest"]
     planted = rows.iloc[N :: N + 1]
@@ -60,7 +59,8 @@ def tested_rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.D
         for row, effect in zip(planted.to_dict("records"), effects, strict=True)
     ]
     reason = np.repeat(reasons, N + 1)
-    unshown = ~found & (reason != "") & rows["p_adj"].notna().to_numpy()
+    unshown = (reason != "") & rows["p_adj"].notna().to_numpy()
+    rows.loc[unshown, "found"] = False
     rows.loc[unshown, "outcome"] = reason[unshown]
     rows.loc[unshown, "p_adj"] = np.nan
     kept = np.arange(R * (N + 1)) % (N + 1) < N
