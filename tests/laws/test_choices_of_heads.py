@@ -1,5 +1,7 @@
 """A choice among candidates is scored as defined, in one direction, against rules that choose."""
 
+import re
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -8,7 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwise.cli.commands._roles import print_roles
 from headwise.kernels import HeadBlock
+from headwise.report.page import render
+from headwise.report.page._role_table import role_table
 from headwise.roles import find_roles
 from headwise.roles.evaluation import OFFSETS, Evaluator, heuristic_names
 from headwise.roles.evaluation._eligible import EligiblePairs, heads_last
@@ -17,9 +22,11 @@ from headwise.roles.evaluation._synthetic_heads import heuristic_sums
 from headwise.roles.evaluation._units import Units
 from headwise.roles.relations import Item, Role, as_item, gold_roles, tokenize
 from planted import TOKENIZER, Planted, pronouns
+from studies import make_study
 
 seeds = st.integers(0, 2**32 - 1)
 FORWARD, BACK = "pronoun → antecedent", "antecedent → pronoun"
+CHOICES = (FORWARD, BACK, "mention → antecedent", "antecedent → mention")
 
 
 def found(roles):
@@ -55,14 +62,41 @@ def test_a_head_that_looks_to_the_nearest_name_does_not_find_the_antecedent():
     assert not found(roles)
 
 
-def test_texts_that_cannot_decide_are_not_tested():
+UNDECIDED = "not tested: no held-out text has both a right and a wrong candidate"
+
+
+@pytest.fixture(scope="module")
+def undecided():
     model = Planted([("agree", "agree back")], causal=False)
-    roles = find_roles(model, TOKENIZER, pronouns(90, both_right=True))
-    rows = roles.frame().set_index("role").loc[[FORWARD, BACK]]
-    message = "not tested: no held-out text has both a right and a wrong candidate for it"
+    return find_roles(model, TOKENIZER, pronouns(90, both_right=True))
+
+
+def test_texts_that_cannot_decide_are_not_tested(undecided):
+    rows = undecided.frame().set_index("role").loc[[FORWARD, BACK]]
+    message = f"{UNDECIDED} for it"
     assert set(rows["outcome"]) == {message}
     assert rows[["effect", "p_adj", "smallest"]].isna().all(axis=None)
-    assert set(roles.outcomes().set_index("role").loc[[FORWARD, BACK], "outcome"]) == {message}
+    assert set(undecided.outcomes().set_index("role").loc[[FORWARD, BACK], "outcome"]) == {message}
+
+
+def test_every_view_names_the_choices_that_texts_cannot_decide(undecided, capsys):
+    none = undecided.none_found()
+    assert re.fullmatch(rf"no role found among \d+ tested; {len(CHOICES)} {UNDECIDED}", none)
+    assert none in str(undecided)
+    assert f"\n  {none}\n" in undecided.why("L0.H0")
+    outcomes = {row["role"]: row["outcome"] for row in role_table(undecided).outcomes}
+    study = make_study(1, 1)
+    study = study.with_roles(replace(undecided, model=study.table.model))
+    page = " ".join(render(study).split())
+    assert re.search(rf">{len(CHOICES)}</a> of \d+ roles could not be tested on these texts", page)
+    print_roles(undecided)
+    printed = capsys.readouterr().out
+    for role in CHOICES:
+        assert f"\n  {role}: {UNDECIDED} for it" in undecided.why("L0.H0")
+        assert outcomes[role] == f"{UNDECIDED} for it"
+        assert re.search(rf"{role} +{UNDECIDED} for it", printed)
+        shown = rf'<th scope="row">{role}</th> <td[^>]*><bdi>{UNDECIDED} for it</bdi>'
+        assert re.search(shown, page)
 
 
 def test_a_causal_model_cannot_attend_from_a_name_to_a_later_pronoun():

@@ -135,6 +135,17 @@ def test_nothing_is_labelled_above_a_null_that_leaves_no_room():
         assert planted.measures["planted_effect"][0] > 1
 
 
+def complete(family):
+    """The family with a column for every null and measure, so that it has rows."""
+    unknown = np.full(family.value.shape[1], np.nan)
+    return replace(
+        family,
+        nulls=dict.fromkeys(NULLS, np.full_like(family.value, np.nan)) | dict(family.nulls),
+        null_names={name: [""] for name in NULLS} | dict(family.null_names),
+        measures=family.measures | {"mass": unknown, "value": unknown},
+    )
+
+
 @pytest.mark.parametrize(
     ("tests", "outcome"),
     [
@@ -144,19 +155,24 @@ def test_nothing_is_labelled_above_a_null_that_leaves_no_room():
 )
 def test_a_role_without_a_smallest_effect_is_not_tested(tests, outcome):
     family, scores, split = simulated(np.random.default_rng(1), 120, 3, 0.5, null=0.75)
-    unknown = np.full(3, np.nan)
-    family = replace(
-        family,
-        nulls=dict.fromkeys(NULLS, np.full_like(family.value, np.nan)) | dict(family.nulls),
-        null_names={name: [""] for name in NULLS} | dict(family.null_names),
-        measures=family.measures | {"mass": unknown, "value": unknown},
-    )
-    planted = plant(family, scores, split, tests=tests)
+    planted = plant(complete(family), scores, split, tests=tests)
     (verdict,) = judge([planted])
     assert has_role(planted, verdict).tolist() == [False, False, False, True]
     rows = _rows.tested_rows(scores.heads, planted, verdict)
     assert rows["outcome"].str.startswith(outcome).all()
     assert rows["smallest"].isna().all() == rows["p_adj"].isna().all() == (tests > 30)
+
+
+def test_no_head_has_a_role_whose_planted_head_is_not_found():
+    # 30 held-out texts: heads that are always right pass, the diluted planted head does not.
+    family, scores, split = simulated(np.random.default_rng(5), 60, 3, 1.0, null=0.7)
+    planted = plant(complete(family), scores, split, tests=3)
+    (verdict,) = judge([planted])
+    assert has_role(planted, verdict).tolist() == [True, True, True, False]
+    rows = _rows.tested_rows(scores.heads, planted, verdict)
+    assert not rows["found"].any()
+    assert rows["outcome"].str.startswith("not tested: a planted head with 0.93 was not").all()
+    assert rows["p_adj"].isna().all()
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,14 @@ from headwise.roles.effects import (
 )
 from headwise.roles.evaluation import check_reads_one_text
 from headwise.roles.relations import Pairs, TokenText
-from headwise.roles.results import Roles, by_nearness, shape_line, shapes_summary, signs_of
+from headwise.roles.results import (
+    Roles,
+    by_nearness,
+    shape_line,
+    shapes_summary,
+    shown_outcomes,
+    signs_of,
+)
 from headwise.roles.task import AnswerEffect, TaskHeads, find_heads, load_heads
 from headwise.roles.testing import FEWEST_TEXTS, Evidence, step_down
 
@@ -61,6 +68,7 @@ __all__ = [
     "repetition",
     "shape_line",
     "shapes_summary",
+    "shown_outcomes",
     "signs_of",
     "step_down",
     "sums_of_shard",

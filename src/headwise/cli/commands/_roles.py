@@ -144,15 +144,19 @@ def roles(
 
 
 def nearest_rows(result: "Roles") -> list[dict[Hashable, Any]]:
-    """For each role with a query that no head has, the row of the head that comes nearest."""
-    outcomes = result.outcomes()
-    without = outcomes[(outcomes["heads"] == 0) & (outcomes["n"] > 0)]
+    """For each shown role that no head has, the row of the head that comes nearest."""
+    from headwise.roles import shown_outcomes
+
+    outcomes = shown_outcomes(result.outcomes())
+    without = outcomes[outcomes["heads"] == 0]
     nearest = without[["role", "nearest"]].rename(columns={"nearest": "name"})
     return nearest.merge(result.frame(), on=["role", "name"]).to_dict("records")
 
 
 def print_roles(result: "Roles") -> None:
     """Print the roles of heads, their shapes of attention, and what became of each role."""
+    from headwise.roles import shown_outcomes
+
     rows = result.found()
     print_note(str(result))
     shown = rows.assign(role=rows["label"])
@@ -162,5 +166,5 @@ def print_roles(result: "Roles") -> None:
         columns = ["name", "shape", "token", "attention", "value", "carries", "short", "long"]
         print_note("Apart from roles:")
         print_table(shapes[[*columns, "evenness"]])
-    outcomes = result.outcomes()
-    print_table(outcomes[outcomes["n"] > 0][_OUTCOME].rename(columns={"role": "name"}))
+    outcomes = shown_outcomes(result.outcomes())
+    print_table(outcomes[_OUTCOME].rename(columns={"role": "name"}))

@@ -11,7 +11,7 @@ from headwise.report._study_data import StudyData
 from headwise.report.page._pictures import HeadCell, HeadMap, head_maps, tint
 from headwise.report.page._role_table import interval_text
 from headwise.report.page._visible_text import digits, visible
-from headwise.roles import Roles, signs_of
+from headwise.roles import Roles, shown_outcomes, signs_of
 from headwise.tables import Curves, Head, category_marks
 
 # Roles named in the sentence; the legend has all of them.
@@ -103,8 +103,7 @@ def overview(study: StudyData) -> Overview | None:
 
 def _untested_clause(roles: Roles) -> list[Clause]:
     """The roles that no head was tested for, if some head was tested for another role."""
-    outcomes = roles.outcomes()
-    outcomes = outcomes.loc[outcomes["n"] > 0, ["role", "outcome"]]
+    outcomes = shown_outcomes(roles.outcomes())[["role", "outcome"]]
     untested = outcomes[outcomes["outcome"].str.startswith("not tested")]
     if len(untested) in (0, len(outcomes)):
         return []

@@ -7,7 +7,7 @@ from typing import Any
 from headwise._display import counted
 from headwise.report._study_data import StudyData
 from headwise.report.page._visible_text import digits, probability, visible
-from headwise.roles import Roles, by_nearness, shape_line, shapes_summary
+from headwise.roles import Roles, by_nearness, shape_line, shapes_summary, shown_outcomes
 from headwise.roles.effects import WITHOUT, group_line
 
 COLUMNS = ("Head", "Role", "Effect", "Strongest null", "Lift", "p", "Held-out queries")
@@ -62,7 +62,7 @@ def role_table(roles: Roles) -> RoleTable:
         shapes=_shapes_sentence(roles),
         groups=[visible(group_line(group)) for group in roles.ablation_effects.groups],
         notes=[visible(note) for note in roles.notes],
-        outcomes=[_outcome(row) for row in roles.outcomes().to_dict("records") if row["n"]],
+        outcomes=[_outcome(row) for row in shown_outcomes(roles.outcomes()).to_dict("records")],
     )
 
 

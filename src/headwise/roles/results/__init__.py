@@ -5,6 +5,7 @@ from headwise.roles.results._rows import (
     by_nearness,
     labels_of_rows,
     outcomes,
+    shown_outcomes,
     tested_rows,
 )
 from headwise.roles.results._shapes import length_measures, shape_line, shapes_summary, signs_of
@@ -19,6 +20,7 @@ __all__ = [
     "outcomes",
     "shape_line",
     "shapes_summary",
+    "shown_outcomes",
     "signs_of",
     "tested_rows",
 ]

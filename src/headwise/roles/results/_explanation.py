@@ -6,7 +6,12 @@ from typing import Any
 import pandas as pd
 
 from headwise._display import counted, printable
-from headwise.roles.results._rows import by_nearness, none_found_by_head, shortfall
+from headwise.roles.results._rows import (
+    by_nearness,
+    is_undecided,
+    none_found_by_head,
+    shortfall,
+)
 from headwise.roles.results._shapes import shape_line
 from headwise.roles.testing import NULLS
 
@@ -61,7 +66,8 @@ def _explanation(
     ]
     for row in missed[:_NEAREST]:
         yield f"  not {printable(row['role'])}: {shortfall(row)}"
-    for row in untested[:_NEAREST]:
+    undecided = [row for row in rows if is_undecided(row["outcome"])]
+    for row in [*untested[:_NEAREST], *undecided]:
         yield f"  {printable(row['role'])}: {shortfall(row)}"
 
 

@@ -31,10 +31,13 @@ FURTHER = (
 FOUND, NOT_FOUND = "found", "not found"
 # A text counts only if it has a query, so enough texts imply enough queries.
 _NEEDED = f"{FEWEST_TEXTS} needed"
+_UNDECIDED = "not tested: no held-out text has both a right and a wrong candidate for it"
 _UNREACHABLE = "not tested: these texts could not have shown it"
 _CONTROL_SHARE = 0.1  # of the effect, the most that ablation may cost on the control
 # The behaviour that a pattern is named after, and the sign of the copying score that shows it.
 _BY_COPYING = {"prefix matching": ("induction", 1.0), "same token": ("duplicate suppression", -1.0)}
+# A role, whether it was tested, the held-out texts with a query for it, and its outcome.
+_Row = tuple[str, bool, float, str]
 # No relation may take the name of a behaviour: attention alone does not show one.
 BEHAVIOUR_LABELS = tuple(label for label, _ in _BY_COPYING.values())
 
@@ -42,11 +45,10 @@ BEHAVIOUR_LABELS = tuple(label for label, _ in _BY_COPYING.values())
 def tested_rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.DataFrame:
     """A row per role and head, without the planted head that each role of the family has last.
 
-    A role that was not found in a head counts as not tested if the planted head was not found
-    either, or if no effect is large enough to be found reliably.
+    A role counts as not tested, in every head, if the planted head was not found, or if no effect
+    is large enough to be found reliably.
     """
     R, N = len(family.roles), len(heads)
-    found = has_role(family, verdict)
     rows = role_rows([*heads, Head("", 0, 0)], family, verdict)
     rows["smallest"] = family.measures["smallest"]
     planted = rows.iloc[N :: N + 1]
@@ -57,7 +59,8 @@ def tested_rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.D
         for row, effect in zip(planted.to_dict("records"), effects, strict=True)
     ]
     reason = np.repeat(reasons, N + 1)
-    unshown = ~found & (reason != "") & rows["p_adj"].notna().to_numpy()
+    unshown = (reason != "") & rows["p_adj"].notna().to_numpy()
+    rows.loc[unshown, "found"] = False
     rows.loc[unshown, "outcome"] = reason[unshown]
     rows.loc[unshown, "p_adj"] = np.nan
     kept = np.arange(R * (N + 1)) % (N + 1) < N
@@ -169,7 +172,7 @@ def outcomes(
 def untested(texts: int, choice: bool = False) -> str:
     """Why a role was not tested: how many held-out texts have a query for it."""
     if not texts and choice:
-        return "not tested: no held-out text has both a right and a wrong candidate for it"
+        return _UNDECIDED
     if not texts:
         return "not tested: no held-out text has a query for it"
     return f"not tested: {texts} held-out text{'' if texts == 1 else 's'}, {_NEEDED}"
@@ -180,42 +183,60 @@ def none_found(rows: pd.DataFrame) -> str:
 
     Roles for which no text has a query are not mentioned.
     """
-    return _none_found(zip(rows["role"], rows["p_adj"].notna(), rows["texts"], strict=True))
+    return _none_found(zip(*_columns(rows), strict=True))
 
 
 def none_found_by_head(rows: pd.DataFrame) -> dict[str, str]:
     """`none_found` for each head, in one pass over the rows."""
-    by_head: dict[str, list[tuple[str, bool, float]]] = {}
-    columns = rows["name"], rows["role"], rows["p_adj"].notna(), rows["texts"]
-    for name, *row in zip(*columns, strict=True):
-        by_head.setdefault(name, []).append((row[0], row[1], row[2]))
+    by_head: dict[str, list[_Row]] = {}
+    for name, row in zip(rows["name"], zip(*_columns(rows), strict=True), strict=True):
+        by_head.setdefault(name, []).append(row)
     return {name: _none_found(rows) for name, rows in by_head.items()}
 
 
-def _none_found(rows: Iterable[tuple[str, bool, float]]) -> str:
-    """Describe rows of role, whether it was tested, and held-out texts with a query for it."""
+def _columns(rows: pd.DataFrame) -> tuple[pd.Series, ...]:
+    return rows["role"], rows["p_adj"].notna(), rows["texts"], rows["outcome"]
+
+
+def _none_found(rows: Iterable[_Row]) -> str:
     tested: dict[str, bool] = {}
     texts: dict[str, int] = {}
-    for role, was_tested, count in rows:
+    outcomes: dict[str, str] = {}
+    for role, was_tested, count, outcome in rows:
         tested[role] = tested.get(role, False) or was_tested
         texts[role] = max(texts.get(role, 0), int(count))
+        outcomes[role] = outcome
+    undecided = [role for role in texts if not texts[role] and is_undecided(outcomes[role])]
     few = [count for role, count in texts.items() if count and not tested[role]]
     short = [count for count in few if count < FEWEST_TEXTS]
     beyond = len(few) - len(short)
     if not any(tested.values()):
-        return _UNREACHABLE if beyond else untested(max(texts.values(), default=0))
-    if not few:
+        return _UNREACHABLE if beyond else untested(max(texts.values(), default=0), bool(undecided))
+    if not few and not undecided:
         return "no role found"
     line = f"no role found among {sum(tested.values())} tested"
     if short:
         line += f"; {len(short)} {untested(max(short)).replace(': ', ': at most ')}"
-    return f"{line}; {beyond} {_UNREACHABLE}" if beyond else line
+    line = f"{line}; {beyond} {_UNREACHABLE}" if beyond else line
+    return f"{line}; {len(undecided)} {_UNDECIDED.removesuffix(' for it')}" if undecided else line
+
+
+def is_undecided(outcome: str) -> bool:
+    """Whether a choice was not tested because every candidate is right, or every one wrong."""
+    return outcome == _UNDECIDED
+
+
+def shown_outcomes(outcomes: pd.DataFrame) -> pd.DataFrame:
+    """The outcomes to show: of roles with a query, and of choices that no text can decide."""
+    return outcomes[(outcomes["n"] > 0) | outcomes["outcome"].map(is_undecided)]
 
 
 def shortfall(row: Mapping[Any, Any]) -> str:
     """Why a head does not have a role: its score, the strongest null and the test."""
     null = printable(row["null"] or "no null")
     scores = f"{row['effect']:.3f} against {row['baseline']:.3f} of {null}"
+    if row["effect"] != row["effect"]:
+        return printable(row["outcome"])
     if row["p_adj"] != row["p_adj"]:
         return f"{scores}, {printable(row['outcome'])}"
     could = "" if row["smallest"] != row["smallest"] else f"; {row['smallest']:.3f} needed"
