@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
+from architectures import CASES
 from test_stacks import MODELS
 from test_zoo import PRECISIONS
 from torch import Tensor, nn
@@ -101,6 +102,23 @@ def test_other_kinds_of_models(name: str, left_to_torch: list[str]) -> None:
     for exact, known, ours in zip(*outs, strict=True):
         floor = torch.finfo(torch.float32).eps * exact.norm()
         assert (ours - exact).norm() <= 2 * (known - exact).norm() + floor
+
+
+def test_a_prefix_that_sees_itself(left_to_torch: list[str]) -> None:
+    model, batch = CASES["PaliGemmaForConditionalGeneration"].make()
+    prefix = batch["token_type_ids"] == 0
+    assert prefix.any()
+    outs = {}
+    for implementation in ("eager", "headwise"):
+        model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            outs[implementation] = model(**batch).logits
+            ids = batch["input_ids"].clone()
+            ids[:, prefix[0].nonzero()[-1]] += 1  # a later token of the prefix
+            changed = model(**batch | {"input_ids": ids}).logits
+        assert not torch.equal(changed[:, 0], outs[implementation][:, 0])
+    torch.testing.assert_close(outs["headwise"], outs["eager"], rtol=1e-4, atol=1e-5)
+    assert not left_to_torch
 
 
 def _biases(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[bool]:

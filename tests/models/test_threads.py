@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from headwise.tables import HeadTable
 from headwise.watch import observe
+from on_our_kernel import at_any_size as at_any_size
 
 IDS = torch.tensor([[1, 2, 3, 4, 5], [5, 4, 3, 2, 1]])
 X = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(0))
@@ -118,3 +119,27 @@ def test_a_model_may_run_in_another_thread_than_its_watch() -> None:
         thread.start()
         thread.join()
     assert (watch.table().count("lse") == 10).all()
+
+
+def test_models_on_our_kernel_run_in_two_threads(at_any_size: None) -> None:
+    models = [_bert().eval(), _gpt2().eval()]
+    for model in models:
+        model.set_attn_implementation("headwise")
+    with torch.no_grad():
+        alone = [model(IDS)[0] for model in models]
+    barrier, same = Barrier(2, timeout=60), [False, False]
+
+    def run(place: int) -> None:
+        with torch.no_grad():
+            outs = []
+            for _ in range(8):
+                barrier.wait()
+                outs.append(models[place](IDS)[0])
+        same[place] = all(torch.equal(out, alone[place]) for out in outs)
+
+    threads = [Thread(target=run, args=(place,)) for place in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert same == [True, True]
