@@ -1,8 +1,9 @@
 """Capture functions of torch: fused attention, and attention that a module implements by hand."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cached_property
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -17,6 +18,7 @@ from headwise._torch_private import (
     FUSED_ATTENTION,
     can_observe_operators,
     has_function_modes,
+    is_compiler_loaded,
     observe_operators,
     pop_function_mode,
     push_function_mode,
@@ -26,7 +28,7 @@ from headwise.errors import UnsupportedError
 from headwise.kernels import make_rule
 from headwise.masks.parts import top_left
 from headwise.models.capture._active_modules import ActiveModules, heads_of
-from headwise.models.capture._call import AttentionCall
+from headwise.models.capture._call import AttentionCall, uncompiled
 from headwise.models.capture.softmax import SoftmaxTracker
 
 
@@ -84,7 +86,15 @@ class FunctionCapture(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
+        # A compiler that follows the mode may give one function the result of another.
+        intercept = self._intercept_uncompiled if is_compiler_loaded() else self._intercept
+        return intercept(func, args, kwargs or {})
+
+    @cached_property
+    def _intercept_uncompiled(self) -> Callable[..., Any]:
+        return uncompiled(self._intercept)
+
+    def _intercept(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not torch.compiler.is_compiling():
             deliver_interrupt()  # it may have come while torch took this mode off or put it back
         active = self._active
