@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import torch
 import transformers
-from _report import cpu_name, insert, table
+from _report import insert, machine, table
 from _timing import CLOCKS
 from torch import nn
 
@@ -81,11 +81,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     cells = [row for name, model in models(options.model) for row in rows(name, model, options)]
-    device = cpu_name() if options.device == "cpu" else options.device
     about = (
         f"Medians of {options.passes} passes over {options.texts} texts of "
-        f"{options.tokens} tokens, {options.dtype}, {device}, {options.threads} threads, "
-        f"{options.clock} clock, torch {torch.__version__}."
+        f"{options.tokens} tokens, {options.dtype}; {machine(options)}."
     )
     text = f"{about}\n\n{table(TITLES, cells, 1)}"
     print(text)

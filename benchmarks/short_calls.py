@@ -50,7 +50,7 @@ def around(options: argparse.Namespace) -> Iterator[Row]:
         rule = make_rule(head_dim=WIDTH, is_causal=causal).simplify(128, 128)
         heads = build_heads(q, k, v, lower(rule, 128, 128), False, ())
         rows, _ = build_statistics(q, k, v[..., :0], rule, RowRequest())
-        native, described = _alone(heads), _alone(rows)
+        native, described = kernel_alone(heads), kernel_alone(rows)
         torch_alone: Work = partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal)
         call = partial(attend, q, k, v, causal=causal)
         pairs: dict[str, tuple[Work, Work]] = {
@@ -83,7 +83,7 @@ def _difference(
         yield case | {"who": who, "took": f"{micro:.0f} µs", "ratio": "1", "rounds": rounds}
 
 
-def _alone(builder: ProblemBuilder) -> Work:
+def kernel_alone(builder: ProblemBuilder) -> Work:
     """The kernel in C on a problem that was filled in and solved before."""
     builder.solve()
     function, problem = library().functions.headwise_forward, ctypes.byref(builder.problem)
@@ -108,7 +108,7 @@ def _decoding_works(S: int, between: int) -> dict[str, Work]:
     size = 2 * 4 * HEADS * S * WIDTH
     caches = [torch.randn(2, 1, HEADS, S, WIDTH).unbind(0) for _ in range(max(1, between // size))]
     lowered = lower(make_rule(head_dim=WIDTH), 1, S)
-    alone = {id(k): _alone(build_heads(q, k, v, lowered, True, ())) for k, v in caches}
+    alone = {id(k): kernel_alone(build_heads(q, k, v, lowered, True, ())) for k, v in caches}
     kernels: dict[str, Callable[[Tensor, Tensor], object]] = {
         TORCH: partial(F.scaled_dot_product_attention, q),
         READING: lambda k, v: (k.sum(), v.sum()),

@@ -18,17 +18,22 @@ import torch
 import transformers
 from _report import Row, insert, machine, print_rows, table
 from _timing import CLOCKS, Times, Work
+from short_calls import kernel_alone
 from torch import Tensor, nn
 
 import headwise as hw
+from headwise.kernels import RowRequest, make_rule
+from headwise.kernels.native._compute import build_statistics
 from headwise.watch import Watch, observe
 
 LAYERS = 6
 # Texts and tokens of the encoder's batches.
 BATCHES = {"1 x 32": (1, 32), "8 x 128": (8, 128), "2 x 512": (2, 512), "1 x 2048": (1, 2048)}
+HEADS, WIDTH = 12, 384
+ROUNDS = 20  # of the kernel alone
 PROMPT, NEW = 64, 32
 EVERY = 16
-TITLES = ("", "without", "watched", "more", "ratio", "rounds")
+TITLES = ("", "without", "watched", "more", "kernel alone, per site", "ratio", "rounds")
 
 
 def main() -> None:
@@ -58,7 +63,22 @@ def encoders(options: argparse.Namespace) -> Iterator[Row]:
                 watch.table()
 
         times = alternating(work, partial(observe, model), options)
-        yield row_of(f"encoder, {name}", times, passes, sites=LAYERS)
+        kernel = kernel_time(B, T, passes, options.clock)
+        yield row_of(f"encoder, {name}", times, passes, LAYERS, f"{kernel:.2f} ms")
+
+
+def kernel_time(B: int, T: int, passes: int, clock: str) -> float:
+    """The milliseconds that the statistics of one layer's rows take in C, without Python."""
+    q, k, v = (torch.randn(B, T, HEADS, WIDTH // HEADS).transpose(1, 2) for _ in "qkv")
+    rule = make_rule(head_dim=WIDTH // HEADS).simplify(T, T)
+    builder, _ = build_statistics(q, k, v[..., :0], rule, RowRequest())
+    work = kernel_alone(builder)
+
+    def calls() -> None:
+        for _ in range(passes):
+            work()
+
+    return 1000 * statistics.median(timed(calls, clock) for _ in range(ROUNDS)) / passes
 
 
 @torch.no_grad()
@@ -123,7 +143,8 @@ def opened(options: argparse.Namespace) -> Iterator[Row]:
 
 def encoder() -> nn.Module:
     config = transformers.BertConfig(
-        hidden_size=384, num_hidden_layers=LAYERS, num_attention_heads=12, intermediate_size=1536,
+        hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        intermediate_size=4 * WIDTH,
         max_position_embeddings=2048, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
         attn_implementation="sdpa",
     )  # fmt: skip
@@ -164,7 +185,7 @@ def timed(work: Work, clock: str) -> float:
     return CLOCKS[clock]() - started
 
 
-def row_of(case: str, times: Times, passes: int = 1, sites: int = 0) -> Row:
+def row_of(case: str, times: Times, passes: int = 1, sites: int = 0, kernel: str = "") -> Row:
     """The medians of a pass, what watching adds to it (and to a site's call), and their ratio."""
     without, watched = (times.median(name) / passes for name in ("without", "watched"))
     pairs = zip(times.seconds["watched"], times.seconds["without"], strict=True)
@@ -175,6 +196,7 @@ def row_of(case: str, times: Times, passes: int = 1, sites: int = 0) -> Row:
         "without": f"{without:.2f} ms",
         "watched": f"{watched:.2f} ms",
         "more": f"{more:.2f} ms{each}",
+        "kernel": kernel,
         "ratio": str(times.ratio("watched", "without")),
         "rounds": str(len(times.seconds["without"])),
     }

@@ -4,11 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
+import typer
 import zoo
 from torch import nn
 
 import headwise as hw
 from command import headwise
+from headwise.cli._app import app
+from headwise.cli._options import ModelOptions, Shared
+from headwise.cli.tasks import _corpus, _models
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.layer import MultiHeadAttention
 from headwise.models.attention.huggingface import attention_forward
@@ -54,6 +59,47 @@ def test_sinks_of_another_form() -> None:
     q = torch.zeros(1, 2, 3, 4)
     with pytest.raises(UnsupportedError, match=r"Linear has sinks of an unsupported form"):
         attention_forward(nn.Linear(2, 2), q, q, q, None, sinks=torch.zeros(1))
+
+
+def test_continuous_batching_refuses_it_by_name() -> None:
+    hw.register_attention()
+    model = zoo.make("Llama")
+    model.set_attn_implementation("headwise")
+    with pytest.raises(ValueError, match="Implementation headwise is not supported for continuous"):
+        model.generate_batch([[5, 6, 7]], generation_config=transformers.GenerationConfig())
+
+
+# It counts from the sizes of a model, which it does not run.
+RUNS_NO_MODEL = "count"
+
+
+def test_each_command_with_a_model_has_the_option() -> None:
+    commands = typer.main.get_command(app).commands
+    options = {name: {x.name for x in command.params} for name, command in commands.items()}
+    named = {name for name, given in options.items() if given & {"model", "before"}}
+    assert len(named) > 10
+    assert {name for name, given in options.items() if "attention" in given} == named - {
+        RUNS_NO_MODEL
+    }
+
+
+class Opened(Exception):
+    """The model is to be opened by this implementation."""
+
+
+def test_the_option_is_handed_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object, attn_implementation: str | None, **__: object) -> None:
+        raise Opened(attn_implementation)
+
+    def source(*settings: object) -> None:
+        raise Opened(settings[-1])
+
+    monkeypatch.setattr(_models, "load", load)
+    monkeypatch.setattr(_corpus, "ModelSource", source)
+    with pytest.raises(Opened, match="eager"):
+        _models.open_model("x", Shared(attention="eager"))
+    with pytest.raises(Opened, match="eager"):
+        _corpus.open_job("x", [], "roles", ModelOptions(attention="eager"))
 
 
 def test_the_option_names_the_three(llama: Path, tmp_path: Path) -> None:

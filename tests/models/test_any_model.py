@@ -77,6 +77,22 @@ def test_what_cannot_be_made_up_is_taken_as_a_reference(
     assert _ablate(model, tmp_path, [batch], mode="mean")
 
 
+@pytest.mark.full  # each is opened by a fresh process
+@pytest.mark.parametrize("name", ["PaliGemmaForConditionalGeneration", "SiglipModel"])
+def test_a_pruned_model_of_images_and_text_is_loaded_equal(name: str, tmp_path: Path) -> None:
+    model, batch = CASES[name].make()
+    small = hw.prune(model, "vision.L0.H0", reference=[batch])
+    hw.save(small, tmp_path / "small", reference=[batch])
+    loaded = hw.load(tmp_path / "small")
+    with torch.no_grad():
+        outs, known = (one(**batch).to_tuple() for one in (loaded, small))
+        full = model(**batch)[0]
+    pairs = [pair for pair in zip(outs, known, strict=True) if isinstance(pair[0], Tensor)]
+    assert pairs
+    assert all(torch.equal(out, expected) for out, expected in pairs)
+    assert not torch.equal(pairs[0][0], full)
+
+
 def test_an_error_of_a_made_up_input_names_it() -> None:
     model, _ = CASES["VivitModel"].make()
     message = r"VivitModel does not run on a made-up input of pixel_values \(ValueError: not enoug"

@@ -83,41 +83,80 @@ def test_gradients_are_those_of_sdpa(name: str) -> None:
     assert _error(ours, exact) <= 2 * _error(known, exact)
 
 
-@pytest.mark.parametrize("name", ["t5", "bart", "whisper", "clip", "siglip", "llava", "wav2vec"])
-def test_other_kinds_of_models(name: str, left_to_torch: list[str]) -> None:
+KINDS = ("t5", "bart", "whisper", "clip", "siglip", "llava", "wav2vec")
+WAYS = (("sdpa", torch.float64), ("sdpa", None), ("headwise", None))
+IN_BFLOAT16 = ["t5", *(pytest.param(name, marks=pytest.mark.full) for name in KINDS[1:])]
+
+
+def _outputs(
+    model: nn.Module, batch: dict[str, Tensor], implementation: str, dtype: torch.dtype
+) -> list[Tensor]:
+    """All floating-point outputs of a model that computes in this dtype."""
+    model.to(dtype).set_attn_implementation(implementation)
+    inputs = {k: x.to(dtype) if x.is_floating_point() else x for k, x in batch.items()}
+    _, in_float64, _ = PRECISIONS["float64"]
+    with in_float64() if dtype == torch.float64 else nullcontext():
+        outs = model(**inputs).to_tuple()
+    return [x for x in outs if isinstance(x, Tensor)]
+
+
+def _check_other_kind(name: str, dtype: torch.dtype) -> None:
     make, batch, _ = MODELS[name]
     torch.manual_seed(0)
-    model = make().eval()
+    model = make().eval().to(dtype)
     outs = []
-    _, in_float64, _ = PRECISIONS["float64"]
-    for implementation, double in (("sdpa", True), ("sdpa", False), ("headwise", False)):
-        model.set_attn_implementation(implementation)
-        one = deepcopy(model).double() if double else model
-        inputs = {
-            k: x.double() if double and x.is_floating_point() else x for k, x in batch.items()
-        }
-        with torch.no_grad(), in_float64() if double else nullcontext():
-            outs.append([x.double() for x in one(**inputs).to_tuple() if isinstance(x, Tensor)])
-    assert not left_to_torch
+    for implementation, other in WAYS:
+        with torch.no_grad():
+            found = _outputs(deepcopy(model), batch, implementation, other or dtype)
+        outs.append([x.double() for x in found])
     for exact, known, ours in zip(*outs, strict=True):
-        floor = torch.finfo(torch.float32).eps * exact.norm()
+        floor = torch.finfo(dtype).eps * exact.norm()
         assert (ours - exact).norm() <= 2 * (known - exact).norm() + floor
 
 
-def test_a_prefix_that_sees_itself(left_to_torch: list[str]) -> None:
+@pytest.mark.parametrize("name", KINDS)
+def test_other_kinds_of_models(name: str, left_to_torch: list[str]) -> None:
+    _check_other_kind(name, torch.float32)
+    assert not left_to_torch
+
+
+@pytest.mark.parametrize("name", IN_BFLOAT16)
+def test_other_kinds_of_models_in_bfloat16(name: str) -> None:
+    _check_other_kind(name, torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", ["clip", pytest.param("t5", marks=pytest.mark.full)])
+def test_gradients_of_other_kinds_of_models(name: str) -> None:
+    make, batch, _ = MODELS[name]
+    torch.manual_seed(0)
+    model, gradients = make().eval(), []
+    for implementation, dtype in WAYS:
+        one = deepcopy(model)
+        outs = _outputs(one, batch, implementation, dtype or torch.float32)
+        sum(x.square().mean() for x in outs if x.requires_grad).backward()
+        parts = [p.grad.double().flatten() for p in one.parameters() if p.grad is not None]
+        gradients.append(torch.cat(parts))
+    exact, known, ours = gradients
+    assert _error(ours, exact) <= 2 * _error(known, exact)
+
+
+def test_a_prefix_is_read_from_both_sides(left_to_torch: list[str]) -> None:
     model, batch = CASES["PaliGemmaForConditionalGeneration"].make()
-    prefix = batch["token_type_ids"] == 0
-    assert prefix.any()
-    outs = {}
-    for implementation in ("eager", "headwise"):
+    prefix = 6
+    batch["token_type_ids"][:, prefix:] = 1
+
+    def run(implementation: str, changed: int | None = None) -> Tensor:
         model.set_attn_implementation(implementation)
+        ids = batch["input_ids"].clone()
+        if changed is not None:
+            ids[:, changed] = torch.where(ids[:, changed] == 5, 6, 5)
         with torch.no_grad():
-            outs[implementation] = model(**batch).logits
-            ids = batch["input_ids"].clone()
-            ids[:, prefix[0].nonzero()[-1]] += 1  # a later token of the prefix
-            changed = model(**batch | {"input_ids": ids}).logits
-        assert not torch.equal(changed[:, 0], outs[implementation][:, 0])
-    torch.testing.assert_close(outs["headwise"], outs["eager"], rtol=1e-4, atol=1e-5)
+            return model(**batch | {"input_ids": ids}).logits
+
+    ours = run("headwise")
+    torch.testing.assert_close(ours, run("eager"), rtol=1e-4, atol=1e-6)
+    assert not torch.equal(run("headwise", prefix - 1)[:, 0], ours[:, 0])
+    assert torch.equal(run("headwise", prefix)[:, :prefix], ours[:, :prefix])
     assert not left_to_torch
 
 

@@ -1,5 +1,6 @@
 """A model on our kernel is watched in the pass that computes it: its bits are the same."""
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -78,6 +79,31 @@ def test_every_bit_is_the_same(
     assert {site.kernel for site in watch.sites()} == {IN_THE_CALL}
 
 
+@pytest.mark.parametrize("received", [False, True], ids=["default", "received"])
+@pytest.mark.parametrize(
+    "name", ["t5", "clip", *(pytest.param(name, marks=pytest.mark.full) for name in ("whisper",))]
+)
+def test_every_bit_of_other_kinds_of_models_is_the_same(name: str, received: bool) -> None:
+    make, batch, queries = MODELS[name]
+    torch.manual_seed(0)
+    model = make().eval()
+    model.set_attn_implementation("headwise")
+    with torch.no_grad():
+        plain = _tensors(model(**batch))
+        with observe(model, Request(received=received)) as watch:
+            for _ in range(3):
+                for out, known in zip(_tensors(model(**batch)), plain, strict=True):
+                    assert torch.equal(out, known)
+    sites = watch.sites()
+    assert {site.stack for site in sites} == set(queries)
+    if not received:
+        assert {site.kernel for site in sites} == {IN_THE_CALL}
+
+
+def _tensors(outputs: Any) -> list[Tensor]:
+    return [x for x in outputs.to_tuple() if isinstance(x, Tensor)]
+
+
 @pytest.mark.parametrize("name", FEW)
 def test_statistics_are_those_of_eager_attention(name: str) -> None:
     model, batch = _model(name), _batch(name, "right")
@@ -110,12 +136,37 @@ def test_decoding_gives_the_same_tokens_and_scores(cache: str, request_name: str
     assert (watch.table().count("lse") == sum(map(len, TEXTS)) + 2 * 5).all()
 
 
+CAUSAL = torch.zeros(2, 1, 12, 12).masked_fill(torch.ones(12, 12).triu(1) > 0, -torch.inf)
+SHORT = {"input_ids": torch.tensor([[5, 9, 7, 3, 11, 8, 4, 6]]), "attention_mask": None}
+# What the call itself does not compute: changes of the batch, the request and the context.
+BESIDE_THE_CALL: dict[str, tuple[dict[str, Any], Request, Any]] = {
+    "autocast": ({}, Request(), partial(torch.autocast, "cpu", torch.bfloat16)),
+    "float mask": ({"attention_mask": CAUSAL}, Request(), nullcontext),
+    "gradients": ({}, Request(), torch.enable_grad),
+    "output_attentions": ({"output_attentions": True}, Request(), nullcontext),
+    "received by 8 queries": (SHORT, Request(received=True), nullcontext),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BESIDE_THE_CALL)
+def test_what_is_computed_beside_the_call_is_the_same(case: str) -> None:
+    more, request, context = BESIDE_THE_CALL[case]
+    _check_beside_the_call(_batch("Llama", "right") | more, request, context())
+
+
 def test_what_is_left_to_torch_is_watched_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # the thresholds as they are: all is too small
-    model, batch = _model("Llama"), _batch("Llama", "right")
-    with torch.no_grad():
+    _check_beside_the_call(_batch("Llama", "right"), Request(), nullcontext())
+
+
+def _check_beside_the_call(
+    batch: dict[str, Any], request: Request, context: AbstractContextManager[Any]
+) -> None:
+    model = _model("Llama")
+    with torch.no_grad(), context:
         plain = model(**batch)[0]
-    outs, watch = _watched(model, batch, Request())
+        with observe(model, request) as watch:
+            outs = [model(**batch)[0] for _ in range(3)]
     assert all(torch.equal(out, plain) for out in outs)
     assert {site.kernel for site in watch.sites()} == {"headwise"}
 
@@ -132,49 +183,3 @@ def test_gradients_are_the_same() -> None:
             model(**batch)[0].square().mean().backward()
         gradients.append([weight.grad for weight in model.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
-
-
-def _of_floats(batch: dict[str, Any]) -> dict[str, Any]:
-    hidden = ~batch["attention_mask"].bool()[:, None, None]
-    mask = torch.zeros(hidden.shape).masked_fill(hidden, torch.finfo(torch.float32).min)
-    return batch | {"attention_mask": mask.expand(-1, 1, hidden.shape[-1], -1)}
-
-
-BESIDE: dict[str, tuple[Any, Any]] = {
-    "autocast": (partial(torch.autocast, "cpu", torch.bfloat16), dict),
-    "gradients": (torch.enable_grad, dict),
-    "mask of floats": (torch.no_grad, _of_floats),
-    "weights": (torch.no_grad, lambda batch: batch | {"output_attentions": True}),
-}
-
-
-@pytest.mark.parametrize("case", BESIDE)
-def test_what_the_kernel_does_not_compute_at_once_is_watched_beside_the_call(case: str) -> None:
-    context, change = BESIDE[case]
-    model, batch = _model("Bert"), change(_batch("Bert", "right"))
-    with torch.no_grad(), context():
-        plain = model(**batch)[0]
-        with observe(model) as watch:
-            outs = [model(**batch)[0] for _ in range(3)]
-    assert all(torch.equal(out, plain) for out in outs)
-    assert {site.kernel for site in watch.sites()} == {"headwise"}
-    assert (watch.table().count("lse") == 3 * sum(map(len, TEXTS))).all()
-
-
-@pytest.mark.parametrize(
-    "kind", ["t5", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("siglip", "whisper"))]
-)
-def test_every_bit_of_other_kinds_of_models_is_the_same(kind: str) -> None:
-    make, batch, _ = MODELS[kind]
-    torch.manual_seed(0)
-    model = make().eval()
-    model.set_attn_implementation("headwise")
-    with torch.no_grad():
-        plain = [x for x in model(**batch).to_tuple() if isinstance(x, Tensor)]
-        with observe(model) as watch:
-            for _ in range(3):
-                outs = [x for x in model(**batch).to_tuple() if isinstance(x, Tensor)]
-                assert all(torch.equal(one, other) for one, other in zip(outs, plain, strict=True))
-    kernels = {site.kernel for site in watch.sites()}
-    # The pooling layer of SigLIP is torch's own module.
-    assert kernels - {"nn.MultiheadAttention, outside its fast path"} == {IN_THE_CALL}

@@ -1,8 +1,9 @@
 """Watches in several threads, and watches that overlap without lying within one another."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from threading import Barrier, Thread
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from headwise.tables import HeadTable
 from headwise.watch import observe
 from on_our_kernel import at_any_size as at_any_size
+from on_our_kernel import left_to_torch as left_to_torch
 
 IDS = torch.tensor([[1, 2, 3, 4, 5], [5, 4, 3, 2, 1]])
 X = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(0))
@@ -70,21 +72,27 @@ def _table(model: nn.Module, x: Tensor, passes: int, wait: Callable[[], object])
     return watch.table()
 
 
+def _in_two_threads(run: Callable[[int, Callable[[], object]], Any]) -> list[Any]:
+    """What `run` returns for places 0 and 1, at the same time; it gets what waits for the other."""
+    barrier, results = Barrier(2, timeout=60), [None, None]
+
+    def target(place: int) -> None:
+        results[place] = run(place, barrier.wait)
+
+    threads = [Thread(target=target, args=(place,)) for place in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
 @pytest.mark.parametrize("two", [("bert", "gpt2"), ("fused", "written"), ("torchs", "bert")])
 def test_threads_do_not_disturb_each_other(two: tuple[str, str]) -> None:
     models = [(KINDS[kind][0]().eval(), KINDS[kind][1]) for kind in two]
     alone = [_table(*item, 4, lambda: None) for item in models]
     interface = transformers.AttentionInterface.get_interface
-    barrier, together = Barrier(2, timeout=60), [alone[1], alone[0]]
-
-    def run(place: int) -> None:
-        together[place] = _table(*models[place], 4, barrier.wait)
-
-    threads = [Thread(target=run, args=(place,)) for place in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together = _in_two_threads(lambda place, wait: _table(*models[place], 4, wait))
     for expected, actual in zip(alone, together, strict=True):
         assert expected.heads == actual.heads
         for name in expected.statistics:
@@ -92,6 +100,29 @@ def test_threads_do_not_disturb_each_other(two: tuple[str, str]) -> None:
             np.testing.assert_array_equal(expected.mean(name), actual.mean(name))
     assert transformers.AttentionInterface.get_interface is interface
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.parametrize("is_watched", [False, True], ids=["plain", "observed"])
+def test_models_on_our_kernel_compute_the_same_in_two_threads(
+    is_watched: bool, at_any_size: None, left_to_torch: list[str]
+) -> None:
+    models = [KINDS[kind][0]().eval() for kind in ("bert", "gpt2")]
+    for model in models:
+        model.set_attn_implementation("headwise")
+
+    def outputs(place: int, wait: Callable[[], object]) -> list[Tensor]:
+        model, found = models[place], []
+        with torch.no_grad(), observe(model) if is_watched else nullcontext():
+            for _ in range(20):
+                wait()
+                found.append(model(IDS)[0])
+        return found
+
+    alone = [outputs(place, lambda: None)[0] for place in range(2)]
+    for expected, results in zip(alone, _in_two_threads(outputs), strict=True):
+        assert len(results) == 20
+        assert all(torch.equal(expected, actual) for actual in results)
+    assert not left_to_torch
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,27 +150,3 @@ def test_a_model_may_run_in_another_thread_than_its_watch() -> None:
         thread.start()
         thread.join()
     assert (watch.table().count("lse") == 10).all()
-
-
-def test_models_on_our_kernel_run_in_two_threads(at_any_size: None) -> None:
-    models = [_bert().eval(), _gpt2().eval()]
-    for model in models:
-        model.set_attn_implementation("headwise")
-    with torch.no_grad():
-        alone = [model(IDS)[0] for model in models]
-    barrier, same = Barrier(2, timeout=60), [False, False]
-
-    def run(place: int) -> None:
-        with torch.no_grad():
-            outs = []
-            for _ in range(8):
-                barrier.wait()
-                outs.append(models[place](IDS)[0])
-        same[place] = all(torch.equal(out, alone[place]) for out in outs)
-
-    threads = [Thread(target=run, args=(place,)) for place in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert same == [True, True]
