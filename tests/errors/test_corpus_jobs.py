@@ -295,7 +295,9 @@ def test_a_folder_in_use_for_something_else(model: Path, data: Path, tmp_path: P
 
 def test_missing_shards_are_named(done: CorpusJob, tmp_path: Path) -> None:
     (tmp_path / "run/shards/00001.json").unlink()
-    with pytest.raises(InputError, match=r"run lacks 1 shard of 3: 1\. Run the job"):
+    with pytest.raises(
+        InputError, match=r"run lacks 1 of 3 shards, with the numbers 1\. Run the job"
+    ):
         merge_corpus(tmp_path / "run")
     done.run()
     done.merge()

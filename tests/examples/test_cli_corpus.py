@@ -26,8 +26,7 @@ def test_shards_are_computed_one_by_one_and_merged(place: Path) -> None:
     assert (done.code, "1 of 3 shards finished" in done.err) == (0, True)
     early = headwise("merge", run)
     assert (early.code, early.out) == (2, "")
-    assert "2 shards of 3" in early.err
-    assert "lacks 2 shards of 3: 0, 2. Run the job again." in early.err
+    assert "lacks 2 of 3 shards, with the numbers 0, 2. Run the job again." in early.err
     done = headwise("corpus", place / "model", *data, "-o", run)
     assert "3 of 3 shards finished" in done.err
     merged = headwise("merge", run, "-o", place / "table.parquet", "--json")
@@ -69,7 +68,7 @@ def test_roles_of_a_corpus(place: Path) -> None:
             ("--roles", "--importance", "gradient"),
             "--importance gradient and --roles are both given",
         ),
-        (("--shards", "2", "--shard", "2"), "--shard 2, --workers 1 of 2 shards"),
+        (("--shards", "2", "--shard", "2"), "--shard 2 of 2 shards"),
         (("--statistics", "nothing"), "no statistic 'nothing'"),
         (("--data", "absent*.txt"), "no file matches 'absent*.txt'"),
         (("--device", "abacus"), "'abacus' cannot be used here"),

@@ -243,7 +243,7 @@ def test_heads_that_were_not_tested_are_not_reported_without_a_role() -> None:
 def test_pieces_of_one_text_give_no_finding() -> None:
     cut = replace(study_of([0.9, 0.1]), text={"texts": 1})
     (line,) = cut.findings()
-    assert line.startswith("Not tested: 1 text, 5 needed")
+    assert line.startswith("Shares of attention not tested: 1 text, 5 needed")
     assert payload(cut)["findings"] == []
     assert study_of([0.9, 0.1]).findings()[0].startswith("L0.H0 puts")
 
@@ -305,7 +305,7 @@ def test_a_page_without_findings_says_so(means: list[float]) -> None:
 def test_few_texts_give_no_finding(texts: int) -> None:
     (line,) = study_of([0.9, 0.1], texts, noise=0.0).findings()
     plural = "" if texts == 1 else "s"
-    assert line.startswith(f"Not tested: {texts} text{plural}, 5 needed")
+    assert line.startswith(f"Shares of attention not tested: {texts} text{plural}, 5 needed")
 
 
 def test_a_large_share_with_a_wide_interval_is_no_finding() -> None:

@@ -133,5 +133,5 @@ def test_another_request_or_model_is_refused(tmp_path: Path) -> None:
         hw.corpus(decoder(), data, out=tmp_path / "run", shards=2, tokenizer=TOKENIZER)
     with pytest.raises(InputError, match="of relations of two before"):
         make_job(data, tmp_path / "run", 2, RolesRequest({}, EVIDENCE))
-    with pytest.raises(InputError, match=r"lacks 2 shards of 2: 0-1"):
+    with pytest.raises(InputError, match=r"lacks 2 of 2 shards, with the numbers 0-1"):
         merge_corpus(tmp_path / "run")

@@ -174,7 +174,7 @@ def test_without_targets_each_text_is_its_own() -> None:
 def test_a_long_text_that_is_its_own_target_is_cut_like_any_other() -> None:
     result = study(_make(MODELS["T5"]), _tokenizer(), "a b c d e f g h i j", max_tokens=6)
     assert (result.text["texts"], result.text["pieces of texts"]) == (1, 2)
-    assert result.findings()[0].startswith("Not tested: 1 text, 5 needed")
+    assert result.findings()[0].startswith("Shares of attention not tested: 1 text, 5 needed")
 
 
 def test_every_kind_of_map_has_its_own_tokens() -> None:

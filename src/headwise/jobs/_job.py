@@ -85,8 +85,9 @@ class CorpusJob:
             compute_all(self, report) if workers == 1 else compute_with(self, workers, report)
             return self.folder.sweep()
         if workers != 1 or not isinstance(shard, int) or not 0 <= shard < self.shards:
+            also = "" if workers == 1 else f", workers={workers!r}"
             raise ArgumentError(
-                f"CorpusJob.run: shard={shard!r}, workers={workers!r} of {self.shards} shards. "
+                f"CorpusJob.run: shard={shard!r}{also} of {self.shards} shards. "
                 f"Give a shard from 0 to {self.shards - 1}, or a number of workers from 1 on."
             )
         if shard not in self.unfinished():

@@ -213,8 +213,8 @@ class RunFolder:
         missing = self.unfinished()
         if missing:
             raise InputError(
-                f"corpus: {self.path} lacks {counted(len(missing), 'shard')} of {self.shards}: "
-                f"{ranges(missing)}. Run the job again."
+                f"corpus: {self.path} lacks {len(missing)} of {counted(self.shards, 'shard')}, "
+                f"with the numbers {ranges(missing)}. Run the job again."
             )
         model = self.model()
         if not model:

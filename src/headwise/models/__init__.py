@@ -2,7 +2,7 @@
 
 from headwise.models._check import check_model, is_sentence_transformer, model_inputs
 from headwise.models._compiled import is_compiled, run_uncompiled, without_compiler
-from headwise.models._device import device_of
+from headwise.models._device import check_device, device_of
 from headwise.models._fast_attention import fast_attention
 from headwise.models._head_cache import (
     CacheLayer,
@@ -135,6 +135,7 @@ __all__ = [
     "by_attention",
     "call_model",
     "capture_calls",
+    "check_device",
     "check_edits_reach",
     "check_model",
     "check_reads_text",

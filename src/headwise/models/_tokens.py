@@ -1,5 +1,6 @@
 """Texts as batches of token ids, for any tokenizer."""
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +91,15 @@ _LENGTHS = (
 )
 
 
+def check_tokenizer(tokenizer: Any, caller: str) -> None:
+    """Refuse a folder or a name in place of a tokenizer."""
+    if isinstance(tokenizer, str | os.PathLike):
+        raise ArgumentError(
+            f"{caller}: tokenizer={str(tokenizer)!r:.80} is a {type(tokenizer).__name__}. Open it "
+            f"with headwise.load_tokenizer."
+        )
+
+
 def pieces_of(
     tokenizer: Any, text: str, limit: int, *, target: bool = False, begin: bool = False
 ) -> list[list[int]]:
@@ -101,6 +111,7 @@ def pieces_of(
     Raises:
         UnsupportedError: the tokenizer cannot cut a text that is too long (a slow tokenizer).
     """
+    check_tokenizer(tokenizer, "encode")
     if is_tokenizer_of_rust(tokenizer):
         ids = tokenizer.encode(text).ids
         return [ids[start : start + limit] for start in range(0, len(ids), limit)]

@@ -244,7 +244,9 @@ def _check_numbers(
 
 def _checked_monitor(monitor: Any, caller: str = "QKClip") -> HeadMonitor:
     if not isinstance(monitor, HeadMonitor):
-        raise ArgumentError(f"{caller}: monitor={monitor!r}. Give a headwise.HeadMonitor.")
+        raise ArgumentError(
+            f"{caller}: monitor is a {type(monitor).__name__}. Give a headwise.HeadMonitor."
+        )
     if monitor.is_closed:
         raise ArgumentError(f"{caller}: the monitor is closed. Make a new one, and a new clip.")
     if "max_logit" not in monitor.statistics:

@@ -90,7 +90,10 @@ def no_finding_line(
     texts = int(max(table.totals[statistic].texts.max(initial=0) for statistic in statistics))
     texts = texts if whole_texts is None else min(texts, whole_texts)
     if texts < MIN_TEXTS:
-        return f"Not tested: {counted(texts, 'text')}, {MIN_TEXTS} needed. To be tested: {tests}."
+        return (
+            f"Shares of attention not tested: {counted(texts, 'text')}, {MIN_TEXTS} needed. To be "
+            f"tested: {tests}."
+        )
     return (
         f"No head stands out: on {texts:,} texts, no share is significantly a quarter or more of "
         f"the way from even attention to 1. Tested: {tests}."

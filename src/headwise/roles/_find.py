@@ -1,6 +1,7 @@
 """Find the role of each head: evaluate relations, compare with nulls, test as one family."""
 
 from collections.abc import Callable, Mapping, Sequence
+from reprlib import repr as shortened
 from typing import Any
 
 from torch import nn
@@ -147,8 +148,13 @@ def with_relations(
     """Roles with the user's own after them.
 
     Raises:
-        ArgumentError: two roles have one name.
+        ArgumentError: two roles have one name, or a relation is no function.
     """
+    if not isinstance(relations, Mapping) or not all(map(callable, relations.values())):
+        raise ArgumentError(
+            f"find_roles: relations is {shortened(relations)}. Give functions by name: "
+            f"relations={{'name': function}}."
+        )
     own = [Role(name, f"your relation {name}", pairs) for name, pairs in relations.items()]
     roles = [*roles, *own]
     names = [*(role.name for role in (*roles, *PROBED)), *BEHAVIOUR_LABELS]

@@ -169,9 +169,11 @@ def _code_digest(loss: Any) -> str:
 def _method(method: str | Gates) -> tuple[str, Method]:
     if isinstance(method, Gates):
         return "gates", method
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
+        given = repr(method) if isinstance(method, str) else type(method).__name__
         raise ArgumentError(
-            f"importance: method={method!r} is not one of {', '.join(METHODS)}. Give one of them."
+            f"importance: method={given} is not one of {', '.join(METHODS)}. Give one "
+            f"of them, and a tokenizer as tokenizer=."
         )
     return method, METHODS[method]
 

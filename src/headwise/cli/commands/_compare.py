@@ -9,7 +9,17 @@ from headwise.cli._options import Figure, Force, Json, Shared, check_figure, che
 from headwise.cli._print import print_json, print_note, print_result, print_table
 from headwise.errors import ArgumentError
 
-_COLUMNS = ["name", "statistic", "before", "after", "difference", "ci_low", "ci_high", "p_adj"]
+_COLUMNS = [
+    "name",
+    "statistic",
+    "before",
+    "after",
+    "difference",
+    "size",
+    "ci_low",
+    "ci_high",
+    "p_adj",
+]
 
 
 Before = Annotated[
@@ -51,7 +61,8 @@ def compare(
 ) -> None:
     """Compare two models head by head, on the same texts.
 
-    Prints what differs, the largest difference first. With -o, writes a page or the whole table;
+    Prints what differs, the largest size first: the difference in standard deviations between
+    heads. With -o, writes a page or the whole table;
     with --json, prints all rows as JSON. Heads of pruned models are matched by their original
     numbers.
     """
@@ -75,7 +86,7 @@ def compare(
     if out is not None:
         write = comparison.report if out.suffix == ".html" else comparison.save
         print_note(f"The comparison is {write(out).resolve()}")
-    elif not as_json:
+    elif not as_json and not comparison.rows["outcome"].str.startswith("not tested").all():
         print_table(comparison.changed()[_COLUMNS])
 
 

@@ -6,10 +6,9 @@ from typing import Any
 from headwise._progress import progress_bar
 from headwise.cli._options import ModelOptions
 from headwise.cli._print import print_note
-from headwise.cli.tasks._models import check_device
 from headwise.cli.tasks._study import RequestedStatistics
 from headwise.jobs import CorpusJob, ImportanceRequest, ModelSource, RolesRequest, corpus
-from headwise.models import load_tokenizer
+from headwise.models import check_device, load_tokenizer
 from headwise.watch import Request
 
 
@@ -26,7 +25,7 @@ def open_job(
         requested: The statistics, a method of importance, or "roles".
         settings: Further arguments of `corpus`.
     """
-    device = str(check_device(options.device or "cpu"))
+    device = str(check_device(options.device or "cpu", "--device"))
     source = ModelSource(name, device, options.dtype, options.attention)
     tokenizer = load_tokenizer(name)
     request: Request | ImportanceRequest | RolesRequest | None

@@ -1,6 +1,5 @@
 """Models as the options of a command ask for them."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +7,7 @@ import torch
 from torch import nn
 
 from headwise.cli._options import Shared
-from headwise.errors import ArgumentError
-from headwise.models import check_reads_text, load, load_tokenizer
+from headwise.models import check_device, check_reads_text, load, load_tokenizer
 
 
 def open_model(name: str, shared: Shared, text_for: str | None = None) -> tuple[nn.Module, Any]:
@@ -19,7 +17,7 @@ def open_model(name: str, shared: Shared, text_for: str | None = None) -> tuple[
         text_for: The function for which the model must read text. Models that do not read text
             have no tokenizer, or only one for their labels.
     """
-    device = check_device(shared.device or "cpu")
+    device = check_device(shared.device or "cpu", "--device")
     dtype = None if shared.dtype is None else getattr(torch, shared.dtype)
     model = load(name, device=device, dtype=dtype, attn_implementation=shared.attention)
     if text_for is not None:
@@ -36,18 +34,3 @@ def title_of(model: str) -> str:
 def count_parameters(model: nn.Module) -> float:
     """The number of parameters of a model."""
     return float(sum(weight.numel() for weight in model.parameters()))
-
-
-def check_device(name: str) -> torch.device:
-    """The device, after a tensor was written to it and read back."""
-    try:
-        with warnings.catch_warnings():  # deprecated device names warn
-            warnings.simplefilter("ignore")
-            probe = torch.zeros(1, device=name)
-            probe.cpu()  # fails on the meta device
-            return probe.device
-    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise ArgumentError(
-            f"--device: {name!r} cannot be used here ({reason}). Leave it out for the CPU."
-        ) from error

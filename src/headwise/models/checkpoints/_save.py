@@ -12,6 +12,7 @@ from headwise.files import MODEL_FILES, folder_beside
 from headwise.models._check import check_model
 from headwise.models._compiled import without_compiler
 from headwise.models._progress_bars import progress_bar_in_terminals_only
+from headwise.models._tokens import check_tokenizer
 from headwise.models.checkpoints._fresh_process import Reader, answer_in_fresh_process
 from headwise.models.checkpoints._sentence_transformers import (
     encode_sentences,
@@ -98,6 +99,7 @@ def save(
             f"save: source={str(source)!r} for a SentenceTransformer, which brings its own files. "
             f"Leave it out."
         )
+    check_tokenizer(tokenizer, "save")
     batch = None if reference is None else first_batch(inner, reference, "save")
     with folder_beside(Path(folder).absolute(), force, MODEL_FILES) as beside:
         if inner is not model:

@@ -1,5 +1,6 @@
 """Open a model by folder or hub name: safetensors and JSON only, never a pickle, no remote code."""
 
+import os
 import re
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -14,8 +15,9 @@ from headwise._display import counted, did_you_mean
 from headwise._packages import require
 from headwise._progress import shows_progress
 from headwise._size_limits import limit_model_size
-from headwise.errors import HeadwiseError, InputError
+from headwise.errors import ArgumentError, HeadwiseError, InputError
 from headwise.lab import read_model, read_tokenizer
+from headwise.models._device import check_device
 from headwise.models._progress_bars import progress_bar_in_terminals_only
 from headwise.models.attention import set_attention
 from headwise.models.checkpoints import (
@@ -61,12 +63,16 @@ def load(
             is registered first (see `register_attention`), or a name that transformers has, such
             as "sdpa" or "eager". None leaves the choice to transformers.
     Raises:
-        ArgumentError: there is no such implementation, or the model cannot use it.
+        ArgumentError: there is no such implementation, device or dtype, or the model cannot use
+            the implementation.
         UnsupportedError: the model does not let its attention be chosen.
         InputError: there is no such folder or name, or weights are missing, broken, pickled,
             outside the folder, adapters, or not of the size that the configuration says.
     """
-    folder = _folder(source)
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise ArgumentError(f"load: dtype={dtype!r} is no dtype. Give one, as torch.bfloat16.")
+    device = check_device(device, "load: device")
+    folder = _folder(source, "load")
     model: nn.Module
     changes = None if folder is None else read_changes(folder)
     if folder is not None and changes is not None:
@@ -91,7 +97,7 @@ def load_tokenizer(source: str | Path) -> Any:
     Raises:
         InputError: there is none, or it cannot be opened.
     """
-    folder = _folder(source)
+    folder = _folder(source, "load_tokenizer")
     ours = folder is not None and (folder / "headwise.json").is_file()
     if folder is not None and ours and read_changes(folder) is None:
         return read_tokenizer(folder)
@@ -120,29 +126,34 @@ def load_tokenizer(source: str | Path) -> Any:
         ) from error
 
 
-def _folder(source: str | Path) -> Path | None:
+def _folder(source: Any, caller: str) -> Path | None:
     """The source as a folder, or None for a hub name."""
+    if not isinstance(source, str | os.PathLike):
+        kind = type(source).__name__
+        raise ArgumentError(f"{caller}: source is a {kind}. Give a model's folder or a hub name.")
     path, name = Path(source), str(source)
     if "\0" in name or not name.strip():
-        raise InputError(f"load: {name!r} is not a folder. Give a model's folder or a hub name.")
+        raise InputError(
+            f"{caller}: {name!r} is not a folder. Give a model's folder or a hub name."
+        )
     if path.is_dir():
         if not any((path / name).is_file() for name in ("headwise.json", "config.json")):
             inner = next((config.parent for config in sorted(path.glob("*/config.json"))), None)
             raise InputError(
-                f"load: {path} holds neither headwise.json nor config.json. Give a model's folder"
-                f"{f', such as {inner}' if inner else ''}."
+                f"{caller}: {path} holds neither headwise.json nor config.json. Give a model's "
+                f"folder{f', such as {inner}' if inner else ''}."
             )
         _refuse_pickles(path)
         return path
     if path.exists():
         raise InputError(
-            f"load: {path} is a file, not a folder. Give the folder of a model, which holds "
+            f"{caller}: {path} is a file, not a folder. Give the folder of a model, which holds "
             f"config.json, or a hub name."
         )
     if not _HUB_NAME.fullmatch(name):
         raise InputError(
-            f"load: {path} is not a folder.{_nearest_folder(path)} Give a model's folder or a hub "
-            f"name."
+            f"{caller}: {path} is not a folder.{_nearest_folder(path)} Give a model's folder or "
+            f"a hub name."
         )
     return None
 

@@ -39,8 +39,7 @@ class KvHeadCount:
         if name is None or not hasattr(config, "to_dict"):
             raise UnsupportedError(
                 f"group_heads: {kind} has no {' or '.join(CONFIG_KV_HEADS)} in its configuration, "
-                f"so that its heads cannot share keys and values. Remove heads with headwise.prune "
-                f"instead."
+                f"so that its heads cannot share keys and values. Remove heads instead, with prune."
             )
         differences = (differences_of(model) or {}).values()
         changed = [name for names in differences for name in names]
