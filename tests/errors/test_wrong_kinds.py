@@ -69,7 +69,7 @@ def test_another_kind_is_refused(case: str, opened: tuple[Any, Any], tmp_path: P
     assert not [*tmp_path.iterdir()]
 
 
-def test_no_cuda_is_told_as_by_the_command() -> None:
+def test_no_cuda_is_refused_as_by_the_command() -> None:
     if torch.cuda.is_available():
         pytest.skip("a GPU is here")
     with pytest.raises(ArgumentError, match="load: device: 'cuda' cannot be used here"):

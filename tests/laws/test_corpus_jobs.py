@@ -286,7 +286,7 @@ def test_a_job_sees_another_model_behind_the_same_name(
     hw.corpus(copy, data, out=tmp_path / "run", shards=2).run(shard=0)
     write_model(copy, heads=2)
     job = hw.corpus(copy, data, out=tmp_path / "run")
-    with pytest.raises(InputError, match=r"run is of the model [0-9a-f]{16}, and this one is"):
+    with pytest.raises(InputError, match=r"run was computed with the model [0-9a-f]{16}, not"):
         job.run(shard=1)
     assert isinstance(job, CorpusJob)
     assert job.unfinished() == [1]

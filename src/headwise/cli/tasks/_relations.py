@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import wraps
-from importlib.util import module_from_spec, spec_from_file_location
 from inspect import signature
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from headwise._display import did_you_mean
@@ -48,12 +48,10 @@ def load_relations(sources: Sequence[str], model: str) -> dict[str, Relation]:
 def _function(path: Path, name: str) -> Relation:
     if not path.is_file():
         raise InputError(f"--relation: {path} is not a file. Give FILE.py:NAME.")
-    spec = spec_from_file_location(path.stem, path)
-    assert spec is not None  # it ends in .py
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
+    module = ModuleType(path.stem)
+    module.__file__ = str(path)
+    try:  # an import would leave a folder of compiled modules beside the file
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
     except (Exception, SystemExit) as error:  # whatever the file raises
         raise InputError(
             f"--relation: {path} fails ({type(error).__name__}: {error}). Correct it."
