@@ -32,9 +32,7 @@ def test_the_bar_is_a_positive_number(bar: Any) -> None:
 
 
 def test_it_takes_an_open_monitor_of_max_logit() -> None:
-    with pytest.raises(
-        ArgumentError, match=r"QKClip: monitor is a str\. Give a"
-    ):
+    with pytest.raises(ArgumentError, match=r"QKClip: monitor is a str\. Give a"):
         QKClip("m")  # type: ignore[arg-type]
     with (
         _monitor(statistics=["first"]) as monitor,
