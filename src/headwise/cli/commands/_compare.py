@@ -9,17 +9,8 @@ from headwise.cli._options import Figure, Force, Json, Shared, check_figure, che
 from headwise.cli._print import print_json, print_note, print_result, print_table
 from headwise.errors import ArgumentError
 
-_COLUMNS = [
-    "name",
-    "statistic",
-    "before",
-    "after",
-    "difference",
-    "size",
-    "ci_low",
-    "ci_high",
-    "p_adj",
-]
+_COLUMNS = ["name", "statistic", "before", "after", "difference"]
+_COLUMNS += ["size", "ci_low", "ci_high", "p_adj"]
 
 
 Before = Annotated[
