@@ -113,6 +113,7 @@ bench: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/spans.py --into docs/watching-speed.md
 	$(BIN)/python benchmarks/layer.py --threads 1 --json build/bench/layer.json --into docs/speed.md
 	$(BIN)/python benchmarks/role_reading.py --into docs/roles-speed.md
+	$(BIN)/python benchmarks/report_time.py --into docs/roles-speed.md
 	$(BIN)/python benchmarks/short_calls.py --into docs/short-calls.md
 	$(BIN)/python benchmarks/native.py --into docs/native.md
 	$(BIN)/python benchmarks/native.py --cores --into docs/native-cores.md

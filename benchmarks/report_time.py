@@ -1,0 +1,69 @@
+"""How long `make report` takes once it is installed: `headwise report` in a fresh process.
+
+    python benchmarks/report_time.py --into docs/roles-speed.md
+
+The report of a Mini-GPT that is trained first, and once more of the trained one, on all cores and
+on one.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from _report import cpu_name, insert, table
+
+TITLES = ("headwise report", "all cores", "one core")
+WORKS = ("trains a Mini-GPT and studies it", "studies it, trained before")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--into", help="the page to write the table into")
+    options = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))
+    seconds: dict[int, list[list[float]]] = {count: [] for count in (len(cores), 1)}
+    for _ in range(options.rounds):
+        for count, rounds in seconds.items():
+            rounds.append(list(reports(cores[:count])))
+            print(f"{count} cores:", *(f"{took:.0f} s" for took in rounds[-1]), file=sys.stderr)
+    columns = [map(statistics.median, zip(*rounds, strict=True)) for rounds in seconds.values()]
+    rows = [
+        [name, *(f"{took // 60:.0f} min {took % 60:.0f} s" for took in row)]
+        for name, *row in zip(WORKS, *columns, strict=True)
+    ]
+    text = (
+        f"torch {torch.__version__}, {cpu_name()}, {len(cores)} cores, wall clock, "
+        f"medians of {options.rounds} rounds.\n\n{table(TITLES, rows)}"
+    )
+    print(text)
+    if options.into:
+        insert(text, options.into, "report")
+
+
+def reports(cores: list[int]) -> Iterator[float]:
+    """The seconds of a report whose model is trained first, and of a report of that model."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, lab = Path(folder, "report.html"), Path(folder, "mini-gpt")
+        command = [sys.executable, "-m", "headwise", "report", "--force"]
+        for _ in WORKS:
+            start = time.perf_counter()
+            subprocess.run(
+                [*command, "--out", str(out), "--lab-folder", str(lab)],
+                check=True,
+                stdout=subprocess.DEVNULL,
+                preexec_fn=lambda: os.sched_setaffinity(0, cores),
+                env=os.environ | {"OMP_NUM_THREADS": str(len(cores))},
+            )
+            yield time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()
