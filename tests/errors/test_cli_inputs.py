@@ -162,6 +162,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "top of 'frst', but no mass has that name. Did you mean first?",
         ),
         (
+            "observe model --text t.txt --statistics entropy,punctuaton",
+            "no statistic 'punctuaton'. Did you mean punctuation?",
+        ),
+        (
+            "observe model --text t.txt --statistics value(specail)",
+            "value of 'specail', but no mass has that name. Did you mean special?",
+        ),
+        (
             "observe model --text t.txt --statistics top(first),top(first)",
             "top of 'first' is requested twice. Leave one of them out.",
         ),

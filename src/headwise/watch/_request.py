@@ -102,12 +102,7 @@ class Request:
                 f"Request: queries={self.queries!r}. Give 'eligible' or 'all', for means over the "
                 f"queries that may attend to such a key, or over all queries."
             )
-        unknown = [name for name in self.statistics if name not in STATISTICS]
-        if unknown:
-            raise ArgumentError(
-                f"Request: no statistic {unknown[0]!r}.{did_you_mean(unknown[0], STATISTICS)} "
-                f"Choose from {', '.join(STATISTICS)}."
-            )
+        _check_known(self.statistics, STATISTICS)
         _check_spans(self)
         named = [*self.statistics, *self.classes, *self.relations, *self.pairs, *self.spans]
         for name in named:
@@ -120,11 +115,7 @@ class Request:
                     raise ArgumentError(
                         f"Request: {measure} of {name!r} is requested twice. Leave one of them out."
                     )
-                if name not in masses:
-                    raise ArgumentError(
-                        f"Request: {measure} of {name!r}, but no mass has that name."
-                        f"{did_you_mean(name, masses)} Choose from {', '.join(masses)}."
-                    )
+            _check_masses(measure, names, masses)
 
     @classmethod
     def of(
@@ -147,7 +138,10 @@ class Request:
         mentioned = {name for masses in by_measure.values() for name in masses}
         used = {name: ids for name, ids in (classes or {}).items() if name in mentioned}
         statistics = tuple(name for name in by_measure[""] if name not in used)
+        _check_known(statistics, (*STATISTICS, *(classes or {})))
         top, value = tuple(by_measure["top"]), tuple(by_measure["value"])
+        for measure, masses in (("top", top), ("value", value)):
+            _check_masses(measure, masses, (*OFFSETS, *(classes or {})))
         return cls(statistics, classes=used, top=top, value=value, per_text=per_text)
 
     @cached_property
@@ -165,6 +159,24 @@ class Request:
     def wants(self, mass: str) -> bool:
         """Whether a mass or one of its further statistics is requested."""
         return mass in self.names or mass in self.top or mass in self.value
+
+
+def _check_known(statistics: Sequence[str], known: Collection[str]) -> None:
+    for name in statistics:
+        if name not in known:
+            raise ArgumentError(
+                f"Request: no statistic {name!r}.{did_you_mean(name, known)} "
+                f"Choose from {', '.join(known)}."
+            )
+
+
+def _check_masses(measure: str, names: Sequence[str], masses: Sequence[str]) -> None:
+    for name in names:
+        if name not in masses:
+            raise ArgumentError(
+                f"Request: {measure} of {name!r}, but no mass has that name."
+                f"{did_you_mean(name, masses)} Choose from {', '.join(masses)}."
+            )
 
 
 def _check_spans(request: Any) -> None:

@@ -61,8 +61,8 @@ def read_text_file(path: Path) -> list[str]:
 
 
 _TEXT_ADVICE = {
-    "JSON": "Write its texts to a file, one per line, or name it with roles --spans if it holds "
-    "annotated texts.",
+    "JSON": "Write its texts to a file, one per line. headwise corpus --data reads the texts of "
+    "JSON lines, and roles --spans annotated texts.",
     "CoNLL-U": "Name it with roles --conllu, or write its sentences to a file, one per line.",
 }
 
