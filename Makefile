@@ -142,9 +142,18 @@ soak: .venv/dev
 	$(SOAK)/page.py build/soak docs/nothing-lost.md
 
 # By hand, long: every step on a tiny random model of each architecture.
-zoo: .venv/dev
+zoo: .venv/dev build/zoo
 	PYTHONPATH=tests/models OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
 	    $(BIN)/python benchmarks/models.py --into docs/models.md
+	PYTHONPATH=tests/models:build/zoo OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
+	    $(BIN)/python benchmarks/other_libraries.py --into docs/models.md
+
+OTHERS = timm==1.0.31 diffusers==0.42.1 torchvision==0.28.0 requests==2.34.2 urllib3==2.8.0 \
+    charset-normalizer==3.5.2 idna==3.20 certifi==2026.10.18 importlib-metadata==10.2.0 zipp==4.1.2
+
+build/zoo: Makefile | $(BIN)/pip
+	$(BIN)/pip install --quiet --no-deps --upgrade --target $@ $(OTHERS)
+	@touch $@
 
 # Other libraries, in a folder of their own: no command of the project imports them.
 RIVALS = zentorch==2.13.0.2 torch-pruning==1.6.1 deprecated==1.3.1 wrapt==2.0.1

@@ -38,6 +38,8 @@ REASONS = {
     "a fresh process says": "the loaded model answers differently",
     "leaves no place for further keys": "queries, keys and values are interleaved",
     "is no class of transformers": "its class is not one of Transformers",
+    "does not compute attention from": "heads are mixed before or after the softmax",
+    "attends with tensors of shape": "parts of an image stand in an axis of their own",
 }  # fmt: skip
 
 
@@ -58,7 +60,7 @@ def main() -> None:
                 continue
             trial = try_out(case)
             broken += [f"{name}, {step}: {error}" for step, error in trial.broken.items()]
-            rows.append([name, *(_cell(trial, step, reasons) for step in STEPS)])
+            rows.append([name, *(cell(trial, step, reasons) for step in STEPS)])
             print(*rows[-1], sep="; ", file=sys.stderr, flush=True)
         parts.append(f"## {title}\n\n{table(['architecture', *STEPS], rows)}")
     notes = "\n".join(f"{number}. {reason}" for reason, number in reasons.items())
@@ -72,7 +74,7 @@ def main() -> None:
     sys.exit("\n".join(broken))
 
 
-def _cell(trial: Trial, step: str, reasons: dict[str, int]) -> str:
+def cell(trial: Trial, step: str, reasons: dict[str, int], anchor: str = "reasons") -> str:
     """A tick, the number of the reason, or nothing if the step was not reached."""
     if step in trial.broken:
         return "error"
@@ -83,7 +85,7 @@ def _cell(trial: Trial, step: str, reasons: dict[str, int]) -> str:
         return "✓"
     known = (reason for part, reason in REASONS.items() if part in message)
     reason = next(known, message.partition(": ")[2].partition(". ")[0])
-    return f"[{reasons.setdefault(reason, len(reasons) + 1)}](#reasons)"
+    return f"[{reasons.setdefault(reason, len(reasons) + 1)}](#{anchor})"
 
 
 if __name__ == "__main__":
