@@ -148,6 +148,7 @@ zoo: .venv/dev build/zoo
 	PYTHONPATH=tests/models:build/zoo OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
 	    $(BIN)/python benchmarks/other_libraries.py --into docs/models.md
 
+# Libraries of other models, in a folder of their own: nothing else imports them.
 OTHERS = timm==1.0.31 diffusers==0.42.1 torchvision==0.28.0 requests==2.34.2 urllib3==2.8.0 \
     charset-normalizer==3.5.2 idna==3.20 certifi==2026.10.18 importlib-metadata==10.2.0 zipp==4.1.2
 
@@ -155,7 +156,7 @@ build/zoo: Makefile | $(BIN)/pip
 	$(BIN)/pip install --quiet --no-deps --upgrade --target $@ $(OTHERS)
 	@touch $@
 
-# Other libraries, in a folder of their own: no command of the project imports them.
+# Rivals, in a folder of their own: nothing else imports them.
 RIVALS = zentorch==2.13.0.2 torch-pruning==1.6.1 deprecated==1.3.1 wrapt==2.0.1
 
 build/rivals: Makefile | $(BIN)/pip

@@ -14,15 +14,12 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from _report import insert, table
+from _report import insert
+from _trials import Trials
 from architectures.cases import ArchitectureCase, Inputs
-from architectures.trial import try_out
 from torch import nn
 
-from models import cell
-
 STEPS = ("observe", "importance", "prune")
-ANCHOR = "why-some-are-refused"
 # timm imports torchvision, and its operators may be of another build of torch. No model calls them.
 VISION = torch.library.Library("torchvision", "FRAGMENT")
 for name in ("nms", "qnms"):
@@ -53,13 +50,12 @@ def vision_cases() -> Iterator[tuple[str, ArchitectureCase]]:
     import timm
 
     for name, (model, sizes) in TIMM.items():
-        side = sizes.get("img_size", 64)
-        inputs = partial(images, 3, side)
+        inputs = partial(images, sizes.get("img_size", 64))
         yield name, ArchitectureCase(partial(timm.create_model, model, **sizes), inputs)
 
 
-def images(channels: int, side: int) -> Inputs:
-    return {"x": torch.randn(2, channels, side, side)}
+def images(side: int) -> Inputs:
+    return {"x": torch.randn(2, 3, side, side)}
 
 
 def diffusion_cases() -> Iterator[tuple[str, ArchitectureCase]]:
@@ -93,13 +89,9 @@ def diffusion_cases() -> Iterator[tuple[str, ArchitectureCase]]:
     )  # fmt: skip
     sample = {"sample": torch.randn(2, 4, 8, 8)}
     yield "UNet2DConditionModel", ArchitectureCase(unet, lambda: sample | step | text)
-    yield (
-        "AutoencoderKL",
-        ArchitectureCase(
-            partial(diffusers.AutoencoderKL, block_out_channels=(32,), norm_num_groups=8),
-            lambda: {"sample": torch.randn(2, 3, 8, 8)},
-        ),
-    )
+    autoencoder = partial(diffusers.AutoencoderKL, block_out_channels=(32,), norm_num_groups=8)
+    pixels = {"sample": torch.randn(2, 3, 8, 8)}
+    yield "AutoencoderKL", ArchitectureCase(autoencoder, lambda: pixels)
     sd3 = partial(
         diffusers.SD3Transformer2DModel, **heads, **sizes, joint_attention_dim=20,
         caption_projection_dim=32, pooled_projection_dim=16, pos_embed_max_size=8,
@@ -119,24 +111,16 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    reasons: dict[str, int] = {}
-    parts, broken = [], []
-    for library, cases in (("timm", vision_cases()), ("diffusers", diffusion_cases())):
-        rows = []
-        for name, case in cases:
-            if options.only and name not in options.only:
-                continue
-            trial = try_out(case, STEPS)
-            broken += [f"{name}, {step}: {error}" for step, error in trial.broken.items()]
-            rows.append([name, *(cell(trial, step, reasons, ANCHOR) for step in STEPS)])
-            print(*rows[-1], sep="; ", file=sys.stderr, flush=True)
-        parts.append(f"{library} {version(library)}:\n\n{table(['model', *STEPS], rows)}")
-    notes = "\n".join(f"{number}. {reason}" for reason, number in reasons.items())
-    text = "\n\n".join([*parts, f"### Why some are refused\n\n{notes}"])
+    trials = Trials(STEPS, "why-some-are-refused")
+    parts = [
+        f"{library} {version(library)}:\n\n{trials.table('model', cases, options.only)}"
+        for library, cases in (("timm", vision_cases()), ("diffusers", diffusion_cases()))
+    ]
+    text = "\n\n".join([*parts, f"### Why some are refused\n\n{trials.notes()}"])
     print(text)
     if options.into:
         insert(text, options.into, "other libraries")
-    sys.exit("\n".join(broken))
+    sys.exit("\n".join(trials.broken))
 
 
 if __name__ == "__main__":
