@@ -264,7 +264,7 @@ def test_a_dataset_is_streamed(name: str, model: Path, tmp_path: Path) -> None:
 def test_the_weights_are_hashed_by_one_process(
     model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headwise.models import _known_fingerprint as known
+    from headwise.models import _fingerprint as known
 
     hashed: list[object] = []
     hash_weights = known.hash_weights

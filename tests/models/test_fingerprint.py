@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from headwise.models import _known_fingerprint, fingerprint
+from headwise.models import _fingerprint, fingerprint
 
 
 def _model() -> nn.Module:
@@ -19,13 +19,13 @@ def _model() -> nn.Module:
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
     """The models whose weights were hashed."""
     models: list[nn.Module] = []
-    inner = _known_fingerprint.hash_weights
+    inner = _fingerprint.hash_weights
 
     def count(model: nn.Module) -> str:
         models.append(model)
         return inner(model)
 
-    monkeypatch.setattr(_known_fingerprint, "hash_weights", count)
+    monkeypatch.setattr(_fingerprint, "hash_weights", count)
     return models
 
 

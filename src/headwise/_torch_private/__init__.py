@@ -4,12 +4,17 @@ No other folder names a private part of torch. Nothing here runs on import witho
 new version of torch is met in this folder alone.
 """
 
-from headwise._torch_private._function_modes import (
+from headwise._torch_private._interception import (
+    FUSED_ATTENTION,
+    can_observe_operators,
     has_function_modes,
     map_leaves,
+    observe_operators,
     pop_function_mode,
     push_function_mode,
+    stop_observing_operators,
     without_function_modes,
+    without_operator_observers,
     without_tensor_subclasses,
 )
 from headwise._torch_private._kernels import (
@@ -25,13 +30,6 @@ from headwise._torch_private._modules import (
     has_joined_weight,
     replace_submodule,
     wrapped_by_compiler,
-)
-from headwise._torch_private._operators import (
-    FUSED_ATTENTION,
-    can_observe_operators,
-    observe_operators,
-    stop_observing_operators,
-    without_operator_observers,
 )
 from headwise._torch_private._tracing import (
     can_read,

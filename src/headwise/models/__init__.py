@@ -4,6 +4,7 @@ from headwise.models._check import check_model, is_sentence_transformer, model_i
 from headwise.models._compiled import is_compiled, run_uncompiled, without_compiler
 from headwise.models._device import check_device, device_of
 from headwise.models._fast_attention import fast_attention
+from headwise.models._fingerprint import fingerprint, remember_fingerprint
 from headwise.models._head_cache import (
     CacheLayer,
     count_cache_layers,
@@ -11,7 +12,6 @@ from headwise.models._head_cache import (
     head_cache,
 )
 from headwise.models._hooks import Hooks, hooked
-from headwise.models._known_fingerprint import fingerprint, remember_fingerprint
 from headwise.models._model_inputs import (
     Piece,
     as_pieces,

@@ -1,14 +1,16 @@
-"""A short name for the weights of a model."""
+"""A short name for the weights of a model, computed again only after they have changed."""
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headwise._torch_private import is_materialized, version_of
 from headwise.errors import UnsupportedError
 from headwise.models._sharded import is_sharded, whole_tensor
 
@@ -16,10 +18,19 @@ from headwise.models._sharded import is_sharded, whole_tensor
 _SETTINGS = (int, float, str, torch.dtype, type(None))
 # Where an object is in memory, in its description.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+# By model: what its weights were when they were hashed, and their hash.
+_known: WeakKeyDictionary[nn.Module, tuple[Hashable, str]] = WeakKeyDictionary()
+# The least number of entries of a weight that are compared: torch counts changes, but not those
+# through `.data` or NumPy.
+_SAMPLE = 512
 
 
 def fingerprint(model: nn.Module) -> str:
     """Hash the name, shape, dtype and values of every weight, whatever its device.
+
+    Weights are hashed again if one was exchanged or changed. Changes through `.data` or NumPy,
+    which torch does not count, are found by comparing at least 512 evenly spaced entries of each
+    weight, or all of a smaller one; such a change elsewhere is missed.
 
     Quantised weights are hashed as they are stored, those of torchao and others that wrap several
     tensors by these tensors and their settings; weights that accelerate has offloaded are
@@ -31,6 +42,51 @@ def fingerprint(model: nn.Module) -> str:
     Raises:
         UnsupportedError: the values of a weight cannot be read.
     """
+    weights = _states_of(model)
+    if weights is None:
+        return hash_weights(model)
+    known, digest = _known.get(model, (None, ""))
+    if weights != known:
+        digest = hash_weights(model)
+        _known[model] = weights, digest
+    return digest
+
+
+def remember_fingerprint(model: nn.Module, digest: str) -> None:
+    """Record the fingerprint of a model's present weights, so that they are not hashed again.
+
+    Only for weights that were hashed elsewhere, such as by another process that opened the same
+    files. Weights whose changes cannot be followed are hashed all the same.
+    """
+    weights = _states_of(model)
+    if weights is not None:
+        _known[model] = weights, digest
+
+
+def _states_of(model: nn.Module) -> Hashable:
+    """The state of every weight; None if that of one is unknown."""
+    states = tuple(
+        (name, _state_of(weight)) for name, weight in model.state_dict(keep_vars=True).items()
+    )
+    return None if any(state is None for _, state in states) else states
+
+
+def _state_of(weight: Any) -> Hashable:
+    """Which memory a weight is, and how often it was changed; None if that is unknown."""
+    if not isinstance(weight, Tensor) or weight.is_meta or not is_materialized(weight):
+        return None
+    if is_sharded(weight) or _is_wrapper(weight):  # all processes must gather it, or none
+        return None
+    if weight.is_inference() or weight.is_quantized or not weight.is_contiguous():
+        return None
+    entries = weight.detach().view(-1)
+    sample = entries[:: max(1, weight.numel() // _SAMPLE)].contiguous().view(torch.uint8)
+    place = weight.data_ptr(), tuple(weight.shape), weight.dtype, weight.device
+    return *place, version_of(weight), sample.cpu().numpy().tobytes()
+
+
+def hash_weights(model: nn.Module) -> str:
+    """Hash every weight of a model, as `fingerprint` does, whether or not its hash is known."""
     digest = hashlib.blake2b(digest_size=8)
     state: Mapping[str, Any] = model.state_dict(keep_vars=True)
     for name, value in sorted(state.items()):
@@ -61,7 +117,7 @@ def _parts(model: nn.Module, name: str, value: Any) -> Iterator[tuple[str, Any]]
     elif isinstance(value, Tensor) and value.is_quantized:
         yield name, value.int_repr()
         yield from _parts(model, name, _steps(value))
-    elif is_wrapper(value):
+    elif _is_wrapper(value):
         yield from _wrapped(model, name, value)
     elif isinstance(value, Tensor):
         yield name, _offloaded(model, name) if value.is_meta else value
@@ -71,7 +127,7 @@ def _parts(model: nn.Module, name: str, value: Any) -> Iterator[tuple[str, Any]]
         raise _unreadable(name, value)
 
 
-def is_wrapper(weight: Any) -> bool:
+def _is_wrapper(weight: Any) -> bool:
     """Whether a weight is made of other tensors, as quantised ones of torchao are.
 
     Sharded weights are not: they are gathered.

@@ -1,9 +1,13 @@
-"""Builds the problem of the native kernel: checks inputs, allocates outputs, runs the kernel."""
+"""Builds the problem of the native kernel: checks inputs, allocates outputs, runs the kernel.
+
+A problem is solved at once, or prepared and solved for all tensors of one outline.
+"""
 
 import ctypes
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -16,6 +20,7 @@ from headwise.kernels.native._check import (
     ByteSpan,
     check_apart,
     check_axes,
+    check_extent,
     check_heads,
     check_memory,
     check_size,
@@ -25,7 +30,14 @@ from headwise.kernels.native._check import (
     is_aligned,
     reach,
 )
-from headwise.kernels.spec import Named, RowStatistics
+from headwise.kernels.spec import (
+    AttentionProblem,
+    ComputeStatistics,
+    Named,
+    RowRequest,
+    RowStatistics,
+    SolveHeads,
+)
 
 # Pairs of queries and keys up to which waking a second thread costs more than it gains.
 ONE_THREAD = 1 << 15
@@ -172,11 +184,89 @@ class ProblemBuilder:
         problem.threads = n_threads(problem.B * problem.H * problem.T * problem.S)
         return run(problem, function)
 
+    def prepare(self) -> "PreparedProblem | None":
+        """The problem with all its outputs, to be solved for other tensors of its outline.
+
+        None if it reads copies of the inputs, or if there is nothing to compute.
+        """
+        inputs, problem = self.inputs, self.problem
+        if self.copied or not all(x.numel() for x in (inputs["q"], inputs["k"])):
+            return None
+        return PreparedProblem(
+            problem=problem,
+            pairs=problem.B * problem.H * problem.T * problem.S,
+            lengths=[(name, stop - start) for start, stop, name in self.spans[:3]],
+            outputs=[(name, _allocation(x)) for name, x in self.outputs.items()],
+            kept=[x for name, x in inputs.items() if name not in ("q", "k", "v")],
+        )
+
     def _point(self, name: str, span: ByteSpan, x: Tensor, strided_axes: int = 0) -> None:
         self.spans.append(span)
         setattr(self.problem, name, address(span[0]))
         if strided_axes:
             getattr(self.problem, f"{name}_stride")[:] = x.stride()[:strided_axes]
+
+
+@dataclass(frozen=True)
+class PreparedProblem:
+    """A problem complete but for the addresses of queries, keys, values and outputs.
+
+    Everything else is the same in all calls of one outline: it is checked, and written into the
+    fields of a problem, at the first of them.
+    """
+
+    problem: Problem
+    lengths: Sequence[tuple[str, int]]  # the inputs, and the bytes that each spans
+    outputs: Sequence[tuple[str, partial[Tensor]]]  # and how each is allocated
+    pairs: int  # of queries and keys
+    kept: Sequence[Tensor]  # other inputs, such as positions: the same in each call
+
+    def heads(self, otherwise: SolveHeads, problem: AttentionProblem) -> Named:
+        """The heads of another problem of the outline; `otherwise` where nonfinite masked values
+        must be kept out, or inputs are not aligned.
+        """
+        outputs, finite = self._solve(problem)
+        if finite or (outputs and problem.rule.visible is None):
+            return outputs
+        return otherwise(problem)
+
+    def statistics(
+        self, otherwise: ComputeStatistics, problem: AttentionProblem, request: RowRequest
+    ) -> RowStatistics:
+        """The statistics of another problem of the outline; `otherwise` as for `heads`."""
+        outputs, finite = self._solve(problem)
+        if finite or (outputs and (not request.heads or problem.rule.visible is None)):
+            return as_statistics(outputs)
+        return otherwise(problem, request)
+
+    def _solve(self, given: AttentionProblem) -> tuple[Named, bool]:
+        """The outputs, and whether all heads are finite; nothing if inputs are not aligned.
+
+        Raises:
+            ArgumentError: the memory of an input was freed.
+        """
+        problem, starts, item = Problem.from_buffer_copy(self.problem), 0, given.q.itemsize
+        for (name, length), x in zip(self.lengths, given[:3], strict=True):
+            start = x.data_ptr()
+            if not start or x.storage_offset() * item + length > x.untyped_storage().nbytes():
+                check_extent(name, x, length)  # it says what is wrong, if anything is
+            starts |= start
+            setattr(problem, name, start)
+        if starts % item:
+            return {}, False
+        outputs = {}
+        for name, allocate in self.outputs:
+            outputs[name] = x = allocate()
+            setattr(problem, name, x.data_ptr())
+        problem.threads = n_threads(self.pairs)
+        return outputs, run(problem)
+
+
+def _allocation(like: Tensor) -> partial[Tensor]:
+    """What allocates a tensor like this one."""
+    return partial(
+        torch.empty_strided, tuple(like.shape), like.stride(), dtype=like.dtype, device=like.device
+    )
 
 
 def address(start: int) -> int:

@@ -1,18 +1,21 @@
 """The native kernel's side of the contract, and when it is faster than torch's."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from headwise._library import library
 from headwise._torch_private import constant_when_traced, needs_gradient
 from headwise.kernels.native._compute import (
+    build_heads,
+    build_statistics,
     is_packed,
     native_statistics,
     why_not_native,
     why_not_native_statistics,
 )
 from headwise.kernels.native._gradients import attend_native
-from headwise.kernels.native._prepared import prepare_heads, prepare_statistics
 from headwise.kernels.spec import (
     AttentionKernel,
     AttentionProblem,
@@ -23,7 +26,9 @@ from headwise.kernels.spec import (
     RowStatistics,
     SolveHeads,
     TensorBias,
+    check_rule,
     cpu,
+    lower,
     why_no_gradients_or_dropout,
 )
 from headwise.masks.parts import Dense
@@ -75,7 +80,14 @@ class NativeKernel(AttentionKernel):
         return attend_native(problem)
 
     def prepare(self, problem: AttentionProblem, choice: KernelChoice) -> SolveHeads:
-        return prepare_heads(problem)
+        q, k, v, rule, _, extras = problem
+        if needs_gradient(q, k, v) or not rule.is_static:
+            return attend_native
+        rows = {"lse": any(extras), "entropy": extras.entropy}
+        lowered = lower(rule, q.shape[2], k.shape[2])
+        requested = [name for name, is_requested in rows.items() if is_requested]
+        prepared = build_heads(q, k, v, lowered, is_packed(q.shape[2]), requested).prepare()
+        return attend_native if prepared is None else partial(prepared.heads, attend_native)
 
     def why_no_statistics(
         self, problem: AttentionProblem, request: RowRequest | None
@@ -88,7 +100,16 @@ class NativeKernel(AttentionKernel):
     def prepare_statistics(
         self, problem: AttentionProblem, request: RowRequest
     ) -> ComputeStatistics:
-        return prepare_statistics(problem, request)
+        q, k, v, rule, *_ = problem
+        # What keys receive is added to zeros, and norms of values belong to one call.
+        if request.received is not None or request.key_norms is not None:
+            return native_statistics
+        check_rule(rule, q)
+        builder, _ = build_statistics(q, k, v if request.heads else v[..., :0], rule, request)
+        prepared = builder.prepare()
+        if prepared is None:
+            return native_statistics
+        return partial(prepared.statistics, native_statistics)
 
 
 def is_faster(q: Tensor, k: Tensor, has_tensor: bool = False) -> bool:

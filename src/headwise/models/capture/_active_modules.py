@@ -225,7 +225,7 @@ class ActiveModules:
         if interception is None:
             return
         if is_compiled:
-            self.understanding.compiled = True
+            self.understanding.needs_all = True
             if not interception.is_whole:
                 self._start_over()
         elif self.calls:

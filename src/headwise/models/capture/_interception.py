@@ -22,24 +22,16 @@ class Understanding:
         needed: The modules whose calls matter: those that attend or contain several calls of
             attention, and those that are called first in a pass.
         calls: The ways in which the model was called, each understood by one whole pass.
-        by_hand: Whether a softmax was found outside of fused attention: it can only be followed
-            from function to function.
-        compiled: Whether compiled code has called a module.
-        ambiguous: Whether the queries and keys of a module come from one text in some calls and
-            from two in others, which the modules around it and inside it tell apart.
+        needs_all: Whether every call must be followed: a softmax outside of fused attention is
+            followed from function to function; compiled code is intercepted as a whole; and the
+            modules around and inside one tell apart where its keys come from, if some of its
+            calls attend to the same text and others to another.
     """
 
     called: set[int] = field(default_factory=set)
     needed: set[int] = field(default_factory=set)
     calls: set[Hashable] = field(default_factory=set)
-    by_hand: bool = False
-    compiled: bool = False
-    ambiguous: bool = False
-
-    @property
-    def needs_all(self) -> bool:
-        """Whether every call must be followed, because single calls are ambiguous."""
-        return self.by_hand or self.compiled or self.ambiguous
+    needs_all: bool = False
 
 
 @runtime_checkable

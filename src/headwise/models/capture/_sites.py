@@ -121,7 +121,7 @@ class Sites:
         key = id(call.module)
         if active.is_whole or key not in self._places:
             place = self.stacks.of(self.name_of(call.module), call.cross)
-            active.understanding.ambiguous |= self._places.get(key, place) != place
+            active.understanding.needs_all |= self._places.get(key, place) != place
             self._places[key] = place
         return self._places[key]
 

@@ -82,11 +82,13 @@ class CallLayouts:
         spans = self.spans.members(site, positions, key_text, inputs.text, forward_pass)
         layout = CallLayout(key_text, positions, columns, spans)
         if call.real is None:  # or the call says something about its text by itself
-            form = None if self._is_of_text else _form(inputs)
+            tensors = None
+            if not self._is_of_text:
+                tensors = [_Snapshot.of(x) for x in _padding_and_positions(inputs)]
             visible = call.rule.visible
-            tensor = _Snapshot.of(visible.visible if isinstance(visible, Dense) else None)
-            layout.is_shared = tensor.is_followed
-            known = _Known(shape, inputs, form, visible, tensor, layout)
+            mask = _Snapshot.of(visible.visible if isinstance(visible, Dense) else None)
+            layout.is_shared = mask.is_followed
+            known = _Known(shape, inputs, tensors, visible, mask, layout)
             self._known = [known, *self._known[: _MOST - 1]]
         return layout
 
@@ -107,46 +109,40 @@ def _shape(call: AttentionCall, kind: str) -> tuple[Any, ...]:
     return kind, q.shape[0], q.shape[2], k.shape[0], k.shape[2], k.device, call.real is None
 
 
-def _form(inputs: StackInputs) -> "_Form":
-    """The lengths, padding and positions of a text and of the one it attends to."""
-    text, cross = inputs.text, inputs.cross_text
-    lengths = (text.tokens, text.cached, cross.tokens)
-    return _Form(lengths, [_Snapshot.of(x) for x in (text.real, text.positions, cross.real)])
+def _lengths(inputs: StackInputs) -> tuple[int | Tensor | None, ...]:
+    """The lengths of a text and of the one it attends to."""
+    return inputs.text.tokens, inputs.text.cached, inputs.cross_text.tokens
 
 
-@dataclass(frozen=True)
-class _Form:
-    """What determines the positions of a text, other than its tokens."""
-
-    lengths: tuple[int | Tensor | None, ...]
-    tensors: "Sequence[_Snapshot]"
-
-    def is_that_of(self, inputs: StackInputs) -> bool:
-        text, cross = inputs.text, inputs.cross_text
-        if self.lengths != (text.tokens, text.cached, cross.tokens):
-            return False
-        others = text.real, text.positions, cross.real
-        return all(known.equals(x) for known, x in zip(self.tensors, others, strict=True))
+def _padding_and_positions(inputs: StackInputs) -> tuple[Tensor | None, ...]:
+    """What determines, with the lengths, the positions in both texts."""
+    return inputs.text.real, inputs.text.positions, inputs.cross_text.real
 
 
 @dataclass
 class _Known:
-    """A layout, and what identifies the calls that share it."""
+    """A layout, and what identifies the calls that share it.
+
+    Attributes:
+        inputs: Those of the latest pass; each pass has its own.
+        tensors: The padding and positions of the inputs; None if the layout is for one text only.
+        mask: The mask of the call, if it is a tensor.
+    """
 
     shape: tuple[Any, ...]
-    inputs: StackInputs  # of the latest pass; each pass has its own
-    form: _Form | None
+    inputs: StackInputs
+    tensors: "Sequence[_Snapshot] | None"
     visible: Mask | None
-    tensor: "_Snapshot"  # of the mask, if it is one
+    mask: "_Snapshot"
     layout: CallLayout
 
     def fits(self, visible: Mask | None, inputs: StackInputs) -> bool:
         """Whether a call of this shape certainly has the layout."""
         is_same_pass = inputs is self.inputs
-        if not is_same_pass and (self.form is None or not self.form.is_that_of(inputs)):
+        if not is_same_pass and not self._is_alike(inputs):
             return False
         if isinstance(visible, Dense):
-            fits = isinstance(self.visible, Dense) and self.tensor.equals(visible.visible)
+            fits = isinstance(self.visible, Dense) and self.mask.equals(visible.visible)
         elif visible is None or isinstance(visible, Window):
             fits = type(visible) is type(self.visible) and visible == self.visible
         else:  # a rule may read tensors, which do not change within a pass
@@ -154,6 +150,13 @@ class _Known:
         if fits:
             self.inputs = inputs
         return fits
+
+    def _is_alike(self, inputs: StackInputs) -> bool:
+        """Whether the inputs of another pass have the same lengths, padding and positions."""
+        if self.tensors is None or _lengths(self.inputs) != _lengths(inputs):
+            return False
+        others = _padding_and_positions(inputs)
+        return all(known.equals(x) for known, x in zip(self.tensors, others, strict=True))
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from headwise.kernels import (
 from headwise.masks import Mask, as_mask
 from headwise.masks.parts import top_left
 from headwise.models.attention._rule_mask import RuleMask, as_tensor
+from headwise.models.attention.huggingface._rule import is_causal
 
 try:
     from transformers.utils.output_capturing import _active_collector as _collector
@@ -256,13 +257,6 @@ def _holds_zeros(bias: Tensor) -> bool:
         return False
     _zeros[bias] = version_of(bias)
     return True
-
-
-def is_causal(module: nn.Module, T: int, kwargs: dict[str, Any]) -> bool:
-    """Whether a call without a mask is causal: by its argument, else by its module's attribute."""
-    argument = kwargs.get("is_causal")
-    causal = getattr(module, "is_causal", True) if argument is None else argument
-    return bool(causal) and T > 1
 
 
 def _collects_weights() -> bool:

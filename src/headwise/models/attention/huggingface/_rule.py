@@ -15,10 +15,16 @@ from headwise.masks import Mask, as_mask, causal, documents, from_flex, window
 from headwise.masks.parts import top_left
 from headwise.models.attention._name import NAME
 from headwise.models.attention._rule_mask import RuleMask
-from headwise.models.attention.huggingface._implementation import is_causal
 
 _FLEX = "flex_attention"
 _NUMBERS = frozenset((float, type(None)))
+
+
+def is_causal(module: nn.Module, T: int, kwargs: dict[str, Any]) -> bool:
+    """Whether a call without a mask is causal: by its argument, else by its module's attribute."""
+    argument = kwargs.get("is_causal")
+    causal = getattr(module, "is_causal", True) if argument is None else argument
+    return bool(causal) and T > 1
 
 
 def keys_read(

@@ -135,7 +135,7 @@ class SoftmaxTracker:
     ) -> None:
         if input.ndim < 3 or dim not in (-1, input.ndim - 1) or weights is input:
             return
-        self._active.understanding.by_hand = True
+        self._active.understanding.needs_all = True
         scores, self._scores = self._scores, None
         if scores is not None:
             same_size = scores[0].shape.numel() == input.shape.numel()

@@ -1,4 +1,6 @@
-"""Observing calls of single operators, at no cost for the others."""
+"""What intercepts functions of torch, and contexts without it: function modes, tensor subclasses,
+and observers of single operators, at no cost for the others.
+"""
 
 import threading
 from collections.abc import Callable
@@ -14,6 +16,42 @@ SOFTMAX, FUSED_ATTENTION = "softmax", "scaled_dot_product_attention"
 OperatorObserver = Callable[..., Any]
 # A dispatch key above all that compute or differentiate, which torch itself leaves free.
 _OBSERVED_KEY = "TESTING_ONLY_GenericMode"
+
+
+def without_function_modes() -> AbstractContextManager[None]:
+    """A context in which functions of torch reach no function mode and no tensor subclass."""
+    context: AbstractContextManager[None] = torch._C.DisableTorchFunction()
+    return context
+
+
+def without_tensor_subclasses() -> AbstractContextManager[None]:
+    """A context in which functions of torch reach no tensor subclass; function modes stay."""
+    context: AbstractContextManager[None] = torch._C.DisableTorchFunctionSubclass()
+    return context
+
+
+def has_function_modes() -> bool:
+    """Whether any function mode is active in this thread."""
+    return torch._C._len_torch_function_stack() > 0
+
+
+def push_function_mode(mode: Any) -> None:
+    """Make a function mode the innermost one."""
+    modes: Any = torch.overrides  # its functions bear no types
+    modes._push_mode(mode)
+
+
+def pop_function_mode() -> Any:
+    """Remove the innermost function mode and return it."""
+    modes: Any = torch.overrides
+    return modes._pop_mode()
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply a function to everything in nested tuples, lists and dictionaries."""
+    from torch.utils._pytree import tree_map
+
+    return tree_map(function, tree)
 
 
 class _Observers(threading.local):
