@@ -42,15 +42,19 @@ def _without_amx() -> Iterator[None]:
 # The one native build that is named, or all builds for this processor.
 NAMED = os.environ.get(_library.SWITCH)
 RUNS = [NAMED] if NAMED else [n for n in SETS if open_library(_library.BUILT / f"{n}.so")]
+RUNS.sort(key=lambda name: name != library().name)  # the one that is used comes first
 
 
-def _best_at_once(names: list[str]) -> list[Any]:
-    """The best build in the quick tier, the others in the full tier."""
+def _first_at_once(names: list[str]) -> list[Any]:
+    """The build that is used in the quick tier, the others in the full tier."""
     return [*names[:1], *(pytest.param(name, marks=pytest.mark.full) for name in names[1:])]
 
 
+_ONE_OF_TWO = {"avx512": "avx512bf16", "avx512bf16": "avx512"}
+
+
 @pytest.fixture(
-    params=_best_at_once([n for n in RUNS if n != "avx512" or "avx512bf16" not in RUNS])
+    params=_first_at_once([n for n in RUNS if _ONE_OF_TWO.get(n) not in RUNS[: RUNS.index(n)]])
 )
 def built(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each of the native kernel's shared objects that this processor runs.
@@ -60,7 +64,7 @@ def built(request: pytest.FixtureRequest) -> Iterator[str]:
     yield from _picked(request.param)
 
 
-@pytest.fixture(params=_best_at_once(RUNS))
+@pytest.fixture(params=_first_at_once(RUNS))
 def built_for_halves(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each of the native kernel's shared objects that this processor runs."""
     yield from _picked(request.param)

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 BUILT = Path(__file__).parent / "kernels" / "native" / "lib"
-# The instruction sets that kernels are built for, best first.
+# The instruction sets that kernels are built for, the largest first.
 SETS = ("amx", "avx512bf16", "avx512", "avx2", "neon")
 # Set to 0 for no native kernel, to the name of one of them, or to the path of another build.
 SWITCH = "HEADWISE_NATIVE"
@@ -20,7 +20,7 @@ NOT_BUILT = (
     "none was built with this installation, because there is no C++ compiler or it failed: "
     "`pip install --verbose` shows which"
 )
-INTERFACE = 6
+INTERFACE = 7
 # What a function may return instead of 0.
 NO_MEMORY, NOT_FINITE = 1, 2
 
@@ -87,10 +87,15 @@ class Library:
     def __bool__(self) -> bool:
         return self.functions is not None
 
+    @property
+    def is_outrun(self) -> bool:
+        """Whether this processor runs the build for a smaller instruction set faster."""
+        return self.functions is not None and bool(self.functions.headwise_is_outrun_here())
+
 
 @cache
 def library() -> Library:
-    """The best kernel that was built for this processor. The result is cached."""
+    """The fastest kernel that was built for this processor. The result is cached."""
     setting = os.environ.get(SWITCH, "")
     reason = f"asked for by {SWITCH}={setting}"
     if setting == "0":
@@ -102,14 +107,14 @@ def library() -> Library:
         return Library("none", f"{SWITCH}={setting} is not one of {known}, nor the path of a .so")
     if setting:
         return _built(setting, reason)
-    none = Library("none", NOT_BUILT)
+    best = Library("none", NOT_BUILT)
     for name in SETS:
         if (BUILT / f"{name}.so").is_file():
-            candidate = _built(name, "the best that was built for this processor")
-            if candidate:
+            candidate = _built(name, "the fastest that was built for this processor")
+            if candidate and not candidate.is_outrun:
                 return candidate
-            none = candidate
-    return none
+            best = best or candidate
+    return best
 
 
 def _built(name: str, why: str) -> Library:
@@ -126,9 +131,10 @@ def open_library(path: Path, why: str = "opened by its path") -> Library:
             return Library("none", f"{path.name} is not whole; install headwise again")
         functions = ctypes.CDLL(str(path))
         interface, runs = functions.headwise_interface, functions.headwise_runs_here
+        is_outrun = functions.headwise_is_outrun_here
     except (OSError, AttributeError, ValueError) as error:  # ValueError: a name with a NUL
         return Library("none", f"{path.name} cannot be loaded: {error}")
-    interface.restype = runs.restype = ctypes.c_int64
+    interface.restype = runs.restype = is_outrun.restype = ctypes.c_int64
     if interface() != INTERFACE << 32 | ctypes.sizeof(Problem) or layout_of(functions) != LAYOUT:
         return Library("none", f"{path.name} was built from other sources; build it again")
     if not runs():

@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+import platform
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -534,7 +536,27 @@ def test_the_choice_of_the_library_is_reported(monkeypatch: pytest.MonkeyPatch) 
     assert library.__wrapped__().why == f"asked for by HEADWISE_NATIVE={path.name}"
     monkeypatch.delenv(_library.SWITCH)
     if _library.BUILT.is_dir():
-        assert library.__wrapped__().why == "the best that was built for this processor"
+        assert library.__wrapped__().why == "the fastest that was built for this processor"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere there is but one build")
+def test_a_slower_build_for_more_instructions_is_the_last_resort(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Intel's processors multiply pairs of bfloat16 more slowly than floats."""
+    is_intel = "GenuineIntel" in Path("/proc/cpuinfo").read_text("utf-8")
+    built = {name: open_library(BUILT / f"{name}.so") for name in SETS}
+    runs = [name for name, opened in built.items() if opened]
+    outrun = [name for name in runs if built[name].is_outrun]
+    assert outrun == [name for name in runs if name == "avx512bf16" and is_intel]
+    monkeypatch.delenv(_library.SWITCH, raising=False)
+    monkeypatch.setattr(_library, "BUILT", tmp_path)
+    (tmp_path / f"{SETS[0]}.so").write_text("no library")
+    for name in (*outrun, *(name for name in runs if name not in outrun)):
+        shutil.copy(BUILT / f"{name}.so", tmp_path)
+        assert library.__wrapped__().name == next(
+            (n for n in runs if n not in outrun and (tmp_path / f"{n}.so").is_file()), name
+        )
 
 
 @pytest.mark.parametrize("lowest", [-1e28, -1e30, -0.7 * torch.finfo(torch.float32).max])

@@ -86,8 +86,10 @@ EXPORTED int64_t headwise_peak(int64_t rounds, int64_t uses_pairs);
 EXPORTED const Field *headwise_fields(int64_t *count);
 // Whether this processor has the instructions that this object is compiled to.
 EXPORTED int64_t headwise_runs_here();
+// Whether this processor runs the object for a smaller instruction set faster.
+EXPORTED int64_t headwise_is_outrun_here();
 // The version of this interface and the size of a problem.
 EXPORTED int64_t headwise_interface();
 }
 
-constexpr int64_t INTERFACE = 6;
+constexpr int64_t INTERFACE = 7;
