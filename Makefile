@@ -118,6 +118,7 @@ bench: .venv/dev
 	$(BIN)/python benchmarks/short_calls.py --into docs/short-calls.md
 	$(BIN)/python benchmarks/native.py --into docs/native.md
 	$(BIN)/python benchmarks/native.py --cores --into docs/native-cores.md
+	$(BIN)/python benchmarks/native_builds.py --into docs/native.md
 	$(BIN)/python benchmarks/native_peak.py --into docs/native-peak.svg
 	$(BIN)/python benchmarks/kernel_choice.py --into docs/kernel-choice.md
 	$(BIN)/python benchmarks/clip.py --into docs/entropy-collapse.md
