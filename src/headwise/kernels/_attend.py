@@ -115,7 +115,9 @@ def attend(
         Vaswani et al. 2017, eq. 1 (arXiv:1706.03762); grouped heads: Ainslie et al. 2023
         (arXiv:2305.13245).
     """
-    extras, outline = Extras(need_weights, need_lse, need_entropy), None
+    extras, outline = HEADS_ALONE, None
+    if need_weights or need_lse or need_entropy:
+        extras = Extras(need_weights, need_lse, need_entropy)
     are_numbers = type(scale) in _NUMBERS and type(softcap) in _NUMBERS
     if are_numbers and mask is None and bias is None and sinks is None:
         near = None if window is None else repr(window)  # 1.0 equals 1, and is refused
@@ -130,7 +132,7 @@ def attend(
         )  # fmt: skip
         settled = _settle(AttentionProblem(q, k, v, rule, dropout_p, extras), backend, outline)
     result = settled.solve(AttentionProblem(q, k, v, settled.rule, dropout_p, extras))
-    if not any(extras):
+    if extras is HEADS_ALONE:
         return result["heads"]
     lse, choice = result["lse"] if need_lse else None, settled.choice
     return AttendOutput(result["heads"], result.get("weights"), lse, result.get("entropy"), choice)

@@ -47,8 +47,10 @@ def remember(known: dict[Outline, Known], outline: Outline, value: Known) -> Kno
 
 def under_autocast(x: Tensor) -> bool:
     """Whether autocast is on for the device of a tensor; some, such as meta, have none."""
+    if x.is_cpu:
+        return torch.is_autocast_enabled("cpu")
     kind = x.device.type
-    if kind in ("cpu", "cuda"):  # torch.compile of torch 2.11 cannot ask whether they have it
+    if kind == "cuda":  # torch.compile of torch 2.11 cannot ask whether they have it
         return torch.is_autocast_enabled(kind)
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 

@@ -118,13 +118,15 @@ class EligibleRows:
     ) -> tuple[Float[Tensor, "3 K M H"], Float[Tensor, "K H"]]:
         """The sums of calls on `M` texts, and the largest values; NaN where no row counts.
 
+        Args:
+            values: Overwritten, since new memory costs more than all the sums.
         Returns:
             The number of rows, the sums over them and the sums under even attention, by text; and
             the maximum of each statistic.
         """
         # As bits, since filling by a mask takes longer than all the rest.
         as_bits = torch.int64 if values.dtype == torch.float64 else torch.int32
-        kept = (values.view(as_bits) & self.bits).view(values.dtype)
-        highest = (kept + self.floor).amax((1, 3)).double()
-        sums = torch.stack([self.count, texts.sums(kept), self.even])
+        values.view(as_bits).bitwise_and_(self.bits)
+        sums = torch.stack([self.count, texts.sums(values), self.even])
+        highest = values.add_(self.floor).amax((1, 3)).double()
         return sums, highest.masked_fill(self.undefined, torch.nan)
