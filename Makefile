@@ -121,6 +121,7 @@ bench: .venv/dev
 	$(BIN)/python benchmarks/native_builds.py --into docs/native.md
 	$(BIN)/python benchmarks/native_peak.py --into docs/native-peak.svg
 	$(BIN)/python benchmarks/kernel_choice.py --into docs/kernel-choice.md
+	$(BIN)/python benchmarks/pruning_time.py --threads 1 --clock cpu --passes 9 --into docs/smaller.md
 	$(BIN)/python benchmarks/clip.py --into docs/entropy-collapse.md
 	$(BIN)/python benchmarks/corpus_memory.py --into docs/scale.md --figure docs/corpus-memory.svg
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/corpus_sharding.py --into docs/scale.md

@@ -1,6 +1,7 @@
 """How much faster attention gets when heads are removed.
 
     python benchmarks/pruning_time.py MODEL ... --threads 1 --clock cpu --into docs/smaller.md
+    python benchmarks/pruning_time.py --threads 1 --clock cpu --passes 9 --into docs/smaller.md
     python benchmarks/pruning_time.py --device cuda --dtype bfloat16
 
 A quarter, a half and three quarters of the heads (whole groups, if heads come in groups) are
@@ -88,7 +89,7 @@ def main() -> None:
     text = f"{about}\n\n{table(TITLES, cells, 1)}"
     print(text)
     if options.into:
-        insert(text, options.into)
+        insert(text, options.into, "" if options.model else "random models")
 
 
 if __name__ == "__main__":

@@ -39,8 +39,9 @@ from headwise.kernels.spec import (
     SolveHeads,
 )
 
-# Pairs of queries and keys up to which waking a second thread costs more than it gains.
-ONE_THREAD = 1 << 15
+# Pairs of queries and keys up to which waking a second thread costs more than it gains; and, where
+# few queries are packed, so that keys come from memory, the numbers of the keys of all these pairs.
+ONE_THREAD, ONE_THREAD_PACKED = 1 << 15, 1 << 18
 # The dtypes that the kernel reads, and their numbers in `ElementType`.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _DTYPE_NAMES = ", ".join(map(str, DTYPES))
@@ -180,9 +181,8 @@ class ProblemBuilder:
             MemoryError: there is no memory to compute in.
         """
         check_apart(self.spans, self.outputs)
-        problem = self.problem
-        problem.threads = n_threads(problem.B * problem.H * problem.T * problem.S)
-        return run(problem, function)
+        self.problem.threads = n_threads(shares_threads(self.problem))
+        return run(self.problem, function)
 
     def prepare(self) -> "PreparedProblem | None":
         """The problem with all its outputs, to be solved for other tensors of its outline.
@@ -194,7 +194,7 @@ class ProblemBuilder:
             return None
         return PreparedProblem(
             problem=problem,
-            pairs=problem.B * problem.H * problem.T * problem.S,
+            shares_threads=shares_threads(problem),
             lengths=[(name, stop - start) for start, stop, name in self.spans[:3]],
             outputs=[(name, _allocation(x)) for name, x in self.outputs.items()],
             kept=[x for name, x in inputs.items() if name not in ("q", "k", "v")],
@@ -218,7 +218,7 @@ class PreparedProblem:
     problem: Problem
     lengths: Sequence[tuple[str, int]]  # the inputs, and the bytes that each spans
     outputs: Sequence[tuple[str, partial[Tensor]]]  # and how each is allocated
-    pairs: int  # of queries and keys
+    shares_threads: bool  # whether a second thread gains anything
     kept: Sequence[Tensor]  # other inputs, such as positions: the same in each call
 
     def heads(self, otherwise: SolveHeads, problem: AttentionProblem) -> Named:
@@ -258,7 +258,7 @@ class PreparedProblem:
         for name, allocate in self.outputs:
             outputs[name] = x = allocate()
             setattr(problem, name, x.data_ptr())
-        problem.threads = n_threads(self.pairs)
+        problem.threads = n_threads(self.shares_threads)
         return outputs, run(problem)
 
 
@@ -274,9 +274,17 @@ def address(start: int) -> int:
     return start or _NOWHERE.data_ptr()
 
 
-def n_threads(pairs: int) -> int:
-    """The number of threads for this many pairs of queries and keys."""
-    return min(torch.get_num_threads(), _Threads.most) if pairs > ONE_THREAD else 1
+def shares_threads(problem: Problem) -> bool:
+    """Whether a problem is large enough for a second thread to gain more than waking it costs."""
+    pairs: int = problem.B * problem.H * problem.T * problem.S
+    if problem.packed:
+        return pairs * problem.D >= ONE_THREAD_PACKED
+    return pairs > ONE_THREAD
+
+
+def n_threads(shared: bool) -> int:
+    """The number of threads for a problem that they share, or do not."""
+    return min(torch.get_num_threads(), _Threads.most) if shared else 1
 
 
 def run(problem: Problem, function: str = "headwise_forward") -> bool:
