@@ -246,7 +246,7 @@ class PreparedProblem:
             ArgumentError: the memory of an input was freed.
         """
         problem, starts, item = Problem.from_buffer_copy(self.problem), 0, given.q.itemsize
-        for (name, length), x in zip(self.lengths, given, strict=False):  # its first three
+        for (name, length), x in zip(self.lengths, given[:3], strict=True):
             start = x.data_ptr()
             if not start or x.storage_offset() * item + length > x.untyped_storage().nbytes():
                 check_extent(name, x, length)  # it says what is wrong, if anything is
