@@ -73,14 +73,17 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]], left_columns: in
     return "\n".join("| " + " | ".join(line) + " |" for line in (titles, marks, *cells))
 
 
-def publish(rows: list[Row], where: str, page: str | None, file: str | None = None) -> None:
-    """Print the tables; write them into `page`, and the rows into `file`, if given."""
-    text = "\n\n".join([f"{where}.", *tables(rows)])
+def publish(
+    rows: list[Row], where: str, page: str | None, file: str | None = None, part: str = ""
+) -> None:
+    """Print the tables; write them into a part of `page`, and the rows into `file`, if given."""
+    titled = (f"#{text}" if part else text for text in tables(rows))
+    text = "\n\n".join([f"{where}.", *titled])
     print(text)
     if file:
         Path(file).write_text(json.dumps({"machine": where, "rows": rows}, indent=1), "utf-8")
     if page:
-        insert(text, page)
+        insert(text, page, part)
 
 
 def insert(text: str, page: str | Path, part: str = "") -> None:

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from _report import Row, insert, machine, print_rows, rows_of, tables
+from _report import Row, machine, print_rows, publish, rows_of
 from _timing import Work, interleaved, rounds_for
 from torch import Tensor
 
@@ -45,10 +45,7 @@ def main() -> None:
     runs = {name: build for name, build in builds.items() if build}
     rows = print_rows([*throughput(runs), *whole_calls(runs, options)])
     where = f"Taken here: {library().name}. {machine(options)}"
-    text = "\n\n".join([f"{where}.", *(x.replace("## ", "### ", 1) for x in tables(rows))])
-    print(text)
-    if options.into:
-        insert(text, options.into, "builds")
+    publish(rows, where, options.into, part="builds")
 
 
 def throughput(builds: dict[str, Library]) -> Iterator[Row]:

@@ -118,7 +118,7 @@ def main() -> None:
         rows, where = [row for one in saved for row in one["rows"]], saved[0]["machine"]
     else:
         rows, where = print_rows(_all(options)), _machine(options)
-    publish(rows, where, options.into, file=options.json)
+    publish(rows, where, options.into, file=options.json, part=options.page_part)
 
 
 def _all(options: argparse.Namespace) -> Iterator[Row]:
@@ -261,6 +261,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--read", nargs="+", help="files of rows, instead of measuring")
     parser.add_argument("--json", help="a file for the rows")
     parser.add_argument("--into", help="a page to write the tables into")
+    parser.add_argument("--page-part", default="", help="which part of that page")
     return parser.parse_args()
 
 
