@@ -39,8 +39,8 @@ from headwise.kernels.spec import (
     SolveHeads,
 )
 
-# Pairs of queries and keys up to which waking a second thread costs more than it gains; and, where
-# few queries are packed, so that keys come from memory, the numbers of the keys of all these pairs.
+# Pairs of queries and keys up to which waking a second thread costs more than it gains. Where few
+# queries are packed, keys come from memory, and pairs times the width of a head count.
 ONE_THREAD, ONE_THREAD_PACKED = 1 << 15, 1 << 18
 # The dtypes that the kernel reads, and their numbers in `ElementType`.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
