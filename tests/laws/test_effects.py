@@ -21,6 +21,7 @@ from headwise.roles import (
     translation,
 )
 from headwise.roles.effects import copying_scores
+from headwise.roles.results._rows import labels_of_rows
 from headwise.tables import Head
 from planted import IDS, TOKENIZER, WORDS, PlantedGPT, lines
 
@@ -114,6 +115,27 @@ def test_a_behaviour_of_the_user_names_its_heads(model: PlantedGPT, roles: Roles
     task = repetition(model, TOKENIZER, TEXTS)
     mine = replace(task, name="mine", labels={"prefix matching": "name moving"})
     assert roles.effects(model, [mine], heads=["L1.H0"]).of("L1.H0") == ["name moving"]
+
+
+@pytest.mark.parametrize(
+    ("role", "low", "high", "label"),
+    [
+        ("prefix matching", 0.2, 0.9, "induction"),
+        ("prefix matching", -0.1, 0.9, "prefix matching"),
+        ("prefix matching", -0.9, -0.2, "prefix matching"),
+        ("same token", -0.9, -0.2, "duplicate suppression"),
+        ("same token", -0.9, 0.1, "same token"),
+        ("same token", 0.2, 0.9, "same token"),
+        ("previous token", 0.2, 0.9, "previous token"),
+    ],
+)
+def test_the_copying_score_names_a_behaviour_if_its_whole_interval_has_the_sign(
+    role: str, low: float, high: float, label: str
+) -> None:
+    row = {"name": "L0.H0", "role": role, "copying.low": low, "copying.high": high, "found": True}
+    assert labels_of_rows(pd.DataFrame([row, row | {"found": False}])) == [label, ""]
+    unknown = {name: x for name, x in row.items() if not name.startswith("copying")}
+    assert labels_of_rows(pd.DataFrame([unknown])) == [role]
 
 
 class Writing(torch.nn.Module):

@@ -35,7 +35,7 @@ def step_down(
     adjusted p is the share of resamples in which any column that is not more significant
     reaches as large a t. Where fewer than ten do, a generalised Pareto distribution fitted to
     the 250 largest maxima continues the shares; its tail is never taken to be bounded, so p
-    ranks columns and is never 0. A column of zeros has t = 0.
+    is never 0 and ranks columns, down to 1e-12 of the tail. A column of zeros has t = 0.
 
     Args:
         gains: What each text gains over its null; the columns of one array share their texts,
