@@ -9,7 +9,6 @@ multiplies in registers alone shows why the builds differ.
 """
 
 import argparse
-import ctypes
 from collections.abc import Iterator
 from functools import partial
 from unittest.mock import patch
@@ -18,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from _report import Row, machine, print_rows, publish, rows_of
 from _timing import Work, interleaved, rounds_for
+from native_peak import multiplications
 from torch import Tensor
 
 from headwise._library import BUILT, SETS, Library, library, open_library
@@ -34,7 +34,6 @@ CASES = (
     ((2, 12, 512, 64), True, True),
 )
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-ROUNDS = 200_000  # of multiplications in registers
 
 
 def main() -> None:
@@ -51,15 +50,13 @@ def main() -> None:
 def throughput(builds: dict[str, Library]) -> Iterator[Row]:
     """Multiplications and additions in registers alone, of each build and dtype."""
     for name, build in builds.items():
-        for dtype in DTYPES:
-            count = build.functions.headwise_peak
-            count.argtypes, count.restype = [ctypes.c_int64] * 2, ctypes.c_int64
-            work = partial(count, ROUNDS, int(dtype == "bfloat16"))
+        for name_of_dtype, dtype in DTYPES.items():
+            work = multiplications(build, dtype)
             operations = work()
             times = interleaved({"time": work}, 15, "cpu")
             speed = f"{operations / times.median('time') / 1e6:.0f}" if operations else ""
             case = {"table": "Billions of operations a second in registers", "build": name}
-            yield case | {"who": dtype, "took": speed, "ratio": "1", "rounds": 15}
+            yield case | {"who": name_of_dtype, "took": speed, "ratio": "1", "rounds": 15}
 
 
 def whole_calls(builds: dict[str, Library], options: argparse.Namespace) -> Iterator[Row]:

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from headwise._library import library
+from headwise._library import Library, library
 from headwise.kernels import RowRequest, make_rule, row_statistics
 
 TOKENS = (128, 256, 512, 1024, 2048, 4096)
@@ -38,7 +38,7 @@ def main() -> None:
     torch.set_grad_enabled(False)
     shares: Shares = {}
     for dtype in (torch.float32, torch.bfloat16):
-        for T in TOKENS if _peak(dtype)() else ():
+        for T in TOKENS if multiplications(library(), dtype)() else ():
             for who, share in _shares(dtype, T, options.seconds).items():
                 name = f"{str(dtype).removeprefix('torch.')}, {who}"
                 shares.setdefault(name, {})[T] = share
@@ -47,8 +47,9 @@ def main() -> None:
         options.into.write_text(_draw(shares), "utf-8")
 
 
-def _peak(dtype: torch.dtype) -> Callable[[], int]:
-    count = library().functions.headwise_peak
+def multiplications(build: Library, dtype: torch.dtype) -> Callable[[], int]:
+    """Multiplications and additions in registers alone; returns how many, 0 if it has none."""
+    count = build.functions.headwise_peak
     count.argtypes, count.restype = [ctypes.c_int64] * 2, ctypes.c_int64
     return partial(count, ROUNDS, int(dtype == torch.bfloat16))
 
@@ -66,7 +67,8 @@ def _shares(dtype: torch.dtype, T: int, seconds: float) -> dict[str, float]:
     samples: dict[str, list[float]] = {who: [] for who in works}
     until = time.perf_counter() + seconds
     while time.perf_counter() < until or len(samples["torch, without"]) < 7:
-        peak = _peak(dtype)() / _took(_peak(dtype))
+        multiply = multiplications(library(), dtype)
+        peak = multiply() / _took(multiply)
         for who, work in works.items():
             samples[who].append(operations / _took(work) / peak)
     return {who: statistics.median(values) for who, values in samples.items()}

@@ -40,7 +40,7 @@ from headwise.kernels.spec import (
 )
 
 # Pairs of queries and keys up to which waking a second thread costs more than it gains. Where few
-# queries are packed, keys come from memory, and pairs times the width of a head count.
+# queries are packed, keys come from memory: it gains from these pairs times the width of a head on.
 ONE_THREAD, ONE_THREAD_PACKED = 1 << 15, 1 << 18
 # The dtypes that the kernel reads, and their numbers in `ElementType`.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -283,7 +283,7 @@ def shares_threads(problem: Problem) -> bool:
 
 
 def n_threads(shared: bool) -> int:
-    """The number of threads for a problem that they share, or do not."""
+    """The number of threads to use: those of torch if they share the problem, otherwise one."""
     return min(torch.get_num_threads(), _Threads.most) if shared else 1
 
 

@@ -47,11 +47,12 @@ def remember(known: dict[Outline, Known], outline: Outline, value: Known) -> Kno
 
 def under_autocast(x: Tensor) -> bool:
     """Whether autocast is on for the device of a tensor; some, such as meta, have none."""
+    # Both have it, and torch.compile of torch 2.11 cannot ask whether they do.
     if x.is_cpu:
         return torch.is_autocast_enabled("cpu")
+    if x.is_cuda:
+        return torch.is_autocast_enabled("cuda")
     kind = x.device.type
-    if kind == "cuda":  # torch.compile of torch 2.11 cannot ask whether they have it
-        return torch.is_autocast_enabled(kind)
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
