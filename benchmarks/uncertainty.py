@@ -35,7 +35,7 @@ from headwise.tables import Curves
 
 POINTS = (4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16)
 TEXTS = (30, 60, 135, 270)
-SCORED, EVALUATED = (16, 64, 256), (16, 64, 200)  # texts, in simulations of elbows
+SCORED, EVALUATED = (16, 64), (16, 64, 200)  # texts, in simulations of elbows
 KNOWN = {"treebank": "trees", "paragraphs": "coref"}  # corpora whose tables roles.py keeps
 BETTER = (0.0, 0.1, 0.2, 0.3)  # than a rule, as a share of queries
 
@@ -73,7 +73,7 @@ def simulate_elbows(options: argparse.Namespace) -> None:
     path = options.keep / "simulate-elbows.json"
     cells = json.loads(path.read_text("utf-8")) if path.exists() else []
     known = {(cell["kind"], cell["scored"]) for cell in cells}
-    for kind, scored in product(KINDS, SCORED):
+    for scored, kind in product(SCORED, KINDS):
         if (kind, scored) not in known:
             found = coverage(KINDS[kind], scored, EVALUATED, options.repeats)
             cells.append({"kind": kind, "scored": scored, "n": options.repeats, "found": found})
@@ -139,8 +139,10 @@ def corpora(options: argparse.Namespace) -> None:
         "short": by_length[:half],
         "long": by_length[half:],
     }
-    found = {}
-    for name, texts in parts.items():
+    path = options.keep / "corpora.json"
+    found = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    for name in options.parts:
+        texts = parts[name]
         roles = kept_roles(options, name) or hw.find_roles(model, tokenizer, texts)
         roles.save(options.keep / f"{file_of(name)}.json")
         with_roles, shapes = roles.found(), roles.shapes()
@@ -159,7 +161,7 @@ def corpora(options: argparse.Namespace) -> None:
             "notes": list(roles.notes),
         }
         print(name, roles, flush=True)
-    save(options, "corpora", found)
+        save(options, path.stem, found)
 
 
 def file_of(name: str) -> str:
@@ -187,10 +189,10 @@ def save(options: argparse.Namespace, name: str, content: object) -> None:
 def publish(options: argparse.Namespace) -> None:
     """Write each part of the page whose results are stored."""
     for name, lines in PARTS.items():
-        path = options.keep / f"{name}.json"
-        if path.exists():
-            content = json.loads(path.read_text("utf-8"))
-            insert("\n\n".join(lines(content)), options.into, name)
+        path = options.keep / f"{FILES.get(name, name)}.json"
+        written = lines(json.loads(path.read_text("utf-8"))) if path.exists() else []
+        if written:
+            insert("\n\n".join(written), options.into, name)
 
 
 def simulated(content: Any) -> list[str]:
@@ -223,8 +225,8 @@ def simulated_elbows(cells: Any) -> list[str]:
 
 
 def rows_of(cells: Any, number: str) -> list[list[str]]:
-    rows = []
-    for cell in cells:
+    rows, kinds = [], list(KINDS)
+    for cell in sorted(cells, key=lambda cell: (kinds.index(cell["kind"]), cell["scored"])):
         texts = []
         for place in range(len(EVALUATED)):
             fixed, redrawn = cell["found"][2 * place : 2 * place + 2]
@@ -255,35 +257,34 @@ def drawn_elbows(rows: Any) -> list[str]:
     ]
 
 
-def compared(found: Any) -> list[str]:
-    rows = []
-    for one, other in (("treebank", "paragraphs"), ("short", "long")):
-        tested = set(found[one]["tested"]) & set(found[other]["tested"])
-        labels = [
-            {tuple(label) for label in found[name]["labels"] if label[1] in tested}
-            for name in (one, other)
-        ]
-        shapes = [found[name]["shapes"] for name in (one, other)]
-        alike = sum(
-            shapes[0].get(head) == shapes[1].get(head) for head in {**shapes[0], **shapes[1]}
-        )
-        sinks = [sum("sink" in shape for shape in part.values()) for part in shapes]
-        rank = spearmanr(found[one]["importance"], found[other]["importance"])[0]
-        rows.append([
-            f"{one} · {other}", f"{found[one]['texts']} · {found[other]['texts']}",
-            f"{len(labels[0])} · {len(labels[1])}", str(len(labels[0] & labels[1])),
-            f"{sinks[0]} · {sinks[1]}", f"{alike} of {len({**shapes[0], **shapes[1]})}",
-            f"{rank:.2f}",
-        ])  # fmt: skip
+def compared(names: tuple[str, str], found: Any) -> list[str]:
+    """The tables of two parts; none if one is not stored."""
+    if not set(names) <= set(found):
+        return []
+    tested = set.intersection(*(set(found[name]["tested"]) for name in names))
+    labels = [
+        {tuple(label) for label in found[name]["labels"] if label[1] in tested} for name in names
+    ]
+    shapes = [found[name]["shapes"] for name in names]
+    either = {**shapes[0], **shapes[1]}
+    alike = sum(shapes[0].get(head) == shapes[1].get(head) for head in either)
+    sinks = [sum("sink" in shape for shape in part.values()) for part in shapes]
+    rank = spearmanr(*(found[name]["importance"] for name in names))[0]
+    row = [
+        " · ".join(names), " · ".join(f"{found[name]['texts']:,}" for name in names),
+        f"{len(labels[0])} · {len(labels[1])}", str(len(labels[0] & labels[1])),
+        f"{sinks[0]} · {sinks[1]}", f"{alike} of {len(either)}", f"{rank:.2f}",
+    ]  # fmt: skip
     stable = [
-        [name, str(len(part["labels"])), str(sum(share == 1 for share in part["stability"])),
-         str(sum(share < 0.5 for share in part["stability"]))]
-        for name, part in found.items()
+        [name, str(len(found[name]["labels"])),
+         str(sum(share == 1 for share in found[name]["stability"])),
+         str(sum(share < 0.5 for share in found[name]["stability"]))]
+        for name in names
     ]  # fmt: skip
     titles = ["texts", "number", "labels of roles that both test", "in both", "sinks"]
     return [
-        table([*titles, "same shape", "rank correlation of importance"], rows),
-        "Labels under five further splits of each corpus into halves:",
+        table([*titles, "same shape", "rank correlation of importance"], [row]),
+        "Labels under five further splits of each into halves:",
         table(["texts", "labels", "found under all five", "under fewer than half"], stable),
     ]
 
@@ -292,8 +293,10 @@ PARTS = {
     "simulate": simulated,
     "simulate-elbows": simulated_elbows,
     "elbows": drawn_elbows,
-    "corpora": compared,
+    "corpora": partial(compared, ("treebank", "paragraphs")),
+    "lengths": partial(compared, ("short", "long")),
 }
+FILES = {"lengths": "corpora"}  # where a part of the page does not have a file of its name
 
 
 def main() -> None:
@@ -317,6 +320,9 @@ def main() -> None:
     comparing.add_argument("--texts", type=int, default=10**6, help="the most texts of a corpus")
     comparing.add_argument(
         "--found", type=Path, default=Path(), help="a folder of roles.py, with tables of MiniLM"
+    )
+    comparing.add_argument(
+        "--parts", nargs="+", default=["treebank", "paragraphs", "short", "long"]
     )
     comparing.set_defaults(run=corpora)
     publishing = parts.add_parser("publish")
