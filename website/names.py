@@ -50,6 +50,7 @@ TOPICS = {
             "roles.Behaviour",
             "roles.BehaviourBatch",
             "roles.Effects",
+            "roles.ChoiceRelation",
             "roles.TokenText",
             "roles.relations.tokenize",
         ),

@@ -24,10 +24,19 @@ from headwise.roles.effects import (
     translation,
 )
 from headwise.roles.evaluation import check_reads_one_text
-from headwise.roles.relations import Pairs, TokenText
+from headwise.roles.relations import (
+    ChoiceRelation,
+    Pairs,
+    Relation,
+    Relations,
+    TokenText,
+    own_roles,
+)
 from headwise.roles.results import (
     Roles,
     by_nearness,
+    rules_line,
+    rules_of,
     shape_line,
     shapes_summary,
     shown_outcomes,
@@ -44,11 +53,14 @@ __all__ = [
     "AnswerEffect",
     "Behaviour",
     "BehaviourBatch",
+    "ChoiceRelation",
     "Effect",
     "Effects",
     "Evidence",
     "Group",
     "Pairs",
+    "Relation",
+    "Relations",
     "RoleSums",
     "Roles",
     "Survey",
@@ -65,7 +77,10 @@ __all__ = [
     "find_roles",
     "load_heads",
     "merge_roles",
+    "own_roles",
     "repetition",
+    "rules_line",
+    "rules_of",
     "shape_line",
     "shapes_summary",
     "shown_outcomes",

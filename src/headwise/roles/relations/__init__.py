@@ -1,6 +1,7 @@
 """Relations: the (query, key) pairs of each role, from tokens, annotations and random probes."""
 
 from headwise.roles.relations._gold import dependencies_in, dependency_roles, gold_roles
+from headwise.roles.relations._items import Item, as_item
 from headwise.roles.relations._probe import (
     PREFIX_MATCHING,
     PROBED,
@@ -16,11 +17,14 @@ from headwise.roles.relations._relations import (
     GRIDS,
     SHAPES,
     SINKS,
+    ChoiceRelation,
+    End,
     Grid,
-    Item,
     Pairs,
+    Relation,
+    Relations,
     Role,
-    as_item,
+    own_roles,
     roles_of_frequency,
     token_roles,
 )
@@ -35,9 +39,13 @@ __all__ = [
     "PROBED",
     "SHAPES",
     "SINKS",
+    "ChoiceRelation",
+    "End",
     "Grid",
     "Item",
     "Pairs",
+    "Relation",
+    "Relations",
     "Role",
     "TokenText",
     "Tokenized",
@@ -47,6 +55,7 @@ __all__ = [
     "dependency_roles",
     "draw_probe",
     "gold_roles",
+    "own_roles",
     "probe",
     "roles_of_frequency",
     "texts_of",

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headwise.roles.relations._relations import Item, Role
+from headwise.roles.relations._items import Item
+from headwise.roles.relations._relations import Role
 from headwise.roles.relations._tokens import TokenText
 
 _PREFIX = (0, 8)

@@ -16,13 +16,11 @@ from headwise.errors import ArgumentError
 from headwise.models import check_model, fingerprint
 from headwise.roles.effects import Behaviour, Effects, ablate_each
 from headwise.roles.results._explanation import explanations
+from headwise.roles.results._outcomes import none_found, none_found_by_head, outcomes_by_role
 from headwise.roles.results._rows import (
     example_rows,
     heads_with,
     labels_of_rows,
-    none_found,
-    none_found_by_head,
-    outcomes_by_role,
     strongest_by_head,
 )
 from headwise.roles.results._saved_rows import SCHEMA, fields_of, metadata_of
@@ -68,8 +66,10 @@ class Roles:
             with a query, `p_adj` the p adjusted over all tested rows (NaN where a role was not
             tested, 1 where the selection half shows less than half of what a label needs; below
             one in a few hundred it comes from a fitted tail), `chosen_half` the effect on the
-            selection half; `null.…` is the score of each null; `stability` is the share of
-            further splits of the texts under which the same procedure finds the role. `mass` is
+            selection half; `null.…` is the score of each null, and for a choice among candidates
+            `rule.…` that of each rule that chooses (`null.offset`: the best place before or
+            after the query); `stability` is the share of further splits of the texts under which
+            the same procedure finds the role. `mass` is
             the attention on the relation, and `value` the same with each key weighted by the
             norm of its projected value, `‖v_j W_O‖`: a head may attend to keys that add little
             to its output. Both are from 0 to 1, and NaN for a role without a relation or a head
