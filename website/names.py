@@ -45,6 +45,7 @@ TOPICS = {
             "roles.agreement",
             "roles.alignment",
             "roles.behaviour",
+            "roles.name_moving",
             "roles.repetition",
             "roles.translation",
             "roles.Behaviour",

@@ -20,6 +20,7 @@ from headwise.roles.effects import (
     Group,
     agreement,
     behaviour,
+    name_moving,
     repetition,
     translation,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "find_roles",
     "load_heads",
     "merge_roles",
+    "name_moving",
     "own_roles",
     "repetition",
     "rules_line",

@@ -1,10 +1,17 @@
 """Relations: the (query, key) pairs of each role, from tokens, annotations and random probes."""
 
-from headwise.roles.relations._gold import dependencies_in, dependency_roles, gold_roles
+from headwise.roles.relations._gold import (
+    NEXT_NAME,
+    dependencies_in,
+    dependency_roles,
+    gold_roles,
+    next_names,
+)
 from headwise.roles.relations._items import Item, as_item
 from headwise.roles.relations._probe import (
     PREFIX_MATCHING,
     PROBED,
+    SAME,
     before_text,
     draw_probe,
     probe,
@@ -35,8 +42,10 @@ __all__ = [
     "DIFFUSE_BESIDE_SINKS",
     "EVEN",
     "GRIDS",
+    "NEXT_NAME",
     "PREFIX_MATCHING",
     "PROBED",
+    "SAME",
     "SHAPES",
     "SINKS",
     "ChoiceRelation",
@@ -55,6 +64,7 @@ __all__ = [
     "dependency_roles",
     "draw_probe",
     "gold_roles",
+    "next_names",
     "own_roles",
     "probe",
     "roles_of_frequency",

@@ -72,15 +72,14 @@ class _Units:
         return sorted(numbers)
 
     def _check(self, role: Role, pair: tuple[Any, Any]) -> None:
-        is_phrase = isinstance(pair[0], tuple)
-        grid: Grid = "token" if is_phrase else role.grid
-        size = len(self.text.ids) if grid == "token" else len(self.of_grid[grid])
-        ends = [unit for end in pair for unit in end] if is_phrase else pair
-        if not all(0 <= unit < size for unit in ends):
-            raise ArgumentError(
-                f"find_roles: {role.name!r} gives {pair} for a text of {size} {grid}s. Count "
-                f"them from 0."
-            )
+        for end in pair:
+            grid: Grid = "token" if isinstance(end, tuple) else role.grid
+            size = len(self.text.ids) if grid == "token" else len(self.of_grid[grid])
+            if not all(0 <= unit < size for unit in (end if isinstance(end, tuple) else (end,))):
+                raise ArgumentError(
+                    f"find_roles: {role.name!r} gives {pair} for a text of {size} {grid}s. Count "
+                    f"them from 0."
+                )
 
     def _number(self, end: Any) -> int:
         """The number of a unit; phrases follow the annotated mentions."""

@@ -3,6 +3,7 @@
 from headwise.roles.results._outcomes import by_nearness, rules_line, rules_of, shown_outcomes
 from headwise.roles.results._rows import (
     BEHAVIOUR_LABELS,
+    BY_COPYING,
     labels_of_rows,
     outcomes,
     tested_rows,
@@ -12,6 +13,7 @@ from headwise.roles.results._table import Roles
 
 __all__ = [
     "BEHAVIOUR_LABELS",
+    "BY_COPYING",
     "Roles",
     "by_nearness",
     "labels_of_rows",

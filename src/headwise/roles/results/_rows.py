@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 
 from headwise.roles.effects import Effects
 from headwise.roles.evaluation import RULES
+from headwise.roles.relations import NEXT_NAME, PREFIX_MATCHING, SAME
 from headwise.roles.testing import (
     FEWEST_TEXTS,
     LEVEL,
@@ -38,9 +39,13 @@ _NEEDED = f"{FEWEST_TEXTS} needed"
 UNDECIDED = "not tested: no held-out text has both a right and a wrong candidate for it"
 _CONTROL_SHARE = 0.1  # of the effect, the most that ablation may cost on the control
 # The behaviour that a pattern is named after, and the sign of the copying score that shows it.
-_BY_COPYING = {"prefix matching": ("induction", 1.0), "same token": ("duplicate suppression", -1.0)}
+BY_COPYING = {
+    PREFIX_MATCHING.name: ("induction", 1.0),
+    SAME.name: ("duplicate suppression", -1.0),
+    NEXT_NAME: ("name moving", 1.0),
+}
 # No relation may take the name of a behaviour: attention alone does not show one.
-BEHAVIOUR_LABELS = tuple(label for label, _ in _BY_COPYING.values())
+BEHAVIOUR_LABELS = tuple(label for label, _ in BY_COPYING.values())
 
 
 def tested_rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.DataFrame:
@@ -133,7 +138,7 @@ def _label(row: Mapping[Any, Any], shown: Mapping[tuple[str, str], str]) -> str:
     role = str(row["role"])
     if (row["name"], role) in shown:
         return shown[row["name"], role]
-    label, sign = _BY_COPYING.get(role, ("", 0.0))
+    label, sign = BY_COPYING.get(role, ("", 0.0))
     ends = [sign * row.get(f"copying.{end}", np.nan) for end in ("low", "high")]
     return label if label and min(ends) > 0 else role
 

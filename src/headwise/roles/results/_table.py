@@ -52,10 +52,10 @@ class Roles:
 
     Attributes:
         rows: A row per head and role, the `shapes` included. `label` is the name of the role,
-            or of the behaviour that the head was shown to have as well: a head with the role
-            `prefix matching` is labelled `induction` if its `copying` score (−1 to 1, with its
-            interval) is above 0, or if `effects` showed that repetition needs it; a head with
-            `same token` and a copying score below 0 is `duplicate suppression`. `outcome` is
+            or of the behaviour that it was shown to have as well: `prefix matching` is labelled
+            `induction`, and `next name` `name moving`, if the `copying` score (−1 to 1, with its
+            interval) is above 0, or if `effects` showed that the behaviour needs the head;
+            `same token` with a score below 0 is `duplicate suppression`. `outcome` is
             `found` (then `found` is true), `not found`, or `not tested: ` and what is missing.
             `smallest` is the smallest effect for which a head is labelled in four cases of five
             (NaN: none is), `control` the score of a planted head that the test found unless the
@@ -189,8 +189,8 @@ class Roles:
 
         Args:
             model: The model in which the roles were found.
-            behaviours: Made by `agreement`, `translation`, `repetition` or `behaviour` of
-                `headwise.roles`. The rows of the roles that a behaviour names get the growth of
+            behaviours: Made by functions of `headwise.roles`, such as `repetition` or
+                `behaviour`. The rows of the roles that a behaviour names get the growth of
                 its loss as `without.NAME`, with the interval (95 %, over texts) in `.low` and
                 `.high`.
             heads: Which heads to ablate. None is every head that has a role.
