@@ -66,8 +66,7 @@ def alignment(model: nn.Module, tokenizer: Any, corpus: Corpus, *, seed: int = 0
     if reads_two_texts(model):
         pairs = linked_pairs(tokenizer, texts, context_of(model, tokenizer))
         _check_linked(pairs, len(texts))
-        heads, hits = evaluate_pairs(model, pairs)
-        return _frame([pair.words for pair in pairs], heads, hits, seed)
+        return _frame([pair.words for pair in pairs], *evaluate_pairs(model, pairs), seed)
     pieces = tokenize(tokenizer, texts, context_of(model, tokenizer)).pieces
     linked = [text for piece in pieces if (text := _LinkedText.of(piece)) is not None]
     _check_linked(linked, len(texts))
