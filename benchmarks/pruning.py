@@ -5,6 +5,7 @@
     python benchmarks/pruning.py measure MODEL --coref gap.tsv --keep paragraphs --redraw 10
     python benchmarks/pruning.py measure MODEL --text stories.txt --keep babyllama --recover 20
     python benchmarks/pruning.py measure MINIGPT --grammar --keep minigpt
+    python benchmarks/pruning.py measure FOLDER --language attractors --keep attractors
     python benchmarks/pruning.py publish minilm babyllama --into docs/pruning.md
 
 With sentence pairs (two sentences and their similarity per row, no header) the loss measures how
@@ -12,9 +13,10 @@ far embeddings move, and Spearman's correlation with the similarities is reporte
 of trees or of coreference, of which the text alone is read, it measures how far embeddings move.
 With texts, separated by `<|endoftext|>`, it is the loss of the language model: all of them are used
 for evaluation, and heads are scored and models recovered on texts that the full model generates.
-With `--grammar` the model is a Mini-GPT, and all texts are fresh lines of its grammar. `--redraw`
-measures orders from other draws of the scored texts, so that an interval of the elbow covers those
-too.
+With `--grammar` the model is a Mini-GPT, and all texts are fresh lines of its grammar. With
+`--language` it is an encoder that is trained on a generated language and saved in the folder, and
+all texts are other sentences with one masked word. `--redraw` measures orders from other draws of
+the scored texts, so that an interval of the elbow covers those too.
 
 Scores and curves are stored in a folder, and existing ones are not measured again: first the curves
 without recovery, then one for each method whose smaller models are trained towards the full one.
@@ -22,24 +24,22 @@ without recovery, then one for each method whose smaller models are trained towa
 """
 
 import argparse
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from _pruning_material import Material, encoder_in, preparation
 from _pruning_tables import ELSEWHERE, PLAIN, RANDOM, RECOVERED, REDRAWN, ModelCurves, agreement
 from _report import insert
 from torch import nn
 
 import headwise as hw
-from headwise.corpora import Grammar, read_conllu, read_gap, read_pairs
 from headwise.files import write_beside
-from headwise.models import batches, encode
 from headwise.recovery import recovering
-from headwise.scoring import Gates, Loss, paired, read_batches
+from headwise.scoring import Gates
 from headwise.tables import Curves, random_orders, save_figure
 
 # The method and the number of rounds of each order.
@@ -53,95 +53,15 @@ METHODS = {
     "gates": (Gates(steps=120, seeds=2), 1),
 }
 # Methods that do not apply to a kind of loss.
-SILENT = {"embedding": {"gradient"}, "lm": {"curvature"}}
-SHORTEST = 64  # tokens: a shorter text has little context, so its loss is not typical
-
-
-@dataclass(frozen=True)
-class Material:
-    """Batches to score heads and take means on, to recover on, and to evaluate on."""
-
-    score: list[Any]
-    recover_on: list[Any]
-    evaluate: list[Any]
-    loss: Loss | str
-    kind: str
-
-
-def material_from_pairs(model: nn.Module, tokenizer: Any, options: argparse.Namespace) -> Material:
-    pairs = read_pairs(options.pairs)
-    chosen = np.random.default_rng(0).permutation(len(pairs))
-    held_out = [pairs[i] for i in chosen[: options.judging]]
-    used = {sentence for pair in held_out for sentence in (pair.one, pair.two)}
-    others = (pairs[i] for i in chosen[options.judging :])
-    fresh = sorted({s for pair in others for s in (pair.one, pair.two)} - used)
-    fresh = [fresh[i] for i in np.random.default_rng(1).permutation(len(fresh))]
-    read = partial(read_batches, model=model, tokenizer=tokenizer)
-    evaluate, loss = paired(held_out, model, tokenizer)
-    score, recover_on = read(fresh[: options.texts]), read(fresh[options.texts :])
-    return Material(score, recover_on, evaluate, loss, "embedding")
-
-
-def material_from_corpus(model: nn.Module, tokenizer: Any, options: argparse.Namespace) -> Material:
-    """Texts of an annotated corpus, drawn at random; the scored ones are not evaluated."""
-    texts = read_conllu(options.trees) if options.trees else read_gap(options.coref)
-    strings = list(dict.fromkeys(text.text for text in texts))
-    drawn = [strings[i] for i in np.random.default_rng(0).permutation(len(strings))]
-    ends = np.cumsum([options.judging, options.texts, options.own])
-    read = partial(read_batches, model=model, tokenizer=tokenizer)
-    evaluate, score, recover_on = (read(part) if part else [] for part in _split(drawn, ends))
-    return Material(score, recover_on, evaluate, "embedding", "embedding")
-
-
-def _split(texts: list[str], ends: np.ndarray) -> Iterator[list[str]]:
-    start = 0
-    for end in map(int, ends):
-        yield texts[start:end]
-        start = end
-
-
-def material_from_text(model: nn.Module, tokenizer: Any, options: argparse.Namespace) -> Material:
-    stories = [story.strip() for story in options.text.read_text("utf-8").split("<|endoftext|>")]
-    pieces = [ids for ids in encode(tokenizer, stories, model) if len(ids) >= SHORTEST]
-    evaluate = [vars(batch) for batch in batches(pieces, 16)]
-    generated = generate_texts(model, options.texts + options.own)
-    score, recover_on = ([{"input_ids": ids} for ids in part.split(8)]
-                    for part in generated.split([options.texts, options.own]))  # fmt: skip
-    return Material(score, recover_on, evaluate, "lm", "lm")
-
-
-def material_from_grammar(
-    model: nn.Module, tokenizer: Any, options: argparse.Namespace
-) -> Material:
-    """Fresh lines: half are sentences, half repeat a random sequence."""
-    grammar, rng = Grammar(), np.random.default_rng([0, 9])
-    sizes = (options.texts, options.own, options.judging)
-    drawn = [
-        [
-            str(grammar.repeat(rng) if number % 2 else grammar.sentence(rng))
-            for number in range(size)
-        ]
-        for size in sizes
-    ]
-    read = [
-        [vars(batch) for batch in batches(encode(tokenizer, lines, model), 16)] for lines in drawn
-    ]
-    return Material(*read, "lm", "lm")
-
-
-def generate_texts(model: nn.Module, texts: int) -> torch.Tensor:
-    """Texts of the model's full length, sampled from its predictions."""
-    torch.manual_seed(0)
-    start = torch.full((texts, 1), model.config.bos_token_id)
-    length = model.config.max_position_embeddings - 1
-    sampling = {"min_new_tokens": length, "max_new_tokens": length, "top_k": 0, "do_sample": True}
-    return model.generate(start, attention_mask=torch.ones_like(start), **sampling)
+SILENT = {"embedding": {"gradient"}, "lm": {"curvature"}, "masked-lm": {"curvature"}}
 
 
 def measure(options: argparse.Namespace) -> None:
     """Score the heads with each method, and measure the curves that do not exist yet."""
     torch.set_num_threads(1)
     options.keep.mkdir(parents=True, exist_ok=True)
+    if options.language:
+        encoder_in(Path(options.model), options.language, options.steps)
     model, tokenizer = hw.load(options.model), hw.load_tokenizer(options.model)
     material = preparation(options)(model, tokenizer, options)
     draw = partial(
@@ -189,15 +109,6 @@ def curves_elsewhere(
     curves = draw({name: [order] * 2}, reference=material.score, points=options.redrawn_points)
     scores = {name: of[:1] for name, of in curves.scores.items()}
     return replace(curves, per_text={name: curves.per_text[name][:1]}, scores=scores)
-
-
-def preparation(options: argparse.Namespace) -> Callable[..., Material]:
-    """Which material the options name."""
-    if options.pairs:
-        return material_from_pairs
-    if options.trees or options.coref:
-        return material_from_corpus
-    return material_from_grammar if options.grammar else material_from_text
 
 
 def scores_of(model: nn.Module, material: Material, name: str, folder: Path) -> hw.Scores:
@@ -253,6 +164,10 @@ def main() -> None:
     measuring.add_argument("--coref", type=Path, help="a GAP table")
     measuring.add_argument("--text", type=Path)
     measuring.add_argument("--grammar", action="store_true", help="the model is a Mini-GPT")
+    measuring.add_argument(
+        "--language", help="a generated language; the model is an encoder trained on it"
+    )
+    measuring.add_argument("--steps", type=int, default=1600, help="that the encoder is trained")
     measuring.add_argument(
         "--redraw", type=int, default=0, help="orders from other draws of the scored texts"
     )

@@ -1,14 +1,16 @@
 """Two published protocols on a sentence encoder, with their own rules and with ours beside them.
 
     python benchmarks/reproductions.py clark MODEL --trees dev.conllu --keep runs
+    python benchmarks/reproductions.py coreference MODEL --coref gap.tsv --keep runs
     python benchmarks/reproductions.py michel MODEL --pairs stsb-en-dev.csv --keep runs
     python benchmarks/reproductions.py publish --keep runs --into docs/reproductions.md
 
 `clark` follows Clark et al. 2019, sections 3.1 to 4.2: what heads attend to on pieces of about 128
-tokens, and which word each word attends to most, per dependency. `michel` follows Michel et al.
-2019, sections 3.2 to 4.2: one head removed, all heads but one of a layer removed, and more and more
-heads removed by importance; the task is the similarity of sentence pairs. Attention is read and
-scored here from its weights, not by the code that finds roles.
+tokens, and which word each word attends to most, per dependency. `coreference` follows section 4.3
+on paragraphs of GAP: which of the mentions a mention attends to most. `michel` follows Michel et
+al. 2019, sections 3.2 to 4.2: one head removed, all heads but one of a layer removed, and more and
+more heads removed by importance; the task is the similarity of sentence pairs. Attention is read
+and scored here from its weights, not by the code that finds roles.
 """
 
 import argparse
@@ -19,16 +21,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from _antecedents import antecedent_lines, antecedents
 from _commands import run_command
 from _report import insert, table
+from _word_attention import between_words, weights_of
 from scipy.stats import rankdata, spearmanr
 from torch import nn
 
 import headwise as hw
-from headwise.corpora import AnnotatedText, SentencePair, read_conllu, read_pairs
+from headwise.corpora import AnnotatedText, SentencePair, read_conllu, read_gap, read_pairs
 from headwise.models import (
     Attention,
-    batches,
     by_attention,
     encode,
     find_attentions,
@@ -39,7 +42,6 @@ from headwise.roles.relations import texts_of, tokenize
 from headwise.roles.testing._significance import step_down
 from headwise.scoring.methods._suffix_replay import SuffixReplay
 from headwise.tables import Head
-from headwise.watch import Request
 
 LENGTH = 128  # tokens of a piece, as in Clark et al.
 POSITION, TOKEN, BROAD = 0.5, 0.6, 3.8 / np.log(128)  # the thresholds of their notebook
@@ -84,19 +86,6 @@ def joined(texts: Sequence[str], tokenizer: Any) -> list[str]:
     return [piece for piece in pieces if len(tokenizer(piece).input_ids) > LENGTH // 2]
 
 
-def weights_of(
-    model: nn.Module, sequences: Sequence[Sequence[int]]
-) -> Iterator[tuple[list[Head], np.ndarray]]:
-    """The heads and their weights on each sequence, `[H, T, T]`."""
-    for sequence in sequences:
-        (batch,) = batches([sequence], 1)
-        with torch.no_grad(), hw.observe(model, Request(statistics=(), maps=True)) as watch:
-            model(**vars(batch))
-        layers = watch.layers()
-        maps = [block.weights[0].clone() for layer in layers for block in layer.blocks()]
-        yield [head for layer in layers for head in layer.heads], torch.cat(maps).numpy()
-
-
 def surface(model: nn.Module, tokenizer: Any, pieces: Sequence[str]) -> list[list[Any]]:
     """Mean mass of each head per piece, queries at special tokens included, as they do."""
     marks = set(tokenizer.convert_tokens_to_ids([".", ","]))
@@ -125,12 +114,7 @@ def syntax(model: nn.Module, tokenizer: Any, texts: Sequence[AnnotatedText]) -> 
     for number, ((heads, weights), piece) in enumerate(zip(order, pieces, strict=True)):
         names = [str(head) for head in heads]
         half = number % 2
-        member = np.zeros((len(piece.words), len(piece.ids)), np.float32)
-        for word, tokens in enumerate(piece.words):
-            member[word, list(tokens)] = 1
-        size = np.maximum(member.sum(1, keepdims=True), 1)
-        words = (member / size) @ weights @ member.T
-        words[:, range(len(words[0])), range(len(words[0]))] = 0
+        words = between_words(weights, piece.words)
         best = {"dependent to head": words.argmax(2), "head to dependent": words.argmax(1)}
         for arc in piece.text.arcs:
             relation = arc.relation.partition(":")[0]
@@ -149,6 +133,12 @@ def syntax(model: nn.Module, tokenizer: Any, texts: Sequence[AnnotatedText]) -> 
         "hits": {key: value.tolist() for key, value in hits.items()},
         "counts": {key: value.tolist() for key, value in counts.items()},
     }
+
+
+def coreference(options: argparse.Namespace) -> None:
+    model, tokenizer = hw.load(options.model), hw.load_tokenizer(options.model)
+    texts = list(dict.fromkeys(read_gap(options.coref)))[: options.texts]
+    save(options, "coreference", antecedents(model, tokenizer, texts, LENGTH))
 
 
 def michel(options: argparse.Namespace) -> None:
@@ -291,7 +281,7 @@ def save(options: argparse.Namespace, name: str, content: object) -> None:
 
 
 def publish(options: argparse.Namespace) -> None:
-    for name, lines in (("clark", clark_lines), ("michel", michel_lines)):
+    for name, lines in PARTS.items():
         path = options.keep / f"{name}.json"
         if path.exists():
             insert("\n\n".join(lines(json.loads(path.read_text("utf-8")))), options.into, name)
@@ -424,6 +414,9 @@ def paired_bootstrap(full: np.ndarray, alone: np.ndarray, gold: np.ndarray) -> n
     return np.minimum(1.0, 2 * np.minimum(above, below))
 
 
+PARTS = {"clark": clark_lines, "coreference": antecedent_lines, "michel": michel_lines}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parts = parser.add_subparsers(required=True)
@@ -433,6 +426,10 @@ def main() -> None:
     first.add_argument("--pieces", type=int, default=200)
     first.add_argument("--found", type=Path, help="a folder of roles.py, with roles on all trees")
     first.set_defaults(run=clark)
+    mentions = parts.add_parser("coreference")
+    mentions.add_argument("--coref", type=Path, required=True)
+    mentions.add_argument("--texts", type=int, default=10**6, help="the most paragraphs")
+    mentions.set_defaults(run=coreference)
     second = parts.add_parser("michel")
     second.add_argument("--pairs", type=Path, required=True)
     second.add_argument("--judging", type=int, default=500, help="pairs that are evaluated")
@@ -441,9 +438,9 @@ def main() -> None:
     publishing = parts.add_parser("publish")
     publishing.add_argument("--into", required=True)
     publishing.set_defaults(run=publish)
-    for part in (first, second):
+    for part in (first, mentions, second):
         part.add_argument("model")
-    run_command(parser, (first, second, publishing))
+    run_command(parser, (first, mentions, second, publishing))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """How sure the statistics of this library are: error rates, coverage, other texts, other draws.
 
     python benchmarks/uncertainty.py simulate --keep runs
+    python benchmarks/uncertainty.py simulate-elbows --keep runs
     python benchmarks/uncertainty.py elbows MODEL --pairs stsb-en-dev.csv --keep runs
     python benchmarks/uncertainty.py corpora MODEL --trees dev.conllu --coref gap.tsv --keep runs
     python benchmarks/uncertainty.py publish --keep runs --into docs/uncertainty.md
 
-`simulate` needs no model: data with a known answer go through the test and the intervals. `elbows`
+`simulate` and `simulate-elbows` need no model: data with a known answer go through the test and the
+intervals. `elbows`
 repeats the protocol of docs/pruning.md on independent draws of sentences, and compares the numbers
 of removable heads with the intervals of each draw. `corpora` finds roles and scores heads on two
 corpora apart, and on short and long texts of one. Each stores JSON; `publish` writes the page.
@@ -15,11 +17,13 @@ import argparse
 import json
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from _commands import run_command
+from _elbow_simulations import KINDS, coverage
 from _report import insert, table
 from _simulations import GAINS, covered, false_discoveries, hits, importances, outcomes
 from scipy.stats import spearmanr
@@ -31,6 +35,7 @@ from headwise.tables import Curves
 
 POINTS = (4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16)
 TEXTS = (30, 60, 135, 270)
+SCORED, EVALUATED = (16, 64, 256), (16, 64, 200)  # texts, in simulations of elbows
 KNOWN = {"treebank": "trees", "paragraphs": "coref"}  # corpora whose tables roles.py keeps
 BETTER = (0.0, 0.1, 0.2, 0.3)  # than a rule, as a share of queries
 
@@ -61,6 +66,19 @@ def simulate(options: argparse.Namespace) -> None:
         "simulate",
         {"errors": errors, "found": found, "coverage": coverage, "n": options.repeats},
     )
+
+
+def simulate_elbows(options: argparse.Namespace) -> None:
+    """The coverage of the intervals of elbows, on simulated models."""
+    path = options.keep / "simulate-elbows.json"
+    cells = json.loads(path.read_text("utf-8")) if path.exists() else []
+    known = {(cell["kind"], cell["scored"]) for cell in cells}
+    for kind, scored in product(KINDS, SCORED):
+        if (kind, scored) not in known:
+            found = coverage(KINDS[kind], scored, EVALUATED, options.repeats)
+            cells.append({"kind": kind, "scored": scored, "n": options.repeats, "found": found})
+            print(kind, scored, found, flush=True)
+            save(options, path.stem, cells)
 
 
 def shares(numbers: Sequence[float]) -> str:
@@ -123,9 +141,8 @@ def corpora(options: argparse.Namespace) -> None:
     }
     found = {}
     for name, texts in parts.items():
-        saved = options.found / f"MiniLM-{KNOWN[name]}.json" if name in KNOWN else None
-        is_saved = saved is not None and saved.exists()
-        roles = hw.Roles.load(saved) if is_saved else hw.find_roles(model, tokenizer, texts)
+        roles = kept_roles(options, name) or hw.find_roles(model, tokenizer, texts)
+        roles.save(options.keep / f"{file_of(name)}.json")
         with_roles, shapes = roles.found(), roles.shapes()
         strings = [text.text for text in texts[:64]]
         scores = hw.importance(model, strings, "half-gate", tokenizer=tokenizer)
@@ -145,6 +162,19 @@ def corpora(options: argparse.Namespace) -> None:
     save(options, "corpora", found)
 
 
+def file_of(name: str) -> str:
+    return f"MiniLM-{KNOWN.get(name, name)}"
+
+
+def kept_roles(options: argparse.Namespace, name: str) -> hw.Roles | None:
+    """The roles of a part, if this benchmark or roles.py has stored them."""
+    for folder in (options.keep, options.found):
+        path = folder / f"{file_of(name)}.json"
+        if path.exists():
+            return hw.Roles.load(path)
+    return None
+
+
 def drawn(texts: Sequence[AnnotatedText], most: int) -> list[AnnotatedText]:
     distinct = list(dict.fromkeys(texts))
     return [distinct[i] for i in np.random.default_rng(0).permutation(len(distinct))[:most]]
@@ -156,7 +186,7 @@ def save(options: argparse.Namespace, name: str, content: object) -> None:
 
 def publish(options: argparse.Namespace) -> None:
     """Write each part of the page whose results are stored."""
-    for name, lines in (("simulate", simulated), ("elbows", drawn_elbows), ("corpora", compared)):
+    for name, lines in PARTS.items():
         path = options.keep / f"{name}.json"
         if path.exists():
             content = json.loads(path.read_text("utf-8"))
@@ -176,6 +206,34 @@ def simulated(content: Any) -> list[str]:
         f"The share of {5 * content['n']} simulations in which the 95 % interval held the truth:",
         table(["what is estimated", *titles], content["coverage"]),
     ]
+
+
+def simulated_elbows(cells: Any) -> list[str]:
+    titles = ["losses of heads", "scored", *(f"{number} evaluated" for number in EVALUATED)]
+    return [
+        f"The share of {cells[0]['n']} simulated models whose 95 % interval held the elbow that "
+        "was to be expected: with the order as it is · with the scored texts drawn again:",
+        table(titles, rows_of(cells, "holds"), left_columns=2),
+        "The share of other draws of scored and evaluated texts whose elbow lay in these "
+        "intervals:",
+        table(titles, rows_of(cells, "inside"), left_columns=2),
+        "The mean elbow that the ten redrawn orders state, and the one to expect:",
+        table(titles, rows_of(cells, "stated"), left_columns=2),
+    ]
+
+
+def rows_of(cells: Any, number: str) -> list[list[str]]:
+    rows = []
+    for cell in cells:
+        texts = []
+        for place in range(len(EVALUATED)):
+            fixed, redrawn = cell["found"][2 * place : 2 * place + 2]
+            if number == "stated":
+                texts.append(f"{redrawn['stated']:.1f} · {redrawn['expected']:.1f}")
+            else:
+                texts.append(f"{fixed[number]:.2f} · {redrawn[number]:.2f}")
+        rows.append([cell["kind"], str(cell["scored"]), *texts])
+    return rows
 
 
 def drawn_elbows(rows: Any) -> list[str]:
@@ -230,12 +288,23 @@ def compared(found: Any) -> list[str]:
     ]
 
 
+PARTS = {
+    "simulate": simulated,
+    "simulate-elbows": simulated_elbows,
+    "elbows": drawn_elbows,
+    "corpora": compared,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parts = parser.add_subparsers(required=True)
     simulating = parts.add_parser("simulate")
     simulating.add_argument("--repeats", type=int, default=200)
     simulating.set_defaults(run=simulate)
+    simulating_elbows = parts.add_parser("simulate-elbows")
+    simulating_elbows.add_argument("--repeats", type=int, default=300)
+    simulating_elbows.set_defaults(run=simulate_elbows)
     drawing = parts.add_parser("elbows")
     drawing.add_argument("--pairs", type=Path, required=True)
     drawing.add_argument("--draws", type=int, default=20)
@@ -255,7 +324,7 @@ def main() -> None:
     publishing.set_defaults(run=publish)
     for part in (drawing, comparing):
         part.add_argument("model")
-    run_command(parser, (simulating, drawing, comparing, publishing))
+    run_command(parser, (simulating, simulating_elbows, drawing, comparing, publishing))
 
 
 if __name__ == "__main__":

@@ -146,7 +146,9 @@ class Curves:
         growth, last = self._growth(order, allowed), int(self.removed[-1])
         if growth.shape[-1] == 1:
             return Elbow(heads, np.nan, np.nan, last)
-        drawn = [self._last_within(bootstrap_means(values.T), allowed) for values in growth]
+        # All orders share the resamples, which take longer to draw than to use.
+        means = bootstrap_means(np.moveaxis(growth, -1, 0).reshape(growth.shape[-1], -1))
+        drawn = self._last_within(means.reshape(-1, growth.shape[1]), allowed)
         low, high = np.quantile(drawn, tails_of(level), method="nearest")
         return Elbow(heads, float(low), float(high), last)
 
