@@ -130,7 +130,7 @@ class Decoding:
         expected, grows = self._latest.get(site, (1, True))
         grows = grows or expected != S
         self._latest[site] = S + 1, grows
-        if not grows or expected != S or not self._may_wait(call, inputs):
+        if not grows or expected != S or site.cross or not self._may_wait(call, inputs):
             return False
         run = self.runs.get(site)
         if run is None:
@@ -144,7 +144,7 @@ class Decoding:
     def _may_wait(self, call: AttentionCall, inputs: StackInputs) -> bool:
         q, k = call.q, call.k
         is_token = type(call) is AttentionCall and q.shape[2] == 1 and call.real is None
-        if not is_token or call.cross or not call.rule.is_static or k.numel() > _NUMBERS:
+        if not is_token or not call.rule.is_static or k.numel() > _NUMBERS:
             return False
         if not (q.is_cpu and k.is_cpu and k.itemsize in _INTEGERS and is_eager(q, k)):
             return False

@@ -23,35 +23,13 @@ class RowTexts:
     n_texts: int
     is_cross: bool
 
-    @classmethod
-    def joined(cls, parts: Sequence["RowTexts"]) -> "RowTexts":
-        """The rows of one part after the other, each with texts of its own."""
-        real = torch.cat([part.real for part in parts])
-        n_texts = sum(part.n_texts for part in parts)
-        number = None
-        if n_texts != len(real):
-            numbers, before = [], 0
-            for part in parts:
-                numbers.append(part.numbers + before)
-                before += part.n_texts
-            number = torch.cat(numbers)
-        return cls(real, number, n_texts, parts[0].is_cross)
-
-    @property
-    def numbers(self) -> Int[Tensor, "B T"]:
-        """The text of each query."""
-        B, T = self.real.shape
-        rows = torch.arange(B, device=self.real.device)[:, None].expand(B, T)
-        return rows if self.number is None else self.number
-
-    def sums(self, values: Shaped[Tensor, "K B H T"]) -> Float[Tensor, "K M H"]:
+    def sums(self, values: Shaped[Tensor, "*calls B H T"]) -> Float[Tensor, "*calls M H"]:
         """Sums over the queries of each text, in double precision."""
         if self.number is None:
             return values.sum(-1, dtype=torch.float64)
-        K, B, H, T = values.shape
-        rows = values.double().permute(1, 3, 0, 2).reshape(B * T, K, H)
-        sums = rows.new_zeros(self.n_texts, K, H).index_add_(0, self.number.flatten(), rows)
-        return sums.transpose(0, 1)
+        rows = values.double().movedim((-3, -1), (0, 1)).flatten(0, 1)  # (B T) *calls H
+        sums = rows.new_zeros(self.n_texts, *rows.shape[1:])
+        return sums.index_add_(0, self.number.flatten(), rows).movedim(0, -2)
 
 
 # The rows for which a statistic is defined and its value under even weights; None: every real
@@ -105,28 +83,22 @@ class EligibleRows:
             undefined=count.sum(1) == 0,
         )
 
-    def repeated(self, n: int) -> "EligibleRows":
-        """The rows of so many calls, one after the other."""
-        bits, floor, count, even = (
-            x.unsqueeze(1).expand(-1, n, *x.shape[1:]).flatten(1, 2)
-            for x in (self.bits, self.floor, self.count, self.even)
-        )
-        return EligibleRows(bits, floor, count, even, self.undefined)
-
     def sums_of(
-        self, values: Float[Tensor, "K B H T"], texts: RowTexts
-    ) -> tuple[Float[Tensor, "3 K M H"], Float[Tensor, "K H"]]:
-        """The sums of calls on `M` texts, and the largest values; NaN where no row counts.
+        self, values: Float[Tensor, "K n B H T"], texts: RowTexts
+    ) -> tuple[Float[Tensor, "3 K n M H"], Float[Tensor, "K n H"]]:
+        """The sums of `n` calls on the same `M` texts, and the largest values.
 
         Args:
             values: Overwritten, since new memory costs more than all the sums.
         Returns:
             The number of rows, the sums over them and the sums under even attention, by text; and
-            the maximum of each statistic.
+            the maximum of each statistic, NaN where no row counts.
         """
         # As bits, since filling by a mask takes longer than all the rest.
         as_bits = torch.int64 if values.dtype == torch.float64 else torch.int32
-        values.view(as_bits).bitwise_and_(self.bits)
-        sums = torch.stack([self.count, texts.sums(values), self.even])
-        highest = values.add_(self.floor).amax((1, 3)).double()
-        return sums, highest.masked_fill(self.undefined, torch.nan)
+        values.view(as_bits).bitwise_and_(self.bits[:, None])
+        sums = texts.sums(values)
+        count, even = (x[:, None].expand_as(sums) for x in (self.count, self.even))
+        highest = values.add_(self.floor[:, None]).amax((2, 4)).double()
+        undefined = self.undefined[:, None]
+        return torch.stack([count, sums, even]), highest.masked_fill(undefined, torch.nan)
