@@ -101,7 +101,5 @@ def _capture_layer(
             watched="a hook on the module",
             kernel="headwise",
             exact=not (module.training and module.dropout),
-            # Only the layer around this module knows self- from cross-attention.
-            cross=active.is_cross_attention(q.shape[2], k.shape[2]),
         )
     )  # fmt: skip

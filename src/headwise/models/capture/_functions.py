@@ -103,6 +103,8 @@ class FunctionCapture(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             return self._attend(func, *args, **kwargs)
         output = func(*args, **kwargs)
+        if output is not None and not isinstance(output, Tensor):  # such as a shape
+            return output
         with torch.no_grad():
             call = self._softmaxes.follow(func, args, kwargs, output)
             if call is not None:
@@ -192,7 +194,6 @@ def _call(
         watched="the function mode",
         kernel="scaled_dot_product_attention",
         exact=not dropout_p,
-        cross=active.is_cross_attention(T, S),
     )  # fmt: skip
 
 

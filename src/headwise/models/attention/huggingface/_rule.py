@@ -35,7 +35,7 @@ def keys_read(
         return mask.n_keys
     if implementation == NAME and mask is None and is_causal(module, T, kwargs):
         return min(S, T)
-    return min(S, mask.shape[1]) if _is_flash(implementation) and mask is not None else S
+    return min(S, mask.shape[1]) if mask is not None and _is_flash(implementation) else S
 
 
 def rule_of(
