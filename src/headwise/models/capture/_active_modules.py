@@ -251,11 +251,14 @@ class ActiveModules:
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
         """End the call of a module, and all calls inside it."""
-        if self.call_of(module) is None:
+        for place in range(len(self.calls)):
+            if self.calls[place].module is module:
+                break
+        else:
             return
-        while self.call_of(module) is not None:
-            call = self.calls.pop()
+        for call in self.calls[place:]:
             self.captured_elsewhere -= call.has_own_hook
             call.queries = None
+        del self.calls[place:]
         if not self.calls and self.interception is not None:
-            self.interception.end()
+            self.interception.end(module)

@@ -71,7 +71,6 @@ def capture_calls(
             hooks.enter_context(capture_interface(model, active))
         hooks.enter_context(ordinary_path(model))
         functions = hooks.enter_context(capture_functions(active, softmaxes))
-        hooks.after(model, functions.end_pass, always_call=True)
         hooks.enter_context(active.follow(model, tuple(hooked), functions))
         yield active
 
