@@ -14,14 +14,16 @@ from headwise.kernels.spec._nonfinite import (
     compute_guarded,
     guard_nonfinite,
 )
-from headwise.kernels.spec._outline import (
+from headwise.kernels.spec._problem import (
+    HEADS_ALONE,
+    AttentionProblem,
+    Extras,
     Outline,
     autocast_inputs,
     outline_of,
     remember,
     under_autocast,
 )
-from headwise.kernels.spec._problem import HEADS_ALONE, AttentionProblem, Extras
 from headwise.kernels.spec._request import OF_MASK, Named, RowRequest, RowStatistics, SharedRequest
 from headwise.kernels.spec._rule import (
     AttentionRule,
