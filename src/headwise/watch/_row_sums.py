@@ -131,7 +131,7 @@ def sum_rows(
     first, (B, H, T) = calls[0], calls[0].rows.lse.shape
     values = _values(_joined(calls), first.layout.widths, request)
     by_call = values.view(len(values), len(calls), B, H, T)
-    return first.eligible(request).sums_of(by_call, first.layout.positions.texts)
+    return first.eligible(request).sums_of(by_call, first.layout.positions)
 
 
 def _joined(calls: Sequence[CallRows]) -> Rows:
@@ -238,8 +238,8 @@ def _shares(rows: Rows, widths: Widths, request: Request) -> dict[str, RowValues
 def _eligible_rows(call: CallRows, request: Request) -> EligibleRows:
     """The rows that count for each statistic of a request, and its value under even weights."""
     rows, layout = call.rows, call.layout
-    texts, widths, spans = layout.positions.texts, layout.widths, layout.spans
-    real = texts.real[:, None] & (rows.n_keys > 0)
+    positions, widths, spans = layout.positions, layout.widths, layout.spans
+    real = positions.query_real[:, None] & (rows.n_keys > 0)
     n_keys = rows.n_keys.clamp(min=1).to(rows.lse.dtype)
     several = rows.n_keys > (0 if request.queries == "all" else 1)
     rules = _rules(rows, several, n_keys)
@@ -247,14 +247,16 @@ def _eligible_rows(call: CallRows, request: Request) -> EligibleRows:
     for name, seen in _by_mass("seen", vars(rows), widths, request).items():
         # In cross-attention, no query has a neighbor or a relation.
         crosses = name == "first" or name in request.spans
-        over_all = request.queries == "all" and (crosses or not texts.is_cross)
+        over_all = request.queries == "all" and (crosses or not positions.is_cross)
         eligible = several & ((seen > 0) | over_all)
         if spans is not None and name in request.spans:
             eligible &= spans.queries[:, None]
         rules[name] = rules[f"top({name})"] = eligible, seen / n_keys
         share = shares.get(f"value({name})")
         rules[f"value({name})"] = eligible if share is None else eligible & ~share.isnan(), None
-    return EligibleRows.of([rules.get(name, (None, None)) for name in request.names], real, texts)
+    return EligibleRows.of(
+        [rules.get(name, (None, None)) for name in request.names], real, positions
+    )
 
 
 def _rules(
