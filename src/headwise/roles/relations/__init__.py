@@ -7,11 +7,12 @@ from headwise.roles.relations._gold import (
     gold_roles,
     next_names,
 )
-from headwise.roles.relations._items import Item, as_item
-from headwise.roles.relations._probe import (
+from headwise.roles.relations._items import (
     PREFIX_MATCHING,
     PROBED,
     SAME,
+    Item,
+    as_item,
     before_text,
     draw_probe,
     probe,

@@ -5,10 +5,11 @@ from headwise.roles.results._rows import (
     BEHAVIOUR_LABELS,
     BY_COPYING,
     labels_of_rows,
+    length_measures,
     outcomes,
     tested_rows,
 )
-from headwise.roles.results._shapes import length_measures, shape_line, shapes_summary, signs_of
+from headwise.roles.results._shapes import shape_line, shapes_summary, signs_of
 from headwise.roles.results._table import Roles
 
 __all__ = [
