@@ -40,7 +40,7 @@ ALONE = "unwatched"
 class Training:
     """A model with its optimizer, a monitor of every n-th step and a clip, each if it is named.
 
-    The clip looks ahead if it is told which share of the bar is near.
+    The clip looks ahead if `near` says which share of the bar is near.
     """
 
     def __init__(

@@ -126,7 +126,8 @@ def test_a_trainer_that_looks_ahead_stays_below_the_bar(tmp_path: Path, looks: b
     class Trainer(transformers.Trainer):
         def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             if looks:
-                reports.append(clip.look_ahead(inputs))
+                with self.compute_loss_context_manager():
+                    reports.append(clip.look_ahead(inputs))
             return super().training_step(model, inputs, *args, **kwargs)
 
     def note(scalars: dict[str, float], _: int) -> None:
