@@ -2,6 +2,7 @@
 
 import inspect
 import random
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -57,7 +58,9 @@ def rehearse(model: nn.Module, batches: Sequence[Any]) -> None:
     # Weights that autocast casts without gradients would be reused in the training pass.
     torch.set_autocast_cache_enabled(False)
     try:
-        with _restored(model):
+        with _restored(model), warnings.catch_warnings():
+            # Layers whose activations are checkpointed miss the gradients.
+            warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
             for batch in batches:
                 _call(model, batch)
     finally:

@@ -33,6 +33,8 @@ from headwise.tables import Head
 
 _EPS = float(np.finfo(np.float32).eps)
 _LEAST_MARGIN = 8 * _EPS  # logits are sums of rounded products in float32
+# Each pass settles one more layer, unless layers share their weights or half precision rounds.
+_PASSES_PER_LAYER = 2
 
 
 class QKClip(TrainerEvents):
@@ -167,8 +169,8 @@ class QKClip(TrainerEvents):
             batch: As the model takes it: keyword arguments, a tuple of arguments, or a single
                 argument. A list of batches if a step accumulates gradients over several.
         Returns:
-            The clipped heads, and how often the batch was run: at most once more than there are
-            layers. Where layers share their weights, heads may then still be over the bar.
+            The clipped heads, and how often the batch was run: at most twice for each layer and
+            once more. Heads may then still be over the bar, where layers share their weights.
         Raises:
             ArgumentError: the monitor is closed, or `batch` is None, a text or an empty list.
             UnsupportedError: a largest logit is not a number, no attention was captured, or the
@@ -189,7 +191,7 @@ class QKClip(TrainerEvents):
                 saved = changed | saved
                 clipped |= {x.head: x.after(clipped.get(x.head)) for x in heads}
                 is_over = self._rehearsal.is_any(bool(heads))
-                passes, most = passes + 1, len(statistics.sites) + 1
+                passes, most = passes + 1, _PASSES_PER_LAYER * len(statistics.sites) + 1
         except BaseException:
             restore_rows(monitor.model, saved)
             raise
