@@ -32,7 +32,8 @@ template <class Element> class PartialRows {
   public:
     // How many floats of memory its sums take.
     static int64_t size(const Problem &problem) {
-        return TILE_LANES * (padded_width(problem.Dv) + 2 * problem.N + 5 * problem.C);
+        return TILE_LANES * (padded_width(problem.Dv) + 2 * problem.N + 5 * problem.C) +
+            padded_width(2 * problem.N);
     }
 
     PartialRows(const Problem &problem, float *memory, int64_t b, int64_t row, int n)
@@ -101,6 +102,7 @@ template <class Element> class PartialRows {
         workspace.single_keys = reinterpret_cast<int32_t *>(take(problem.N));
         workspace.classes = take(4 * problem.C);
         workspace.shared_members = take(problem.C);
+        workspace.single_ranges = reinterpret_cast<int32_t *>(memory);
         return workspace;
     }
 

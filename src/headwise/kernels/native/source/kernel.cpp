@@ -26,7 +26,7 @@ struct ForwardWorkspace {
     explicit ForwardWorkspace(const Problem &problem) : registers(uses_tiles(problem)) {
         int64_t blocks = problem.S / BLOCK_KEYS + 1;
         int64_t kept = problem.received ? blocks * KEPT_BLOCK : BLOCK_KEYS * TILE_LANES;
-        float *single_keys = nullptr;
+        float *single_keys = nullptr, *single_ranges = nullptr;
         allocation = allocate({{&workspace.queries, padded_width(problem.D) * TILE_LANES},
                                {&workspace.logits, kept},
                                {&workspace.pairs, BLOCK_KEYS / 2 * TILE_LANES},
@@ -34,12 +34,14 @@ struct ForwardWorkspace {
                                {&workspace.heads, problem.Dv * TILE_LANES},
                                {&workspace.single_logits, problem.N * TILE_LANES},
                                {&single_keys, problem.N * TILE_LANES},
+                               {&single_ranges, padded_width(2 * problem.N)},
                                {&workspace.classes, 4 * problem.C * TILE_LANES},
                                {&workspace.shared_members, problem.C * TILE_LANES},
                                {&workspace.all_keys, packed_head_size(problem, problem.D)},
                                {&workspace.all_values, packed_head_size(problem, problem.Dv)}});
         if (!packs_heads(problem)) workspace.all_keys = workspace.all_values = nullptr;
         workspace.single_keys = reinterpret_cast<int32_t *>(single_keys);
+        workspace.single_ranges = reinterpret_cast<int32_t *>(single_ranges);
     }
     ForwardWorkspace(const ForwardWorkspace &) = delete;
     ~ForwardWorkspace() { std::free(allocation); }
