@@ -157,16 +157,18 @@ template <class Element>
 int64_t decode(const Problem &problem, const Members &members, std::atomic<bool> &nonfinite) {
     Decoding<Element> decoding(problem);
     if (!decoding.memory) return NO_MEMORY;
+    auto merge = [&](int64_t tile, const NoWorkspace &) {
+        if (!decoding.merge_chunks(tile)) nonfinite = true;
+    };
+    bool is_whole = decoding.chunks == 1;  // a second team would take as long as a short task
     auto compute = [&](int64_t task, const ForwardWorkspace &of_thread) {
         Workspace workspace = of_thread.workspace;
         workspace.members = &members;
         decoding.compute_chunk(task, workspace);
-    };
-    auto merge = [&](int64_t tile, const NoWorkspace &) {
-        if (!decoding.merge_chunks(tile)) nonfinite = true;
+        if (is_whole) merge(task, NoWorkspace(problem));
     };
     return in_parallel<ForwardWorkspace>(problem, decoding.tiles * decoding.chunks, compute) ||
-           in_parallel<NoWorkspace>(problem, decoding.tiles, merge);
+           (!is_whole && in_parallel<NoWorkspace>(problem, decoding.tiles, merge));
 }
 
 int64_t forward(const Problem &problem, std::atomic<bool> &nonfinite) {
