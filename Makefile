@@ -119,6 +119,7 @@ bench: .venv/dev
 	$(BIN)/python benchmarks/native.py --into docs/native.md
 	$(BIN)/python benchmarks/native.py --cores --into docs/native-cores.md
 	$(BIN)/python benchmarks/native_builds.py --into docs/native.md
+	$(BIN)/python benchmarks/statistics_pass.py --into docs/native.md
 	$(BIN)/python benchmarks/native_peak.py --into docs/native-peak.svg
 	$(BIN)/python benchmarks/kernel_choice.py --into docs/kernel-choice.md
 	$(BIN)/python benchmarks/pruning_time.py --threads 1 --clock cpu --passes 9 --into docs/smaller.md
