@@ -82,6 +82,7 @@ STEPS = (
     Step("native", 20, "native.py --into {page}", NATIVE_PAGE),
     Step("native-cores", 16, "native.py --cores --into {page}", "docs/native-cores.md"),
     Step("native-builds", 3, "native_builds.py --into {page}", NATIVE_PAGE, ("builds",)),
+    Step("statistics-pass", 2, "statistics_pass.py --into {page}", NATIVE_PAGE, ("statistics",)),
     Step("native-peak", 1, "native_peak.py --into {figure}", NATIVE_PAGE, (),
          figure="docs/native-peak.svg"),
     Step("kernel-choice", 8, "kernel_choice.py --into {page}", "docs/kernel-choice.md"),

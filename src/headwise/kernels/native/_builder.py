@@ -41,7 +41,7 @@ from headwise.kernels.spec import (
 
 # Pairs of queries and keys up to which waking a second thread costs more than it gains. Where few
 # queries are packed, keys come from memory: it gains from these pairs times the width of a head on.
-ONE_THREAD, ONE_THREAD_PACKED = 1 << 15, 1 << 18
+ONE_THREAD, ONE_THREAD_PACKED = 1 << 15, 3 << 14
 # The dtypes that the kernel reads, and their numbers in `ElementType`.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _DTYPE_NAMES = ", ".join(map(str, DTYPES))
