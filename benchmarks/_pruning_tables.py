@@ -128,7 +128,8 @@ def growth(curves: Curves, name: str, point: int) -> str:
         return mean_and_range(lost.mean(1), 3)
     low, high = np.quantile(bootstrap_means(lost.T), [0.025, 0.975])
     digits = 4 if curves.compares else 3
-    return f"{lost.mean():.{digits}f} ± {(high - low) / 2:.{digits}f}".replace("-", "−")
+    mean = round(lost.mean(), digits) + 0.0  # a rounded −0 becomes 0
+    return f"{mean:.{digits}f} ± {(high - low) / 2:.{digits}f}".replace("-", "−")
 
 
 def percentile(curves: Curves, name: str, point: int) -> str:
@@ -141,7 +142,9 @@ def score(curves: Curves, name: str, point: int) -> str:
 
 def mean_and_range(values: np.ndarray, digits: int) -> str:
     """The mean of several orders with their range; the value of a single order."""
-    mean, low, high = (f"{x:.{digits}f}" for x in (values.mean(), values.min(), values.max()))
+    # Adding 0 makes a rounded −0 a 0.
+    ends = (round(x, digits) + 0.0 for x in (values.mean(), values.min(), values.max()))
+    mean, low, high = (f"{x:.{digits}f}".replace("-", "−") for x in ends)
     return mean if len(values) == 1 else f"{mean} ({low}–{high})"
 
 
