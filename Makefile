@@ -106,32 +106,10 @@ format: .venv/dev
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-# By hand, hours on an idle machine: the figures of all pages whose command needs the checkout alone.
+# By hand, hours on an idle machine: the figures of all pages whose command needs the checkout
+# alone, or with PAGE=docs/native.md those of one. It goes on where it stopped.
 bench: .venv/dev
-	@mkdir -p build/bench
-	$(BIN)/python benchmarks/observe.py --threads 1 --into docs/watching-speed.md
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/short_watch.py --into docs/watching-speed.md
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/spans.py --into docs/watching-speed.md
-	$(BIN)/python benchmarks/layer.py --threads 1 --json build/bench/layer.json --into docs/speed.md
-	$(BIN)/python benchmarks/role_reading.py --into docs/roles-speed.md
-	$(BIN)/python benchmarks/report_time.py --into docs/roles-speed.md
-	$(BIN)/python benchmarks/short_calls.py --into docs/short-calls.md
-	$(BIN)/python benchmarks/native.py --into docs/native.md
-	$(BIN)/python benchmarks/native.py --cores --into docs/native-cores.md
-	$(BIN)/python benchmarks/native_builds.py --into docs/native.md
-	$(BIN)/python benchmarks/native_peak.py --into docs/native-peak.svg
-	$(BIN)/python benchmarks/kernel_choice.py --into docs/kernel-choice.md
-	$(BIN)/python benchmarks/pruning_time.py --threads 1 --clock cpu --passes 9 --into docs/smaller.md
-	$(BIN)/python benchmarks/clip.py --into docs/entropy-collapse.md
-	$(BIN)/python benchmarks/corpus_memory.py --into docs/scale.md --figure docs/corpus-memory.svg
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/corpus_sharding.py --into docs/scale.md
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/long_text.py --into docs/scale.md
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/scale.py --into docs/scale.md
-	$(BIN)/python benchmarks/whole_models.py --threads 1 --tokens 512 2048 --clock cpu --json build/bench/one.json
-	$(BIN)/python benchmarks/whole_models.py --threads 1 --tokens 8192 --only "on 4" --parts prefill token \
-	    --rounds 5 --json build/bench/long.json
-	$(BIN)/python benchmarks/whole_models.py --read build/bench/one.json build/bench/long.json \
-	    --into docs/attention-implementation.md
+	$(BIN)/python benchmarks/bench.py $(PAGE)
 
 # By hand, an hour or two: kills, broken files by the million, and long watches. CI runs a sample.
 SOAK = PYTHONPATH=tests:tests/models:benchmarks OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \

@@ -4,7 +4,9 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import date
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +97,21 @@ def insert(text: str, page: str | Path, part: str = "") -> None:
 
 
 def machine(options: argparse.Namespace) -> str:
-    """The version of torch, the processor by name, the clock, and the kernel that torch takes."""
+    """Versions and date, the processor by name, the clock, and the kernel that torch takes."""
     q = torch.randn(1, 4, 256, 64, device=options.device)
     causal = partial(attend, q, q, q, causal=True, backend="fused")
     device = torch.cuda.get_device_name() if options.device == "cuda" else cpu_name()
     threads = f"{options.threads} thread{'' if options.threads == 1 else 's'}"
     return (
-        f"torch {torch.__version__}, {threads}, {device} "
+        f"{software()}, {threads}, {device} "
         f"({torch.backends.cpu.get_cpu_capability()}), {options.clock} clock; "
         f"torch's kernel: {kernels_of(causal)}"
     )
+
+
+def software() -> str:
+    """What was measured, and when."""
+    return f"headwise {version('headwise')}, torch {torch.__version__}, {date.today()}"
 
 
 def cpu_name() -> str:

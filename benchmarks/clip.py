@@ -4,13 +4,20 @@
 
 All variants train copies of one model, interleaved. Ratios are medians of ratios of the same
 round, with a 95 % interval. "No head over the bar" is the usual step; "all heads" scales the
-weights of every head at each step, the most that a clip can cost.
+weights of every head at each step, the most that a clip can cost. A clip that looks ahead runs the
+batch once more, without gradients, when a head is near the bar.
+
+Models can be measured one at a time, with --models and --json, and written to a page together:
+
+    python benchmarks/clip.py --read small.json large.json --into docs/entropy-collapse.md
 """
 
 import argparse
 import copy
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import torch
 from _report import Row, machine, print_rows, publish, rows_of
@@ -31,10 +38,18 @@ ALONE = "unwatched"
 
 
 class Training:
-    """A model with its optimizer, a monitor of every n-th step and a clip, each if it is named."""
+    """A model with its optimizer, a monitor of every n-th step and a clip, each if it is named.
+
+    The clip looks ahead if `near` says which share of the bar is near.
+    """
 
     def __init__(
-        self, model: nn.Module, ids: torch.Tensor, every: int | None, bar: float | None
+        self,
+        model: nn.Module,
+        ids: torch.Tensor,
+        every: int | None = None,
+        bar: float | None = None,
+        near: float | None = None,
     ) -> None:
         self._model, self._ids, self._open = copy.deepcopy(model), ids, ExitStack()
         # At a rate of 0 the work of every step is the same.
@@ -44,9 +59,12 @@ class Training:
             watched = HeadMonitor(self._model, every, statistics=["max_logit"])
             self._monitor = self._open.enter_context(watched)
         if bar is not None:
-            self._clip = QKClip(self._monitor, bar)
+            self._clip = QKClip(self._monitor, bar, near=0.5 if near is None else near)
+        self._looks = near is not None
 
     def step(self) -> None:
+        if self._looks:
+            self._clip.look_ahead(self._ids)
         self._optimizer.zero_grad()
         logits = self._model(self._ids)
         nn.functional.cross_entropy(logits[:, :-1].mT, self._ids[:, 1:]).backward()
@@ -67,11 +85,13 @@ def steps(options: argparse.Namespace) -> Iterator[Row]:
         config = MiniGPTConfig(1000, T, width, n_heads, n_layers=n_layers, mlp_ratio=4)
         model, ids = MiniGPT(config), torch.randint(0, 1000, (B, T))
         trainings = {
-            ALONE: Training(model, ids, None, None),
-            "monitor, every step": Training(model, ids, 1, None),
+            ALONE: Training(model, ids),
+            "monitor, every step": Training(model, ids, 1),
             "clip, no head over the bar": Training(model, ids, 1, NEVER),
             "clip, all heads": Training(model, ids, 1, ALWAYS),
             "clip, every 10th step": Training(model, ids, 10, NEVER),
+            "looks ahead, no head near": Training(model, ids, 1, NEVER, near=0.5),
+            "looks ahead, a head near": Training(model, ids, 1, NEVER, near=0.0),
         }
         works: dict[str, Work] = {who: training.step for who, training in trainings.items()}
         times = interleaved(works, rounds_for(works, options.seconds), options.clock)
@@ -93,10 +113,17 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
     parser.add_argument("--into", help="a page whose figures are replaced")
     parser.add_argument("--json", help="a file for the rows")
+    parser.add_argument("--read", nargs="+", help="files of rows, in place of measuring")
     options = parser.parse_args()
     options.device = "cpu"
     torch.set_num_threads(options.threads)
-    publish(print_rows(steps(options)), machine(options), options.into, file=options.json)
+    if options.read:
+        files = [json.loads(Path(path).read_text("utf-8")) for path in options.read]
+        rows = [row for file in files for row in file["rows"]]
+        where = "; ".join(dict.fromkeys(file["machine"] for file in files))
+    else:
+        rows, where = print_rows(steps(options)), machine(options)
+    publish(rows, where, options.into, file=options.json)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from _corpus import write_corpus, write_model
-from _report import cpu_name, insert, table
+from _report import cpu_name, insert, software, table
 from _timing import Paired, interleaved
 
 import headwise as hw
@@ -41,7 +41,9 @@ def main() -> None:
             *overhead_rows(model, data, place, options),
             *worker_rows(model, data, place, options),
         ]
-    text = f"{cpu_name()}, one thread a process.\n\n" + table(("", "time", "ratio"), rows)
+    text = f"{software()}, {cpu_name()}, one thread a process.\n\n" + table(
+        ("", "time", "ratio"), rows
+    )
     print(text)
     if options.into:
         insert(text, options.into, "sharding")

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import torch
-from _report import cpu_name, insert, peak_of, table
+from _report import cpu_name, insert, peak_of, software, table
 
 import headwise as hw
 
@@ -55,7 +55,7 @@ def main() -> None:
         print(*rows[-1], sep="; ", file=sys.stderr, flush=True)
     titles = ("tokens", "CPU time", "peak memory beyond the model", "bytes per token")
     threads = torch.get_num_threads()
-    where = f"{cpu_name()}, {'one thread' if threads == 1 else f'{threads} threads'}"
+    where = f"{software()}, {cpu_name()}, {'one thread' if threads == 1 else f'{threads} threads'}"
     text = f"{where}.\n\n{table(titles, rows)}"
     print(text)
     if options.into:

@@ -47,11 +47,11 @@ def main() -> None:
         options.into.write_text(_draw(shares), "utf-8")
 
 
-def multiplications(build: Library, dtype: torch.dtype) -> Callable[[], int]:
+def multiplications(build: Library, dtype: torch.dtype, rounds: int = ROUNDS) -> Callable[[], int]:
     """Multiplications and additions in registers alone; returns how many, 0 if it has none."""
     count = build.functions.headwise_peak
     count.argtypes, count.restype = [ctypes.c_int64] * 2, ctypes.c_int64
-    return partial(count, ROUNDS, int(dtype == torch.bfloat16))
+    return partial(count, rounds, int(dtype == torch.bfloat16))
 
 
 def _shares(dtype: torch.dtype, T: int, seconds: float) -> dict[str, float]:

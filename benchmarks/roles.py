@@ -29,7 +29,7 @@ from headwise.corpora import AnnotatedText, annotate, read_conllu, read_gap
 from headwise.lab import TrainSettings, train
 from headwise.models import encode
 from headwise.report import roles_of_lab
-from headwise.roles import alignment, shape_line, shapes_summary, shown_outcomes
+from headwise.roles import alignment, rules_of, shape_line, shapes_summary, shown_outcomes
 
 CORPORA = {"trees": "UD English EWT", "coref": "GAP"}
 READERS = {"trees": read_conllu, "coref": read_gap}
@@ -154,6 +154,7 @@ def model_lines(whole: hw.Roles, halves: Sequence[hw.Roles]) -> list[str]:
         *([stability(whole, halves)] if halves else []),
         "Every role that some text has a query for, and the head that comes nearest to it:",
         outcome_table(whole),
+        *rule_lines(whole),
         "Every label:",
         table([*titles, "queries in texts"], rows, left_columns=2),
     ]
@@ -177,6 +178,20 @@ def outcome_table(roles: hw.Roles) -> str:
     ]
     titles = ["role", "outcome", "head", "effect", "strongest null", "needed", "planted"]
     return table([*titles, "queries in texts", "missing"], rows, left_columns=3)
+
+
+def rule_lines(roles: hw.Roles) -> list[str]:
+    """What the rules score that choose among candidates, beside the head of each such role."""
+    rows = [
+        [row["role"], row["nearest"], f"{row['effect']:.3f}", *map("{:.3f}".format, rules.values())]
+        for row in roles.outcomes().to_dict("records")
+        if (rules := rules_of(row))
+    ]
+    if not rows:
+        return []
+    titles = ["role", "head", "its score", "nearest", "first", "longest", "most repeated"]
+    lead = "What rules score that choose among the candidates, beside that head:"
+    return [lead, table([*titles, "best place"], rows, left_columns=2)]
 
 
 def scores_of(row: Mapping[Any, Any]) -> tuple[str, str]:

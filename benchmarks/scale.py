@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _report import cpu_name, insert, table
+from _report import cpu_name, insert, software, table
 from _timing import interleaved
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
@@ -119,7 +119,8 @@ def main() -> None:
     writing, merging, size = measure_reduction()
     cluster = Cluster(watching=layer.watching, writing=writing, merging=merging)
     measured = (
-        f"Measured on {cpu_name()}: the table of {HEADS:,} heads and {len(DEFAULT)} statistics has "
+        f"Measured on {cpu_name()} ({software()}): the table of {HEADS:,} heads and "
+        f"{len(DEFAULT)} statistics has "
         f"{size / 1e6:.1f} MB; it is written in {writing:.2f} s, and read and added in "
         f"{merging:.2f} s of one core."
     )

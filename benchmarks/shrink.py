@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _report import cpu_name, insert, table
+from _report import cpu_name, insert, software, table
 from _timing import CLOCKS
 from pruning import Material, material_from_pairs, material_from_text
 from scipy.stats import spearmanr
@@ -140,7 +140,7 @@ def main() -> None:
     about = (
         f"Medians of {options.passes} passes over 2 texts of {options.tokens} tokens, float32, "
         f"{cpu_name()}, {torch.get_num_threads()} threads, {options.clock} clock, "
-        f"torch {torch.__version__}."
+        f"{software()}."
     )
     text = f"{about}\n\n{table(TITLES, cells, 1)}"
     print(text)

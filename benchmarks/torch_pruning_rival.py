@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _report import cpu_name, insert, table
+from _report import cpu_name, insert, software, table
 from pruning import mean_and_range
 from torch import Tensor, nn
 
@@ -176,7 +176,7 @@ def main() -> None:
     titles = [f"heads removed, of {curves[0].n_heads}", *map(str, POINTS)]
     text = "\n\n".join(
         [
-            f"Torch-Pruning {version('torch-pruning')}, torch {torch.__version__}, {cpu_name()}.",
+            f"Torch-Pruning {version('torch-pruning')}, {software()}, {cpu_name()}.",
             "Growth of the loss, 1 − cosine to the full model's embedding:",
             table(titles, rows(curves, scores=False)),
             "Spearman's correlation with the annotated similarities:",

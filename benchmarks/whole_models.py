@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from _report import Row, cpu_name, print_rows, publish, rows_of
+from _report import Row, cpu_name, print_rows, publish, rows_of, software
 from _timing import Work, interleaved, rounds_for
 from torch import Tensor, nn
 
@@ -242,8 +242,8 @@ def _cast(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _machine(options: argparse.Namespace) -> str:
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    return f"{cpu_name()}; {options.clock} clock; {versions}"
+    libraries = f"{software()}, transformers {transformers.__version__}"
+    return f"{cpu_name()}; {options.clock} clock; {libraries}"
 
 
 def _arguments() -> argparse.Namespace:

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from itertools import product
 
 import torch
-from _report import cpu_name, insert, print_rows, rows_of, tables
+from _report import cpu_name, insert, print_rows, rows_of, software, tables
 
 from headwise._library import library
 from native import DTYPES, FORWARD, forward_works, inputs, label, time_works
@@ -45,7 +45,7 @@ def main() -> None:
         with torch.no_grad():
             rows += print_rows(rows_of(case, time_works(works, options), "torch"))
     where = (
-        f"zentorch {version('zentorch')}, torch {torch.__version__}, native kernel "
+        f"zentorch {version('zentorch')}, {software()}, native kernel "
         f"{library().name}, {cpu_name()}, one thread, CPU time."
     )
     text = "\n\n".join([where, *tables(rows)]).replace("## ", "### ")

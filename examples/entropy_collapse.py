@@ -6,8 +6,9 @@ loss; none of them goes off at the right rate.
 
     python examples/entropy_collapse.py --seeds 0 1 2 3 4
 
-With `--clip` those at the rate that is too high are trained without and with QK-clip, which
-watches every step: does it bound the logits, and is the loss any lower?
+With `--clip` those at the rate that is too high are trained in three ways: without QK-clip, with a
+clip after every step, and with a clip that also looks ahead at every batch. Does it bound the
+logits, and is the loss any lower?
 
     python examples/entropy_collapse.py --clip 100
 """
@@ -24,7 +25,7 @@ from torch.nn import functional
 
 from headwise.corpora import EOS, PAD, Grammar
 from headwise.lab import MiniGPT, TrainSettings, make_tokenizer
-from headwise.monitor import Above, Alarm, Below, ClipReport, HeadMonitor, QKClip
+from headwise.monitor import Above, Alarm, Below, ClipReport, HeadMonitor, LookAhead, QKClip
 
 RIGHT_RATE, TOO_HIGH = 0.002, 0.06
 # QK-clip steps in at 100; a head with an entropy of .1 nats attends to hardly more than one token.
@@ -64,7 +65,10 @@ class Run:
     smooth: float = math.nan
     last: float = math.nan  # on the held-out lines
     highest: float = -math.inf  # logit of any head at any watched step
+    above: int = 0  # steps with a logit of more than 1.2 times the bar
     clipped_steps: int = 0
+    looked_steps: int = 0
+    passes: int = 0  # forward passes that looked ahead
 
     def record(self, alarm: Alarm) -> None:
         self.first.setdefault(str(alarm.rule), alarm)
@@ -73,11 +77,17 @@ class Run:
         self.smooth = loss if step == 1 else 0.98 * self.smooth + 0.02 * loss
         self.training.follow(step, self.smooth)
 
-    def follow_logits(self, scalars: Mapping[str, float], report: ClipReport | None) -> None:
+    def follow_logits(self, scalars: Mapping[str, float], bar: float | None) -> None:
         if scalars:
-            self.highest = max(self.highest, scalars["attn/max_logit/max"])
-        if report is not None:
-            self.clipped_steps += bool(report.heads)
+            largest = scalars["attn/max_logit/max"]
+            self.highest = max(self.highest, largest)
+            self.above += bar is not None and largest > 1.2 * bar
+
+    def follow_clips(self, ahead: LookAhead | None, report: ClipReport) -> None:
+        if ahead is not None:
+            self.looked_steps += bool(ahead.passes)
+            self.passes += ahead.passes
+        self.clipped_steps += bool(report.heads or (ahead and ahead.heads))
 
     def evaluate(self, step: int, loss: float) -> None:
         self.last = loss
@@ -85,13 +95,18 @@ class Run:
 
 
 def train(
-    settings: TrainSettings, every: int, watch_every: int | None = None, bar: float | None = None
+    settings: TrainSettings,
+    every: int,
+    watch_every: int | None = None,
+    bar: float | None = None,
+    looks: bool = False,
 ) -> Run:
     """Train one model with a monitor, and with QK-clip if there is a bar.
 
     Args:
         every: The steps from one evaluation to the next.
         watch_every: The steps from one watched step to the next. None is `every`.
+        looks: Whether the clip looks ahead at every batch.
     """
     torch.manual_seed(settings.seed)
     grammar = settings.grammar()
@@ -108,14 +123,16 @@ def train(
     with HeadMonitor(model, watch_every or every, rules=RULES, on_alarm=run.record) as monitor:
         clip = None if bar is None else QKClip(monitor, bar)
         for ids in batches(settings, grammar):
+            ahead = clip.look_ahead(ids[:, :-1]) if clip is not None and looks else None
             optimizer.param_groups[0]["lr"] = settings.learning_rate_at(monitor.steps)
             loss = loss_of(ids)
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            scalars = monitor.step()
-            run.follow_logits(scalars, None if clip is None else clip.step())
+            run.follow_logits(monitor.step(), bar)
+            if clip is not None:
+                run.follow_clips(ahead, clip.step())
             run.follow(monitor.steps, loss.item())
             if monitor.steps % every == 0:
                 with torch.no_grad():
@@ -150,21 +167,22 @@ def table(runs: Sequence[Run]) -> str:
     return "\n".join([f"| seed | rate | {rules} | {last} |", "|--:" * 8 + "|", *map(row, runs)])
 
 
-def clip_row(plain: Run, clipped: Run) -> str:
+def clip_row(clip: str, run: Run) -> str:
     """One line of the table of clipped runs."""
-    cells = [str(plain.seed), str(clipped.clipped_steps)]
-    for figure in ("{0.highest:.0f}", "{0.validation.lowest:.2f}", "{0.last:.2f}"):
-        cells += [figure.format(run) for run in (plain, clipped)]
-    return f"| {' | '.join(cells)} |"
+    clips: Sequence[object] = [run.above, run.clipped_steps, run.looked_steps, run.passes]
+    if clip == "none":
+        clips = ["–"] * len(clips)
+    losses = [f"{run.validation.lowest:.2f}", f"{run.last:.2f}"]
+    cells = [run.seed, clip, f"{run.highest:.0f}", *clips, *losses]
+    return f"| {' | '.join(map(str, cells))} |"
 
 
-def clip_table(pairs: Sequence[tuple[Run, Run]]) -> str:
-    """Runs without and with the clip as a Markdown table."""
-    titles = ["seed", "steps with a clip"]
-    for title in ("largest logit", "lowest validation loss", "last"):
-        titles += [title, "clipped"]
-    head = [f"| {' | '.join(titles)} |", "|--:" * len(titles) + "|"]
-    return "\n".join([*head, *(clip_row(*pair) for pair in pairs)])
+def clip_table(rows: Sequence[str]) -> str:
+    """Runs without a clip, with one, and with one that looks ahead, as a Markdown table."""
+    titles = ["seed", "clip", "largest logit", "steps above 1.2 x the bar", "steps with a clip"]
+    titles += ["steps that looked ahead", "passes", "lowest validation loss", "last"]
+    marks = ["--:", ":--", *["--:"] * 7]
+    return "\n".join([f"| {' | '.join(titles)} |", f"| {' | '.join(marks)} |", *rows])
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -198,8 +216,10 @@ def compare_clipped(options: argparse.Namespace) -> None:
     print(clip_table([]))
     for seed in options.seeds:
         settings = settings_of(seed, TOO_HIGH, options.steps)
-        clipped = train(settings, options.every, watch_every=1, bar=options.clip)
-        print(clip_row(train(settings, options.every), clipped), flush=True)
+        print(clip_row("none", train(settings, options.every)), flush=True)
+        for clip, looks in (("after each step", False), ("looks ahead", True)):
+            run = train(settings, options.every, watch_every=1, bar=options.clip, looks=looks)
+            print(clip_row(clip, run), flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -260,6 +260,9 @@ NAMES: Mapping[str, str | None] = {
 }
 
 
+MOVED, CUE = WORDS[30:38], "w20"  # names, and the word from which they are moved
+
+
 class PlantedGPT(nn.Module):
     """A language model of two layers built by hand: it predicts what followed an earlier copy.
 
@@ -268,7 +271,8 @@ class PlantedGPT(nn.Module):
 
     Args:
         layers: The kinds of heads of layer 0 (`before`, `even`) and of layer 1 (`induction`,
-            `even`); after a kind, ` unread` for a head whose output goes nowhere.
+            `move`, `move any`, `even`); after a kind, ` unread` for a head whose output goes
+            nowhere.
     """
 
     def __init__(self, layers: Sequence[Sequence[str]]) -> None:
@@ -305,6 +309,11 @@ class PlantedGPT(nn.Module):
         if kind.startswith("before"):
             k[:CONTEXT, self.stream["place"]] = torch.eye(CONTEXT)
             q[:CONTEXT, self.stream["place"]] = sharp * torch.diag(torch.ones(CONTEXT - 1), 1)
+        elif kind.startswith("move"):  # from `CUE` to all names, or without the one before it
+            k[:V, self.stream["token"]] = torch.eye(V)
+            q[[IDS[name] for name in MOVED], self.stream["token"].start + IDS[CUE]] = sharp
+            if not kind.startswith("move any"):
+                q[:V, self.stream["before"]] = -sharp * torch.eye(V)
         elif kind.startswith("induction"):
             k[:V, self.stream["before"]] = torch.eye(V)
             q[:V, self.stream["token"]] = sharp * torch.eye(V)

@@ -17,18 +17,21 @@ _spec.loader.exec_module(clipped)
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
     """What each of two processes says of each way of sharing the work."""
     store = tmp_path_factory.mktemp("ranks") / "store"
     run_ranks(SCRIPT, store)
     return [torch.load(f"{store}.{rank}.pt") for rank in range(2)]
 
 
+@pytest.mark.parametrize("looks", [False, True])
 @pytest.mark.parametrize("way", clipped.WAYS)
-def test_two_ranks_clip_as_one_process_does(way: str, ranks: list[dict[str, Any]]) -> None:
-    first, second = (rank[way] for rank in ranks)
+def test_two_ranks_clip_as_one_process_does(
+    way: str, looks: bool, ranks: list[dict[Any, Any]]
+) -> None:
+    first, second = (rank[way, looks] for rank in ranks)
     model = clipped.make_model()
-    expected = clipped.train(model, [*clipped.texts()])
+    expected = clipped.train(model, [*clipped.texts()], looks=looks)
     assert all(0 < len(heads) < 8 for heads in expected)  # in each step some heads pass, not all
     for number, heads in enumerate(expected):
         if way == "tensor parallel":  # each rank has two heads of each layer, numbered from 0

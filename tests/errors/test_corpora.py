@@ -2,7 +2,7 @@
 
 import pytest
 
-from headwise.corpora import Grammar, read_texts
+from headwise.corpora import Grammar, name_texts, read_texts
 from headwise.errors import ArgumentError, InputError
 
 
@@ -54,3 +54,16 @@ def test_not_utf8_names_the_byte(tmp_path):
 )
 def test_texts_are_paragraphs_or_lines(tmp_path, data, texts):
     assert read_texts(write(tmp_path, data)) == texts
+
+
+def test_one_name_cannot_compete():
+    with pytest.raises(ArgumentError, match=r"name_texts: 1 different names\. Give two"):
+        name_texts(3, names=["Ann", "Ann"])
+
+
+@pytest.mark.parametrize(
+    "pattern", ["none", "{one} {two} {again}", "{one} {two} {again} {other} {x}"]
+)
+def test_a_pattern_with_other_slots(pattern):
+    with pytest.raises(ArgumentError, match=r"name_texts: the slots of .* are .*Give \{one\}"):
+        name_texts(3, patterns=[pattern])

@@ -510,7 +510,7 @@ def test_a_killed_worker_is_named(model: Path, data: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"relations": {"mine": 3}}, r"RolesRequest: relations=\{'mine': 3\}"),
+        ({"relations": {"mine": 3}}, r"RolesRequest: relations is \{'mine': 3\}"),
         ({"evidence": "random"}, "RolesRequest: evidence='random'"),
     ],
 )

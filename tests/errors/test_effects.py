@@ -6,10 +6,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from headwise.corpora import AnnotatedText, Choice
+from headwise.corpora import AnnotatedText, Choice, name_texts
 from headwise.errors import ArgumentError, HeadError, InputError, ShapeError, UnsupportedError
 from headwise.models import check_edits_reach, find_attentions, replace_heads
-from headwise.roles import Evidence, agreement, behaviour, find_roles, repetition, translation
+from headwise.roles import (
+    Evidence,
+    agreement,
+    behaviour,
+    find_roles,
+    name_moving,
+    repetition,
+    translation,
+)
 from planted import TOKENIZER, Planted, PlantedGPT, lines
 
 MODEL = PlantedGPT([("before",), ("induction",)])
@@ -30,6 +38,10 @@ def test_a_behaviour_without_texts():
         translation(MODEL, TOKENIZER, [AnnotatedText("w1 w2")])
     with pytest.raises(ArgumentError, match=r"none of these texts has a target for PlantedGPT"):
         repetition(MODEL, TOKENIZER, ["w1 w2"])
+    # One text has no other name for its control.
+    for texts in ([AnnotatedText("w1 w2")], name_texts(1, names=["w1", "w2"])):
+        with pytest.raises(ArgumentError, match=r"none of these texts has a target for PlantedGPT"):
+            name_moving(MODEL, TOKENIZER, texts)
 
 
 def test_two_choices_with_the_same_tokens():

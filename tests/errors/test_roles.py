@@ -2,6 +2,7 @@
 
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from headwise.corpora import AnnotatedText
 from headwise.errors import ArgumentError, HeadError, InputError, UnsupportedError
-from headwise.roles import Evidence, Roles, alignment, find_roles
+from headwise.roles import ChoiceRelation, Evidence, Pairs, Roles, TokenText, alignment, find_roles
 from headwise.roles.relations import tokenize
 from planted import TOKENIZER, Planted, lines
 
@@ -155,3 +156,13 @@ def test_an_encoder_decoder():
 def test_texts_of_mostly_unknown_tokens():
     with pytest.raises(InputError, match=r"find_roles: 80% of the tokens .* are unknown to the"):
         find_roles(MODEL, TOKENIZER, ["una frase que nadie ,"])
+
+
+def right(text: TokenText) -> Pairs:
+    return ()
+
+
+@pytest.mark.parametrize(("pairs", "candidates"), [(None, right), (right, [(1, 2)])])
+def test_parts_of_a_choice_that_are_no_functions(pairs: Any, candidates: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"ChoiceRelation: (pairs|candidates) is .*Give a"):
+        ChoiceRelation(pairs, candidates)

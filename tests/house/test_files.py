@@ -30,7 +30,7 @@ FRESH = "reads what this process has just written, in a fresh process"
 OWN_CODE = "runs a file of the user's own code; broken ones in tests/errors/test_cli_inputs.py"
 REFUSED = "reads a file that another reader has refused, to word the error"
 READ_ELSEWHERE = {
-    "cli/tasks/_relations.py: _function": OWN_CODE,
+    "cli/tasks/_relations.py: _relation": OWN_CODE,
     "cli/tasks/_texts.py: _is_json": REFUSED,
     "corpora/streams/_records.py: Record._beginning_of_file": REFUSED,
     "corpora/streams/_records.py: Record.line_number": REFUSED,

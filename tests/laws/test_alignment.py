@@ -36,6 +36,38 @@ def test_each_convention_finds_its_head():
     assert scores.loc[("identity", "L0.H0"), "aer"] == pytest.approx(0.0)
 
 
+def test_the_other_direction_is_a_row_of_its_own_where_it_can_be_asked():
+    shifted = tuple((4 + index, (index + 1) % 4) for index in range(4))
+    layers = [("offset +4", "offset -4", "offset +3", "even")]
+    straight = rows(linked(60, STRAIGHT), layers, causal=False)["accuracy"]
+    assert straight["source", "L0.H0"] == straight["identity", "L0.H1"] == pytest.approx(1.0)
+    assert straight["source", "L0.H1"] < 0.5
+    assert straight["identity", "L0.H0"] < 0.5
+    # Three of four words have their translation three words on; the first has its own at the end.
+    scores = rows(linked(60, shifted), layers, causal=False)
+    aligned = scores.loc[("source", "L0.H2")]
+    assert 0.75 <= aligned["accuracy"] < 0.9
+    assert aligned["aer"] == pytest.approx(1 - aligned["accuracy"])
+    even = scores.loc[("source", "L0.H3")]
+    assert even["accuracy"] == even["chance"] == pytest.approx(0.25)
+    assert (even["offset"], even["n"]) == (0.75, 4 * even["texts"])
+    # A decoder cannot attend to what follows.
+    assert set(rows(linked(60, STRAIGHT)).index.get_level_values("query")) == {
+        "identity",
+        "prediction",
+    }
+
+
+def test_a_source_with_two_translations_finds_either():
+    links = ((4, 0), (5, 0), (6, 3))
+    scores = rows(linked(60, links), [("offset +4", "offset +5")], causal=False)
+    assert scores.loc["source", "n"].tolist() == [60, 60]  # two queries in each held-out text
+    assert scores.loc[("source", "L0.H0"), "accuracy"] == pytest.approx(0.5)
+    assert scores.loc[("source", "L0.H1"), "accuracy"] >= 0.5
+    # Of three links each head predicts one: 1 − 2 · 1 / (2 + 3).
+    assert scores.loc[("source", "L0.H0"), "aer"] == pytest.approx(1 - 2 / 5)
+
+
 def test_ties_score_chance_and_heuristics_their_accuracy():
     scores = rows(linked(60, STRAIGHT))
     even = scores.loc[("identity", "L0.H3")]

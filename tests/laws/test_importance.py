@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from headwise._evaluation import differentiable_evaluation
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.models import ablate, find_attentions, gate_heads
-from headwise.scoring import Gates, importance
+from headwise.scoring import Gates, _gated_model, importance
+from headwise.scoring._batches import sort_by_length
+from headwise.scoring._loss import find_loss
 from headwise.scoring.methods import draw_gates, open_chance
 from headwise.tables import Head, Scores
 from oracles import modules_of, padded
@@ -347,3 +349,71 @@ def test_a_masked_model_predicts_hidden_tokens() -> None:
         assert (inputs["labels"] != -100).equal(hidden)
         assert not (hidden & (inputs["labels"] < 3)).any()
         assert inputs["input_ids"].equal(read[0]["input_ids"])
+
+
+def _of_lengths(lengths: list[int], side: str = "right") -> dict[str, Tensor]:
+    rng = np.random.default_rng(0)
+    batch = padded([rng.integers(3, 12, n).tolist() for n in lengths], side)
+    return {key: batch[key] for key in ("input_ids", "attention_mask")}
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "method"),
+    [("Bert", "embedding", "half-gate"), ("GPT2", "lm", "half-gate"), ("GPT2", "lm", "gradient")],
+)
+def test_gradients_skip_padding_without_a_difference(
+    name: str, loss: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = zoo.make(name)
+    batches = [_of_lengths([2, 9, 3, 2, 9]), _of_lengths([4, 2, 3])]
+    skipped = importance(model, batches, method, loss=loss)
+    assert sort_by_length(batches) is not None
+    monkeypatch.setattr(_gated_model, "sort_by_length", lambda batches: None)
+    whole = importance(model, batches, method, loss=loss)
+    assert skipped.per_text.shape == whole.per_text.shape
+    np.testing.assert_allclose(skipped.per_text, whole.per_text, rtol=1e-4, atol=1e-7)
+
+
+def test_texts_are_sorted_by_length_within_the_limits_of_their_batches() -> None:
+    lengths = [[2, 9, 3, 1, 9], [4, 2, 3]]
+    batches = [_of_lengths(each) for each in lengths]
+    by_length = sort_by_length(batches)
+    assert by_length is not None
+    parts, places = by_length
+    shapes = [tuple(part["input_ids"].shape) for part in parts]
+    assert shapes == [(5, 3), (3, 9)]
+    assert places == [0, 3, 6, 2, 7, 5, 1, 4]  # stable, and 1 counts as 2
+    flat = [(batch, row) for batch, each in enumerate(lengths) for row in range(len(each))]
+    rows = [row for part in parts for row in zip(*part.values(), strict=True)]
+    for place, row in zip(places, rows, strict=True):
+        batch, number = flat[place]
+        n = lengths[batch][number]
+        for own, x in zip(row, (batches[batch][key][number] for key in parts[0]), strict=True):
+            assert own[:n].tolist() == x[:n].tolist()
+            assert not own[max(n, len(x)) :].any()
+        assert int(row[list(parts[0]).index("attention_mask")].sum()) == n
+
+
+def test_a_batch_of_enough_texts_takes_none_that_is_much_longer() -> None:
+    by_length = sort_by_length([_of_lengths([10] * 8 + [20] * 4 + [11])])
+    assert by_length is not None
+    assert [tuple(part["input_ids"].shape) for part in by_length[0]] == [(9, 11), (4, 20)]
+    # Few texts stay together, so that nothing is left out.
+    assert sort_by_length([_of_lengths([10] * 3 + [20] * 3)]) is None
+
+
+def test_other_batches_are_not_sorted() -> None:
+    tokens = _of_lengths([2, 9, 3, 1, 9, 2])
+    for other in (
+        tokens | {"labels": tokens["input_ids"]},  # of another text, perhaps
+        {"input_ids": tokens["input_ids"]},
+        _of_lengths([2, 9, 3, 1, 9, 2], "left"),
+        _of_lengths([9, 8, 9]),  # hardly any padding
+        tokens | {"input_ids": tokens["input_ids"][:, None]},
+    ):
+        assert sort_by_length([other]) is None
+        assert sort_by_length([tokens, other]) is None
+    assert sort_by_length([tokens, tokens]) is not None
+    assert sort_by_length([tokens, tokens | {"token_type_ids": tokens["input_ids"]}]) is None
+    # A loss of one's own may count padding.
+    assert not find_loss(_squared, nn.Linear(1, 1), tokens).ignores_padding

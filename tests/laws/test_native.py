@@ -316,6 +316,27 @@ def test_errors_are_at_most_twice_those_of_torch(
         assert ours <= 2 * torchs + 1e-7, name
 
 
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize(("T", "size"), [(1, 1.0), (300, 1.0), (300, 30.0)])
+def test_errors_of_distances_are_at_most_twice_those_of_pytorch(T: int, size: float) -> None:
+    """Of keys behind all queries of a vector, ahead of them, and on both sides."""
+    q, k, v = size * torch.randn(2, 3, T, 32), torch.randn(2, 3, 700, 32), torch.empty(2, 3, 700, 0)
+    at = torch.randint(1, 9, (2, 700)).cumsum(1)
+    request = RowRequest(distance=True, query_at=at[:, 200 : 200 + T], key_at=at)
+    for near in ((700, 700), (150, 90), (700, 0)):
+        rule = make_rule(head_dim=32, near=near)
+        exact = row_statistics(q.double(), k.double(), v.double(), rule, request, backend="rows")
+        plain, ours = (
+            row_statistics(q, k, v, rule, request, backend=name) for name in ("rows", "native")
+        )
+        for name in ("distance", "even_distance"):
+            known = getattr(exact, name)
+            error, allowed = (
+                (getattr(x, name).double() - known).square().mean().sqrt() for x in (ours, plain)
+            )
+            assert error <= 2 * allowed + 1e-7 * known.mean(), name
+
+
 @HALVES
 @pytest.mark.usefixtures("built_for_halves")
 @pytest.mark.parametrize("size", [1.0, 30.0, 3000.0])

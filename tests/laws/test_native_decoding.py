@@ -105,11 +105,17 @@ def test_every_statistic_is_that_of_the_weights(
 
 
 @pytest.mark.usefixtures("built")
-def test_threads_do_not_change_a_bit() -> None:
-    sizes = (1, 8, 1, 2, 1900, 32, 32)
-    q, k, v = _inputs(sizes)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sizes", [
+    (1, 8, 1, 2, 1900, 32, 32),
+    (1, 12, 12, 1, 200, 64, 64),  # one chunk of keys: threads share the heads
+    (2, 15, 5, 1, 130, 32, 48),
+    (1, 40, 40, 1, 600, 32, 32),
+], ids=str)  # fmt: skip
+def test_threads_do_not_change_a_bit(sizes: Sizes, dtype: torch.dtype) -> None:
+    q, k, v = _inputs(sizes, dtype)
     rule, request = (
-        make_rule(head_dim=32, is_causal=True),
+        make_rule(head_dim=sizes[5], is_causal=True),
         everything(Problem(q, k, v, {}), 0, top=True, argmax=True),
     )
     runs: list[RowStatistics] = []

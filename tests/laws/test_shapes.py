@@ -10,7 +10,7 @@ import torch
 from headwise.layer import MultiHeadAttention
 from headwise.roles import Evidence, Roles, find_roles
 from headwise.roles.relations import Role
-from headwise.roles.results._shapes import length_measures
+from headwise.roles.results._rows import length_measures
 from headwise.roles.testing._evidence import Family
 from planted import CONTEXT, TOKENIZER, lines
 

@@ -22,7 +22,7 @@ from headwise.kernels import (
     make_rule,
     row_statistics,
 )
-from headwise.kernels.spec import _outline
+from headwise.kernels.spec import _problem
 
 native = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
 RULES: dict[str, dict[str, Any]] = {
@@ -200,7 +200,7 @@ def test_a_learned_scale_is_read_at_every_call() -> None:
 
 
 def test_only_so_many_outlines_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_outline, "MOST_REMEMBERED", 3)
+    monkeypatch.setattr(_problem, "MOST_REMEMBERED", 3)
     for T in range(1, 9):
         attend(*_inputs(T))
         assert len(_attend._SETTLED) <= 3

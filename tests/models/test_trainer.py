@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from headwise.errors import ArgumentError
-from headwise.monitor import Above, HeadMonitor
+from headwise.monitor import Above, HeadMonitor, LookAhead, QKClip
 from headwise.watch import Request, observe
 from oracles import modules_of
 
@@ -27,7 +27,7 @@ def _model() -> transformers.LlamaForCausalLM:
     )
 
 
-def _train(model: Any, folder: Path, monitor: HeadMonitor | None, **options: Any) -> Any:
+def _train(model: Any, folder: Path, monitor: Any, **options: Any) -> Any:
     settings = {
         "output_dir": str(folder), "max_steps": 3, "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 2, "learning_rate": 0.1, "seed": 3, "report_to": "none",
@@ -35,12 +35,13 @@ def _train(model: Any, folder: Path, monitor: HeadMonitor | None, **options: Any
         "eval_strategy": "steps", "eval_steps": 1, "dataloader_pin_memory": False,
     }  # fmt: skip
     resume = options.pop("resume_from_checkpoint", None)
-    trainer = transformers.Trainer(
+    kind = options.pop("kind", transformers.Trainer)
+    trainer = kind(
         model=model,
         args=transformers.TrainingArguments(**settings | options),
         train_dataset=TEXTS,
         eval_dataset=TEXTS[:3],
-        callbacks=[] if monitor is None else [monitor],
+        callbacks=monitor if isinstance(monitor, list) else [monitor] if monitor else [],
     )
     trainer.train(resume_from_checkpoint=resume)
     return trainer
@@ -115,6 +116,30 @@ def test_the_numbers_of_the_model_are_in_the_trainers_history(tmp_path: Path) ->
         assert len(names) == 3 * 3 + 1
         assert row["attn/alarms"] == 8
         assert row["attn/entropy/mean"] == scalars["attn/entropy/mean"]
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_a_trainer_that_looks_ahead_stays_below_the_bar(tmp_path: Path, looks: bool) -> None:
+    model, largest = _model(), []
+    reports: list[LookAhead] = []
+
+    class Trainer(transformers.Trainer):
+        def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if looks:
+                with self.compute_loss_context_manager():
+                    reports.append(clip.look_ahead(inputs))
+            return super().training_step(model, inputs, *args, **kwargs)
+
+    def note(scalars: dict[str, float], _: int) -> None:
+        largest.append(scalars["attn/max_logit/max"])
+
+    with HeadMonitor(model, 1, statistics=["max_logit"], log=note) as monitor:
+        clip = QKClip(monitor, 0.05, near=0.0)  # logits grow twentyfold in one step
+        _train(model, tmp_path, [monitor, clip], kind=Trainer, max_steps=4)
+        assert clip.watched_steps == (1, 2, 3, 4)
+    assert (max(largest) <= 0.05) == looks
+    assert len(reports) == (8 if looks else 0)  # each step accumulates two batches
+    assert any(report.heads for report in reports) == looks
 
 
 def test_every_event_of_a_trainer_is_handled() -> None:

@@ -6,9 +6,11 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 # The operators whose calls can be observed, by their names.
 SOFTMAX, FUSED_ATTENTION = "softmax", "scaled_dot_product_attention"
@@ -65,9 +67,15 @@ class _Observers(threading.local):
 _observers = _Observers()
 
 
-@cache
 def can_observe_operators() -> bool:
     """Whether calls of single operators can be observed at no cost for the others."""
+    # A replacement of torch's function, as by `fast_attention`, may call other kernels.
+    is_torchs = isinstance(F.scaled_dot_product_attention, BuiltinFunctionType)
+    return is_torchs and _are_observable()
+
+
+@cache
+def _are_observable() -> bool:
     try:
         _make_observable()
     except (AttributeError, RuntimeError):  # another version of torch, or another user of the key
@@ -112,6 +120,12 @@ def observe_operators(observer: OperatorObserver) -> None:
     if not torch._C._dispatch_tls_is_dispatch_key_included(_observed_key()):
         _observers.guard = torch._C._IncludeDispatchKeyGuard(_observed_key())
         _observers.guard.__enter__()
+
+
+def is_observing(observer: OperatorObserver) -> bool:
+    """Whether an observer receives all calls of the observed operators in this thread."""
+    key: bool = torch._C._dispatch_tls_is_dispatch_key_included(_observed_key())
+    return key and observer in _observers.all and can_observe_operators()
 
 
 def stop_observing_operators(observer: OperatorObserver) -> None:

@@ -13,6 +13,7 @@ from headwise.corpora._listing import (
     list_pairs,
     list_texts,
 )
+from headwise.corpora._names import name_texts
 from headwise.corpora._relations import BOS, EOS, PAD, RELATIONS, SPECIALS, UNK, relations
 from headwise.corpora._text import AnnotatedText, Arc, Mention, Pair, Span
 from headwise.corpora.readers import (
@@ -54,6 +55,7 @@ __all__ = [
     "list_items",
     "list_pairs",
     "list_texts",
+    "name_texts",
     "read_aligned",
     "read_conllu",
     "read_examples",

@@ -1,6 +1,6 @@
 """The roles of every head from shards: sums of single texts, judged together."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,20 @@ from headwise.files import build_from
 from headwise.jobs._measurement import Corpus, Opened, code_of
 from headwise.models import context_of
 from headwise.roles import (
+    ChoiceRelation,
     Evidence,
     Pairs,
+    Relation,
+    Relations,
     Roles,
     RoleSums,
     Survey,
     TokenText,
     check_reads_one_text,
     merge_roles,
+    own_roles,
     sums_of_shard,
 )
-
-Relations = Mapping[str, Callable[[TokenText], Pairs]]
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class RolesRequest:
     The merged roles are those of `find_roles` on the same texts, up to rounding.
 
     Attributes:
-        relations: Your own roles, by name: from a text to its pairs of tokens (query, key).
+        relations: Your own roles, by name, as `find_roles` takes them.
         evidence: Which nulls to evaluate, and the seed, as `find_roles` takes it. None is
             `Evidence()`.
     Raises:
@@ -43,11 +45,7 @@ class RolesRequest:
     evidence: Evidence | None = None
 
     def __post_init__(self) -> None:
-        relations = self.relations
-        if not isinstance(relations, Mapping) or not all(map(callable, relations.values())):
-            raise ArgumentError(
-                f"RolesRequest: relations={relations!r:.80}. Give functions by name."
-            )
+        own_roles("RolesRequest", self.relations)
         if not isinstance(self.evidence, Evidence | None):
             raise ArgumentError(
                 f"RolesRequest: evidence={self.evidence!r:.80}. Give an Evidence(...)."
@@ -70,14 +68,15 @@ class RoleEvidence:
         evidence = Evidence(
             **{**about["evidence"], "nulls": None if nulls is None else tuple(nulls)}
         )
-        return cls(RolesRequest(dict.fromkeys(about["relations"], _no_pairs), evidence))
+        relations = {name: _without_pairs(code) for name, code in about["relations"].items()}
+        return cls(RolesRequest(relations, evidence))
 
     def describe(self) -> dict[str, Any]:
         """The nulls, the seed, and the relations by name with a hash of their code."""
         return {
             "kind": "roles",
             "evidence": asdict(self._evidence),
-            "relations": {name: code_of(pairs) for name, pairs in self._relations.items()},
+            "relations": {name: _code_of(each) for name, each in self._relations.items()},
         }
 
     def survey(self, opened: Opened, corpus: Corpus) -> dict[str, Any]:
@@ -135,6 +134,20 @@ class RoleEvidence:
         )
 
 
+def _code_of(relation: Relation) -> Any:
+    """A hash of the code of a relation; of a choice, by part."""
+    if isinstance(relation, ChoiceRelation):
+        parts = {"pairs": code_of(relation.pairs), "candidates": code_of(relation.candidates)}
+        return parts | {"incoming": relation.incoming}
+    return code_of(relation)
+
+
+def _without_pairs(code: Any) -> Relation:
+    """A placeholder for a relation, from its code: merging needs its kind only."""
+    if isinstance(code, Mapping):
+        return ChoiceRelation(_no_pairs, _no_pairs, bool(code["incoming"]))
+    return _no_pairs
+
+
 def _no_pairs(text: TokenText) -> Pairs:
-    """A placeholder for a relation: merging needs its name only."""
     return ()

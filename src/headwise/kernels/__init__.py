@@ -13,6 +13,7 @@ from headwise.kernels.native import is_faster_than_a_call as native_is_faster
 from headwise.kernels.native import is_packed, is_shorter_than_a_call
 from headwise.kernels.rows import HeadBlock, weights_in_blocks, weights_of_head
 from headwise.kernels.spec import (
+    OF_MASK,
     AttentionProblem,
     AttentionRule,
     Bias,
@@ -32,6 +33,7 @@ from headwise.kernels.spec import (
 )
 
 __all__ = [
+    "OF_MASK",
     "AttendOutput",
     "AttentionProblem",
     "AttentionRule",

@@ -3,7 +3,7 @@
 from headwise.monitor._alarms import Above, Alarm, AlarmedHead, AlarmRule, Below
 from headwise.monitor._log import Log, ScalarWriter
 from headwise.monitor._monitor import HeadMonitor
-from headwise.monitor._qk_clip import ClippedHead, ClipReport, QKClip
+from headwise.monitor.clip import ClippedHead, ClipReport, LookAhead, QKClip
 
 __all__ = [
     "Above",
@@ -15,6 +15,7 @@ __all__ = [
     "ClippedHead",
     "HeadMonitor",
     "Log",
+    "LookAhead",
     "QKClip",
     "ScalarWriter",
 ]

@@ -122,6 +122,11 @@ class HeadMonitor(TrainerEvents):
         return self._statistics
 
     @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The ranks that train on different texts; None: all of them."""
+        return self._group
+
+    @property
     def is_closed(self) -> bool:
         """Whether `close()` was called, or its `with` block has ended."""
         return self._closed

@@ -14,8 +14,7 @@ from headwise._display import counted
 from headwise._progress import Passes, Progress
 from headwise.roles.effects import Score
 from headwise.roles.evaluation import DetailedScores, RoleScores
-from headwise.roles.relations import PROBED
-from headwise.roles.results import Roles, labels_of_rows, length_measures, tested_rows
+from headwise.roles.results import BY_COPYING, Roles, labels_of_rows, length_measures, tested_rows
 from headwise.roles.testing import (
     Baseline,
     Evidence,
@@ -229,12 +228,12 @@ def _tested(evaluated: Evaluated, families: Sequence[Family], seed: int) -> pd.D
 
 
 def _with_copying(rows: pd.DataFrame, scores: Mapping[str, Score]) -> pd.DataFrame:
-    """Add the copying score of each head to the rows of the roles of probes."""
-    probed = rows["role"].isin([role.name for role in PROBED])
+    """Add the copying score of each head to the rows of the roles that it may label."""
+    copies = rows["role"].isin(list(BY_COPYING))
     for index, end in enumerate(("", ".low", ".high")):
         by_name = {name: score[index] for name, score in scores.items()}
         column = rows["name"].map(by_name).astype(float)
-        rows[f"copying{end}"] = column.where(probed)
+        rows[f"copying{end}"] = column.where(copies)
     return rows
 
 

@@ -1,7 +1,6 @@
 """Find the role of each head: evaluate relations, compare with nulls, test as one family."""
 
-from collections.abc import Callable, Mapping, Sequence
-from reprlib import repr as shortened
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -22,11 +21,11 @@ from headwise.roles._evaluated import Evaluated, judged
 from headwise.roles.effects import Score, copying_scores
 from headwise.roles.relations import (
     PROBED,
-    Pairs,
+    Relations,
     Role,
     Tokenized,
-    TokenText,
     gold_roles,
+    own_roles,
     probe,
     texts_of,
     token_roles,
@@ -52,7 +51,7 @@ def find_roles(
     tokenizer: Any,
     corpus: Corpus,
     *,
-    relations: Mapping[str, Callable[[TokenText], Pairs]] | None = None,
+    relations: Relations | None = None,
     evidence: Evidence | None = None,
     max_tokens: int | None = None,
     on_progress: Progress | None = None,
@@ -87,7 +86,8 @@ def find_roles(
             tokenizer of a `SentenceTransformer`.
         corpus: Texts, with or without annotations; trees, mentions and links add their roles.
             A string is one text.
-        relations: Your own roles, by name: from a text to its pairs of tokens (query, key).
+        relations: Your own roles, by name: a function from a text to its pairs of tokens
+            (query, key), or a `headwise.roles.ChoiceRelation` among candidates that you name.
         evidence: Which nulls to evaluate, and the seed. None is `Evidence()`: every null that
             is available.
         max_tokens: The most tokens in one text. None is the model's context.
@@ -142,21 +142,13 @@ def check_tokens(n_texts: int, any_token: bool, unknown: float) -> None:
         )
 
 
-def with_relations(
-    roles: list[Role], relations: Mapping[str, Callable[[TokenText], Pairs]]
-) -> list[Role]:
+def with_relations(roles: list[Role], relations: Relations) -> list[Role]:
     """Roles with the user's own after them.
 
     Raises:
         ArgumentError: two roles have one name, or a relation is no function.
     """
-    if not isinstance(relations, Mapping) or not all(map(callable, relations.values())):
-        raise ArgumentError(
-            f"find_roles: relations is {shortened(relations)}. Give functions by name: "
-            f"relations={{'name': function}}."
-        )
-    own = [Role(name, f"your relation {name}", pairs) for name, pairs in relations.items()]
-    roles = [*roles, *own]
+    roles = [*roles, *own_roles("find_roles", relations)]
     names = [*(role.name for role in (*roles, *PROBED)), *BEHAVIOUR_LABELS]
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:

@@ -1,6 +1,6 @@
 """Roles from shards: sums of each text, measured anywhere, from which all roles are judged."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from headwise.roles._sums import (
 )
 from headwise.roles._survey import Survey, kept
 from headwise.roles.evaluation import Evaluator
-from headwise.roles.relations import Pairs, Role, TokenText, tokenize
+from headwise.roles.relations import Relations, Role, tokenize
 from headwise.roles.results import Roles
 from headwise.roles.testing import (
     Evidence,
@@ -34,8 +34,6 @@ from headwise.roles.testing import (
     text_trial,
 )
 from headwise.tables import Head
-
-Relations = Mapping[str, Callable[[TokenText], Pairs]]
 
 
 def sums_of_shard(

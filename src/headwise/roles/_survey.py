@@ -10,10 +10,9 @@ from headwise.corpora.streams import windows
 from headwise.files import build_from
 from headwise.roles._find import check_tokens, with_relations
 from headwise.roles.relations import (
-    Pairs,
+    Relations,
     Role,
     Tokenized,
-    TokenText,
     before_text,
     dependencies_in,
     dependency_roles,
@@ -117,7 +116,7 @@ class Survey:
         """The numbers of the texts of a shard that are left out."""
         return _numbers_in(self.repeated, shard)
 
-    def roles(self, relations: Mapping[str, Callable[[TokenText], Pairs]]) -> list[Role]:
+    def roles(self, relations: Relations) -> list[Role]:
         """The roles to test."""
         frequency = Counter(dict(zip(self.tokens, self.counts, strict=True)))
         known = [*roles_of_frequency(frequency), *dependency_roles(self.dependencies)]

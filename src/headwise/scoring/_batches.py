@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from headwise._packages import is_tokenizer_of_rust
 from headwise.corpora import SentencePair, Several, list_items, list_texts
@@ -28,6 +29,10 @@ from headwise.scoring._task_score import Inputs, pair_score
 
 # Texts in one batch.
 _BATCH_SIZE = 16
+# Texts are sorted by length if that leaves at most this share of the tokens. A batch of so many
+# texts takes no further one that is longer than the shortest by this factor.
+_WORTH, _FEWEST, _ALIKE = 0.9, 8, 1.15
+_OF_TOKENS = {"input_ids", "attention_mask", "token_type_ids"}
 # The share of tokens that BERT's own training masks.
 _MASKED_SHARE = 0.15
 
@@ -75,6 +80,61 @@ def split_batches(batches: Sequence[Inputs], size: int) -> list[Inputs]:
             rows = slice(start, start + size)
             parts.append({k: x[rows] if _has_rows(x, texts) else x for k, x in batch.items()})
     return parts
+
+
+def sort_by_length(batches: Sequence[Inputs]) -> tuple[list[Inputs], list[int]] | None:
+    """The same texts in batches of about equal length, if that leaves out much padding.
+
+    Batches have to hold nothing but tokens that are padded on the right, on a CPU, where a pass
+    takes time for each token. The new ones have no more texts, and no more tokens, than the
+    largest of them.
+
+    Returns:
+        The batches, and for each of their texts its place among all texts; None where batches
+        hold other inputs, or little padding.
+    """
+    lengths = [_lengths(batch) for batch in batches]
+    if not all(lengths) or len({tuple(sorted(batch)) for batch in batches}) > 1:
+        return None
+    texts = [
+        (n, {name: x[row] for name, x in batch.items()})
+        for batch, length in zip(batches, lengths, strict=True)
+        for row, n in enumerate(length)
+    ]
+    sizes = [batch["attention_mask"].numel() for batch in batches]
+    groups: list[list[int]] = [[]]
+    for place in sorted(range(len(texts)), key=lambda place: texts[place][0]):
+        n, group = texts[place][0], groups[-1]
+        is_full = len(group) == max(map(len, lengths)) or (len(group) + 1) * n > max(sizes)
+        if is_full or (len(group) >= _FEWEST and n > _ALIKE * texts[group[0]][0]):
+            groups.append([])
+        groups[-1].append(place)
+    widths = [texts[group[-1]][0] for group in groups]
+    if sum(len(g) * n for g, n in zip(groups, widths, strict=True)) > _WORTH * sum(sizes):
+        return None
+    by_length: list[Inputs] = [
+        {name: _stacked([texts[place][1][name] for place in group], n) for name in batches[0]}
+        for group, n in zip(groups, widths, strict=True)
+    ]
+    return by_length, [place for group in groups for place in group]
+
+
+def _stacked(rows: Sequence[Tensor], width: int) -> Tensor:
+    """Rows of tokens that are cut, or padded with zeros, to a width."""
+    return torch.stack([pad(row[:width], (0, max(0, width - len(row)))) for row in rows])
+
+
+def _lengths(batch: Inputs) -> list[int]:
+    """The tokens of each text, if all inputs are of its tokens, padded on the right; else none."""
+    mask = batch.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.device.type != "cpu":
+        return []
+    if not batch.keys() <= _OF_TOKENS or {x.shape for x in batch.values()} != {mask.shape}:
+        return []
+    lengths = (mask != 0).sum(1)
+    on_right = (mask != 0) == (torch.arange(mask.shape[1]) < lengths[:, None])
+    # A single token predicts nothing, and two of them are what a loss may need.
+    return lengths.clamp(min=2).tolist() if bool(on_right.all()) else []
 
 
 def _has_rows(value: Any, texts: int) -> bool:

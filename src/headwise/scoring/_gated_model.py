@@ -1,7 +1,7 @@
 """A model with a gate on every head, its batches and its loss."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
 from headwise.models import Attention, edit_heads, heads_of, mean_heads
+from headwise.scoring._batches import sort_by_length
 from headwise.scoring._checkpoint import ScoringCheckpoint
 from headwise.scoring._loss import Loss, PerText, texts_in
 from headwise.scoring._task_score import Inputs
@@ -32,6 +33,7 @@ class GatedModel:
         reference: The inputs over which the mean output of each head is taken; None is
             `batches`.
         checkpoint: The scores computed so far, of methods that take long.
+        rows_are_texts: Whether every row is known to be one text; otherwise the first batch tells.
     """
 
     model: nn.Module
@@ -40,6 +42,21 @@ class GatedModel:
     batches: Sequence[Inputs]
     reference: Sequence[Inputs] | None = None
     checkpoint: ScoringCheckpoint = field(default_factory=ScoringCheckpoint)
+    rows_are_texts: bool = False
+
+    @cached_property
+    def by_length(self) -> tuple["GatedModel", list[int]] | None:
+        """The same on texts sorted by length, and the place of each; None if that saves nothing.
+
+        Neither loss nor texts may depend on padding, or on the batch that a text is in.
+        """
+        if self._rows_per_text > 1 or not self.loss.ignores_padding:
+            return None
+        by_length = sort_by_length(self.batches)
+        if by_length is None:
+            return None
+        batches, places = by_length
+        return replace(self, batches=batches, rows_are_texts=True), places
 
     @cached_property
     def heads(self) -> tuple[Head, ...]:
@@ -123,6 +140,8 @@ class GatedModel:
         Raises:
             UnsupportedError: an attention has a number of rows that the texts cannot share.
         """
+        if self.rows_are_texts:
+            return 1
         inputs = texts_in(self.batches[0])
         texts = min(inputs, max(attention.rows for attention in self.attentions))
         for attention in self.attentions:

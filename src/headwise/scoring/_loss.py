@@ -32,12 +32,14 @@ class Loss:
         compares: Whether the loss is 1 − cosine to the embedding of the full model. Such a loss
             has its minimum, so a gradient of zero, at the full model.
         score: The task score that belongs to the loss, which curves show too.
+        ignores_padding: Whether tokens outside of `attention_mask` leave the loss as it is.
     """
 
     name: str
     of: Callable[[Any, Inputs], Tensor]
     compares: bool = False
     score: Score | None = None
+    ignores_padding: bool = False
 
     def per_text(self, output: Any, batch: Inputs, full: Tensor | None = None) -> PerText:
         """Compute the loss of each text of a batch.
@@ -89,7 +91,7 @@ def embedding(pooling: Pooling = "mean") -> Loss:
     if pooling not in ("mean", "first", "last"):
         raise ArgumentError(f"embedding: pooling={pooling!r}. Give 'mean', 'first' or 'last'.")
     name = "embedding" if pooling == "mean" else f"embedding ({pooling} token)"
-    return Loss(name, partial(_embeddings, pooling), compares=True)
+    return Loss(name, partial(_embeddings, pooling), compares=True, ignores_padding=True)
 
 
 def find_loss(loss: Any, model: nn.Module, batch: Inputs) -> Loss:
@@ -218,7 +220,7 @@ def _sentence_vectors(model: nn.Module, output: Any, batch: Inputs) -> Float[Ten
 
 
 _LOSSES: Mapping[str, Callable[[], Loss]] = {
-    "lm": lambda: Loss("lm", _lm),
+    "lm": lambda: Loss("lm", _lm, ignores_padding=True),
     "masked-lm": lambda: Loss("masked-lm", _masked_lm),
     "label": lambda: Loss("label", _label),
     "embedding": embedding,

@@ -165,6 +165,11 @@ class Totals:
         spread = _divide(np.maximum(squared, 0.0) * self.texts, np.maximum(self.texts - 1, 0))
         return _divide(np.sqrt(spread), self.count)
 
+    def split(self, size: int) -> "list[Totals]":
+        """The totals of every `size` heads in a row, where no sums of texts are kept."""
+        parts = zip(*(getattr(self, name).reshape(-1, size) for name in COLUMNS), strict=True)
+        return [Totals(*columns) for columns in parts]
+
     def select(self, choose: Callable[[Column], Column]) -> "Totals":
         """Select or reorder heads, by a function that is applied to each column."""
         chosen: dict[str, Any] = {name: choose(getattr(self, name)) for name in COLUMNS}

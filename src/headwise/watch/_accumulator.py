@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 
 import numpy as np
 from jaxtyping import Float64
@@ -13,8 +12,9 @@ from headwise.watch._request import Request
 from headwise.watch._row_sums import CallRows, sum_rows
 from headwise.watch.layout import Positions
 
-# Calls of a site are added up together: at most so many calls, or so many rows.
-_CALLS, _NUMBERS = 64, 1 << 14
+# Calls are added up together: at most so many calls, or so many rows.
+_CALLS, _NUMBERS = 512, 1 << 15
+_Waiting = tuple[int, CallRows]  # the number of a call's first text, and the call
 
 
 @dataclass(frozen=True)
@@ -29,20 +29,17 @@ class _TextSums:
     parts: Float64[np.ndarray, "3 K M H"]
 
     @classmethod
-    def of(
-        cls, calls: Sequence[tuple[int, CallRows]], each: Float64[np.ndarray, "3 K _ H"]
-    ) -> "_TextSums":
-        """The sums of calls, each with the number of its first text; texts may come again."""
-        n_texts = np.array([rows.layout.positions.n_texts for _, rows in calls])
-        firsts = np.array([first for first, _ in calls])
-        before = n_texts.cumsum() - n_texts
-        numbers = np.repeat(firsts - before, n_texts) + np.arange(each.shape[2])
-        order = numbers.argsort(kind="stable")
-        distinct, starts = np.unique(numbers[order], return_index=True)
-        first = int(firsts.min())
-        parts = np.zeros((*each.shape[:2], numbers.max() + 1 - first, each.shape[3]))
-        parts[:, :, distinct - first] = np.add.reduceat(each[:, :, order], starts, axis=2)
-        return cls(first, parts)
+    def of(cls, firsts: Sequence[int], each: Float64[np.ndarray, "3 K n M H"]) -> "_TextSums":
+        """The sums of `n` calls on as many texts, from the number of the first text of each."""
+        _, K, n, M, H = each.shape
+        numbers = np.array(firsts)[:, None] + np.arange(M)
+        parts, first = each.reshape(3, K, n * M, H), min(firsts)
+        if (numbers.ravel() == np.arange(first, first + n * M)).all():
+            return cls(first, parts)
+        sums = np.zeros((3, K, max(firsts) + M - first, H))
+        by_text, of_calls = np.moveaxis(sums, 2, 0), np.moveaxis(parts, 2, 0)
+        np.add.at(by_text, numbers.ravel() - first, of_calls)  # texts may come again
+        return cls(first, sums)
 
     @property
     def stop(self) -> int:
@@ -75,49 +72,31 @@ class _SiteSums:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._calls: list[tuple[int, CallRows]] = []  # not added up yet
-        self._kind: Hashable = None  # of these calls
-        self._n_numbers = 0
         self._maximum: Float64[np.ndarray, " N"] | None = None
         self._closed: Totals | None = None
         self._by_text: list[_TextSums] = []
         self._open: _TextSums | None = None
 
-    def add(self, first_text: int, call: CallRows, open_from: int) -> None:
-        """Take in a call; texts before `open_from` have ended."""
-        kind = call.kind
-        if self._calls and kind != self._kind:
-            self._add_up(open_from)
-        self._kind = kind
-        self._calls.append((first_text, call))
-        self._n_numbers += call.rows.lse.numel()
-        if len(self._calls) >= _CALLS or self._n_numbers >= _NUMBERS:
-            self._add_up(open_from)
+    def add(self, sums: _TextSums, highest: Float64[np.ndarray, "K H"]) -> None:
+        """Add the sums of some calls, and the largest value of each statistic in them."""
+        self._open = sums if self._open is None else self._open + sums
+        values = highest.ravel()
+        self._maximum = values if self._maximum is None else np.fmax(self._maximum, values)
 
-    def _add_up(self, open_from: int) -> None:
-        """Add up the latest calls."""
-        if not self._calls:
-            return
-        sums, maximum = sum_rows([rows for _, rows in self._calls], self._request)
-        texts = _TextSums.of(self._calls, sums.cpu().numpy())
-        self._calls, self._n_numbers = [], 0
-        highest = maximum.cpu().numpy().ravel()
-        self._maximum = highest if self._maximum is None else np.fmax(self._maximum, highest)
-        ended, self._open = (texts if self._open is None else self._open + texts).split(open_from)
+    def close(self, open_from: int) -> None:
+        """Close the texts before one: they have ended."""
+        assert self._open is not None  # a site is added with its first call
+        ended, self._open = self._open.split(open_from)
         if ended.parts.shape[2]:
             self._closed = self._with(ended)
             self._by_text += [ended] if self._request.per_text else []
 
-    def totals(self, open_from: int) -> dict[str, Totals]:
-        self._add_up(open_from)
-        assert self._open is not None  # a site is added with its first call
+    def totals(self) -> dict[str, Totals]:
+        assert self._open is not None
         assert self._maximum is not None
         totals = replace(self._with(self._open), maximum=self._maximum)
-        H = self._open.parts.shape[3]
-        return {
-            name: totals.select(itemgetter(slice(row * H, (row + 1) * H)))
-            for row, name in enumerate(self._request.names)
-        }
+        by_name = totals.split(self._open.parts.shape[3])
+        return dict(zip(self._request.names, by_name, strict=True))
 
     def by_text(self, n_texts: int) -> Float64[np.ndarray, "3 K texts H"]:
         """Count, total and even sums of all texts; zeros for texts without a call of the site."""
@@ -145,6 +124,8 @@ class Accumulator:
 
     def __init__(self, request: Request) -> None:
         self._request = request
+        self._waiting: list[tuple[Site, int, CallRows]] = []  # calls that are not added up yet
+        self._n_numbers = 0
         self._sums: dict[Site, _SiteSums] = {}
         self._pass = -1
         self._first = self._next = 0
@@ -167,10 +148,31 @@ class Accumulator:
         first_text = self._first + self._texts_of.get(site, 0)
         self._texts_of[site] = self._texts_of.get(site, 0) + positions.n_texts
         self._next = max(self._next, first_text + positions.n_texts)
-        if site not in self._sums:
-            self._sums[site] = _SiteSums(self._request)
-        self._sums[site].add(first_text, call, self._first)
+        self._waiting.append((site, first_text, call))
+        self._n_numbers += call.rows.lse.numel()
+        if len(self._waiting) >= _CALLS or self._n_numbers >= _NUMBERS:
+            self._add_up()
         return first_text
+
+    def _add_up(self) -> None:
+        """Add up the calls that wait: those on the same texts together, of whatever site."""
+        kinds: dict[Hashable, dict[Site, list[_Waiting]]] = {}
+        for site, first_text, call in self._waiting:
+            sites = kinds.setdefault(call.kind(self._request), {})
+            sites.setdefault(site, []).append((first_text, call))
+        for sites in kinds.values():
+            calls = [call for waiting in sites.values() for _, call in waiting]
+            sums, highest = (x.cpu().numpy() for x in sum_rows(calls, self._request))
+            stop = 0
+            for site, waiting in sites.items():
+                start, stop = stop, stop + len(waiting)
+                texts = _TextSums.of([first for first, _ in waiting], sums[:, :, start:stop])
+                if site not in self._sums:
+                    self._sums[site] = _SiteSums(self._request)
+                self._sums[site].add(texts, highest[:, start:stop].max(1))
+        self._waiting, self._n_numbers = [], 0
+        for site_sums in self._sums.values():
+            site_sums.close(self._first)
 
     def _continues(self, stack: str, positions: Positions) -> bool:
         """Whether a pass continues the texts of the pass before it."""
@@ -182,8 +184,9 @@ class Accumulator:
 
     def totals(self) -> dict[Site, dict[str, Totals]]:
         """The totals of every site, ordered by stack and layer."""
+        self._add_up()
         order = sorted(self._sums, key=lambda site: (site.stack, site.layer))
-        totals = {site: self._sums[site].totals(self._first) for site in order}
+        totals = {site: self._sums[site].totals() for site in order}
         if not self._request.per_text:
             return totals
         by_text = {site: self._sums[site].by_text(self._next) for site in order}

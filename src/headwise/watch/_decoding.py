@@ -103,6 +103,8 @@ class Decoding:
 
     Attributes:
         runs: The tokens that wait, by site.
+        expected: By site, the number of keys of the next call if it continues this one, and whether
+            its cache only grows.
     """
 
     def __init__(self, request: Request) -> None:
@@ -110,13 +112,8 @@ class Decoding:
         of_text = request.classes or request.relations or request.pairs or request.spans
         self._is_on = bool(request.names) and not (of_call or of_text)
         self.runs: dict[Site, _Run] = {}
-        # The number of keys expected at each site's next call, and whether its cache only grows.
-        self._latest: dict[Site, tuple[int, bool]] = {}
+        self.expected: dict[Site, tuple[int, bool]] = {}
         self._inputs: tuple[StackInputs, int, bool] | None = None
-
-    def expect(self, site: Site, S: int) -> None:
-        """Expect a token over `S` keys at the next call of a site."""
-        self._latest[site] = S, True
 
     def is_full(self, site: Site) -> bool:
         """Whether no further token of a site can wait with those that do."""
@@ -127,24 +124,24 @@ class Decoding:
         if not self._is_on:
             return False
         S = call.k.shape[2]
-        expected, grows = self._latest.get(site, (1, True))
+        expected, grows = self.expected.get(site, (1, True))
         grows = grows or expected != S
-        self._latest[site] = S + 1, grows
-        if not grows or expected != S or not self._may_wait(call, inputs):
+        self.expected[site] = S + 1, grows
+        if not grows or expected != S or site.cross or not self._may_wait(call, inputs):
             return False
         run = self.runs.get(site)
         if run is None:
             self.runs[site] = _Run.of(call, forward_pass)
             return True
         if not run.continue_in(call, forward_pass):
-            self._latest[site] = S + 1, False
+            self.expected[site] = S + 1, False
             return False
         return True
 
     def _may_wait(self, call: AttentionCall, inputs: StackInputs) -> bool:
         q, k = call.q, call.k
         is_token = type(call) is AttentionCall and q.shape[2] == 1 and call.real is None
-        if not is_token or call.cross or not call.rule.is_static or k.numel() > _NUMBERS:
+        if not is_token or not call.rule.is_static or k.numel() > _NUMBERS:
             return False
         if not (q.is_cpu and k.is_cpu and k.itemsize in _INTEGERS and is_eager(q, k)):
             return False

@@ -16,6 +16,7 @@ from headwise.models import (
     AttentionCall,
     Coverage,
     InputTracker,
+    ModuleCall,
     Site,
     Sites,
     StackInputs,
@@ -189,17 +190,24 @@ class Recorder:
     ) -> RowStatistics:
         """Compute the statistics of a call and add their sums."""
         self._add_decoded()
-        inputs = self._inputs.of(site.stack)
-        kind = self._kind(site, call, inputs.text.tokens)
+        inputs, module_call = self._inputs.of(site.stack), self._active.call_of(call.module)
+        kind = _kind(site, call, module_call, inputs.text.tokens)
         if kind == "within" and call.q.shape[2] > 1:
-            self._decoding.expect(site, call.k.shape[2] + 1)
+            self._decoding.expected[site] = call.k.shape[2] + 1, True
         layout = self._layout(site, call, inputs, kind)
         rows, call_rows = self._describe_rows(site, call, layout, need_heads)
         if verify and rows.heads is not None:
             heads = rows.heads if call.join is None else call.join(rows.heads.to(call.heads.dtype))
             verify_heads(site, call.heads, heads, rows.lse, layout.positions)
             self._verified.add(site)
-        self._enter(site, call, call_rows, rows.received)
+        first_text = self._accumulator.add(site, self._inputs.passes, call_rows)
+        tokens = self._inputs.of(site.stack).text.tokens  # the call may have told its padding
+        self.coverage.add(site, call, module_call, tokens)
+        if self._request.maps or self._request.received:
+            received, evicted = rows.received, layout.positions.evicted_columns
+            if received is not None and evicted:
+                received = pad(received, (evicted, 0))
+            self.maps.record(site, call, first_text, received)
         if self._request.per_query:
             self.spans.keep(site, layout.positions, layout.spans, rows)
         return rows
@@ -218,12 +226,12 @@ class Recorder:
         """Whether a call reads one token more of a text, to be described with those after it."""
         if self._decoding.is_full(site):
             self._add_decoded()
-        inputs = self._inputs.of(site.stack)
-        if self._kind(site, call, inputs.text.tokens) != "within":
+        inputs, module_call = self._inputs.of(site.stack), self._active.call_of(call.module)
+        if _kind(site, call, module_call, inputs.text.tokens) != "within":
             return False
         if not self._decoding.take(site, call, inputs, self._inputs.passes):
             return False
-        self.coverage.add(site, call, self._active.call_of(call.module), inputs.text.tokens)
+        self.coverage.add(site, call, module_call, inputs.text.tokens)
         return True
 
     def _add_decoded(self) -> None:
@@ -244,22 +252,6 @@ class Recorder:
             self._inputs.learn(site.stack, call.real)
         return self._layouts.of(site, call, inputs, kind, self._inputs.passes)
 
-    def _enter(
-        self,
-        site: Site,
-        call: AttentionCall,
-        rows: CallRows,
-        received: Float[Tensor, "B H S"] | None,
-    ) -> None:
-        first_text = self._accumulator.add(site, self._inputs.passes, rows)
-        tokens = self._inputs.of(site.stack).text.tokens
-        self.coverage.add(site, call, self._active.call_of(call.module), tokens)
-        if not (self._request.maps or self._request.received):
-            return
-        if received is not None and (evicted := rows.layout.positions.evicted_columns):
-            received = pad(received, (evicted, 0))
-        self.maps.record(site, call, first_text, received)
-
     def _per_head(self, site: Site) -> Float[Tensor, "H Dv d_model"]:
         projection = output_projection(self._model, site)
         if projection is None:
@@ -269,18 +261,19 @@ class Recorder:
             )
         return projection.per_head
 
-    def _kind(self, site: Site, call: AttentionCall, tokens: int | None) -> str:
-        """How keys relate to queries: of another text, of the same, or condensed.
 
-        A model that drops or pools tokens leaves their positions unknown.
-        """
-        T, S = call.q.shape[2], call.k.shape[2]
-        if site.cross:
-            return "cross"
-        module_call = self._active.call_of(call.module)
-        length = None
-        if module_call is not None and module_call.inputs:
-            length = module_call.inputs[0].shape[1]
-        # More keys than queries come from a cache, unless the module received them all.
-        condensed = T > S or (T < S and length == S) or (tokens is not None and tokens > T)
-        return "condensed" if condensed else "within"
+def _kind(
+    site: Site, call: AttentionCall, module_call: ModuleCall | None, tokens: int | None
+) -> str:
+    """How keys relate to queries: of another text, of the same, or condensed.
+
+    A model that drops or pools tokens leaves their positions unknown.
+    """
+    T, S = call.q.shape[2], call.k.shape[2]
+    if site.cross:
+        return "cross"
+    inputs = [] if module_call is None else module_call.inputs
+    length = inputs[0].shape[1] if inputs else None
+    # More keys than queries come from a cache, unless the module received them all.
+    condensed = T > S or (T < S and length == S) or (tokens is not None and tokens > T)
+    return "condensed" if condensed else "within"

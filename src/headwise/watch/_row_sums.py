@@ -1,21 +1,23 @@
 """From statistics of rows to sums over texts: which rows count for which statistic."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from headwise.errors import UnsupportedError
-from headwise.kernels import RowRequest, RowStatistics, SharedRequest, under_autocast
+from headwise.kernels import OF_MASK, RowRequest, RowStatistics, SharedRequest, under_autocast
 from headwise.models import AttentionCall, Text
 from headwise.watch._request import Request
-from headwise.watch.layout import CallLayout, EligibleRows, Positions, RowTexts, Rule, stacked
+from headwise.watch.layout import CallLayout, EligibleRows, Positions, Rule, stacked
 
 PerHead = Float[Tensor, "H Dv d_model"]
 RowValues = Shaped[Tensor, "B H T"]
+Rows = Mapping[str, Any]  # by field of `RowStatistics`, those of several calls together
 Widths = dict[str, int]  # the most keys of a query, by name
 
 
@@ -72,14 +74,12 @@ class CallRows:
     Attributes:
         norms: The norm of each head's output after the output projection, if it is requested.
         knows_logits: Whether the largest logit before any bias is known.
-        span_queries: Which queries count for spans, if the request has any.
     """
 
     rows: RowStatistics
     layout: CallLayout
     norms: RowValues | None
     knows_logits: bool
-    span_queries: Bool[Tensor, "B T"] | None = None
 
     @classmethod
     def of(
@@ -89,25 +89,26 @@ class CallRows:
         norms = None if per_head is None else _output_norms(rows, call, per_head)
         if rows.heads is not None or rows.received is not None:
             rows = replace(rows, heads=None, received=None)
-        spans = None if layout.spans is None else layout.spans.queries
-        return cls(rows, layout, norms, call.knows_logits, spans)
+        return cls(rows, layout, norms, call.knows_logits)
 
-    @property
-    def kind(self) -> Hashable:
-        """What calls that are added up together have in common."""
-        lse, texts = self.rows.lse, self.layout.positions.texts
-        missing = self.rows.sink is None, self.norms is None, self.span_queries is None
-        return lse.shape[1:], lse.device, missing, texts.is_cross, *self.layout.widths.values()
+    def kind(self, request: Request) -> Hashable:
+        """What calls that are added up together have in common: texts, and which rows count."""
+        lse, missing = self.rows.lse, (self.rows.sink is None, self.norms is None)
+        own = None if self._shares_eligible(request) else id(self)
+        return id(self.layout), own, lse.shape, lse.dtype, *missing
 
     def eligible(self, request: Request) -> EligibleRows:
         """The rows that count: the same for all calls of a layout, unless values decide."""
+        if not self._shares_eligible(request):
+            return _eligible_rows(self, request)
         known, kind = self.layout.eligible, (self.rows.n_keys.shape[1], self.rows.sink is not None)
-        # Whether the largest logit is known, and whether all values are zero, depends on the call.
-        if not self.knows_logits or request.value:
-            return _eligible_rows(self, request, self.layout.positions.texts)
         if kind not in known:
-            known[kind] = _eligible_rows(self, request, self.layout.positions.texts)
+            known[kind] = _eligible_rows(self, request)
         return known[kind]
+
+    def _shares_eligible(self, request: Request) -> bool:
+        # Whether the largest logit is known, and whether all values are zero, depends on the call.
+        return self.knows_logits and not request.value
 
 
 def _output_norms(rows: RowStatistics, call: AttentionCall, per_head: PerHead) -> RowValues | None:
@@ -121,54 +122,40 @@ def _output_norms(rows: RowStatistics, call: AttentionCall, per_head: PerHead) -
 
 def sum_rows(
     calls: Sequence[CallRows], request: Request
-) -> tuple[Float[Tensor, "3 K M H"], Float[Tensor, "K H"]]:
-    """The sums of calls of one kind by text, and the largest values, for every statistic.
+) -> tuple[Float[Tensor, "3 K n M H"], Float[Tensor, "K n H"]]:
+    """The sums of `n` calls of one kind by text, and the largest values, for every statistic.
 
     Padding rows are never counted. A row with a single visible key has a fixed weight of 1, so
     it counts only for logits, unless means are taken over all queries.
     """
-    first, layout = calls[0], calls[0].layout
+    first, (B, H, T) = calls[0], calls[0].rows.lse.shape
+    values = _values(_joined(calls), first.layout.widths, request)
+    by_call = values.view(len(values), len(calls), B, H, T)
+    return first.eligible(request).sums_of(by_call, first.layout.positions)
+
+
+def _joined(calls: Sequence[CallRows]) -> Rows:
+    """The statistics of the rows of one call after the other, and norms of outputs."""
+    parts = [vars(call.rows) | {"norms": call.norms} for call in calls]
     if len(calls) == 1:
-        return first.eligible(request).sums_of(_values(first, request), layout.positions.texts)
-    whole = _joined(calls)
-    texts = RowTexts.joined([call.layout.positions.texts for call in calls])
-    if all(call.layout is layout and call.knows_logits for call in calls) and not request.value:
-        eligible = first.eligible(request).repeated(len(calls))
-    else:
-        eligible = _eligible_rows(whole, request, texts)
-    return eligible.sums_of(_values(whole, request), texts)
-
-
-def _joined(calls: Sequence[CallRows]) -> CallRows:
-    """The rows of one call after the other."""
-    fields = {
-        name: torch.cat([getattr(call.rows, name) for call in calls])
-        for name, x in vars(calls[0].rows).items()
-        if isinstance(x, Tensor)
+        return parts[0]
+    return {
+        name: torch.cat([part[name] for part in parts])
+        for name, x in parts[0].items()
+        if isinstance(x, Tensor) and name not in OF_MASK
     }
-    norms = [call.norms for call in calls if call.norms is not None]
-    queries = [call.span_queries for call in calls if call.span_queries is not None]
-    return replace(
-        calls[0],
-        rows=RowStatistics(**fields, kernel=calls[0].rows.kernel),
-        norms=torch.cat(norms) if norms else None,
-        span_queries=torch.cat(queries) if queries else None,
-    )
 
 
-def _values(call: CallRows, request: Request) -> Shaped[Tensor, "K B H T"]:
+def _values(rows: Rows, widths: Widths, request: Request) -> Shaped[Tensor, "K B H T"]:
     """The statistics of each row, in the order of the request."""
-    rows, widths = call.rows, call.layout.widths
     statistics = _row_values(rows)
-    if call.norms is not None:
-        statistics["output_norm"] = call.norms
     statistics |= _by_mass("mass", rows, widths, request)
     if request.top:
         tops = _by_mass("top", rows, widths, request)
         statistics |= {f"top({name})": top for name, top in tops.items()}
     if request.value:
         statistics |= _shares(rows, widths, request)
-    return stacked([statistics[name] for name in request.names], rows.lse)
+    return stacked([statistics[name] for name in request.names], rows["lse"])
 
 
 def projected_norms(
@@ -202,27 +189,25 @@ def _class_members(
     return (torch.stack(classes, dim=-1) & positions.key_real[..., None]).float()
 
 
-def _row_values(rows: RowStatistics) -> dict[str, RowValues]:
+# By statistic, what holds it; `lse` stands in where a statistic is undefined.
+_ROW_VALUES = {
+    "entropy": "entropy", "max_weight": "max_weight", "max_logit": "max_logit", "lse": "lse",
+    "sink": "sink", "distance": "distance", "participation": "participation",
+    "output_norm": "norms",
+}  # fmt: skip
+
+
+def _row_values(rows: Rows) -> dict[str, RowValues]:
     """The statistics of all rows except masses, by name; undefined ones hold arbitrary
     values."""
-    values = {
-        "entropy": rows.entropy,
-        "max_weight": rows.max_weight,
-        "max_logit": rows.max_logit,
-        "lse": rows.lse,
-        "sink": rows.sink,
-        "distance": rows.distance,
-        "participation": rows.participation,
-    }
-    return {name: rows.lse if value is None else value for name, value in values.items()}
+    values = {name: rows.get(field) for name, field in _ROW_VALUES.items()}
+    return {name: rows["lse"] if value is None else value for name, value in values.items()}
 
 
-def _by_mass(
-    measure: str, rows: RowStatistics, widths: Widths, request: Request
-) -> dict[str, RowValues]:
+def _by_mass(measure: str, rows: Rows, widths: Widths, request: Request) -> dict[str, RowValues]:
     """One measure of the masses, by name: "seen" (keys), "mass", "top" or "share"."""
-    of_keys = getattr(rows, f"key_{measure}")
-    of_classes = getattr(rows, "class_keys" if measure == "seen" else f"class_{measure}")
+    of_keys = rows.get(f"key_{measure}")
+    of_classes = rows.get("class_keys" if measure == "seen" else f"class_{measure}")
     values: dict[str, RowValues] = {}
     if of_keys is not None and widths:
         values |= zip(widths, _sums_over(of_keys, widths), strict=True)
@@ -241,7 +226,7 @@ def _sums_over(
     return [part.sum(-1) for part in torch.split(of_keys, [*widths.values()], -1)]
 
 
-def _shares(rows: RowStatistics, widths: Widths, request: Request) -> dict[str, RowValues]:
+def _shares(rows: Rows, widths: Widths, request: Request) -> dict[str, RowValues]:
     """The shares of value norms by the names of their statistics; NaN if all norms are zero."""
     seen = _by_mass("seen", rows, widths, request)
     shares = _by_mass("share", rows, widths, request)
@@ -250,25 +235,28 @@ def _shares(rows: RowStatistics, widths: Widths, request: Request) -> dict[str, 
     }
 
 
-def _eligible_rows(call: CallRows, request: Request, texts: RowTexts) -> EligibleRows:
+def _eligible_rows(call: CallRows, request: Request) -> EligibleRows:
     """The rows that count for each statistic of a request, and its value under even weights."""
-    rows, widths = call.rows, call.layout.widths
-    real = texts.real[:, None] & (rows.n_keys > 0)
+    rows, layout = call.rows, call.layout
+    positions, widths, spans = layout.positions, layout.widths, layout.spans
+    real = positions.query_real[:, None] & (rows.n_keys > 0)
     n_keys = rows.n_keys.clamp(min=1).to(rows.lse.dtype)
     several = rows.n_keys > (0 if request.queries == "all" else 1)
     rules = _rules(rows, several, n_keys)
-    shares = _shares(rows, widths, request) if request.value else {}
-    for name, seen in _by_mass("seen", rows, widths, request).items():
+    shares = _shares(vars(rows), widths, request) if request.value else {}
+    for name, seen in _by_mass("seen", vars(rows), widths, request).items():
         # In cross-attention, no query has a neighbor or a relation.
         crosses = name == "first" or name in request.spans
-        over_all = request.queries == "all" and (crosses or not texts.is_cross)
+        over_all = request.queries == "all" and (crosses or not positions.is_cross)
         eligible = several & ((seen > 0) | over_all)
-        if call.span_queries is not None and name in request.spans:
-            eligible &= call.span_queries[:, None]
+        if spans is not None and name in request.spans:
+            eligible &= spans.queries[:, None]
         rules[name] = rules[f"top({name})"] = eligible, seen / n_keys
         share = shares.get(f"value({name})")
         rules[f"value({name})"] = eligible if share is None else eligible & ~share.isnan(), None
-    return EligibleRows.of([rules.get(name, (None, None)) for name in request.names], real, texts)
+    return EligibleRows.of(
+        [rules.get(name, (None, None)) for name in request.names], real, positions
+    )
 
 
 def _rules(

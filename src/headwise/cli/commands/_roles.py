@@ -40,7 +40,8 @@ Relations = Annotated[
         "--relation",
         metavar="FILE.py:NAME",
         help="Your own relation: a function in a Python file, which is executed. It maps a "
-        "TokenText to pairs of tokens (query, key). Repeatable.",
+        "TokenText to pairs of tokens (query, key); a ChoiceRelation in its place chooses among "
+        "candidates. Repeatable.",
     ),
 ]
 

@@ -1,6 +1,6 @@
 """The roles of a model's heads on texts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -8,9 +8,9 @@ from torch import nn
 from headwise._progress import progress_bar
 from headwise.cli._options import Shared
 from headwise.cli.tasks._models import open_model
-from headwise.cli.tasks._relations import Relation, load_relations
+from headwise.cli.tasks._relations import load_relations
 from headwise.cli.tasks._texts import draw_texts
-from headwise.roles import Evidence, Roles, find_roles
+from headwise.roles import Evidence, Relations, Roles, find_roles
 
 if TYPE_CHECKING:
     from headwise.corpora import AnnotatedText
@@ -27,7 +27,7 @@ def find_model_roles(
 
     Args:
         nulls: The nulls to test against; None is every null that the model allows.
-        relations: Functions of the user's own, as FILE.py:NAME.
+        relations: The user's own functions and choices, as FILE.py:NAME.
     """
     evidence = Evidence(nulls, seed=shared.seed or 0)
     own = load_relations(relations, name)
@@ -43,7 +43,7 @@ def find_roles_of(
     texts: Sequence["str | AnnotatedText"],
     evidence: Evidence,
     max_tokens: int | None,
-    relations: Mapping[str, Relation] | None = None,
+    relations: Relations | None = None,
 ) -> Roles:
     """Find the roles of the heads of an open model, behind a progress bar."""
     with progress_bar(f"Finding the roles of the heads of {name}") as on_progress:

@@ -5,7 +5,7 @@ A problem is solved at once, or prepared and solved for all tensors of one outli
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -41,7 +41,7 @@ from headwise.kernels.spec import (
 
 # Pairs of queries and keys up to which waking a second thread costs more than it gains. Where few
 # queries are packed, keys come from memory: it gains from these pairs times the width of a head on.
-ONE_THREAD, ONE_THREAD_PACKED = 1 << 15, 1 << 18
+ONE_THREAD, ONE_THREAD_PACKED = 1 << 15, 3 << 14
 # The dtypes that the kernel reads, and their numbers in `ElementType`.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _DTYPE_NAMES = ", ".join(map(str, DTYPES))
@@ -184,10 +184,13 @@ class ProblemBuilder:
         self.problem.threads = n_threads(shares_threads(self.problem))
         return run(self.problem, function)
 
-    def prepare(self) -> "PreparedProblem | None":
+    def prepare(self, constant: Collection[str] = ()) -> "PreparedProblem | None":
         """The problem with all its outputs, to be solved for other tensors of its outline.
 
         None if it reads copies of the inputs, or if there is nothing to compute.
+
+        Args:
+            constant: The outputs that are the same for all of these tensors: computed once.
         """
         inputs, problem = self.inputs, self.problem
         if self.copied or not all(x.numel() for x in (inputs["q"], inputs["k"])):
@@ -198,6 +201,7 @@ class ProblemBuilder:
             lengths=[(name, stop - start) for start, stop, name in self.spans[:3]],
             outputs=[(name, _allocation(x)) for name, x in self.outputs.items()],
             kept=[x for name, x in inputs.items() if name not in ("q", "k", "v")],
+            constant=constant,
         )
 
     def _point(self, name: str, span: ByteSpan, x: Tensor, strided_axes: int = 0) -> None:
@@ -220,6 +224,8 @@ class PreparedProblem:
     outputs: Sequence[tuple[str, partial[Tensor]]]  # and how each is allocated
     shares_threads: bool  # whether a second thread gains anything
     kept: Sequence[Tensor]  # other inputs, such as positions: the same in each call
+    constant: Collection[str]  # outputs that are the same in each call
+    known: Named = field(default_factory=dict)  # and these, from the first call on
 
     def heads(self, otherwise: SolveHeads, problem: AttentionProblem) -> Named:
         """The heads of another problem of the outline; `otherwise` where nonfinite masked values
@@ -254,12 +260,18 @@ class PreparedProblem:
             setattr(problem, name, start)
         if starts % item:
             return {}, False
-        outputs = {}
+        outputs = dict(self.known)
         for name, allocate in self.outputs:
-            outputs[name] = x = allocate()
-            setattr(problem, name, x.data_ptr())
+            if name in outputs:
+                setattr(problem, name, None)
+            else:
+                outputs[name] = x = allocate()
+                setattr(problem, name, x.data_ptr())
         problem.threads = n_threads(self.shares_threads)
-        return outputs, run(problem)
+        finite = run(problem)
+        if self.constant and not self.known:
+            self.known.update({name: x for name, x in outputs.items() if name in self.constant})
+        return outputs, finite
 
 
 def _allocation(like: Tensor) -> partial[Tensor]:
@@ -302,6 +314,4 @@ def run(problem: Problem, function: str = "headwise_forward") -> bool:
 
 def as_statistics(results: Named) -> RowStatistics:
     """The outputs of the kernel as statistics of rows."""
-    if "key_seen" in results:
-        results["key_seen"] = results["key_seen"].view(torch.bool)
     return RowStatistics(**results, kernel=f"native ({library().name})")

@@ -250,7 +250,7 @@ def _add_keys(builder: ProblemBuilder, request: RowRequest, keys: Int[Tensor, "B
     builder.set("N", N)
     indices = keys.clamp(-1, S).to(torch.int32).expand(B, T, N).contiguous()  # S is no key either
     builder.add_input("keys", indices, (B, T, N), torch.int32)
-    results = {"key_seen": builder.add_output("key_seen", (B, H, T, N), torch.uint8)}
+    results = {"key_seen": builder.add_output("key_seen", (B, H, T, N), torch.bool)}
     for name in _measures(builder, request):
         results[f"key_{name}"] = builder.add_output(f"key_{name}", (B, H, T, N))
     return results

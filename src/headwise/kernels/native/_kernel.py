@@ -17,6 +17,7 @@ from headwise.kernels.native._compute import (
 )
 from headwise.kernels.native._gradients import attend_native
 from headwise.kernels.spec import (
+    OF_MASK,
     AttentionKernel,
     AttentionProblem,
     ComputeStatistics,
@@ -24,6 +25,7 @@ from headwise.kernels.spec import (
     Named,
     RowRequest,
     RowStatistics,
+    SharedRequest,
     SolveHeads,
     TensorBias,
     check_rule,
@@ -106,7 +108,7 @@ class NativeKernel(AttentionKernel):
             return native_statistics
         check_rule(rule, q)
         builder, _ = build_statistics(q, k, v if request.heads else v[..., :0], rule, request)
-        prepared = builder.prepare()
+        prepared = builder.prepare(OF_MASK if isinstance(request, SharedRequest) else ())
         if prepared is None:
             return native_statistics
         return partial(prepared.statistics, native_statistics)

@@ -14,15 +14,17 @@ from headwise.kernels.spec._nonfinite import (
     compute_guarded,
     guard_nonfinite,
 )
-from headwise.kernels.spec._outline import (
+from headwise.kernels.spec._problem import (
+    HEADS_ALONE,
+    AttentionProblem,
+    Extras,
     Outline,
     autocast_inputs,
     outline_of,
     remember,
     under_autocast,
 )
-from headwise.kernels.spec._problem import HEADS_ALONE, AttentionProblem, Extras
-from headwise.kernels.spec._request import Named, RowRequest, RowStatistics, SharedRequest
+from headwise.kernels.spec._request import OF_MASK, Named, RowRequest, RowStatistics, SharedRequest
 from headwise.kernels.spec._rule import (
     AttentionRule,
     BiasLike,
@@ -34,6 +36,7 @@ from headwise.kernels.spec._rule import (
 
 __all__ = [
     "HEADS_ALONE",
+    "OF_MASK",
     "AttentionKernel",
     "AttentionProblem",
     "AttentionRule",

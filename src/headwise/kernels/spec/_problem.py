@@ -1,11 +1,26 @@
-"""One attention to compute: its inputs, its rule, and the requested extras."""
+"""One attention to compute: its inputs, its rule, the requested extras, and its outline.
 
-from typing import NamedTuple
+Prepared problems are kept under outlines. Calls of one outline share their checks, the choice of a
+kernel and the layout of the problem. An outline holds everything that these depend on: sizes,
+strides, dtypes and options, no tensor values.
+"""
 
+from collections.abc import Hashable
+from typing import NamedTuple, TypeVar
+
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from headwise._library import library
+from headwise._torch_private import is_eager
+from headwise.kernels.spec import cpu
 from headwise.kernels.spec._rule import AttentionRule
+
+Outline = tuple[Hashable, ...]
+Known = TypeVar("Known")
+# The most outlines that are remembered: each length of a text or of a key cache has its own.
+MOST_REMEMBERED = 4096
 
 
 class Extras(NamedTuple):
@@ -28,3 +43,47 @@ class AttentionProblem(NamedTuple):
     rule: AttentionRule
     dropout_p: float = 0.0  # the share of weights dropped
     extras: Extras = HEADS_ALONE
+
+
+def outline_of(q: Tensor, k: Tensor, v: Tensor, options: Hashable) -> Outline | None:
+    """The outline of some inputs and options; None where nothing may be remembered.
+
+    That is for tensors that are not plain, are traced or mapped, or are differentiated by anything
+    but the usual autograd.
+    """
+    if not is_eager(q, k, v):
+        return None
+    learns = torch.is_grad_enabled()
+    return (
+        q.shape, q.stride(), q.dtype, q.device, learns and q.requires_grad,
+        k.shape, k.stride(), k.dtype, k.device, learns and k.requires_grad,
+        v.shape, v.stride(), v.dtype, v.device, learns and v.requires_grad,
+        library(), cpu.HAS_AMX, torch.get_num_threads(), under_autocast(q), options,
+    )  # fmt: skip
+
+
+def remember(known: dict[Outline, Known], outline: Outline, value: Known) -> Known:
+    """Remember a value for an outline; when there are too many, all others are forgotten."""
+    if len(known) >= MOST_REMEMBERED:
+        known.clear()
+    known[outline] = value
+    return value
+
+
+def under_autocast(x: Tensor) -> bool:
+    """Whether autocast is on for the device of a tensor; some, such as meta, have none."""
+    # Both have it, and torch.compile of torch 2.11 cannot ask whether they do.
+    if x.is_cpu:
+        return torch.is_autocast_enabled("cpu")
+    if x.is_cuda:
+        return torch.is_autocast_enabled("cuda")
+    kind = x.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+def autocast_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values in the precision to which autocast, if it is on, casts them."""
+    if not under_autocast(q):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(q.device.type)
+    return q.to(dtype), k.to(dtype), v.to(dtype)

@@ -62,7 +62,8 @@ class SharedRequest(RowRequest):
     """The request of several calls that share a mask, whatever their queries, keys and values.
 
     Neither its tensors nor the mask may change: a kernel keeps with the request what it has
-    prepared for a call, and uses it for all others of the same outline.
+    prepared for a call, and uses it for all others of the same outline. They may share the results
+    in `OF_MASK`.
     """
 
     prepared: dict[tuple[Hashable, ...], Any] = field(default_factory=dict, init=False, repr=False)
@@ -97,3 +98,7 @@ class RowStatistics:
     class_share: Float[Tensor, "B H T C"] | None = None
     class_keys: Float[Tensor, "B H T C"] | None = None  # visible keys of the class
     heads: Float[Tensor, "B H T Dv"] | None = None
+
+
+# The statistics that follow from the mask and the request alone, whatever queries and keys hold.
+OF_MASK = frozenset(("n_keys", "key_seen", "class_keys", "even_distance"))

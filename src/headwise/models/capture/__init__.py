@@ -1,6 +1,6 @@
 """Capture every attention call of a model as it happens: its tensors, its rule and its site."""
 
-from headwise.models.capture._active_modules import ActiveModules
+from headwise.models.capture._active_modules import ActiveModules, ModuleCall
 from headwise.models.capture._call import AttentionCall
 from headwise.models.capture._capture import capture_calls
 from headwise.models.capture._inputs import InputTracker, StackInputs, Text
@@ -15,6 +15,7 @@ __all__ = [
     "AttentionCall",
     "Coverage",
     "InputTracker",
+    "ModuleCall",
     "Site",
     "Sites",
     "SoftmaxCall",

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Hashable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from headwise._count_names import HEADS
 from headwise._interrupts import reversible
+from headwise._torch_private import without_function_modes
 from headwise.errors import UnsupportedError
 from headwise.models._hooks import Hooks
 from headwise.models.capture._call import Answer, AttentionCall, OnCall, uncompiled
@@ -210,7 +212,10 @@ class ActiveModules:
         self._check_thread(thread)
         self._leave(module)  # an interrupt may have left an earlier call open
         self._intercept(module, args, kwargs, is_compiled)
-        inputs = _token_vectors([*args, *kwargs.values()])
+        # What is read here must not reach our own function mode, if it is on.
+        is_seen = self.is_whole and not is_compiled
+        with without_function_modes() if is_seen else nullcontext():
+            inputs = _token_vectors([*args, *kwargs.values()])
         if self.calls and inputs and any(inputs[0] is x for x in self.calls[-1].inputs):
             self.calls[-1].projected.append(inputs[0])
         self.calls.append(ModuleCall(module, inputs, has_own_hook, thread=thread))
@@ -246,9 +251,14 @@ class ActiveModules:
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
         """End the call of a module, and all calls inside it."""
-        while self.call_of(module) is not None:
-            call = self.calls.pop()
+        for place in range(len(self.calls)):
+            if self.calls[place].module is module:
+                break
+        else:
+            return
+        for call in self.calls[place:]:
             self.captured_elsewhere -= call.has_own_hook
             call.queries = None
-            if not self.calls and self.interception is not None:
-                self.interception.end()
+        del self.calls[place:]
+        if not self.calls and self.interception is not None:
+            self.interception.end(module)

@@ -33,7 +33,8 @@ class AttentionCall:
         watched: How the call was captured.
         kernel: The name of the implementation that computed the heads.
         exact: Whether `heads` follows from the other fields: no weights were dropped.
-        cross: Whether the keys belong to another text than the queries.
+        cross: Whether the keys belong to another text than the queries; None if the modules
+            around the call decide.
         join: What the model applies to its heads before they become visible; None: nothing.
         real: False for keys that are padding, if the call itself says so.
         ours: Whether the model runs on the native kernel, whose statistics come with these heads
@@ -49,7 +50,7 @@ class AttentionCall:
     watched: str
     kernel: str
     exact: bool
-    cross: bool
+    cross: bool | None = None
     join: Callable[[Tensor], Tensor] | None = None
     real: Bool[Tensor, "B S"] | None = None
     ours: bool = False

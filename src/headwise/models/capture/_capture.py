@@ -71,7 +71,6 @@ def capture_calls(
             hooks.enter_context(capture_interface(model, active))
         hooks.enter_context(ordinary_path(model))
         functions = hooks.enter_context(capture_functions(active, softmaxes))
-        hooks.after(model, functions.end_pass, always_call=True)
         hooks.enter_context(active.follow(model, tuple(hooked), functions))
         yield active
 
@@ -101,7 +100,5 @@ def _capture_layer(
             watched="a hook on the module",
             kernel="headwise",
             exact=not (module.training and module.dropout),
-            # Only the layer around this module knows self- from cross-attention.
-            cross=active.is_cross_attention(q.shape[2], k.shape[2]),
         )
     )  # fmt: skip

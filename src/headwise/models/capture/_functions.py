@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
-from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -50,28 +49,25 @@ class FunctionCapture(TorchFunctionMode):
         if not self._is_on:
             push_function_mode(self)
             self._is_on = True
-            stop_observing_operators(self._observe)
+            stop_observing_operators(self.observe)
 
     def observe_operators(self) -> bool:
         """Observe operators in place of the function mode; False where that is impossible."""
-        # A replacement of torch's function, as by `fast_attention`, may call other kernels.
-        is_torchs = isinstance(F.scaled_dot_product_attention, BuiltinFunctionType)
-        if not (is_torchs and can_observe_operators()):
+        if not can_observe_operators():
             return False
-        observe_operators(self._observe)
+        observe_operators(self.observe)
         if self._is_on:
             self._is_on = False
             self._remove_mode()
         return True
 
-    def end_pass(self, *_: Any) -> None:
-        """Forget the tensors that were followed; observed operators follow none."""
-        if self._is_on:
-            self._softmaxes.clear()
+    def end_pass(self) -> None:
+        """Forget the tensors that were followed."""
+        self._softmaxes.clear()
 
     def close(self) -> None:
         self._is_on = False
-        stop_observing_operators(self._observe)
+        stop_observing_operators(self.observe)
         self._remove_mode()
 
     def _remove_mode(self) -> None:
@@ -103,13 +99,15 @@ class FunctionCapture(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             return self._attend(func, *args, **kwargs)
         output = func(*args, **kwargs)
+        if output is not None and not isinstance(output, Tensor):  # such as a shape
+            return output
         with torch.no_grad():
             call = self._softmaxes.follow(func, args, kwargs, output)
             if call is not None:
                 active.on_call(call)
         return output
 
-    def _observe(self, name: str, operator: Any, *args: Any, **kwargs: Any) -> Any:
+    def observe(self, name: str, operator: Any, *args: Any, **kwargs: Any) -> Any:
         """A call of an operator that is observed in place of functions."""
         active = self._active
         if active.captured_elsewhere or not active.calls:
@@ -192,7 +190,6 @@ def _call(
         watched="the function mode",
         kernel="scaled_dot_product_attention",
         exact=not dropout_p,
-        cross=active.is_cross_attention(T, S),
     )  # fmt: skip
 
 

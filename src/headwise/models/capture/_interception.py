@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from headwise._interrupts import uninterrupted
-from headwise._torch_private import in_backward, in_func_transform
+from headwise._torch_private import in_backward, in_func_transform, is_observing
 from headwise.models._hooks import Hooks
 
 
@@ -45,6 +45,12 @@ class FunctionInterception(Protocol):
     def observe_operators(self) -> bool:
         """Intercept fused attention and softmax alone; False where that is impossible."""
 
+    def observe(self, name: str, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        """Receive a call of one of these operators."""
+
+    def end_pass(self) -> None:
+        """Forget the tensors that were followed from function to function."""
+
 
 class Interception:
     """Intercepts a model's calls: all of them, until one pass of the same form was followed.
@@ -63,6 +69,7 @@ class Interception:
         functions: FunctionInterception,
         hook: Callable[[nn.Module], Hooks],
     ) -> None:
+        self._model = model
         self._modules = {id(module): module for module in model.modules()}
         self._known, self._functions, self._hook = understanding, functions, hook
         self._hooks: dict[int, Hooks] = {}
@@ -90,14 +97,17 @@ class Interception:
         is_here = threading.get_ident() == self._functions.thread
         if is_here and call in known.calls and not known.needs_all:
             self._learning = None
-            self.narrow()
+            if self.is_whole or not is_observing(self._functions.observe):
+                self.narrow()
             return
         self._learning = call if is_here else None
         known.needed.add(id(module))
         self.widen()
 
-    def end(self) -> None:
+    def end(self, module: nn.Module) -> None:
         """A pass has ended: if it was followed as a whole, passes of its form are understood."""
+        if self.is_whole and module is self._model:
+            self._functions.end_pass()
         if self._learning is not None:
             self._known.calls.add(self._learning)
             self._learning = None

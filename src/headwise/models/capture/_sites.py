@@ -120,7 +120,10 @@ class Sites:
         """
         key = id(call.module)
         if active.is_whole or key not in self._places:
-            place = self.stacks.of(self.name_of(call.module), call.cross)
+            cross = call.cross
+            if cross is None:
+                cross = active.is_cross_attention(call.q.shape[2], call.k.shape[2])
+            place = self.stacks.of(self.name_of(call.module), cross)
             active.understanding.needs_all |= self._places.get(key, place) != place
             self._places[key] = place
         return self._places[key]
@@ -186,9 +189,10 @@ class Covered:
     tokens: int
     window: int = 0
 
-    def __add__(self, more: "Covered") -> "Covered":
-        window = max(self.window, more.window)
-        return Covered(self.captured + more.captured, self.tokens + more.tokens, window)
+    def add(self, more: "Covered") -> None:
+        self.captured += more.captured
+        self.tokens += more.tokens
+        self.window = max(self.window, more.window)
 
     def __str__(self) -> str:
         if self.captured < self.tokens:
@@ -211,8 +215,11 @@ class Coverage:
         is_repeat = module_call is not None and not _is_first(module_call, site)
         if is_repeat:
             covered = Covered(covered.captured, 0, covered.window)
-        self._latest[site] = self._latest[site] + covered if is_repeat else covered
-        self._sums[site] = self._sums.get(site, Covered(0, 0)) + covered
+        if is_repeat:
+            self._latest[site].add(covered)
+        else:
+            self._latest[site] = covered
+        self._sums.setdefault(site, Covered(0, 0)).add(covered)
 
     def of(self, site: Site) -> Covered:
         """The coverage of a site over all its calls."""

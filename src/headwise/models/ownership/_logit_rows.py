@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from headwise._torch_private import has_joined_weight
 from headwise.errors import UnsupportedError
 from headwise.models.ownership._attention import is_transposed
-from headwise.models.ownership._logit_scaling import ScaledRows, reshard, restore, scale_rows
+from headwise.models.ownership._logit_scaling import ScaledRows, reshard, restore_rows, scale_rows
 from headwise.models.ownership._logit_trace import LogitCall, LogitTrace, is_norm, trace_logits
 
 # Relative tolerances of logits whose weights were scaled and rounded; a wrong factor differs more.
@@ -251,7 +251,7 @@ def _try(
     try:
         after = trace_logits(model, batch, layers, replayed=trace.inputs)
     finally:
-        restore(model, saved)
+        restore_rows(model, saved)
     for site, calls in trace.calls.items():
         for before, scaled in zip(calls, after.calls[site], strict=True):
             _compare(site, before.logits.detach(), scaled.logits, factors[site])

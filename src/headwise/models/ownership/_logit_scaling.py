@@ -33,7 +33,7 @@ def scale_rows(model: nn.Module, changes: Iterable[tuple[ScaledRows, Tensor]]) -
     """Multiply rows by the factors of their owners; an exception leaves all as they were.
 
     Returns:
-        The former values of what was changed, by parameter; `restore` writes them back.
+        The former values of what was changed, by parameter; `restore_rows` writes them back.
     """
     reshard(model)
     factors: dict[str, tuple[tuple[int, ...], Tensor]] = {}
@@ -55,14 +55,14 @@ def scale_rows(model: nn.Module, changes: Iterable[tuple[ScaledRows, Tensor]]) -
             saved[name] = weight.detach().clone()
             weight.mul_(factor)
     except BaseException:
-        restore(model, saved)
+        restore_rows(model, saved)
         raise
     return saved
 
 
 @uninterrupted
 @torch.no_grad()
-def restore(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+def restore_rows(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     """Write back what `scale_rows` has changed."""
     reshard(model)
     for name, values in saved.items():
@@ -70,7 +70,8 @@ def restore(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the gathered copies of weights that FSDP2 keeps; only the shards are trained."""
+    """Free the copies of weights that FSDP2 gathers and that autocast casts."""
+    torch.clear_autocast_cache()
     module: Any  # FSDP2 gives each module that it shards these methods
     for module in model.modules():
         if hasattr(module, "reshard") and hasattr(module, "unshard"):

@@ -7,7 +7,14 @@ from typing import Any
 from headwise._display import counted
 from headwise.report._study_data import StudyData
 from headwise.report.page._visible_text import digits, probability, visible
-from headwise.roles import Roles, by_nearness, shape_line, shapes_summary, shown_outcomes
+from headwise.roles import (
+    Roles,
+    by_nearness,
+    rules_line,
+    shape_line,
+    shapes_summary,
+    shown_outcomes,
+)
 from headwise.roles.effects import WITHOUT, group_line
 
 COLUMNS = ("Head", "Role", "Effect", "Strongest null", "Lift", "p", "Held-out queries")
@@ -164,7 +171,7 @@ def _row(roles: Roles, row: Mapping[Any, Any]) -> Payload:
         "role": visible(row["label"]),
         "meaning": visible(roles.meanings[row["role"]]),
         "effect": interval_text(row),
-        "null": visible(f"{digits(row['baseline'])} of {row['null']}"),
+        "null": _null_text(row),
         "lift": f"{row['lift']:.2f}",
         "p": probability(row["p_adj"]),
         "half": digits(row["chosen_half"]),
@@ -182,9 +189,16 @@ def _outcome(row: Mapping[Any, Any]) -> Payload:
         "outcome": visible(outcome if row["heads"] else row["outcome"]),
         "head": visible(row["nearest"]),
         "effect": interval_text(row),
-        "null": visible(f"{digits(row['baseline'])} of {row['null'] or 'no null'}"),
+        "null": _null_text(row),
         "needed": "–" if needed != needed else digits(needed),
     }
+
+
+def _null_text(row: Mapping[Any, Any]) -> str:
+    """The strongest null, and for a choice every rule that chooses among the candidates."""
+    strongest = f"{digits(row['baseline'])} of {row['null'] or 'no null'}"
+    rules = rules_line(row)
+    return visible(f"{strongest} (candidates: {rules})" if rules else strongest)
 
 
 def _without(row: Mapping[Any, Any], behaviour: str) -> list[str]:

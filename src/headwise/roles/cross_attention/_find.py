@@ -41,7 +41,9 @@ def find_alignment_heads(
     whose weights, averaged with those of the set, have the least error on half of the examples;
     all numbers come from the other half. It is compared with all heads of the last half of the
     layers, which Transformers takes where no heads are known, and with the best straight line:
-    outputs spread evenly over the source, or a line fitted on the first half.
+    outputs spread evenly over the source, or a line fitted on the first half. The queries of
+    cross-attention are all of the decoder, so that heads are asked in one direction alone: which
+    part of the source an output looks at.
 
     Args:
         batches: Sixty examples or more, with known spans.

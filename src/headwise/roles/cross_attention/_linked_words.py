@@ -1,7 +1,7 @@
 """Linked words of texts and their translations, as queries and sources of alignment."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,18 +23,18 @@ _BATCH = 16  # pairs per forward pass
 
 @dataclass(frozen=True)
 class LinkedWords:
-    """The linked words of a text as `Q` queries, and their `S` candidate sources.
+    """The linked words of a text as `Q` queries, and their `S` candidates on the other side.
 
     Attributes:
-        queries: The linked words.
-        sources: The words before the translation.
-        gold: Which source words each query is linked with.
-        heuristics: The source word that each heuristic names for each query; −1 for none.
+        queries: The linked words: of the translation, or for `back` of the source.
+        candidates: The words before the translation, or for `back` those of the translation.
+        gold: Which candidates each query is linked with.
+        heuristics: The candidate that each heuristic names for each query; −1 for none.
     """
 
     text: AnnotatedText
     queries: Sequence[int]
-    sources: Sequence[int]
+    candidates: Sequence[int]
     gold: Float[Tensor, "Q S"]
     heuristics: np.ndarray
 
@@ -56,15 +56,34 @@ class LinkedWords:
             return None
         begin, last = min(links), max(links)
         sources = [word for word in range(begin) if tokens[word]]
-        gold = torch.tensor(
-            [[float(source in linked) for source in sources] for linked in links.values()]
-        )
         heuristics = [
             [_index_of(sources, word - offset) for offset in range(1, _FARTHEST)]
             + [(word - begin) * len(sources) // (last - begin + 1)]
             for word in links
         ]
-        return cls(text, list(links), sources, gold, np.array(heuristics))
+        return cls(text, list(links), sources, _gold(links, sources), np.array(heuristics))
+
+    def back(self, tokens: Sequence[Sequence[int]]) -> "LinkedWords":
+        """The linked sources as queries, which choose among the words of the translation."""
+        links: dict[int, set[int]] = {}
+        for row, word in zip(self.gold.tolist(), self.queries, strict=True):
+            for source, linked in zip(self.candidates, row, strict=True):
+                if linked:
+                    links.setdefault(source, set()).add(word)
+        begin = min(self.queries)
+        words = [word for word in range(begin, len(tokens)) if tokens[word]]
+        heuristics = [
+            [_index_of(words, source + offset) for offset in range(1, _FARTHEST)]
+            + [source * len(words) // begin]
+            for source in links
+        ]
+        return replace(
+            self,
+            queries=list(links),
+            candidates=words,
+            gold=_gold(links, words),
+            heuristics=np.array(heuristics),
+        )
 
     def hits(self, attention: Float[Tensor, "H C Q S"]) -> Float[Tensor, "C H"]:
         """The number of queries that each head aligns correctly, per convention; ties share."""
@@ -78,8 +97,14 @@ class LinkedWords:
         return (named * (self.heuristics >= 0)).sum(0)
 
 
-def _index_of(sources: Sequence[int], word: int) -> int:
-    return sources.index(word) if word in sources else -1
+def _gold(links: Mapping[int, Collection[int]], candidates: Sequence[int]) -> Tensor:
+    return torch.tensor(
+        [[float(word in linked) for word in candidates] for linked in links.values()]
+    )
+
+
+def _index_of(candidates: Sequence[int], word: int) -> int:
+    return candidates.index(word) if word in candidates else -1
 
 
 @dataclass(frozen=True)
@@ -112,7 +137,7 @@ class LinkedPair:
             return None
         own = [[token + 1 for token in tokens[word]] for word in words.queries]
         first = [[tokens[word][0]] for word in words.queries]
-        sources = [tokens[word] for word in words.sources]
+        sources = [tokens[word] for word in words.candidates]
         return cls(words, source.ids, target.ids, sources, (own, first))
 
     def hits(self, weights: Float[Tensor, "H T S"]) -> Float[Tensor, "C H"]:

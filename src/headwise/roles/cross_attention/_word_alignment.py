@@ -21,8 +21,9 @@ from headwise.roles.testing import best_of, halves
 from headwise.tables import Head, ratio_interval
 from headwise.watch import Request, observe
 
-Convention = Literal["identity", "prediction"]
-CONVENTIONS: tuple[Convention, ...] = ("identity", "prediction")
+Convention = Literal["identity", "prediction", "source"]
+CONVENTIONS: tuple[Convention, ...] = ("identity", "prediction")  # from a word to its source
+BACK: Convention = "source"
 _BATCH = 16  # texts per forward pass
 
 
@@ -30,11 +31,16 @@ def alignment(model: nn.Module, tokenizer: Any, corpus: Corpus, *, seed: int = 0
     """Evaluate each head as a word aligner, which links a word to the source it attends to most.
 
     The candidates are the words before the first linked word; only linked words are queries.
-    The two conventions differ in the token that is the query: under `identity` it is the word
-    itself, under `prediction` the token before it, from which a decoder predicts the word.
-    Attention is averaged over the tokens of a query and summed over those of a source. In an
-    encoder-decoder the heads are those of cross-attention: the encoder reads the source, up to
-    `AnnotatedText.translation`, and the decoder its translation.
+    Two conventions differ in the token that is the query: under `identity` it is the word
+    itself, under `prediction` the token before it, from which a decoder predicts the word. The
+    other direction is a row of its own: under `source` the query is the source word, and the
+    candidates are the words from the first linked one on. Only a model whose heads attend to
+    later tokens can be asked that. Attention is averaged over the tokens of a query and summed
+    over those of a candidate.
+
+    In an encoder-decoder the heads are those of cross-attention: the encoder reads the source,
+    up to `AnnotatedText.translation`, and the decoder its translation. There all queries are of
+    the decoder, so that one direction, from a word to its source, is all there is.
 
     The best offset is selected on half of the texts, and all numbers come from the other half.
     Ties are scored in expectation.
@@ -43,8 +49,8 @@ def alignment(model: nn.Module, tokenizer: Any, corpus: Corpus, *, seed: int = 0
         corpus: Texts with links, each source before its translation: `read_aligned` reads them.
         seed: The seed of the halves and of the bootstrap.
     Returns:
-        A row per head and convention (`query`): `accuracy`, the share of words whose strongest
-        source is linked with them, with its interval (95 %, over texts), and on the selection
+        A row per head and convention (`query`): `accuracy`, the share of queries whose strongest
+        candidate is linked with them, with its interval (95 %, over texts), and on the selection
         half (`chosen_half`); `aer`, the alignment error rate with every link sure, from 0 to 1;
         the scores of `chance`, the best `offset` and the `diagonal`; `n` words in `texts` texts.
     Raises:
@@ -66,8 +72,12 @@ def alignment(model: nn.Module, tokenizer: Any, corpus: Corpus, *, seed: int = 0
     _check_linked(linked, len(texts))
     # Pieces are batched by length; the sort is stable.
     linked.sort(key=lambda text: len(text.item.ids))
-    heads, hits = _evaluate(model, linked)
-    return _frame([text.words for text in linked], heads, hits, seed)
+    heads, hits, back = _evaluate(model, linked)
+    frame = _frame([text.words for text in linked], heads, hits, seed)
+    if back is None:
+        return frame
+    sums = _AlignmentSums.of([text.back for text in linked], back)
+    return pd.concat([frame, sums.frame(heads, BACK, 0, seed)], ignore_index=True)
 
 
 def _check_linked(linked: Sequence[Any], n_texts: int) -> None:
@@ -81,19 +91,20 @@ def _check_linked(linked: Sequence[Any], n_texts: int) -> None:
 def _frame(
     linked: Sequence[LinkedWords], heads: Sequence[Head], hits: np.ndarray, seed: int
 ) -> pd.DataFrame:
-    """The rows of both conventions."""
+    """The rows of both conventions from a word to its source."""
     sums = _AlignmentSums.of(linked, hits)
-    frames = [sums.frame(heads, convention, seed) for convention in CONVENTIONS]
+    frames = [sums.frame(heads, query, n, seed) for n, query in enumerate(CONVENTIONS)]
     return pd.concat(frames, ignore_index=True)
 
 
 @dataclass(frozen=True)
 class _LinkedText:
-    """The linked words of a piece, and its units: source words, then the queries of each
-    convention.
+    """The linked words of a piece, in both directions, and its units: the source words, the
+    queries of each convention, the candidates and the queries of the other direction.
     """
 
     words: LinkedWords
+    back: LinkedWords
     item: Item
 
     @classmethod
@@ -102,22 +113,40 @@ class _LinkedText:
         words = LinkedWords.of(piece.text, tokens, lambda word: tokens[word][0] > 0)
         if words is None:
             return None
-        units = [tokens[source] for source in words.sources]
+        back = words.back(tokens)
+        units = [tokens[source] for source in words.candidates]
         units += [tokens[word] for word in words.queries]
         units += [[tokens[word][0] - 1] for word in words.queries]
-        return cls(words, Item(piece.ids, {"token": (), "word": units, "mention": ()}, {}))
+        units += [tokens[word] for word in (*back.candidates, *back.queries)]
+        item = Item(piece.ids, {"token": (), "word": units, "mention": ()}, {})
+        return cls(words, back, item)
 
     def hits(self, weights: Float[Tensor, "H n n"]) -> Float[Tensor, "C H"]:
         """The number of queries that each head aligns correctly, per convention."""
         Q, S = self.words.gold.shape
         return self.words.hits(weights[:, S : S + 2 * Q, :S].reshape(len(weights), 2, Q, S))
 
+    def hits_back(self, weights: Float[Tensor, "H n n"]) -> Float[Tensor, "1 H"]:
+        """The number of source words for which each head finds a translation."""
+        Q, S = self.words.gold.shape
+        start = S + 2 * Q
+        Q, S = self.back.gold.shape
+        rows = weights[:, start + S : start + S + Q, start : start + S]
+        return self.back.hits(rows[:, None])
+
 
 @torch.no_grad()
-def _evaluate(model: nn.Module, texts: Sequence[_LinkedText]) -> tuple[list[Head], np.ndarray]:
-    """The correct queries of each head in each piece, under each convention: `pieces C H`."""
+def _evaluate(
+    model: nn.Module, texts: Sequence[_LinkedText]
+) -> tuple[list[Head], np.ndarray, np.ndarray | None]:
+    """The correct queries of each head in each piece, under each convention: `pieces C H`.
+
+    And those of the other direction, or None if no head attends to later tokens.
+    """
     device = device_of(model)
     hits: list[Tensor] = []
+    back: list[Tensor] = []
+    looks_ahead = False
     heads: list[Head] = []
     with in_evaluation(model), observe(model, Request(statistics=(), maps=True)) as watch:
         for batch in batches([text.item.ids for text in texts], _BATCH, device):
@@ -131,7 +160,10 @@ def _evaluate(model: nn.Module, texts: Sequence[_LinkedText]) -> tuple[list[Head
             ]
             weights = torch.cat(folded, dim=1)
             hits += [text.hits(weights[row]) for row, text in enumerate(rows)]
-    return heads, torch.stack(hits).double().numpy()
+            back += [text.hits_back(weights[row]) for row, text in enumerate(rows)]
+            looks_ahead |= any(bool(layer.visible.triu(1).any()) for layer in layers)
+    both = [torch.stack(part).double().numpy() for part in (hits, back)]
+    return heads, both[0], both[1] if looks_ahead else None
 
 
 @dataclass(frozen=True)
@@ -170,10 +202,12 @@ class _AlignmentSums:
             chance=per_text([text.gold.mean(-1).sum() for text in texts]),
         )
 
-    def frame(self, heads: Sequence[Head], query: Convention, seed: int) -> pd.DataFrame:
-        """The rows of one convention."""
+    def frame(
+        self, heads: Sequence[Head], query: Convention, number: int, seed: int
+    ) -> pd.DataFrame:
+        """The rows of one convention, by its number among those of these sums."""
         selection = halves(len(self.n), seed)
-        held, right = ~selection, self.right[:, CONVENTIONS.index(query)]
+        held, right = ~selection, self.right[:, number]
         n, links = self.n[held].sum(), self.links[held].sum()
         count = np.broadcast_to(self.n[held, None], right[held].shape)
         low, high = ratio_interval(right[held], count, seed=seed)

@@ -4,7 +4,7 @@ from headwise.roles.effects._ablation_trial import ablate_each
 from headwise.roles.effects._behaviour import Behaviour, BehaviourBatch, behaviour
 from headwise.roles.effects._copying import Score, copying_scores
 from headwise.roles.effects._effects import WITHOUT, Effect, Effects, Group, group_line
-from headwise.roles.effects._language import agreement, repetition, translation
+from headwise.roles.effects._language import agreement, name_moving, repetition, translation
 
 __all__ = [
     "WITHOUT",
@@ -19,6 +19,7 @@ __all__ = [
     "behaviour",
     "copying_scores",
     "group_line",
+    "name_moving",
     "repetition",
     "translation",
 ]

@@ -32,7 +32,7 @@ class BehaviourBatch:
 class Behaviour:
     """Something that a model does, measured by a loss, and the roles that may contribute to it.
 
-    `agreement`, `translation`, `repetition` and `behaviour` make one.
+    `agreement`, `translation`, `repetition`, `name_moving` and `behaviour` make one.
 
     Attributes:
         name: Its name in tables.
@@ -82,7 +82,7 @@ def behaviour(
         loss: Lower is better.
         roles: The roles that it may depend on.
         labels: By role, what a head with the role is called if the behaviour needs it and its
-            control does not: `{"to the name": "name moving"}`.
+            control does not: `{"to the verb": "agreement"}`.
         control: As many texts without the behaviour, in the same order, with the same loss.
     Raises:
         ArgumentError: there is no batch, one is a text, or there are labels without a control.

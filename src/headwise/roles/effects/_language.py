@@ -1,8 +1,9 @@
-"""Behaviours of language models: agreement, translation, repetition."""
+"""Behaviours of language models: agreement, translation, repetition, name moving."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -21,7 +22,15 @@ from headwise.corpora import (
 from headwise.errors import ArgumentError, InputError
 from headwise.models import batches, context_of, device_of
 from headwise.roles.effects._behaviour import Behaviour, BehaviourBatch, check_predicts, logits_of
-from headwise.roles.relations import PREFIX_MATCHING, Item, TokenText, probe, tokenize
+from headwise.roles.relations import (
+    NEXT_NAME,
+    PREFIX_MATCHING,
+    Item,
+    TokenText,
+    next_names,
+    probe,
+    tokenize,
+)
 
 _BATCH = 32  # texts per forward pass
 _UNLIMITED = 10**9  # tokens: texts are not cut
@@ -30,6 +39,7 @@ _AGREEING = ("next subject", "head → nsubj")
 _TRANSLATING = ("translation → source", "next translation")
 _REPEATING = ("previous token", "same token", PREFIX_MATCHING.name)
 _INDUCTION = {PREFIX_MATCHING.name: "induction"}
+_MOVING = {NEXT_NAME: "name moving"}
 
 
 def agreement(
@@ -107,6 +117,60 @@ def _second(item: Item) -> Row:
     queries = [query for query, _ in item.pairs[PREFIX_MATCHING.name]]
     second = [query + 1 for query in set(queries) if queries.count(query) == 1]
     return list(item.ids), sorted(target for target in second if target < len(item.ids))
+
+
+def name_moving(model: nn.Module, tokenizer: Any, corpus: Corpus, *, seed: int = 1) -> Behaviour:
+    """The loss on a name that has to follow, because another one repeats, in nats per token.
+
+    *When Mary and John went to the store, John gave a drink to* is followed by the name that does
+    not repeat. The control has another name there, of as many tokens, which the text does not
+    mention: the same names stand before it, and neither can be moved to it. So a head with the
+    role `next name`, which attends to the right one of the names, is called `name moving` if the
+    loss grows without it, and hardly on the control. A text without such a name, or without
+    another one for its control, is left out.
+
+    Args:
+        model: A causal language model.
+        corpus: Texts with mentions: `headwise.corpora.name_texts` draws them.
+        seed: The seed of the names of the control.
+    Raises:
+        ArgumentError: no text has such a name, or something is not a text.
+        UnsupportedError: the model does not predict next tokens, or its tokenizer is slow.
+    """
+    texts = list(dict.fromkeys(list_corpus("name_moving", corpus)))
+    pieces = tokenize(tokenizer, texts, context_of(model, tokenizer)).pieces
+    rows, controls = _with_other_names(pieces, np.random.default_rng(seed))
+    says = "nats per token of the name that has to follow"
+    batches, control = (_batches(model, part, _Predicted) for part in (rows, controls))
+    return Behaviour("name moving", says, batches, (NEXT_NAME,), _MOVING, control)
+
+
+def _with_other_names(
+    pieces: Sequence[TokenText], rng: np.random.Generator
+) -> tuple[list[Row], list[Row]]:
+    """The tokens of each text up to the name that has to follow, and with another name there."""
+    places: list[tuple[TokenText, list[int]]] = []
+    tokens_of: dict[str, list[int]] = {}
+    for piece in pieces:
+        *_, last = [None, *next_names(piece)]
+        if last is not None:
+            mention = piece.text.mentions[last[0]]
+            tokens = piece.tokens_in((mention.start, mention.end))
+            name = piece.text.text[mention.start : mention.end]
+            tokens_of.setdefault(name, [piece.ids[n] for n in tokens])
+            places.append((piece, tokens))
+    rows, controls = [], []
+    for piece, tokens in places:
+        absent = [
+            ids
+            for name, ids in tokens_of.items()
+            if name not in piece.text.text and len(ids) == len(tokens)
+        ]
+        if absent:
+            before = list(piece.ids[: tokens[0]])
+            rows.append(([*before, *(piece.ids[n] for n in tokens)], tokens))
+            controls.append(([*before, *absent[rng.integers(len(absent))]], tokens))
+    return rows, controls
 
 
 class _Predicted:

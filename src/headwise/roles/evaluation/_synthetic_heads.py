@@ -16,7 +16,7 @@ from headwise.roles.evaluation._relation_index import Choices, RelationIndex
 from headwise.roles.relations import Grid, Item
 
 OFFSETS = tuple(range(-10, 11))
-_RULES = ("nearest", "first", "longest", "most repeated")  # among the candidates of a choice
+RULES = ("nearest", "first", "longest", "most repeated")  # among the candidates of a choice
 _MOST = 2**22  # weights of planted heads computed at once
 _AFTER_ALL = 2**62  # the number of no row
 
@@ -28,7 +28,7 @@ def heuristic_names(grid: Grid) -> list[str]:
     """
     if grid == "mention":
         names = [f"candidate {offset:+d}" for offset in OFFSETS]
-        return names + [f"{rule} candidate" for rule in _RULES]
+        return names + [f"{rule} candidate" for rule in RULES]
     return [f"offset {offset:+d}" for offset in OFFSETS]
 
 
@@ -51,7 +51,7 @@ def heuristic_sums(eligible: EligiblePairs) -> Float[Tensor, "cells K"]:
 def _rule_scores(
     choices: Choices, items: Sequence[Item], allowed: Bool[Tensor, "C 1"]
 ) -> Float[Tensor, "C K"]:
-    """How rules score the candidates: one rule per offset, then `_RULES`.
+    """How rules score the candidates: one rule per offset, then `RULES`.
 
     The candidate at offset −2 is the second one before the query.
     """

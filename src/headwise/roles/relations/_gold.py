@@ -1,5 +1,6 @@
 """Roles from annotations: dependency trees, mentions, translations."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 
@@ -12,6 +13,7 @@ _NOT_SYNTAX = {"root", "punct", "list", "discourse", "parataxis", "dep", "orphan
 _NOT_SYNTAX |= {"goeswith", "reparandum", "vocative", "dislocated"}
 _TREE_BAR = 0.10  # Voita et al. 2019: ten points above the best heuristic
 _SUBJECT = "nsubj"
+NEXT_NAME = "next name"
 
 
 def gold_roles(texts: Sequence[TokenText]) -> list[Role]:
@@ -148,7 +150,7 @@ def _arcs(name: str, down: bool, text: TokenText) -> list[tuple[int, int]]:
 
 
 def _mention_roles() -> Iterator[Role]:
-    """The roles of mentions, which are choices: of a pronoun, and of mentions of one kind."""
+    """The roles of mentions, which are choices: of a pronoun, of one kind, of what follows."""
     for query, says, candidates in (
         ("pronoun", "names", _names),
         ("mention", "earlier mentions", _earlier_mentions),
@@ -171,6 +173,47 @@ def _mention_roles() -> Iterator[Role]:
             candidates=candidates,
             incoming=True,
         )
+    yield Role(
+        NEXT_NAME,
+        "the token before a name, among names of which another one repeats → its earlier mention",
+        _next_name,
+        "mention",
+        score="choice",
+        candidates=_earlier_names,
+        ahead=True,
+        lexical=True,
+    )
+
+
+def next_names(text: TokenText) -> Iterator[tuple[int, int, list[int]]]:
+    """Each name that has to follow: its mention, the token before it, and all earlier names.
+
+    Its entity has one earlier mention, and another one has two or more. Pronouns do not count.
+    """
+    mentions = text.text.mentions
+    names = [n for n, mention in enumerate(mentions) if not text.text.is_pronoun(mention)]
+    for name in names:
+        here = mentions[name]
+        earlier = [other for other in names if mentions[other].end <= here.start]
+        counts = Counter(mentions[other].entity for other in earlier)
+        tokens = text.tokens_in((here.start, here.end))
+        competes = counts[here.entity] == 1 < max(counts.values(), default=0)
+        if competes and tokens and tokens[0] > 0:
+            yield name, tokens[0] - 1, earlier
+
+
+def _earlier_names(text: TokenText) -> list[tuple[tuple[int], int]]:
+    return [((query,), name) for _, query, names in next_names(text) for name in names]
+
+
+def _next_name(text: TokenText) -> list[tuple[tuple[int], int]]:
+    mentions = text.text.mentions
+    return [
+        ((query,), other)
+        for name, query, names in next_names(text)
+        for other in names
+        if mentions[other].entity == mentions[name].entity
+    ]
 
 
 def _names(text: TokenText) -> list[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from operator import index
 from reprlib import repr as shortened
@@ -12,6 +12,8 @@ from headwise.errors import ArgumentError
 from headwise.roles.relations._tokens import TokenText
 
 Pairs = Iterable[tuple[int, int]]
+# An end of a choice of your own: a token, or the tokens of a phrase.
+End = int | Iterable[int]
 # The units that are queries and keys: tokens, words or mentions, numbered within the text.
 Grid = Literal["token", "word", "mention"]
 GRIDS: tuple[Grid, ...] = ("token", "word", "mention")
@@ -24,7 +26,8 @@ class Role:
     Attributes:
         name: The name of the role.
         says: A description in words.
-        pairs: Maps a text to its pairs (query, key) on the grid.
+        pairs: Maps a text to its pairs (query, key) on the grid. On the grid of mentions an end
+            is the number of an annotated mention, or the tokens of another phrase.
         grid: Whether pairs are of tokens, words or mentions.
         score: `top`, the share of queries whose largest weight among the candidates lies on
             the relation; `choice`, the same among candidates that the role names; `mass`, the
@@ -43,14 +46,14 @@ class Role:
 
     name: str
     says: str
-    pairs: Callable[[TokenText], Pairs]
+    pairs: Callable[[TokenText], Iterable[tuple[Any, Any]]]
     grid: Grid = "token"
     score: Literal["top", "choice", "mass", "entropy", "content entropy"] = "top"
     kind: Literal["offset", "sink", "class", "breadth", "structure", "probe"] = "structure"
     bar: float = 0.25
     points: float = 0.0
     ahead: bool = False
-    candidates: Callable[[TokenText], Pairs] | None = None
+    candidates: Callable[[TokenText], Iterable[tuple[Any, Any]]] | None = None
     incoming: bool = False
     lexical: bool = False
 
@@ -61,27 +64,95 @@ class Role:
 
 
 @dataclass(frozen=True)
-class Item:
-    """A text with its units and relations, ready for evaluation.
+class ChoiceRelation:
+    """A relation of your own that is a choice: which candidate of a query is a right one.
+
+    A head is right where, among the candidates of a query, a right one has the largest weight.
+    The baselines choose as well: the nearest candidate, the first, the longest, the one that
+    occurs most often in the text, and the best place before or after the query.
+
+    Both functions map a text to pairs (query, candidate). Either end is a token, or the tokens of
+    a phrase, as `text.words[n]` and `text.tokens_in((start, end))` have them. Attention is
+    averaged over the tokens of the end that attends; of those of the other end the largest weight
+    counts, since a sum would favour long phrases. A pair with an end without tokens is left out,
+    and so is a query whose candidates are all right, or all wrong.
 
     Attributes:
-        ids: The tokens.
-        units: The tokens of each unit of each grid. On the grid of tokens only those that may
-            be candidates, in order.
-        pairs: The pairs of units (query, key) of each role, by its name.
-        tags: The part of speech of each word.
-        candidates: The pairs (query, candidate) of each role that is a choice, by its name.
-        mentions: The characters of each mention.
-        text: The text that mentions are counted in.
+        pairs: The right choices.
+        candidates: Every pair to choose from, the right ones included.
+        incoming: Whether the candidates attend to the query, and not the query to them.
+    Raises:
+        ArgumentError: one of them is no function.
+    Source:
+        Clark et al. 2019, section 4.3, for candidates that are mentions.
     """
 
-    ids: tuple[int, ...]
-    units: Mapping[Grid, Sequence[Sequence[int]]]
-    pairs: Mapping[str, Sequence[tuple[int, int]]]
-    tags: Sequence[str] = ()
-    candidates: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
-    mentions: Sequence[str] = ()
-    text: str = ""
+    pairs: Callable[[TokenText], Iterable[tuple[End, End]]]
+    candidates: Callable[[TokenText], Iterable[tuple[End, End]]]
+    incoming: bool = False
+
+    def __post_init__(self) -> None:
+        for name, function in (("pairs", self.pairs), ("candidates", self.candidates)):
+            if not callable(function):
+                raise ArgumentError(
+                    f"ChoiceRelation: {name} is {shortened(function)}. Give a function from a "
+                    f"TokenText to pairs (query, candidate)."
+                )
+
+    def role(self, name: str) -> Role:
+        """The role that is this choice."""
+        return Role(
+            name,
+            f"your relation {name}",
+            partial(_phrases, self.pairs),
+            "mention",
+            score="choice",
+            candidates=partial(_phrases, self.candidates),
+            incoming=self.incoming,
+        )
+
+
+def _phrases(function: Callable[[TokenText], Any], text: TokenText) -> Any:
+    """The pairs of a function, each end as the tokens of a phrase; others as they are."""
+    result = function(text)
+    pairs = list(result) if isinstance(result, Iterable) else result
+    try:
+        return [tuple(map(_phrase, pair)) for pair in pairs]
+    except TypeError:
+        return pairs
+
+
+def _phrase(end: Any) -> tuple[int, ...]:
+    return tuple(sorted({*map(index, end)})) if isinstance(end, Iterable) else (index(end),)
+
+
+# A relation of your own: a function from a text to its pairs of tokens, or a choice.
+Relation = Callable[[TokenText], Pairs] | ChoiceRelation
+Relations = Mapping[str, Relation]
+
+
+def _is_relation(value: Any) -> bool:
+    return isinstance(value, ChoiceRelation) or callable(value)
+
+
+def own_roles(who: str, relations: Relations) -> list[Role]:
+    """The roles of the user's own relations.
+
+    Raises:
+        ArgumentError: they are not relations by name.
+    """
+    named = isinstance(relations, Mapping)
+    if not named or not all(map(_is_relation, relations.values())):
+        raise ArgumentError(
+            f"{who}: relations is {shortened(relations)}. Give functions by name, or a "
+            f"ChoiceRelation: relations={{'name': function}}."
+        )
+    return [
+        relation.role(name)
+        if isinstance(relation, ChoiceRelation)
+        else Role(name, f"your relation {name}", relation)
+        for name, relation in relations.items()
+    ]
 
 
 # Where attention goes in every text alike, and how it spreads: shapes of attention, not roles.
@@ -206,49 +277,3 @@ def _rarest(frequency: Counter[int], common: frozenset[int], text: TokenText) ->
     if len(rarest) > 1 or text.ids[rarest[0]] in common:
         return []
     return [(query, rarest[0]) for query in positions if query != rarest[0]]
-
-
-def as_item(text: TokenText, roles: Sequence[Role]) -> Item:
-    """Turn a text into an item, with its pairs of every role.
-
-    Raises:
-        ArgumentError: a role returns a pair outside the text.
-    """
-    units: dict[Grid, list[Sequence[int]]] = {
-        "token": [(position,) for position in content(text)],
-        "word": list(text.words),
-        "mention": [text.tokens_in((mention.start, mention.end)) for mention in text.text.mentions],
-    }
-    sizes = {grid: len(members) for grid, members in units.items()} | {"token": len(text.ids)}
-    pairs = {role.name: _pairs_of(role, text) for role in roles}
-    candidates = {
-        role.name: sorted({*role.candidates(text), *pairs[role.name]})
-        for role in roles
-        if role.candidates is not None
-    }
-    for role in roles:
-        for pair in candidates.get(role.name, pairs[role.name]):
-            if not all(0 <= unit < sizes[role.grid] for unit in pair):
-                raise ArgumentError(
-                    f"find_roles: {role.name!r} gives {pair} for a text of {sizes[role.grid]} "
-                    f"{role.grid}s. Count them from 0."
-                )
-    whole = text.text
-    mentions = [whole.text[mention.start : mention.end] for mention in whole.mentions]
-    return Item(text.ids, units, pairs, whole.tags, candidates, mentions, whole.text)
-
-
-def _pairs_of(role: Role, text: TokenText) -> list[tuple[int, int]]:
-    """The distinct pairs of a role in a text, in order.
-
-    Raises:
-        ArgumentError: the role returns something other than pairs of whole numbers.
-    """
-    result: Any = role.pairs(text)
-    try:
-        return sorted({(index(query), index(key)) for query, key in result})
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(
-            f"find_roles: {role.name!r} returns {shortened(result)} for the text "
-            f"{shortened(text.text.text)}. Return pairs of positions: (query, key)."
-        ) from error

@@ -6,10 +6,11 @@ from typing import Any
 import pandas as pd
 
 from headwise._display import counted, printable
-from headwise.roles.results._rows import (
+from headwise.roles.results._outcomes import (
     by_nearness,
     is_undecided,
     none_found_by_head,
+    rules_line,
     shortfall,
 )
 from headwise.roles.results._shapes import shape_line
@@ -94,6 +95,8 @@ def _evidence(row: Mapping[Any, Any], meaning: str) -> Iterator[str]:
     rates = {null: row[f"null.{null}"] for null in NULLS}
     nulls = [f"{null} {rate:.2f}" for null, rate in rates.items() if rate == rate]
     yield f"    nulls: {', '.join(nulls)}; the strongest is {printable(row['null'])}"
+    if rules := rules_line(row):
+        yield f"    candidates: {rules}"
     share = row.get("stability", float("nan"))
     stable = "" if share != share else f"; found under {share:.0%} of further splits"
     yield f"    lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}{stable}"

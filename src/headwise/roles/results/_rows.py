@@ -3,43 +3,110 @@
 A pattern of attention is labelled as a behaviour only if the head has that effect.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
 
-from headwise._display import printable
 from headwise.roles.effects import Effects
+from headwise.roles.evaluation import RULES
+from headwise.roles.relations import NEXT_NAME, PREFIX_MATCHING, SAME
 from headwise.roles.testing import (
     FEWEST_TEXTS,
     LEVEL,
     NULLS,
     POWER,
+    RULE,
     Family,
     Verdict,
     has_role,
 )
-from headwise.tables import Head
+from headwise.tables import DRAWS, Head, resample_counts
 
-# Columns that are known only after the tests.
+# What each rule among the candidates of a choice scores, by its name.
+RULE_COLUMNS = {rule: f"{RULE}{rule}" for rule in RULES}
+# Columns that are known only after the tests, or for some roles alone.
 FURTHER = (
     *("stability", "short", "long", "by_length", "by_length.low", "by_length.high"),
     *("copying", "copying.low", "copying.high"),
+    *RULE_COLUMNS.values(),
 )
 FOUND, NOT_FOUND = "found", "not found"
 # A text counts only if it has a query, so enough texts imply enough queries.
 _NEEDED = f"{FEWEST_TEXTS} needed"
-_UNDECIDED = "not tested: no held-out text has both a right and a wrong candidate for it"
-_UNREACHABLE = "not tested: these texts could not have shown it"
+UNDECIDED = "not tested: no held-out text has both a right and a wrong candidate for it"
 _CONTROL_SHARE = 0.1  # of the effect, the most that ablation may cost on the control
 # The behaviour that a pattern is named after, and the sign of the copying score that shows it.
-_BY_COPYING = {"prefix matching": ("induction", 1.0), "same token": ("duplicate suppression", -1.0)}
-# A role, whether it was tested, the held-out texts with a query for it, and its outcome.
-_Row = tuple[str, bool, float, str]
+BY_COPYING = {
+    PREFIX_MATCHING.name: ("induction", 1.0),
+    SAME.name: ("duplicate suppression", -1.0),
+    NEXT_NAME: ("name moving", 1.0),
+}
 # No relation may take the name of a behaviour: attention alone does not show one.
-BEHAVIOUR_LABELS = tuple(label for label, _ in _BY_COPYING.values())
+BEHAVIOUR_LABELS = tuple(label for label, _ in BY_COPYING.values())
+_THIRDS = 3  # of the texts, by their length
+_TAILS = [0.025, 0.975]
+
+
+def length_measures(
+    family: Family, lengths: Float[np.ndarray, " M"], seed: int = 0
+) -> dict[str, Float[np.ndarray, " N"]]:
+    """How the attention on each sink depends on the length of texts; NaN for other roles.
+
+    `short` and `long` are the attention in the shortest and in the longest third of the texts.
+    `by_length` is the growth of attention when the length doubles, fitted over texts with their
+    queries as weights; its ends `.low` and `.high` are a bootstrap interval over texts (95 %).
+
+    Args:
+        lengths: The tokens of each held-out text.
+    """
+    heads = family.value.shape[1] // len(family.roles)
+    sinks = np.repeat([role.kind == "sink" for role in family.roles], heads)
+    value, count = (sums[:, sinks].astype(np.float64) for sums in (family.value, family.count))
+    order = np.argsort(lengths, kind="stable")
+    third = len(order) // _THIRDS
+    measures = {
+        "short": _rate(value[order[:third]], count[order[:third]]),
+        "long": _rate(value[order[len(order) - third :]], count[order[len(order) - third :]]),
+    }
+    once = np.ones((1, len(lengths)))
+    resamples = resample_counts(len(lengths), DRAWS, seed).astype(np.float64)
+    draws = _slopes(value, count, lengths, resamples)
+    measures["by_length"] = _slopes(value, count, lengths, once)[0]
+    known = ~np.isnan(draws).all(0)
+    low, high = np.full((2, len(known)), np.nan)
+    if known.any():
+        low[known], high[known] = np.nanquantile(draws[:, known], _TAILS, axis=0)
+    measures |= {"by_length.low": low, "by_length.high": high}
+    return {name: _spread(column, sinks) for name, column in measures.items()}
+
+
+def _slopes(
+    value: Float[np.ndarray, "M s"],
+    count: Float[np.ndarray, "M s"],
+    lengths: Float[np.ndarray, " M"],
+    weights: Float[np.ndarray, "draws M"],
+) -> Float[np.ndarray, "draws s"]:
+    """The slope of each column's rate over log₂ of the length; NaN where lengths are equal."""
+    x = np.log2(lengths)[:, None]
+    n, n_x, n_xx = (weights @ (count * x**power) for power in range(3))
+    y, xy = weights @ value, weights @ (value * x)
+    above, below = n * xy - n_x * y, n * n_xx - n_x**2
+    smallest = 1e-9 * n * n_xx
+    return np.divide(above, below, out=np.full_like(above, np.nan), where=below > smallest)
+
+
+def _rate(value: Float[np.ndarray, "M s"], count: Float[np.ndarray, "M s"]) -> np.ndarray:
+    total, n = value.sum(0), count.sum(0)
+    return np.divide(total, n, out=np.full_like(total, np.nan), where=n > 0)
+
+
+def _spread(column: Float[np.ndarray, " s"], where: np.ndarray) -> Float[np.ndarray, " N"]:
+    spread = np.full(len(where), np.nan)
+    spread[where] = column
+    return spread
 
 
 def tested_rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.DataFrame:
@@ -132,7 +199,7 @@ def _label(row: Mapping[Any, Any], shown: Mapping[tuple[str, str], str]) -> str:
     role = str(row["role"])
     if (row["name"], role) in shown:
         return shown[row["name"], role]
-    label, sign = _BY_COPYING.get(role, ("", 0.0))
+    label, sign = BY_COPYING.get(role, ("", 0.0))
     ends = [sign * row.get(f"copying.{end}", np.nan) for end in ("low", "high")]
     return label if label and min(ends) > 0 else role
 
@@ -172,109 +239,10 @@ def outcomes(
 def untested(texts: int, choice: bool = False) -> str:
     """Why a role was not tested: how many held-out texts have a query for it."""
     if not texts and choice:
-        return _UNDECIDED
+        return UNDECIDED
     if not texts:
         return "not tested: no held-out text has a query for it"
     return f"not tested: {texts} held-out text{'' if texts == 1 else 's'}, {_NEEDED}"
-
-
-def none_found(rows: pd.DataFrame) -> str:
-    """Describe heads without a found role: none was found, or none was tested.
-
-    Roles for which no text has a query are not mentioned.
-    """
-    return _none_found(zip(*_columns(rows), strict=True))
-
-
-def none_found_by_head(rows: pd.DataFrame) -> dict[str, str]:
-    """`none_found` for each head, in one pass over the rows."""
-    by_head: dict[str, list[_Row]] = {}
-    for name, row in zip(rows["name"], zip(*_columns(rows), strict=True), strict=True):
-        by_head.setdefault(name, []).append(row)
-    return {name: _none_found(rows) for name, rows in by_head.items()}
-
-
-def _columns(rows: pd.DataFrame) -> tuple[pd.Series, ...]:
-    return rows["role"], rows["p_adj"].notna(), rows["texts"], rows["outcome"]
-
-
-def _none_found(rows: Iterable[_Row]) -> str:
-    tested: dict[str, bool] = {}
-    texts: dict[str, int] = {}
-    outcomes: dict[str, str] = {}
-    for role, was_tested, count, outcome in rows:
-        tested[role] = tested.get(role, False) or was_tested
-        texts[role] = max(texts.get(role, 0), int(count))
-        outcomes[role] = outcome
-    undecided = [role for role in texts if not texts[role] and is_undecided(outcomes[role])]
-    few = [count for role, count in texts.items() if count and not tested[role]]
-    short = [count for count in few if count < FEWEST_TEXTS]
-    beyond = len(few) - len(short)
-    if not any(tested.values()):
-        return _UNREACHABLE if beyond else untested(max(texts.values(), default=0), bool(undecided))
-    if not few and not undecided:
-        return "no role found"
-    line = f"no role found among {sum(tested.values())} tested"
-    if short:
-        line += f"; {len(short)} {untested(max(short)).replace(': ', ': at most ')}"
-    line = f"{line}; {beyond} {_UNREACHABLE}" if beyond else line
-    return f"{line}; {len(undecided)} {_UNDECIDED.removesuffix(' for it')}" if undecided else line
-
-
-def is_undecided(outcome: str) -> bool:
-    """Whether a choice was not tested because every candidate is right, or every one wrong."""
-    return outcome == _UNDECIDED
-
-
-def shown_outcomes(outcomes: pd.DataFrame) -> pd.DataFrame:
-    """The outcomes to show: of roles with a query, and of choices that no text can decide."""
-    return outcomes[(outcomes["n"] > 0) | outcomes["outcome"].map(is_undecided)]
-
-
-def shortfall(row: Mapping[Any, Any]) -> str:
-    """Why a head does not have a role: its score, the strongest null and the test."""
-    null = printable(row["null"] or "no null")
-    scores = f"{row['effect']:.3f} against {row['baseline']:.3f} of {null}"
-    if row["effect"] != row["effect"]:
-        return printable(row["outcome"])
-    if row["p_adj"] != row["p_adj"]:
-        return f"{scores}, {printable(row['outcome'])}"
-    could = "" if row["smallest"] != row["smallest"] else f"; {row['smallest']:.3f} needed"
-    return (
-        f"{scores}, lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}, "
-        f"{row['chosen_half']:.3f} on the other half{could}"
-    )
-
-
-def outcomes_by_role(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row per role: its outcome over all heads, and the head that comes nearest to a label."""
-    return pd.DataFrame(
-        [_role_outcome(str(role), of) for role, of in rows.groupby("role", sort=False)]
-    )
-
-
-def _role_outcome(role: str, rows: pd.DataFrame) -> dict[str, Any]:
-    having = rows[rows["found"]]
-    tested = rows[rows["outcome"].isin((FOUND, NOT_FOUND))]
-    shown = by_nearness(having if len(having) else tested if len(tested) else rows).iloc[0]
-    outcome = FOUND if len(having) else NOT_FOUND if len(tested) else str(shown["outcome"])
-    names = ("effect", "ci_low", "ci_high", "null", "baseline", "lift", "smallest", "control", "n")
-    return (
-        {"role": role, "outcome": outcome, "heads": len(having), "nearest": shown["name"]}
-        | {name: shown[name] for name in names}
-        | {"texts": shown["texts"]}
-    )
-
-
-def by_nearness(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows from the one that comes nearest to a label down.
-
-    A null that is always right leaves no lift: its heads are ordered by their distance to it.
-    """
-    nearness = rows["lift"].fillna(rows["effect"] - rows["baseline"])
-    keys = rows.assign(nearness=nearness)[["nearness", "effect"]]
-    order = keys.sort_values(["nearness", "effect"], ascending=False, kind="stable").index
-    return rows.loc[order]
 
 
 def example_rows(

@@ -9,15 +9,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
 
 from headwise._display import counted
 from headwise.roles.relations import DIFFUSE, DIFFUSE_BESIDE_SINKS, SHAPES, SINKS
-from headwise.roles.testing import Family, lift
-from headwise.tables import DRAWS, Head, resample_counts
+from headwise.roles.testing import lift
+from headwise.tables import Head
 
-_THIRDS = 3
-_TAILS = [0.025, 0.975]
 _BAR = 0.25  # of lift, for a sink
 EMPTY, BROADCASTING = "empty", "broadcasting"
 _LENGTH_COLUMNS = ("short", "long", "by_length", "by_length.low", "by_length.high")
@@ -30,65 +27,6 @@ COLUMNS = (
 def is_shape(roles: pd.Series) -> pd.Series:
     """Which rows of a table are about a shape of attention and not about a role."""
     return roles.isin(SHAPES)
-
-
-def length_measures(
-    family: Family, lengths: Float[np.ndarray, " M"], seed: int = 0
-) -> dict[str, Float[np.ndarray, " N"]]:
-    """How the attention on each sink depends on the length of texts; NaN for other roles.
-
-    `short` and `long` are the attention in the shortest and in the longest third of the texts.
-    `by_length` is the growth of attention when the length doubles, fitted over texts with their
-    queries as weights; its ends `.low` and `.high` are a bootstrap interval over texts (95 %).
-
-    Args:
-        lengths: The tokens of each held-out text.
-    """
-    heads = family.value.shape[1] // len(family.roles)
-    sinks = np.repeat([role.kind == "sink" for role in family.roles], heads)
-    value, count = (sums[:, sinks].astype(np.float64) for sums in (family.value, family.count))
-    order = np.argsort(lengths, kind="stable")
-    third = len(order) // _THIRDS
-    measures = {
-        "short": _rate(value[order[:third]], count[order[:third]]),
-        "long": _rate(value[order[len(order) - third :]], count[order[len(order) - third :]]),
-    }
-    once = np.ones((1, len(lengths)))
-    resamples = resample_counts(len(lengths), DRAWS, seed).astype(np.float64)
-    draws = _slopes(value, count, lengths, resamples)
-    measures["by_length"] = _slopes(value, count, lengths, once)[0]
-    known = ~np.isnan(draws).all(0)
-    low, high = np.full((2, len(known)), np.nan)
-    if known.any():
-        low[known], high[known] = np.nanquantile(draws[:, known], _TAILS, axis=0)
-    measures |= {"by_length.low": low, "by_length.high": high}
-    return {name: _spread(column, sinks) for name, column in measures.items()}
-
-
-def _slopes(
-    value: Float[np.ndarray, "M s"],
-    count: Float[np.ndarray, "M s"],
-    lengths: Float[np.ndarray, " M"],
-    weights: Float[np.ndarray, "draws M"],
-) -> Float[np.ndarray, "draws s"]:
-    """The slope of each column's rate over log₂ of the length; NaN where lengths are equal."""
-    x = np.log2(lengths)[:, None]
-    n, n_x, n_xx = (weights @ (count * x**power) for power in range(3))
-    y, xy = weights @ value, weights @ (value * x)
-    above, below = n * xy - n_x * y, n * n_xx - n_x**2
-    smallest = 1e-9 * n * n_xx
-    return np.divide(above, below, out=np.full_like(above, np.nan), where=below > smallest)
-
-
-def _rate(value: Float[np.ndarray, "M s"], count: Float[np.ndarray, "M s"]) -> np.ndarray:
-    total, n = value.sum(0), count.sum(0)
-    return np.divide(total, n, out=np.full_like(total, np.nan), where=n > 0)
-
-
-def _spread(column: Float[np.ndarray, " s"], where: np.ndarray) -> Float[np.ndarray, " N"]:
-    spread = np.full(len(where), np.nan)
-    spread[where] = column
-    return spread
 
 
 def shape_rows(rows: pd.DataFrame) -> pd.DataFrame:

@@ -16,13 +16,11 @@ from headwise.errors import ArgumentError
 from headwise.models import check_model, fingerprint
 from headwise.roles.effects import Behaviour, Effects, ablate_each
 from headwise.roles.results._explanation import explanations
+from headwise.roles.results._outcomes import none_found, none_found_by_head, outcomes_by_role
 from headwise.roles.results._rows import (
     example_rows,
     heads_with,
     labels_of_rows,
-    none_found,
-    none_found_by_head,
-    outcomes_by_role,
     strongest_by_head,
 )
 from headwise.roles.results._saved_rows import SCHEMA, fields_of, metadata_of
@@ -54,10 +52,10 @@ class Roles:
 
     Attributes:
         rows: A row per head and role, the `shapes` included. `label` is the name of the role,
-            or of the behaviour that the head was shown to have as well: a head with the role
-            `prefix matching` is labelled `induction` if its `copying` score (−1 to 1, with its
-            interval) is above 0, or if `effects` showed that repetition needs it; a head with
-            `same token` and a copying score below 0 is `duplicate suppression`. `outcome` is
+            or of the behaviour that it was shown to have as well: `prefix matching` is labelled
+            `induction`, and `next name` `name moving`, if the `copying` score (−1 to 1, with its
+            interval) is above 0, or if `effects` showed that the behaviour needs the head;
+            `same token` with a score below 0 is `duplicate suppression`. `outcome` is
             `found` (then `found` is true), `not found`, or `not tested: ` and what is missing.
             `smallest` is the smallest effect for which a head is labelled in four cases of five
             (NaN: none is), `control` the score of a planted head that the test found unless the
@@ -68,8 +66,10 @@ class Roles:
             with a query, `p_adj` the p adjusted over all tested rows (NaN where a role was not
             tested, 1 where the selection half shows less than half of what a label needs; below
             one in a few hundred it comes from a fitted tail), `chosen_half` the effect on the
-            selection half; `null.…` is the score of each null; `stability` is the share of
-            further splits of the texts under which the same procedure finds the role. `mass` is
+            selection half; `null.…` is the score of each null, and for a choice among candidates
+            `rule.…` that of each rule that chooses (`null.offset`: the best place before or
+            after the query); `stability` is the share of further splits of the texts under which
+            the same procedure finds the role. `mass` is
             the attention on the relation, and `value` the same with each key weighted by the
             norm of its projected value, `‖v_j W_O‖`: a head may attend to keys that add little
             to its output. Both are from 0 to 1, and NaN for a role without a relation or a head
@@ -189,8 +189,8 @@ class Roles:
 
         Args:
             model: The model in which the roles were found.
-            behaviours: Made by `agreement`, `translation`, `repetition` or `behaviour` of
-                `headwise.roles`. The rows of the roles that a behaviour names get the growth of
+            behaviours: Made by functions of `headwise.roles`, such as `repetition` or
+                `behaviour`. The rows of the roles that a behaviour names get the growth of
                 its loss as `without.NAME`, with the interval (95 %, over texts) in `.low` and
                 `.high`.
             heads: Which heads to ablate. None is every head that has a role.

@@ -13,7 +13,13 @@ from headwise.roles.testing._evidence import (
     judge,
     lift,
 )
-from headwise.roles.testing._families import NULLS, Baseline, make_family, null_head_baseline
+from headwise.roles.testing._families import (
+    NULLS,
+    RULE,
+    Baseline,
+    make_family,
+    null_head_baseline,
+)
 from headwise.roles.testing._nulls import Evidence
 from headwise.roles.testing._significance import step_down
 from headwise.roles.testing._trials import (
@@ -32,6 +38,7 @@ __all__ = [
     "LEVEL",
     "NULLS",
     "POWER",
+    "RULE",
     "SEQUENCES",
     "Baseline",
     "Evidence",

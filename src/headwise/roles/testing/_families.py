@@ -8,6 +8,7 @@ from jaxtyping import Float, Int64
 
 from headwise.roles.evaluation import (
     OFFSETS,
+    RULES,
     DetailedScores,
     RoleScores,
     fit_tag_rules,
@@ -21,6 +22,7 @@ NULLS = (
     *("chance", "offset", "class", "set", "by class", "candidate"),
     *("permuted", "random", "shuffled", "control"),
 )
+RULE = "rule."  # prefix of the measures of single rules among candidates
 _NULL_NAMES = {
     "chance": "chance",
     "permuted": "a head with permuted weights",
@@ -128,6 +130,7 @@ def make_family(
         "chosen_baseline": _largest(list(chosen.values())),
     }
     measures |= _mass_measures(roles, scores, split, _total(count))
+    measures |= _rule_measures(trial, scores, count)
     return Family(_flat(value), _flat(count), held, roles, null_names, measures)
 
 
@@ -168,10 +171,10 @@ def _tag_baselines(trial: Trial, scores: DetailedScores) -> Iterator[NamedBaseli
         return
     selected = split.selection[split.text_of_item[rows.item]]
     rules = fit_tag_rules(rows, selected, trial.evaluator.tags, len(roles))
-    for null, rule in rules.items():
+    for null, (names, value) in rules.items():
         sums = np.zeros(scores.heuristic_count.shape, np.float32)
-        np.add.at(sums[..., 0], (rows.item, rows.role), rule.value)
-        yield null, rule.names, _best_on_selection(split, sums, scores.heuristic_count)[1]
+        np.add.at(sums[..., 0], (rows.item, rows.role), value)
+        yield null, names, _best_on_selection(split, sums, scores.heuristic_count)[1]
 
 
 def _chance(roles: Sequence[Role], scores: DetailedScores) -> Float[np.ndarray, "P R N"]:
@@ -227,6 +230,26 @@ def _mass_measures(
         held = _total(split.halves(sums)[1])
         measures[name] = np.where(shown, _rate(held, count), np.nan)
     return measures
+
+
+def _rule_measures(
+    trial: Trial, scores: DetailedScores, count: Float[np.ndarray, "held R N"]
+) -> dict[str, Float[np.ndarray, " C"]]:
+    """What each rule among candidates scores on the queries of each head; none without choices."""
+    roles, heads = trial.evaluator.roles, count.shape[-1]
+    chooses = np.repeat([role.score == "choice" for role in roles], heads)
+    if not chooses.any():
+        return {}
+    value, queries = (
+        trial.split.halves(sums)[1] for sums in (scores.heuristics, scores.heuristic_count)
+    )
+    rates = np.nan_to_num(_rate(value[..., len(OFFSETS) :], queries))
+    return {
+        f"{RULE}{name}": np.where(
+            chooses, _rate(_total(rates[..., [column]] * count), _total(count)), np.nan
+        )
+        for column, name in enumerate(RULES)
+    }
 
 
 def _where_applicable(

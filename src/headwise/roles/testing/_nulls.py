@@ -192,7 +192,7 @@ def _shuffled(item: Item, token_roles: Collection[str], rng: np.random.Generator
         units={
             grid: units
             if grid == "token"
-            else [sorted(moved[token] for token in tokens) for tokens in units]
+            else [sorted(moved.get(token, token) for token in tokens) for tokens in units]
             for grid, units in item.units.items()
         },
         pairs={
@@ -206,10 +206,10 @@ def _shuffled(item: Item, token_roles: Collection[str], rng: np.random.Generator
 
 def _groups(item: Item, positions: Sequence[int]) -> list[list[int]]:
     """Tokens that move together: those between the ends of a word or a mention."""
-    spans = [span for grid in ("word", "mention") for span in item.units.get(grid, ()) if span]
     reach = {position: position for position in positions}  # where the group of a token ends
-    for tokens in spans:
-        reach[tokens[0]] = max(reach[tokens[0]], tokens[-1])
+    for unit in (unit for grid in ("word", "mention") for unit in item.units.get(grid, ())):
+        if tokens := [token for token in unit if token in reach]:  # special ones keep their places
+            reach[tokens[0]] = max(reach[tokens[0]], tokens[-1])
     groups: list[list[int]] = []
     end = -1
     for position in positions:

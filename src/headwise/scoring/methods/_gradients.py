@@ -65,6 +65,16 @@ def curvature(gated: GatedModel, removed: HeadMask, on_progress: Progress) -> Pe
 
 def _gradients(gated: GatedModel, start: Float[Tensor, " N"], on_progress: Progress) -> PerHead:
     """One backward pass per batch scores all texts, since each text has gates of its own."""
+    if gated.by_length is not None:
+        gated, places = gated.by_length
+        rows = _gradients_of_batches(gated, start, on_progress)
+        return torch.empty_like(rows).index_copy_(0, torch.tensor(places, device=rows.device), rows)
+    return _gradients_of_batches(gated, start, on_progress)
+
+
+def _gradients_of_batches(
+    gated: GatedModel, start: Float[Tensor, " N"], on_progress: Progress
+) -> PerHead:
     gradients = []
     for index in range(len(gated.batches)):
         gates = gated.trainable_gates(index, start)

@@ -1,7 +1,12 @@
 """The layout of a call: where its queries and keys lie in their texts, and which rows count."""
 
-from headwise.watch.layout._call_layouts import CallLayout, CallLayouts
-from headwise.watch.layout._eligible_rows import EligibleRows, RowTexts, Rule, stacked
+from headwise.watch.layout._call_layouts import (
+    CallLayout,
+    CallLayouts,
+    EligibleRows,
+    Rule,
+    stacked,
+)
 from headwise.watch.layout._pairs import TextPairs
 from headwise.watch.layout._positions import NONE, Positions
 from headwise.watch.layout._stretches import Stretch, TextSpans, read_stretches, stretch_tokens
@@ -12,7 +17,6 @@ __all__ = [
     "CallLayouts",
     "EligibleRows",
     "Positions",
-    "RowTexts",
     "Rule",
     "Stretch",
     "TextPairs",

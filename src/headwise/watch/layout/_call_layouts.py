@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from headwise._torch_private import version_of
@@ -14,13 +15,84 @@ from headwise.masks import Mask, Window
 from headwise.masks.parts import Dense
 from headwise.models import AttentionCall, Site, StackInputs, Text
 from headwise.watch._request import Request
-from headwise.watch.layout._eligible_rows import EligibleRows
 from headwise.watch.layout._pairs import Columns, Pairs
 from headwise.watch.layout._positions import Positions, positions_across, positions_within
 from headwise.watch.layout._spans import SpanMembers, Spans
 
 # Layers may alternate between several masks, and between self- and cross-attention.
 _MOST = 8
+
+
+# The rows for which a statistic is defined and its value under even weights; None: every real
+# row, and no such value.
+Rule = tuple[Bool[Tensor, "B H T"] | None, Float[Tensor, "B H T"] | None]
+
+
+def stacked(
+    values: Sequence[Shaped[Tensor, "B H T"]], like: Shaped[Tensor, "B H T"]
+) -> Shaped[Tensor, "K B H T"]:
+    """The values of all statistics together; a request may have none."""
+    return torch.stack(list(values)) if values else like.new_empty((0, *like.shape))
+
+
+@dataclass(frozen=True)
+class EligibleRows:
+    """The rows that count for each of `K` statistics, and what follows from masks alone.
+
+    Attributes:
+        bits: All ones for rows that count, and zeros for the others.
+        floor: 0 for rows that count, and minus infinity for the others.
+        count: The number of rows of each of `M` texts.
+        even: The sums under even attention; NaN where that has no meaning.
+        undefined: Whether no row of a head counts.
+    """
+
+    bits: Int[Tensor, "K B H T"]
+    floor: Float[Tensor, "K B H T"]
+    count: Float[Tensor, "K M H"]
+    even: Float[Tensor, "K M H"]
+    undefined: Bool[Tensor, "K H"]
+
+    @classmethod
+    def of(
+        cls, rules: Sequence[Rule], real: Bool[Tensor, "B H T"], positions: Positions
+    ) -> "EligibleRows":
+        """The rows that are real and eligible by the rule of each statistic."""
+        rows = stacked([real if rule is None else rule for rule, _ in rules], real) & real
+        nowhere = torch.full(real.shape, torch.nan, device=real.device)
+        values = stacked([nowhere if even is None else even for _, even in rules], nowhere)
+        even = positions.sums(torch.where(rows, values, 0.0))
+        no_even = torch.tensor(
+            [even is None for _, even in rules], dtype=torch.bool, device=real.device
+        )
+        count = positions.sums(rows)
+        return cls(
+            bits=-rows.to(torch.int32),
+            floor=torch.where(rows, 0.0, -torch.inf),
+            count=count,
+            even=even.masked_fill(no_even[:, None, None], torch.nan),
+            undefined=count.sum(1) == 0,
+        )
+
+    def sums_of(
+        self, values: Float[Tensor, "K n B H T"], positions: Positions
+    ) -> tuple[Float[Tensor, "3 K n M H"], Float[Tensor, "K n H"]]:
+        """The sums of `n` calls on the same `M` texts, and the largest values.
+
+        Args:
+            values: Overwritten, since new memory costs more than all the sums.
+        Returns:
+            The number of rows, the sums over them and the sums under even attention, by text; and
+            the maximum of each statistic, NaN where no row counts.
+        """
+        # As bits, since filling by a mask takes longer than all the rest.
+        as_bits = torch.int64 if values.dtype == torch.float64 else torch.int32
+        values.view(as_bits).bitwise_and_(self.bits[:, None])
+        sums = positions.sums(values)
+        count, even = (x[:, None].expand_as(sums) for x in (self.count, self.even))
+        highest = values.add_(self.floor[:, None]).amax((2, 4)).double()
+        undefined = self.undefined[:, None]
+        return torch.stack([count, sums, even]), highest.masked_fill(undefined, torch.nan)
 
 
 @dataclass

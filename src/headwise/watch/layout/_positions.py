@@ -1,16 +1,14 @@
 """The position of each query and key in its own text, on whichever side the padding is."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from headwise.errors import UnsupportedError
 from headwise.masks.tiles import Tile
 from headwise.models import AttentionCall, Text
-from headwise.watch.layout._eligible_rows import RowTexts
 from headwise.watch.layout._text_layout import TextLayout, text_layout
 
 _ROWS = 256  # rows of a mask that are evaluated together
@@ -70,13 +68,13 @@ class Positions:
         found = self.keys.index.gather(1, column.flatten(1)).view_as(position)
         return found.masked_fill(~exists, NONE)
 
-    @cached_property
-    def texts(self) -> RowTexts:
-        """The text of each query."""
-        is_each_row = self.n_texts == len(self.query_real)  # or texts share a row
-        return RowTexts(
-            self.query_real, None if is_each_row else self.query_text, self.n_texts, self.is_cross
-        )
+    def sums(self, values: Shaped[Tensor, "*calls B H T"]) -> Float[Tensor, "*calls M H"]:
+        """Sums over the queries of each text, in double precision."""
+        if self.n_texts == len(self.query_real):  # each row is a text
+            return values.sum(-1, dtype=torch.float64)
+        rows = values.double().movedim((-3, -1), (0, 1)).flatten(0, 1)  # (B T) *calls H
+        sums = rows.new_zeros(self.n_texts, *rows.shape[1:])
+        return sums.index_add_(0, self.query_text.flatten(), rows).movedim(0, -2)
 
 
 def positions_within(call: AttentionCall, text: Text) -> Positions:

@@ -32,7 +32,8 @@ template <class Element> class PartialRows {
   public:
     // How many floats of memory its sums take.
     static int64_t size(const Problem &problem) {
-        return TILE_LANES * (padded_width(problem.Dv) + 2 * problem.N + 5 * problem.C);
+        return TILE_LANES * (padded_width(problem.Dv) + 2 * problem.N + 5 * problem.C) +
+            padded_width(2 * problem.N);
     }
 
     PartialRows(const Problem &problem, float *memory, int64_t b, int64_t row, int n)
@@ -101,6 +102,7 @@ template <class Element> class PartialRows {
         workspace.single_keys = reinterpret_cast<int32_t *>(take(problem.N));
         workspace.classes = take(4 * problem.C);
         workspace.shared_members = take(problem.C);
+        workspace.single_ranges = reinterpret_cast<int32_t *>(memory);
         return workspace;
     }
 
@@ -180,14 +182,14 @@ template <class Element> struct Decoding {
 
     explicit Decoding(const Problem &problem) : problem(problem),
         group(problem.H / problem.Hkv * problem.T) {
-        tile_rows = group <= W ? W / group * group : std::min<int64_t>(group, TILE_LANES);
+        start = std::clamp<int64_t>(problem.S - problem.T - problem.left, 0, problem.S);
+        start = start / BLOCK_KEYS * BLOCK_KEYS;
+        chunks = std::max<int64_t>(1, (problem.S - start + CHUNK - 1) / CHUNK);
+        tile_rows = group <= W ? rows_of_groups() : std::min<int64_t>(group, TILE_LANES);
         tiles_per_group = (group + tile_rows - 1) / tile_rows;
         tiles_per_text = tiles_per_group > 1 ? problem.Hkv * tiles_per_group
             : (problem.Hkv * group + tile_rows - 1) / tile_rows;
         tiles = problem.B * tiles_per_text;
-        start = std::clamp<int64_t>(problem.S - problem.T - problem.left, 0, problem.S);
-        start = start / BLOCK_KEYS * BLOCK_KEYS;
-        chunks = std::max<int64_t>(1, (problem.S - start + CHUNK - 1) / CHUNK);
         size = (sizeof(PartialRows<Element>) + 4 * PartialRows<Element>::size(problem) + 63) / 64 *
             64;
         int64_t bytes = size * std::max<int64_t>(1, tiles * chunks);
@@ -211,6 +213,7 @@ template <class Element> struct Decoding {
         part->add_keys(workspace, from, from + CHUNK);
     }
 
+    // Returns whether all heads of a tile are finite.
     bool merge_chunks(int64_t tile) const {
         auto part = [&](int64_t chunk) {
             return reinterpret_cast<PartialRows<Element> *>(memory + (tile * chunks + chunk) *
@@ -218,5 +221,13 @@ template <class Element> struct Decoding {
         };
         for (int64_t chunk = 1; chunk < chunks; chunk++) part(0)->merge(*part(chunk));
         return part(0)->finish();
+    }
+
+  private:
+    // As many groups as fill a vector, or fewer where each thread would not have a task otherwise.
+    // Rows are computed apart, so no bit of them depends on it.
+    int64_t rows_of_groups() const {
+        int64_t groups = problem.B * problem.Hkv * chunks / problem.threads;
+        return group * std::clamp<int64_t>(groups, 1, W / group);
     }
 };

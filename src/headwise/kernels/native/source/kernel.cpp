@@ -26,7 +26,7 @@ struct ForwardWorkspace {
     explicit ForwardWorkspace(const Problem &problem) : registers(uses_tiles(problem)) {
         int64_t blocks = problem.S / BLOCK_KEYS + 1;
         int64_t kept = problem.received ? blocks * KEPT_BLOCK : BLOCK_KEYS * TILE_LANES;
-        float *single_keys = nullptr;
+        float *single_keys = nullptr, *single_ranges = nullptr;
         allocation = allocate({{&workspace.queries, padded_width(problem.D) * TILE_LANES},
                                {&workspace.logits, kept},
                                {&workspace.pairs, BLOCK_KEYS / 2 * TILE_LANES},
@@ -34,12 +34,14 @@ struct ForwardWorkspace {
                                {&workspace.heads, problem.Dv * TILE_LANES},
                                {&workspace.single_logits, problem.N * TILE_LANES},
                                {&single_keys, problem.N * TILE_LANES},
+                               {&single_ranges, padded_width(2 * problem.N)},
                                {&workspace.classes, 4 * problem.C * TILE_LANES},
                                {&workspace.shared_members, problem.C * TILE_LANES},
                                {&workspace.all_keys, packed_head_size(problem, problem.D)},
                                {&workspace.all_values, packed_head_size(problem, problem.Dv)}});
         if (!packs_heads(problem)) workspace.all_keys = workspace.all_values = nullptr;
         workspace.single_keys = reinterpret_cast<int32_t *>(single_keys);
+        workspace.single_ranges = reinterpret_cast<int32_t *>(single_ranges);
     }
     ForwardWorkspace(const ForwardWorkspace &) = delete;
     ~ForwardWorkspace() { std::free(allocation); }
@@ -155,16 +157,18 @@ template <class Element>
 int64_t decode(const Problem &problem, const Members &members, std::atomic<bool> &nonfinite) {
     Decoding<Element> decoding(problem);
     if (!decoding.memory) return NO_MEMORY;
+    auto merge = [&](int64_t tile, const NoWorkspace &) {
+        if (!decoding.merge_chunks(tile)) nonfinite = true;
+    };
+    bool is_whole = decoding.chunks == 1;  // a second team would take as long as a short task
     auto compute = [&](int64_t task, const ForwardWorkspace &of_thread) {
         Workspace workspace = of_thread.workspace;
         workspace.members = &members;
         decoding.compute_chunk(task, workspace);
-    };
-    auto merge = [&](int64_t tile, const NoWorkspace &) {
-        if (!decoding.merge_chunks(tile)) nonfinite = true;
+        if (is_whole) merge(task, NoWorkspace(problem));
     };
     return in_parallel<ForwardWorkspace>(problem, decoding.tiles * decoding.chunks, compute) ||
-           in_parallel<NoWorkspace>(problem, decoding.tiles, merge);
+           (!is_whole && in_parallel<NoWorkspace>(problem, decoding.tiles, merge));
 }
 
 int64_t forward(const Problem &problem, std::atomic<bool> &nonfinite) {

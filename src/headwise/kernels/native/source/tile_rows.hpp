@@ -24,9 +24,13 @@ struct TileRows {
           vectors((n + W - 1) / W), one_head(first + n <= problem.T),
           first_query(one_head ? first : 0),
           first_position(first_query + problem.S - problem.T) {
-        for (int i = 0; i < vectors * W; i++) {
-            head[i] = one_head ? h : h + (first + i) / problem.T;
-            offset[i] = one_head ? i : (first + i) % problem.T;
+        if (one_head) {
+            for (int i = 0; i < TILE_LANES; i++) head[i] = h, offset[i] = i;
+        } else {
+            for (int i = 0; i < vectors * W; i++) {
+                head[i] = h + (first + i) / problem.T;
+                offset[i] = (first + i) % problem.T;
+            }
         }
         start = std::max<int64_t>(problem.key_range ? problem.key_range[2 * b] : 0,
                                   first_position - problem.left);

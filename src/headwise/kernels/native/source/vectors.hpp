@@ -259,12 +259,6 @@ INLINE Floats tanh(Floats x) {
     return a < 0.3f ? near : far;
 }
 
-INLINE float sum(Floats x) {
-    float total = 0;
-    for (int i = 0; i < W; i++) total += x[i];
-    return total;
-}
-
 // Transposes W vectors, by exchanging halves, quarters and so on.
 template <int half, int... k>
 INLINE void exchange(Floats &a, Floats &b, std::integer_sequence<int, k...>) {
@@ -279,4 +273,13 @@ template <int half = W / 2> INLINE void transpose(Floats *rows) {
             exchange<half>(rows[i], rows[i + half], std::make_integer_sequence<int, W>{});
         transpose<half / 2>(rows);
     }
+}
+// All lanes joined, in halves.
+template <int half = W / 2, class Join> INLINE float reduced(Floats x, Join join) {
+    if constexpr (half >= 1) {
+        Floats other = x;
+        exchange<half>(x, other, std::make_integer_sequence<int, W>{});
+        return reduced<half / 2>(join(x, other), join);
+    }
+    return x[0];
 }

@@ -16,6 +16,7 @@ struct Workspace {
     float *heads;           // [Dv][lane]
     float *single_logits;   // [N][lane]: the logits of single keys
     int32_t *single_keys;   // [N][lane]: which keys those are
+    int32_t *single_ranges;  // [N][2]: the lowest and the highest of them
     float *classes;         // [4][C][lane]
     float *shared_members;  // [C]: members that all queries see
     const struct Members *members;

@@ -16,7 +16,7 @@ from headwise.masks.parts import top_left
 from headwise.models.attention._name import NAME
 from headwise.models.attention._rule_mask import RuleMask
 
-_FLEX = "flex_attention"
+_FLEX, _CAUSAL = "flex_attention", causal()
 _NUMBERS = frozenset((float, type(None)))
 
 
@@ -35,7 +35,7 @@ def keys_read(
         return mask.n_keys
     if implementation == NAME and mask is None and is_causal(module, T, kwargs):
         return min(S, T)
-    return min(S, mask.shape[1]) if _is_flash(implementation) and mask is not None else S
+    return min(S, mask.shape[1]) if mask is not None and _is_flash(implementation) else S
 
 
 def rule_of(
@@ -46,9 +46,9 @@ def rule_of(
     visible = _visible(module, implementation, q, S, mask, kwargs)
     bias, sinks = _bias(kwargs.get("position_bias"), q, S), kwargs.get("s_aux")
     are_numbers = type(scale) is float and type(softcap) in _NUMBERS
-    is_whole = visible is None and bias is None and sinks is None
-    if is_whole and are_numbers and not torch.compiler.is_compiling():
-        return _whole_rule(q.shape[-1], scale, softcap)
+    is_plain = (visible is None or visible is _CAUSAL) and bias is None and sinks is None
+    if is_plain and are_numbers and not torch.compiler.is_compiling():
+        return _plain_rule(q.shape[-1], scale, softcap, visible)
     return make_rule(
         head_dim=q.shape[-1], mask=visible, scale=scale, bias=bias, softcap=softcap, sinks=sinks,
         is_added=True,
@@ -56,9 +56,11 @@ def rule_of(
 
 
 @lru_cache(maxsize=64)
-def _whole_rule(head_dim: int, scale: float, softcap: float | None) -> AttentionRule:
-    """The rule of calls that see every key, as each decoded token does: the same at every call."""
-    return make_rule(head_dim=head_dim, scale=scale, softcap=softcap)
+def _plain_rule(
+    head_dim: int, scale: float, softcap: float | None, visible: Mask | None
+) -> AttentionRule:
+    """The rule of calls that see every key, or those up to their own: the same at every call."""
+    return make_rule(head_dim=head_dim, mask=visible, scale=scale, softcap=softcap)
 
 
 def _visible(
@@ -74,7 +76,7 @@ def _visible(
         # Without a mask, sdpa uses its kernel's causal flag; other kernels see every key.
         if implementation in ("eager", _FLEX) or not is_causal(module, q.shape[2], kwargs):
             return None
-        return top_left(q.shape[2], S, q.device)
+        return _CAUSAL if q.shape[2] == S else top_left(q.shape[2], S, q.device)
     try:
         return from_flex(mask)
     except MaskError:

@@ -6,6 +6,7 @@ implementation of our own would change masks and settings of the model instead.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -95,10 +96,12 @@ def _attend(
     else:
         compute = partial(inner, module, *inputs, attention_mask, *args, **kwargs)
         output = _uncaptured(captures, compute)
-    for active in captures:
-        if active is not answered_by:
-            with torch.no_grad():
-                active.on_call(describe(active, output[0].transpose(1, 2)))
+    others = [active for active in captures if active is not answered_by]
+    if others:
+        output_heads = output[0].transpose(1, 2)
+        with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
+            for active in others:
+                active.on_call(describe(active, output_heads))
     return output
 
 
@@ -160,7 +163,6 @@ def _call(
         watched="the attention interface",
         kernel=implementation or "eager",
         exact=not kwargs.get("dropout"),
-        cross=active.is_cross_attention(q.shape[2], k.shape[2]),
         ours=ours is not None,
     )  # fmt: skip
 

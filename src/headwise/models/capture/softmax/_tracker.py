@@ -193,7 +193,6 @@ class SoftmaxTracker:
             watched="the function mode, from a softmax to its values",
             kernel="softmax",
             exact=not pending.dropped,
-            cross=self._active.is_cross_attention(T, S),
             plain=self._plain(pending, visible),
         )
 

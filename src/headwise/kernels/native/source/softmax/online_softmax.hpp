@@ -46,7 +46,9 @@ struct OnlineSoftmax {
                     unbiased[vec] = maximum(unbiased[vec], s);
                 });
         }
-        if (problem.even_distance) distances.add_even(block);
+        if (problem.distance) distances.locate(block);
+        for (int vec = 0; vec < queries.vectors && problem.even_distance; vec++)
+            distances.add_even(block, vec);
         if (block.has_masked && problem.class_keys) classes.count(block);
     }
 
@@ -59,8 +61,10 @@ struct OnlineSoftmax {
         if (problem.class_top) classes.add_largest(block, row_max, kept);
         if (problem.N) single_keys.gather(block);
         for (int vec = 0; vec < queries.vectors; vec++) {
-            if (problem.entropy) exponentials<true, Element>(block, vec);
-            else exponentials<false, Element>(block, vec);
+            const float *from_nearest = problem.distance ? distances.from_nearest(vec) : nullptr;
+            if (from_nearest) exponentials<true, true, Element>(block, vec, from_nearest);
+            else if (problem.entropy) exponentials<true, false, Element>(block, vec);
+            else exponentials<false, false, Element>(block, vec);
             if (problem.participation)
                 squares[vec] +=
                     queries.sum_over(block, vec, [&](Floats p, int) { return p * p; });
@@ -68,7 +72,7 @@ struct OnlineSoftmax {
                 norm_sum[vec] += queries.sum_over(block, vec, [&](Floats p, int r) {
                     return p * queries.key_norms(vec, block.start + r);
                 });
-            if (problem.distance) distances.add_weighted(block, vec);
+            if (problem.distance && !from_nearest) distances.add_weighted(block, vec);
         }
         classes.add(block, factor);
     }
@@ -192,17 +196,20 @@ struct OnlineSoftmax {
         largest.merge(next.largest, vec, risen, keep, keep_next);
     }
 
-    template <bool moments, class Element> void exponentials(const Block &block, int vec) {
+    // With moments if requested, and distances from the nearest key.
+    template <bool moments, bool distant, class Element>
+    void exponentials(const Block &block, int vec, const float *from_nearest = nullptr) {
         // The sums of a block are accumulated separately, and the rounding of adding them is kept
         // (Kahan 1965), so that many small terms are not lost.
         Floats top = row_max[vec] < MASKED_BELOW ? Floats{} : row_max[vec];
-        Floats block_sum = {}, block_moment = {};
+        Floats block_sum = {}, block_moment = {}, block_distance = {};
         float *s = workspace.logits + vec * W;
         auto exponentiate = [&](int r) {
             Floats x = load(s + r * TILE_LANES) - top;
             Floats p = exp(x);
             block_sum += p;
             if (moments) block_moment += p * x;
+            if (distant) block_distance += p * from_nearest[r];
             store(s + r * TILE_LANES, p);
             return p;
         };
@@ -223,6 +230,7 @@ struct OnlineSoftmax {
         }
         kahan_add(row_sum[vec], sum_error[vec], block_sum);
         if (moments) kahan_add(moment[vec], moment_error[vec], block_moment);
+        if (distant) distances.add_weighted(vec, block_sum, block_distance);
     }
 
     static void kahan_add(Floats &sum, Floats &error, Floats term) {

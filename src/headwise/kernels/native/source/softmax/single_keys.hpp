@@ -10,20 +10,20 @@ struct SingleKeys {
     explicit SingleKeys(const QueryTile &queries)
         : queries(queries), problem(queries.problem), workspace(queries.workspace) {
         std::fill_n(workspace.single_logits, problem.N * TILE_LANES, MASKED);
-        for (int64_t c = 0; c < problem.N; c++)
-            for (int i = 0; i < queries.vectors * W; i++)
-                workspace.single_keys[c * TILE_LANES + i] =
-                    i < queries.n ? problem.keys[queries.token(i) * problem.N + c] : -1;
+        for (int64_t c = 0; c < problem.N; c++) read_keys(c);
     }
 
     // Keeps the logits of those keys that are in a block.
     void gather(const Block &block) const {
-        for (int64_t c = 0; c < problem.N; c++)
+        for (int64_t c = 0; c < problem.N; c++) {
+            int64_t low = workspace.single_ranges[2 * c], high = workspace.single_ranges[2 * c + 1];
+            if (low >= block.start + block.n || high < block.start) continue;
             for (int vec = 0; vec < queries.vectors; vec++) {
                 Ints r = load(workspace.single_keys + c * TILE_LANES +
                               vec * W) - int32_t(block.start);
                 if (any((r >= 0) & (r < block.counts[vec]))) gather(block, c, vec);
             }
+        }
     }
 
     void merge(const SingleKeys &next, int vec) const {
@@ -66,6 +66,19 @@ struct SingleKeys {
     }
 
   private:
+    // Reads one key of each row, and the range of these.
+    void read_keys(int64_t c) const {
+        int32_t *keys = workspace.single_keys + c * TILE_LANES, low = INT32_MAX, high = -1;
+        for (int i = 0; i < queries.vectors * W; i++) {
+            int32_t key = i < queries.n ? problem.keys[queries.token(i) * problem.N + c] : -1;
+            keys[i] = key;
+            low = key < 0 ? low : std::min(low, key);
+            high = std::max(high, key);
+        }
+        workspace.single_ranges[2 * c] = low;
+        workspace.single_ranges[2 * c + 1] = high;
+    }
+
     void gather(const Block &block, int64_t c, int vec) const {
         for (int i = vec * W; i < vec * W + W; i++) {
             int64_t r = workspace.single_keys[c * TILE_LANES + i] - block.start;

@@ -1,13 +1,12 @@
 """QK-clip: scale the queries and keys of heads whose logits have grown too large."""
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Float64
+from torch import Tensor
 
 from headwise._interrupts import uninterrupted
 from headwise.errors import ArgumentError, UnsupportedError
@@ -16,52 +15,26 @@ from headwise.models import (
     Site,
     find_logit_rows,
     first_batch,
+    restore_rows,
     scale_rows,
 )
 from headwise.monitor._monitor import HeadMonitor
 from headwise.monitor._step_statistics import StepStatistics
 from headwise.monitor._trainer import TrainerEvents
+from headwise.monitor.clip._checks import (
+    check_numbers,
+    checked_bar,
+    checked_monitor,
+    checked_share,
+)
+from headwise.monitor.clip._rehearsal import Rehearsal, next_batches
+from headwise.monitor.clip._reports import ClippedHead, ClipReport, LookAhead
 from headwise.tables import Head
 
 _EPS = float(np.finfo(np.float32).eps)
 _LEAST_MARGIN = 8 * _EPS  # logits are sums of rounded products in float32
-_NAMED = 8  # heads named in a message; the others are counted
-
-
-@dataclass(frozen=True)
-class ClippedHead:
-    """A head whose largest logit passed the bar.
-
-    Attributes:
-        max_logit: Its largest logit in the step, before any softcap.
-        factor: What its logits were multiplied by, 0 … 1.
-    """
-
-    head: Head
-    max_logit: float
-    factor: float
-
-
-@dataclass(frozen=True)
-class ClipReport:
-    """What `QKClip.step` did.
-
-    Attributes:
-        step: The optimizer step.
-        watched: Whether the monitor watched it. If not, no logit is known and nothing is scaled.
-        heads: The heads that were clipped.
-    """
-
-    step: int
-    watched: bool
-    heads: tuple[ClippedHead, ...]
-
-    def __str__(self) -> str:
-        if not self.watched:
-            return f"step {self.step}: not watched"
-        named = [f"{x.head} ({x.max_logit:.4g}, times {x.factor:.3g})" for x in self.heads]
-        more = [f"{len(named) - _NAMED} more"] if len(named) > _NAMED else []
-        return f"step {self.step}: clipped {', '.join([*named[:_NAMED], *more]) or 'no head'}"
+# Each pass settles one more layer, unless layers share their weights or half precision rounds.
+_PASSES_PER_LAYER = 2
 
 
 class QKClip(TrainerEvents):
@@ -79,15 +52,18 @@ class QKClip(TrainerEvents):
 
     The largest logit is that of `scale · q·k` over visible keys, before any softcap and without
     position biases, over all ranks of the monitor; a capped one is inferred, up to eight times the
-    cap. It is that of the step's batches under the weights before the step. If the monitor
-    watches only every n-th step, the steps in between are not clipped: watch every step (`every=1`)
-    to bound all of them.
+    cap. It is that of the step's batches under the weights before the step: the next batch may pass
+    the bar. `look_ahead(batch)` before the model is trained on a batch keeps that batch below the
+    bar, too. If the monitor watches only every n-th step, the steps in between are not clipped:
+    watch every step (`every=1`) to bound all of them.
 
     Which weights scale which head is found once, when the clip is made, by running the model in
     evaluation mode on an example input. A trial on all heads checks that exactly their logits are
     scaled, and is undone. The weights may be sharded by FSDP2, or be DTensors along one axis.
 
     A clip is a callback of `transformers.Trainer`, after its monitor: `callbacks=[monitor, clip]`.
+    A callback does not get the next batch, so it does not look ahead; a trainer whose
+    `training_step` first calls `clip.look_ahead(inputs)` does.
 
     Args:
         monitor: Watches `max_logit` of the model that is trained. Its layers are clipped.
@@ -95,9 +71,11 @@ class QKClip(TrainerEvents):
         reference: A batch that the model can be run on, or a list of batches whose first one is
             used: keyword arguments, a tuple of arguments, or a single argument. None generates a
             short example input.
+        near: `look_ahead` runs a batch if a logit of the latest watched step reached this share
+            of the bar, 0 … 1. With 0 it runs every batch.
     Raises:
         ArgumentError: `monitor` is not an open `HeadMonitor` of `max_logit`, the bar is not a
-            positive number, or no example input can be guessed.
+            positive number, `near` is not a share, or no example input can be guessed.
         UnsupportedError: the logits of a head are unknown, or cannot be scaled by weights of its
             own: behind a norm whose gain all heads share, or by tied or frozen weights.
     Source:
@@ -116,12 +94,19 @@ class QKClip(TrainerEvents):
     """
 
     def __init__(
-        self, monitor: HeadMonitor, max_logit: float = 100.0, *, reference: Any = None
+        self,
+        monitor: HeadMonitor,
+        max_logit: float = 100.0,
+        *,
+        reference: Any = None,
+        near: float = 0.5,
     ) -> None:
-        self._monitor = _checked_monitor(monitor)
-        self._bar = _checked_bar(max_logit)
+        self._monitor = checked_monitor(monitor)
+        self._bar, self._near = checked_bar(max_logit), checked_share(near)
         batch = first_batch(monitor.model, reference, "QKClip")
         self._rows = find_logit_rows(monitor.model, batch, monitor.layers)
+        self._rehearsal = Rehearsal(monitor.model, monitor.layers, monitor.group)
+        self._is_near = True  # until a step was watched
         self._steps = monitor.steps
         self._watched: list[int] = []
 
@@ -147,18 +132,70 @@ class QKClip(TrainerEvents):
             UnsupportedError: a largest logit is not a number, or the heads are not those that
                 were found when the clip was made.
         """
-        monitor = _checked_monitor(self._monitor, "QKClip.step")
+        monitor = checked_monitor(self._monitor, "QKClip.step")
         if monitor.steps == self._steps:
             raise ArgumentError(
                 f"QKClip.step: the monitor is still at step {monitor.steps}. Call monitor.step() "
                 f"after optimizer.step(), then clip.step()."
             )
         statistics = monitor.latest
-        heads = () if statistics is None else self._clip(statistics)
-        self._steps = monitor.steps
+        heads: tuple[ClippedHead, ...] = ()
         if statistics is not None:
+            logits = self._logits(statistics, "step")
+            heads, _ = self._clip(logits)
+            largest = max(float(values.max()) for values in logits.values())
+            self._is_near = largest >= self._near * self._bar or self._near == 0
             self._watched.append(monitor.steps)
+        self._steps = monitor.steps
         return ClipReport(monitor.steps, statistics is not None, heads)
+
+    @uninterrupted
+    def look_ahead(self, batch: Any) -> LookAhead:
+        """Clip the heads whose logits would pass the bar on a batch, before it is trained on.
+
+        Call it with the batch of the step that begins, before its forward pass. If a logit of the
+        latest watched step was near the bar, or no step was watched yet, this runs the model on
+        the batch without gradients, in the mode that it is in. Heads that pass the bar are clipped,
+        and the batch is run again, since a clip changes what later layers read, until no head
+        passes. In the training pass that follows, all logits are then at or below the bar, up to
+        rounding; with dropout too, if nothing else draws random numbers of torch in between.
+
+        Apart from the clipped weights nothing changes: no random state, no buffer such as the
+        running statistics of a batch norm, no mode, no count of the monitor. All weights are as
+        they were if an exception is raised. Every rank calls it with a batch of its own. Call it
+        inside `torch.autocast` if the model is trained there.
+
+        Args:
+            batch: As the model takes it: keyword arguments, a tuple of arguments, or a single
+                argument. A list of batches if a step accumulates gradients over several.
+        Returns:
+            The clipped heads, and how often the batch was run: at most twice for each layer and
+            once more. Heads may then still be over the bar, where layers share their weights.
+        Raises:
+            ArgumentError: the monitor is closed, or `batch` is None, a text or an empty list.
+            UnsupportedError: a largest logit is not a number, no attention was captured, or the
+                heads are not those that were found when the clip was made.
+        """
+        monitor = checked_monitor(self._monitor, "QKClip.look_ahead")
+        batches = next_batches(batch, monitor.model)
+        step = monitor.steps + 1
+        if not self._rehearsal.is_any(self._is_near):
+            return LookAhead(step, 0, (), within_bar=True)
+        clipped: dict[Head, ClippedHead] = {}
+        saved: dict[str, Tensor] = {}
+        passes, most, is_over = 0, 1, True
+        try:
+            while is_over and passes < most:
+                statistics = self._rehearsal.run(batches)
+                heads, changed = self._clip(self._logits(statistics, "look_ahead"))
+                saved = changed | saved
+                clipped |= {x.head: x.after(clipped.get(x.head)) for x in heads}
+                is_over = self._rehearsal.is_any(bool(heads))
+                passes, most = passes + 1, _PASSES_PER_LAYER * len(statistics.sites) + 1
+        except BaseException:
+            restore_rows(monitor.model, saved)
+            raise
+        return LookAhead(step, passes, tuple(clipped.values()), within_bar=not is_over)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by `transformers.Trainer` after an optimizer step."""
@@ -170,32 +207,36 @@ class QKClip(TrainerEvents):
             f"steps={self._steps}, watched={len(self._watched)}>"
         )
 
-    def _clip(self, statistics: StepStatistics) -> tuple[ClippedHead, ...]:
+    def _clip(
+        self, logits: Mapping[Site, Float64[np.ndarray, " H"]]
+    ) -> tuple[tuple[ClippedHead, ...], dict[str, Tensor]]:
+        """The heads that passed the bar, and the former values of the weights that were scaled."""
         factors: dict[str, Float64[np.ndarray, " H"]] = {}
         heads: list[ClippedHead] = []
-        for site, logits in self._logits(statistics):
+        for site, largest in logits.items():
             low = self._bar * (1 - self._margin(self._rows[site.name]))
-            needed = np.divide(low, logits, out=np.ones_like(logits), where=logits > self._bar)
+            needed = np.divide(low, largest, out=np.ones_like(largest), where=largest > self._bar)
             factors[site.name] = np.minimum(factors.get(site.name, 1.0), needed)
             heads += [
                 ClippedHead(*clipped)
-                for clipped in zip(site.heads(), logits.tolist(), needed.tolist(), strict=True)
+                for clipped in zip(site.heads(), largest.tolist(), needed.tolist(), strict=True)
                 if clipped[1] > self._bar
             ]
-        if heads:
-            changes = (
-                part
-                for site_name, factor in factors.items()
-                for part in self._rows[site_name].scaled(torch.from_numpy(factor))
-            )
-            scale_rows(self._monitor.model, changes)
-        return tuple(heads)
+        if not heads:
+            return (), {}
+        changes = (
+            part
+            for site_name, factor in factors.items()
+            for part in self._rows[site_name].scaled(torch.from_numpy(factor))
+        )
+        return tuple(heads), scale_rows(self._monitor.model, changes)
 
     def _logits(
-        self, statistics: StepStatistics
-    ) -> Iterator[tuple[Site, Float64[np.ndarray, " H"]]]:
+        self, statistics: StepStatistics, method: str
+    ) -> dict[Site, Float64[np.ndarray, " H"]]:
         """The largest logits of the heads of each site, before any softcap."""
         values, is_defined = statistics.values["max_logit"], statistics.defined["max_logit"]
+        logits: dict[Site, Float64[np.ndarray, " H"]] = {}
         start = 0
         for site in statistics.sites:
             part = slice(start, start := start + site.n_heads)
@@ -203,17 +244,23 @@ class QKClip(TrainerEvents):
             if rows is None or len(rows.groups) != site.n_heads:
                 known = "none" if rows is None else str(len(rows.groups))
                 raise UnsupportedError(
-                    f"QKClip.step: {site.name} has {site.n_heads} heads, where {known} were found "
-                    f"when the clip was made. Make it with a reference that reaches all layers, "
-                    f"after the last change of the model."
+                    f"QKClip.{method}: {site.name} has {site.n_heads} heads, where {known} were "
+                    f"found when the clip was made. Make it with a reference that reaches all "
+                    f"layers, after the last change of the model."
                 )
-            _check_numbers(site, values[part], is_defined[part])
-            yield site, _uncapped(values[part], rows.softcap)
+            check_numbers(method, site, values[part], is_defined[part])
+            logits[site] = _uncapped(values[part], rows.softcap)
+        return logits
 
     def _margin(self, rows: LogitRows) -> float:
         """The share below the bar that logits are scaled to, as rounding may raise them again."""
-        parameters = {part.parameter for _, part in rows.rows}
-        dtypes = {self._monitor.model.get_parameter(name).dtype for name in parameters}
+        weights = [self._monitor.model.get_parameter(part.parameter) for _, part in rows.rows]
+        dtypes = {weight.dtype for weight in weights}
+        dtypes |= {
+            torch.get_autocast_dtype(kind)
+            for kind in {weight.device.type for weight in weights}
+            if torch.is_autocast_enabled(kind)
+        }
         return max([_LEAST_MARGIN, *(torch.finfo(dtype).eps for dtype in dtypes)])
 
 
@@ -227,40 +274,3 @@ def _uncapped(
         np.clip(logits / softcap, -1 + _EPS, 1 - _EPS)
     )
     return inferred
-
-
-def _check_numbers(
-    site: Site, values: Float64[np.ndarray, " H"], is_defined: Bool[np.ndarray, " H"]
-) -> None:
-    for head, value, defined in zip(site.heads(), values, is_defined, strict=True):
-        if not defined or math.isnan(value) or value == math.inf:
-            raise UnsupportedError(
-                f"QKClip.step: the largest logit of {head} ({site.name}) is "
-                f"{float(value) if defined else 'unknown'}. Nothing was scaled. Go back to a "
-                f"checkpoint with finite logits, or leave the layer out with "
-                f"HeadMonitor(layers=...)."
-            )
-
-
-def _checked_monitor(monitor: Any, caller: str = "QKClip") -> HeadMonitor:
-    if not isinstance(monitor, HeadMonitor):
-        raise ArgumentError(
-            f"{caller}: monitor is a {type(monitor).__name__}. Give a headwise.HeadMonitor."
-        )
-    if monitor.is_closed:
-        raise ArgumentError(f"{caller}: the monitor is closed. Make a new one, and a new clip.")
-    if "max_logit" not in monitor.statistics:
-        raise ArgumentError(
-            f"{caller}: the monitor watches {', '.join(monitor.statistics)}, not max_logit. Make "
-            f"it with statistics={(*monitor.statistics, 'max_logit')}."
-        )
-    return monitor
-
-
-def _checked_bar(max_logit: Any) -> float:
-    is_number = isinstance(max_logit, int | float | np.number) and not isinstance(max_logit, bool)
-    if not is_number or not 0 < max_logit < math.inf:
-        raise ArgumentError(
-            f"QKClip: max_logit={max_logit!r}. Give a number above 0, 100 for example."
-        )
-    return float(max_logit)

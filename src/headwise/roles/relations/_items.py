@@ -1,0 +1,227 @@
+"""Items with the pairs of every role: texts, and random sequences that repeat.
+
+Each sequence that repeats has a control with the same positions that does not.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import index
+from reprlib import repr as shortened
+from typing import Any
+
+import numpy as np
+
+from headwise.errors import ArgumentError
+from headwise.roles.relations._relations import Grid, Role, content
+from headwise.roles.relations._tokens import TokenText
+
+_PREFIX = (0, 8)
+_PERIOD = (5, 24)
+_LONGEST = 96
+
+SAME = Role(
+    "same token",
+    "a token of a random sequence → earlier copies of it (in an encoder: all others)",
+    lambda text: (),
+    score="mass",
+    kind="probe",
+)
+PREFIX_MATCHING = Role(
+    "prefix matching",
+    "a token of a random sequence → what followed its earlier copies",
+    lambda text: (),
+    score="mass",
+    kind="probe",
+    ahead=True,
+)
+PROBED = (SAME, PREFIX_MATCHING)
+
+
+@dataclass(frozen=True)
+class Item:
+    """A text with its units and relations, ready for evaluation.
+
+    Attributes:
+        ids: The tokens.
+        units: The tokens of each unit of each grid. On the grid of tokens only those that may
+            be candidates, in order; mentions are followed by the phrases of other choices.
+        pairs: The pairs of units (query, key) of each role, by its name.
+        tags: The part of speech of each word.
+        candidates: The pairs (query, candidate) of each role that is a choice, by its name.
+        mentions: The characters of each unit of the grid of mentions.
+        text: The text that mentions are counted in.
+    """
+
+    ids: tuple[int, ...]
+    units: Mapping[Grid, Sequence[Sequence[int]]]
+    pairs: Mapping[str, Sequence[tuple[int, int]]]
+    tags: Sequence[str] = ()
+    candidates: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    mentions: Sequence[str] = ()
+    text: str = ""
+
+
+class _Units:
+    """The units of a text; a phrase that a role names becomes a unit of the grid of mentions."""
+
+    def __init__(self, text: TokenText) -> None:
+        whole, self.text = text.text, text
+        spans = [(mention.start, mention.end) for mention in whole.mentions]
+        self.of_grid: dict[Grid, list[Sequence[int]]] = {
+            "token": [(position,) for position in content(text)],
+            "word": list(text.words),
+            "mention": [text.tokens_in(span) for span in spans],
+        }
+        self.mentions = [whole.text[start:end] for start, end in spans]
+        self._phrases: dict[tuple[int, ...], int] = {}
+
+    def pairs(self, role: Role, function: Callable[[TokenText], Any]) -> list[tuple[int, int]]:
+        """The distinct pairs of a role as numbers of units, in order.
+
+        Raises:
+            ArgumentError: the role returns something other than pairs of whole numbers, or a pair
+                outside the text.
+        """
+        result = function(self.text)
+        try:
+            named = sorted({(_end(query, role), _end(key, role)) for query, key in result})
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"find_roles: {role.name!r} returns {shortened(result)} for the text "
+                f"{shortened(self.text.text.text)}. Return pairs of positions: (query, key)."
+            ) from error
+        numbers = []
+        for pair in named:
+            if () not in pair:
+                self._check(role, pair)
+                numbers.append((self._number(pair[0]), self._number(pair[1])))
+        return sorted(numbers)
+
+    def _check(self, role: Role, pair: tuple[Any, Any]) -> None:
+        for end in pair:
+            grid: Grid = "token" if isinstance(end, tuple) else role.grid
+            size = len(self.text.ids) if grid == "token" else len(self.of_grid[grid])
+            if not all(0 <= unit < size for unit in (end if isinstance(end, tuple) else (end,))):
+                raise ArgumentError(
+                    f"find_roles: {role.name!r} gives {pair} for a text of {size} {grid}s. Count "
+                    f"them from 0."
+                )
+
+    def _number(self, end: Any) -> int:
+        """The number of a unit; phrases follow the annotated mentions."""
+        if not isinstance(end, tuple):
+            return end
+        if end not in self._phrases:
+            self._phrases[end] = len(self.mentions)
+            self.of_grid["mention"].append(end)
+            spans = self.text.spans
+            self.mentions.append(self.text.text.text[spans[end[0]][0] : spans[end[-1]][1]].strip())
+        return self._phrases[end]
+
+
+def _end(end: Any, role: Role) -> Any:
+    return end if isinstance(end, tuple) and role.grid == "mention" else index(end)
+
+
+def as_item(text: TokenText, roles: Sequence[Role]) -> Item:
+    """Turn a text into an item, with its pairs of every role.
+
+    Raises:
+        ArgumentError: a role returns a pair outside the text, or one that is not among its
+            candidates.
+    """
+    units = _Units(text)
+    pairs = {role.name: units.pairs(role, role.pairs) for role in roles}
+    candidates = {
+        role.name: units.pairs(role, role.candidates)
+        for role in roles
+        if role.candidates is not None
+    }
+    for name, among in candidates.items():
+        missing = sorted({*pairs[name]} - {*among})
+        if missing:
+            query, key = (units.of_grid["mention"][unit] for unit in missing[0])
+            raise ArgumentError(
+                f"find_roles: {name!r} gives the tokens {(tuple(query), tuple(key))} as a right "
+                f"choice, and not as a candidate, for the text {shortened(text.text.text)}. Let "
+                f"candidates return every pair to choose from, the right ones included."
+            )
+    return Item(
+        text.ids, units.of_grid, pairs, text.text.tags, candidates, units.mentions, text.text.text
+    )
+
+
+def probe(
+    texts: Sequence[TokenText], limit: int, sequences: int, seed: int = 0
+) -> tuple[list[Item], list[Item]]:
+    """Draw sequences of random tokens that repeat, and controls of the same length that do not.
+
+    Each has a prefix of random length and a random period, so that neither a fixed distance nor
+    a position predicts a copy. A control has the pairs of its sequence and other tokens, so that
+    a purely positional head scores the same on both. Tokens are drawn uniformly from those of
+    the texts that are neither special nor punctuation, after the special tokens that the
+    tokenizer puts before a text.
+
+    Returns:
+        The sequences and their controls; none if the texts have too few different tokens.
+    """
+    return draw_probe(before_text(texts[0]), sorted(words_in(texts)), limit, sequences, seed)
+
+
+def words_in(texts: Sequence[TokenText]) -> set[int]:
+    """The tokens of texts that are neither special nor punctuation."""
+    return {
+        token
+        for text in texts
+        for token, special, mark in zip(text.ids, text.special, text.punctuation, strict=True)
+        if not special and not mark
+    }
+
+
+def before_text(text: TokenText) -> tuple[int, ...]:
+    """The special tokens that the tokenizer puts before a text."""
+    return text.ids[: text.special.index(False)]
+
+
+def draw_probe(
+    before: Sequence[int], words: Sequence[int], limit: int, sequences: int, seed: int
+) -> tuple[list[Item], list[Item]]:
+    """Draw the sequences of `probe` from these tokens, each after the tokens `before`."""
+    length = min(limit, _LONGEST) - len(before)
+    most = min(_PERIOD[1], length // 2, len(words))
+    if most < _PERIOD[0]:
+        return [], []
+    rng = np.random.default_rng(seed)
+    repeated, controls = [], []
+    for _ in range(sequences):
+        period = int(rng.integers(_PERIOD[0], most, endpoint=True))
+        prefix = int(rng.integers(0, min(_PREFIX[1], length - 2 * period), endpoint=True))
+        head = rng.choice(words, prefix)
+        cycle = rng.choice(words, period, replace=False)
+        copies = -(-(length - prefix) // period)
+        ids = [*head.tolist(), *np.tile(cycle, copies).tolist()][:length]
+        others = rng.choice(words, length, replace=len(words) < length)
+        pairs = _pairs(len(before), prefix, period, length)
+        repeated.append(_item(before, ids, pairs))
+        controls.append(_item(before, others.tolist(), pairs))
+    return repeated, controls
+
+
+def _pairs(before: int, prefix: int, period: int, length: int) -> dict[str, list[tuple[int, int]]]:
+    start, end = before + prefix, before + length
+    same = [
+        (query, copy)
+        for query in range(start, end)
+        for copy in range(start + (query - start) % period, end, period)
+        if copy != query
+    ]
+    after = [(query, copy + 1) for query, copy in same if copy < query]
+    return {SAME.name: same, PREFIX_MATCHING.name: after}
+
+
+def _item(
+    before: Sequence[int], ids: Sequence[int], pairs: dict[str, list[tuple[int, int]]]
+) -> Item:
+    tokens = (*before, *ids)
+    units = [(position,) for position in range(len(before), len(tokens))]
+    return Item(tokens, {"token": units}, pairs)

@@ -1,0 +1,178 @@
+"""`make bench`: its steps exist and write what they say; measured blocks name their processor."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from house.source import ROOT
+
+PROCESSOR = re.compile(r"AMD|Intel|NVIDIA")
+Block = tuple[str, str]  # page, part
+
+# Blocks that measure no time: counts, losses, roles, memory.
+WITHOUT_TIME: set[Block] = {
+    ("docs/comparing.md", ""),
+    ("docs/head-files.md", "retrieval"),
+    ("docs/models.md", ""),
+    ("docs/models.md", "other libraries"),
+    ("docs/nothing-lost.md", "broken files"),
+    ("docs/nothing-lost.md", "kills"),
+    ("docs/nothing-lost.md", "soak"),
+    *(("docs/pruning.md", part) for part in (
+        "agreement", "babyllama", "minigpt", "minilm", "paragraphs", "treebank"
+    )),
+    ("docs/reproductions.md", "clark"),
+    ("docs/reproductions.md", "michel"),
+    ("docs/roles.md", ""),
+    ("docs/roles.md", "encoder"),
+    ("docs/scale.md", "memory"),
+    *(("docs/uncertainty.md", part) for part in ("corpora", "elbows", "simulate")),
+}  # fmt: skip
+# Blocks of times that no step writes, and what their command needs beyond the checkout.
+BY_HAND: dict[Block, str] = {
+    ("docs/reading-the-page.md", ""): "Chromium",
+    ("docs/rivals.md", "torch-pruning"): "make rivals",
+    ("docs/rivals.md", "zentorch"): "make rivals",
+    ("docs/shrink/index.md", ""): "models and texts that are not part of the project",
+    ("docs/smaller.md", ""): "a model that is not part of the project",
+    ("docs/triton.md", ""): "a GPU",
+}
+
+
+def _blocks() -> dict[Block, str]:
+    """The text of every measured block of the documents."""
+    blocks = {}
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        pattern = r"<!-- measured(?:: ([^>]*))? -->(.*?)<!-- end of what was measured -->"
+        for part, text in re.findall(pattern, path.read_text("utf-8"), re.DOTALL):
+            blocks[path.relative_to(ROOT).as_posix(), part] = text
+    return blocks
+
+
+def _bench() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bench", ROOT / "benchmarks" / "bench.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # for its dataclasses
+    spec.loader.exec_module(module)
+    return module
+
+
+BLOCKS, bench = _blocks(), _bench()
+
+
+def test_measured_blocks_name_the_processor_unless_they_measure_no_time() -> None:
+    assert len(BLOCKS) > 40
+    assert {key for key, text in BLOCKS.items() if not PROCESSOR.search(text)} == WITHOUT_TIME
+
+
+@pytest.mark.parametrize("step", bench.STEPS, ids=lambda step: step.name)
+def test_a_step_exists_and_its_page_has_what_it_writes(step) -> None:  # type: ignore[no-untyped-def]
+    source = (ROOT / step.script).read_text("utf-8")
+    assert step.minutes > 0
+    for option in re.findall(r"--[a-z-]+", step.command):
+        assert f'"{option}"' in source, f"{step.script} has no {option}"
+    for block in step.blocks if step.page else ():
+        assert (step.page, block) in BLOCKS, f"{step.page} has no block {block!r}"
+        assert not block or f'"{block}"' in source + step.command
+    if step.figure:
+        assert (ROOT / step.figure).is_file()
+        assert f"]({Path(step.figure).name})" in (ROOT / step.page).read_text("utf-8")
+    # What it reads, earlier steps write.
+    earlier = bench.STEPS[: bench.STEPS.index(step)]
+    assert all(any(f"--json {path}" in other.command for other in earlier) for path in step.reads)
+
+
+def test_every_block_of_times_is_written_by_a_step_or_by_hand() -> None:
+    written = {(step.page, block) for step in bench.STEPS if step.page for block in step.blocks}
+    assert written & BY_HAND.keys() == set()
+    assert written | BY_HAND.keys() | WITHOUT_TIME == BLOCKS.keys()
+
+
+def test_names_of_steps_are_different() -> None:
+    assert len({step.name for step in bench.STEPS}) == len(bench.STEPS)
+
+
+@pytest.fixture
+def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three steps of a small project, the second of which fails while a file is missing."""
+    native = tmp_path / "src/headwise/kernels/native/source/a"
+    native.mkdir(parents=True)
+    (native / "b.cpp").write_text("")
+    (tmp_path / "benchmarks").mkdir()
+    for name, code in {
+        "first.py": "open('first.json', 'w').write('1'); open('runs', 'a').write('1')",
+        "second.py": "open('allowed'); open('runs', 'a').write('2')",
+        "third.py": "import os; open('runs', 'a').write('3' + os.environ['OMP_NUM_THREADS'])",
+    }.items():
+        (tmp_path / "benchmarks" / name).write_text(code)
+    listed = (
+        bench.Step("first", 1, "first.py --json first.json"),
+        bench.Step("second", 2, "second.py {page}", "docs/a.md", reads=("first.json",)),
+        bench.Step("third", 3, "third.py", "docs/b.md", threads=1),
+    )
+    monkeypatch.setattr(bench, "STEPS", listed)
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_run_goes_on_where_it_stopped(steps: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert bench.main([]) == 1
+    printed = capfd.readouterr().out
+    assert "about 6 minutes are left" in printed
+    assert "first: took 0.0 minutes" in printed
+    assert "second: failed with status 1" in printed
+    assert (steps / "runs").read_text() == "1"
+    (steps / "allowed").touch()
+    assert bench.main([]) == 0
+    assert (steps / "runs").read_text() == "1231"
+    assert bench.main([]) == 0
+    assert capfd.readouterr().out.count(": done, 0.0 minutes, 20") == 4
+    assert (steps / "runs").read_text() == "1231"
+
+
+def test_one_page_is_measured_with_the_rows_that_it_reads(steps: Path) -> None:
+    (steps / "allowed").touch()
+    assert bench.main(["docs/a.md", "--list"]) == 0
+    assert not (steps / "runs").exists()
+    assert bench.main(["docs/a.md"]) == 0
+    assert (steps / "runs").read_text() == "12"
+    with pytest.raises(SystemExit):
+        bench.main(["docs/c.md"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "again"),
+    [
+        ("benchmarks/third.py", "31"),
+        ("src/headwise/kernels/native/source/a/b.cpp", "1231"),
+        ("first.json", "2"),
+        ("allowed", ""),
+    ],
+)
+def test_a_step_is_repeated_after_what_it_depends_on(steps: Path, changed: str, again: str) -> None:
+    (steps / "allowed").touch()
+    assert bench.main([]) == 0
+    later = time.time() + 10
+    os.utime(steps / changed, (later, later))
+    (steps / "runs").unlink()
+    assert bench.main([]) == 0
+    assert (steps / "runs").read_text() if again else not (steps / "runs").exists()
+    assert not again or (steps / "runs").read_text() == again
+
+
+def test_make_bench_takes_a_page() -> None:
+    printed = subprocess.run(
+        ["make", "-n", "bench", "PAGE=docs/native.md"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert "python benchmarks/bench.py docs/native.md" in printed
