@@ -26,17 +26,21 @@ WITHOUT_TIME: set[Block] = {
     ("docs/nothing-lost.md", "kills"),
     ("docs/nothing-lost.md", "soak"),
     *(("docs/pruning.md", part) for part in (
-        "agreement", "babyllama", "minigpt", "minilm", "paragraphs", "treebank"
+        "agreement", "attractors", "babyllama", "minigpt", "minilm", "paragraphs", "treebank"
     )),
     ("docs/reproductions.md", "clark"),
+    ("docs/reproductions.md", "coreference"),
     ("docs/reproductions.md", "michel"),
     ("docs/roles.md", ""),
     ("docs/roles.md", "encoder"),
     ("docs/scale.md", "memory"),
-    *(("docs/uncertainty.md", part) for part in ("corpora", "elbows", "simulate")),
+    *(("docs/uncertainty.md", part) for part in (
+        "corpora", "elbows", "lengths", "simulate", "simulate-elbows"
+    )),
 }  # fmt: skip
 # Blocks of times that no step writes, and what their command needs beyond the checkout.
 BY_HAND: dict[Block, str] = {
+    ("docs/attention-implementation.md", "one core of a Zen 4"): "that processor",
     ("docs/reading-the-page.md", ""): "Chromium",
     ("docs/rivals.md", "torch-pruning"): "make rivals",
     ("docs/rivals.md", "zentorch"): "make rivals",

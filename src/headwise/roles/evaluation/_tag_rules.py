@@ -109,17 +109,22 @@ def _two_nearest(distance: Int[Tensor, "U tag m"]) -> Int[Tensor, "U 2 tag"]:
     return torch.stack([nearest, others.amin(-1)], 1)
 
 
+@dataclass(frozen=True)
+class TagRule:
+    """The rule fitted to each role: its name, and what it scores on every query."""
+
+    names: list[str]
+    value: Float[np.ndarray, " Q"]
+
+
 def fit_tag_rules(
     rows: TagRows, selected: Bool[np.ndarray, " Q"], tags: Sequence[str], n_roles: int
-) -> dict[str, tuple[list[str], Float[np.ndarray, " Q"]]]:
+) -> dict[str, TagRule]:
     """Fit the best rules of three kinds to the selected queries of each role.
 
     `class` names the nearest word of one part of speech. `set` names the nearest or second nearest
     word of a set, which may include the query's own class. `by class` has such a rule, or a fixed
     offset, for each part of speech of the query.
-
-    Returns:
-        By kind, the name of the rule of each role, and what it scores on every query.
     """
     wider = rows.with_own_class()
     names = [*tags, _OWN]
@@ -128,12 +133,12 @@ def fit_tag_rules(
     group = rows.role * (len(tags) + 1) + rows.tag + 1
     by_class = _fit(rows, selected, group, with_offsets=True)
     rules = {
-        "class": (single.names(tags, n_roles), single.values(rows, rows.role)),
-        "set": (chosen.names(names, n_roles), chosen.values(wider, rows.role)),
+        "class": TagRule(single.names(tags, n_roles), single.values(rows, rows.role)),
+        "set": TagRule(chosen.names(names, n_roles), chosen.values(wider, rows.role)),
     }
     known = np.isin(group, by_class.groups)
-    value = np.where(known, by_class.values(rows, group), rules["set"][1])
-    rules["by class"] = (["a rule for each class of the query"] * n_roles, value)
+    value = np.where(known, by_class.values(rows, group), rules["set"].value)
+    rules["by class"] = TagRule(["a rule for each class of the query"] * n_roles, value)
     return rules
 
 

@@ -171,10 +171,10 @@ def _tag_baselines(trial: Trial, scores: DetailedScores) -> Iterator[NamedBaseli
         return
     selected = split.selection[split.text_of_item[rows.item]]
     rules = fit_tag_rules(rows, selected, trial.evaluator.tags, len(roles))
-    for null, (names, value) in rules.items():
+    for null, rule in rules.items():
         sums = np.zeros(scores.heuristic_count.shape, np.float32)
-        np.add.at(sums[..., 0], (rows.item, rows.role), value)
-        yield null, names, _best_on_selection(split, sums, scores.heuristic_count)[1]
+        np.add.at(sums[..., 0], (rows.item, rows.role), rule.value)
+        yield null, rule.names, _best_on_selection(split, sums, scores.heuristic_count)[1]
 
 
 def _chance(roles: Sequence[Role], scores: DetailedScores) -> Float[np.ndarray, "P R N"]:
