@@ -201,7 +201,7 @@ class Recorder:
             verify_heads(site, call.heads, heads, rows.lse, layout.positions)
             self._verified.add(site)
         first_text = self._accumulator.add(site, self._inputs.passes, call_rows)
-        tokens = self._inputs.of(site.stack).text.tokens  # the call may have told its padding
+        tokens = self._inputs.of(site.stack).text.tokens  # the call may have shown its padding
         self.coverage.add(site, call, module_call, tokens)
         if self._request.maps or self._request.received:
             received, evicted = rows.received, layout.positions.evicted_columns
