@@ -22,7 +22,7 @@ from torch import Tensor
 
 from headwise._library import BUILT, SETS, Library, library, open_library
 from headwise.kernels import attend
-from headwise.kernels.native import _builder
+from headwise.kernels.native import _prepared
 
 # Texts, heads, tokens, width; whether causal, and whether gradients are computed too.
 CASES = (
@@ -79,7 +79,7 @@ def whole_calls(builds: dict[str, Library], options: argparse.Namespace) -> Iter
 
 def _run(tensors: list[Tensor], causal: bool, build: Library | None) -> None:
     """One call by a build of the native kernel, or by torch's kernel."""
-    with patch.object(_builder, "library", lambda: build):
+    with patch.object(_prepared, "library", lambda: build):
         if build:
             heads = attend(*tensors, causal=causal, backend="native")
         else:

@@ -1,7 +1,7 @@
 """Many passes in one watch: each counts as it would alone, whatever the ones before it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,9 @@ import torch
 import transformers
 from torch import Tensor
 
+from headwise._library import library
 from headwise.tables import HeadTable
-from headwise.watch import Request, _accumulator, observe
+from headwise.watch import Request, _accumulator, _short_calls, observe
 from oracles import assert_tables_close, padded
 
 Batch = dict[str, Tensor]
@@ -124,3 +125,102 @@ def test_totals_can_be_read_at_any_time() -> None:
             middle = watch.table()
     assert_tables_close(watch.table(), middle)
     assert_tables_close(middle, _alone(model, batches, Request()))
+
+
+def _two_masks() -> Any:
+    """Layers that alternate between a window and every key."""
+    config = transformers.Gemma3TextConfig(
+        hidden_size=24, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=6, vocab_size=13, intermediate_size=16, sliding_window=3,
+        layer_types=["sliding_attention", "full_attention"] * 2, attn_implementation="sdpa",
+        bos_token_id=None, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    return transformers.Gemma3ForCausalLM(config).eval()
+
+
+def _fused_projections() -> Any:
+    """Queries and keys are parts of one tensor."""
+    config = transformers.GPT2Config(
+        n_embd=24, n_layer=2, n_head=4, n_positions=32, vocab_size=13, bos_token_id=None,
+        eos_token_id=None, attn_implementation="sdpa",
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+# The most rows of a short call: none is short, and each of them is.
+_NONE, _ALL = 0, 1 << 12
+
+
+def _table_of(
+    model: Any, batches: list[Batch], monkeypatch: pytest.MonkeyPatch, most: int
+) -> HeadTable:
+    monkeypatch.setattr(_short_calls, "_SHORT", most)
+    with observe(model, Request(per_text=True)) as watch:
+        for number, batch in enumerate(batches):
+            model(**batch)
+            if number == len(batches) // 2:
+                watch.table()  # the sums go on
+    return watch.table()
+
+
+@pytest.mark.parametrize("make", [_bert, _llama, _two_masks, _fused_projections])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_short_calls_count_as_others_do(
+    make: Callable[[], Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls of several lengths, masks and paddings by turns, more of them than a batch holds."""
+    monkeypatch.setattr(_short_calls, "_ROWS", 200)
+    model, batches = make().to(dtype), [*_batches()] * 3
+    expected = _table_of(model, batches, monkeypatch, _NONE)
+    table = _table_of(model, batches, monkeypatch, _ALL)
+    assert_tables_close(table, expected, rtol=1e-12)
+
+
+@pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
+@torch.no_grad()
+def test_short_calls_share_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The law above compares two ways only if both are taken."""
+    made: list[int] = []
+    new = _short_calls.statistics_buffer
+
+    def counted(*args: Any) -> Any:
+        made.append(args[-1])
+        return new(*args)
+
+    monkeypatch.setattr(_short_calls, "statistics_buffer", counted)
+    model, batch = _bert(), {"input_ids": torch.tensor(TEXTS[:1])}
+    with observe(model) as watch:
+        for _ in range(5):
+            model(**batch)
+        watch.table()
+        model(**batch)
+        watch.table()
+    assert len(made) == 1
+    assert made[0] * 4 * len(TEXTS[0]) >= 1 << 15
+
+
+@torch.no_grad()
+def test_an_interrupted_call_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an interrupt leaves in a batch without counting it changes no other call."""
+    model, batches = _bert(), [*_batches()][:4]
+    add, calls = _accumulator.Accumulator.add, iter(range(100))
+
+    def interrupted(*args: Any) -> int:
+        if next(calls) == 3:  # the second layer of the second pass
+            raise KeyboardInterrupt
+        return add(*args)
+
+    with observe(model, Request(per_text=True)) as watch:
+        with monkeypatch.context() as patch:
+            patch.setattr(_accumulator.Accumulator, "add", interrupted)
+            for batch in batches[:2]:
+                with suppress(KeyboardInterrupt):
+                    model(**batch)
+        for batch in batches[2:]:
+            model(**batch)
+    table = watch.table()
+    expected = _alone(model, batches, Request(per_text=True))
+    layer = slice(0, 4)  # the first layer was not interrupted
+    for name in table.statistics:
+        np.testing.assert_allclose(table.mean(name)[layer], expected.mean(name)[layer], rtol=1e-6)
+    np.testing.assert_array_less(table.count("lse")[4:], expected.count("lse")[4:])

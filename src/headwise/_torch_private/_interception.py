@@ -101,9 +101,14 @@ def _observed_key() -> Any:
     return torch._C._dispatch_key_parse(_OBSERVED_KEY)
 
 
+@cache
+def _observed_keys() -> Any:
+    return torch._C.DispatchKeySet(_observed_key())
+
+
 def _observed(name: str, operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call an operator through the observers of this thread, which do not observe each other."""
-    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_observed_key())):
+    with torch._C._ExcludeDispatchKeyGuard(_observed_keys()):
         # A compiler traces with tensors of its own, and what it traces runs later.
         if type(args[0]).__module__.startswith("torch._subclasses"):
             return operator(*args, **kwargs)
@@ -141,6 +146,5 @@ def without_operator_observers(most: int) -> AbstractContextManager[None]:
     """A context in which no operator is observed, if there are no more observers than `most`."""
     if not 0 < len(_observers.all) <= most:
         return nullcontext()
-    keys = torch._C.DispatchKeySet(_observed_key())
-    context: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(keys)
+    context: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(_observed_keys())
     return context

@@ -8,7 +8,7 @@ from headwise.kernels._attend import (
     prepare_plain,
 )
 from headwise.kernels._choose import choose, computes_both_at_once
-from headwise.kernels._statistics import row_statistics, statistics_kernel
+from headwise.kernels._statistics import row_statistics, statistics_buffer, statistics_kernel
 from headwise.kernels.native import is_faster_than_a_call as native_is_faster
 from headwise.kernels.native import is_packed, is_shorter_than_a_call
 from headwise.kernels.rows import HeadBlock, weights_in_blocks, weights_of_head
@@ -24,6 +24,7 @@ from headwise.kernels.spec import (
     RowRequest,
     RowStatistics,
     SharedRequest,
+    StatisticsBuffer,
     TensorBias,
     WindowLike,
     autocast_inputs,
@@ -47,6 +48,7 @@ __all__ = [
     "RowRequest",
     "RowStatistics",
     "SharedRequest",
+    "StatisticsBuffer",
     "TensorBias",
     "WindowLike",
     "attend",
@@ -61,6 +63,7 @@ __all__ = [
     "prepare_plain",
     "remember",
     "row_statistics",
+    "statistics_buffer",
     "statistics_kernel",
     "under_autocast",
     "weights_in_blocks",

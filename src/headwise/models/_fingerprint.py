@@ -65,16 +65,19 @@ def remember_fingerprint(model: nn.Module, digest: str) -> None:
 
 def _states_of(model: nn.Module) -> Hashable:
     """The state of every weight; None if that of one is unknown."""
-    states = tuple(
-        (name, _state_of(weight)) for name, weight in model.state_dict(keep_vars=True).items()
-    )
+    weights = model.state_dict(keep_vars=True)
+    tensors = [weight for weight in weights.values() if isinstance(weight, Tensor)]
+    # A sharded weight is not materialized: all processes must gather one, or none.
+    if len(tensors) < len(weights) or not is_materialized(*tensors):
+        return None
+    states = tuple((name, _state_of(weight)) for name, weight in weights.items())
     return None if any(state is None for _, state in states) else states
 
 
-def _state_of(weight: Any) -> Hashable:
+def _state_of(weight: Tensor) -> Hashable:
     """Which memory a weight is, and how often it was changed; None if that is unknown."""
-    if not isinstance(weight, Tensor) or weight.is_meta or not is_materialized(weight):
-        return None  # so for sharded weights, too: all processes must gather one, or none
+    if weight.is_meta:
+        return None
     if weight.is_inference() or weight.is_quantized or not weight.is_contiguous():
         return None
     place = weight.data_ptr(), tuple(weight.shape), weight.dtype, weight.device

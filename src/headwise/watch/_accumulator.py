@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
@@ -10,11 +11,11 @@ from headwise.models import Site
 from headwise.tables import TextSums, Totals
 from headwise.watch._request import Request
 from headwise.watch._row_sums import CallRows, sum_rows
+from headwise.watch._short_calls import ShortCall
 from headwise.watch.layout import Positions
 
 # Calls are added up together: at most so many calls, or so many rows.
-_CALLS, _NUMBERS = 512, 1 << 15
-_Waiting = tuple[int, CallRows]  # the number of a call's first text, and the call
+_CALLS, _ROWS = 512, 1 << 15
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,14 @@ class _SiteSums:
         return totals if self._closed is None else self._closed + totals
 
 
+class _Waiting(NamedTuple):
+    """A call that is not added up yet, and the number of its first text."""
+
+    site: Site
+    first_text: int
+    call: CallRows | ShortCall
+
+
 class Accumulator:
     """Sums by site and text. Texts are numbered in the order in which they are read.
 
@@ -124,16 +133,16 @@ class Accumulator:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._waiting: list[tuple[Site, int, CallRows]] = []  # calls that are not added up yet
-        self._n_numbers = 0
+        self._waiting: list[_Waiting] = []  # calls that are not added up yet
+        self._n_rows = 0
         self._sums: dict[Site, _SiteSums] = {}
         self._pass = -1
         self._first = self._next = 0
         self._texts_of: dict[Site, int] = {}  # the number of texts of each site in this pass
         self._read: dict[str, tuple[int, int]] = {}  # by stack: number of texts, last column
 
-    def add(self, site: Site, forward_pass: int, call: CallRows) -> int:
-        """Add the rows of a call, and return the number of its first text.
+    def add(self, site: Site, forward_pass: int, call: CallRows | ShortCall) -> int:
+        """Add a call, and return the number of its first text.
 
         Several calls of a site in one pass are calls on different texts.
         """
@@ -148,29 +157,31 @@ class Accumulator:
         first_text = self._first + self._texts_of.get(site, 0)
         self._texts_of[site] = self._texts_of.get(site, 0) + positions.n_texts
         self._next = max(self._next, first_text + positions.n_texts)
-        self._waiting.append((site, first_text, call))
-        self._n_numbers += call.rows.lse.numel()
-        if len(self._waiting) >= _CALLS or self._n_numbers >= _NUMBERS:
+        self._waiting.append(_Waiting(site, first_text, call))
+        self._n_rows += call.n_rows
+        if len(self._waiting) >= _CALLS or self._n_rows >= _ROWS:
             self._add_up()
         return first_text
 
     def _add_up(self) -> None:
         """Add up the calls that wait: those on the same texts together, of whatever site."""
-        kinds: dict[Hashable, dict[Site, list[_Waiting]]] = {}
-        for site, first_text, call in self._waiting:
-            sites = kinds.setdefault(call.kind(self._request), {})
-            sites.setdefault(site, []).append((first_text, call))
-        for sites in kinds.values():
-            calls = [call for waiting in sites.values() for _, call in waiting]
-            sums, highest = (x.cpu().numpy() for x in sum_rows(calls, self._request))
-            stop = 0
-            for site, waiting in sites.items():
-                start, stop = stop, stop + len(waiting)
-                texts = _TextSums.of([first for first, _ in waiting], sums[:, :, start:stop])
+        kinds: dict[Hashable, list[_Waiting]] = {}
+        for waiting in self._waiting:
+            kinds.setdefault(waiting.call.kind(self._request), []).append(waiting)
+        for alike in kinds.values():
+            sums, highest = _sums_of([waiting.call for waiting in alike], self._request)
+            numbers: dict[Site, list[int]] = {}
+            for number, waiting in enumerate(alike):
+                numbers.setdefault(waiting.site, []).append(number)
+            for site, own in numbers.items():
+                texts = _TextSums.of([alike[number].first_text for number in own], sums[:, :, own])
                 if site not in self._sums:
                     self._sums[site] = _SiteSums(self._request)
-                self._sums[site].add(texts, highest[:, start:stop].max(1))
-        self._waiting, self._n_numbers = [], 0
+                self._sums[site].add(texts, highest[:, own].max(1))
+        waited, self._waiting, self._n_rows = self._waiting, [], 0
+        for waiting in waited:
+            if isinstance(waiting.call, ShortCall):
+                waiting.call.batch.buffer.clear()
         for site_sums in self._sums.values():
             site_sums.close(self._first)
 
@@ -201,3 +212,16 @@ class Accumulator:
             }
             for site in order
         }
+
+
+def _sums_of(
+    calls: Sequence[CallRows | ShortCall], request: Request
+) -> tuple[Float64[np.ndarray, "3 K n M H"], Float64[np.ndarray, "K n H"]]:
+    """The sums of calls of one kind by text, and the largest values; see `sum_rows`."""
+    if isinstance(calls[0], ShortCall):
+        numbers = [call.number for call in calls if isinstance(call, ShortCall)]
+        sums, highest = sum_rows([calls[0].batch.rows()], request)
+        return sums[:, :, numbers].numpy(), highest[:, numbers].numpy()
+    rows = [call for call in calls if isinstance(call, CallRows)]
+    sums, highest = sum_rows(rows, request)
+    return sums.cpu().numpy(), highest.cpu().numpy()

@@ -31,6 +31,7 @@ from headwise.watch._decoding import Decoding
 from headwise.watch._maps import Maps
 from headwise.watch._request import Request
 from headwise.watch._row_sums import CallRows, row_request, without_autocast
+from headwise.watch._short_calls import ShortCalls
 from headwise.watch._verification import refuse_wrapped, verify_heads
 from headwise.watch.layout import CallLayout, CallLayouts, TextPairs, TextSpans
 
@@ -56,7 +57,7 @@ class Recorder:
         self._active = ActiveModules(understanding=self._understanding)
         self._layouts = CallLayouts(request, self._sites.stacks.roots)
         self._accumulator = Accumulator(request)
-        self._decoding = Decoding(request)
+        self._decoding, self._short_calls = Decoding(request), ShortCalls(request)
         self.pairs, self.spans = self._layouts.pairs, self._layouts.spans
         self._answered: set[Site] = set()
         self._verified: set[Site] = set()
@@ -168,7 +169,7 @@ class Recorder:
         with without_function_modes():
             rows = self._add(site, call, need_heads=True, verify=False)
         self._answered.add(site)
-        return None if rows.heads is None else rows.heads.to(call.q.dtype)
+        return None if rows is None or rows.heads is None else rows.heads.to(call.q.dtype)
 
     def _is_skipped(self) -> bool:
         """Whether the current forward pass is not watched."""
@@ -187,22 +188,37 @@ class Recorder:
 
     def _add(
         self, site: Site, call: AttentionCall, *, need_heads: bool, verify: bool
-    ) -> RowStatistics:
-        """Compute the statistics of a call and add their sums."""
+    ) -> RowStatistics | None:
+        """Compute the statistics of a call and add their sums.
+
+        Returns:
+            Those of each row; None if the call is short, and heads are not needed.
+        """
         self._add_decoded()
         inputs, module_call = self._inputs.of(site.stack), self._active.call_of(call.module)
         kind = _kind(site, call, module_call, inputs.text.tokens)
         if kind == "within" and call.q.shape[2] > 1:
             self._decoding.expected[site] = call.k.shape[2] + 1, True
         layout = self._layout(site, call, inputs, kind)
+        short, rows = None if need_heads else self._short_calls.add(call, layout), None
+        if short is not None:
+            self._accumulator.add(site, self._inputs.passes, short)
+        else:
+            rows = self._add_rows(site, call, layout, need_heads, verify)
+        tokens = self._inputs.of(site.stack).text.tokens  # the call may have shown its padding
+        self.coverage.add(site, call, module_call, tokens)
+        return rows
+
+    def _add_rows(
+        self, site: Site, call: AttentionCall, layout: CallLayout, need_heads: bool, verify: bool
+    ) -> RowStatistics:
+        """Compute the statistics of each row, add them, and keep what else is requested."""
         rows, call_rows = self._describe_rows(site, call, layout, need_heads)
         if verify and rows.heads is not None:
             heads = rows.heads if call.join is None else call.join(rows.heads.to(call.heads.dtype))
             verify_heads(site, call.heads, heads, rows.lse, layout.positions)
             self._verified.add(site)
         first_text = self._accumulator.add(site, self._inputs.passes, call_rows)
-        tokens = self._inputs.of(site.stack).text.tokens  # the call may have shown its padding
-        self.coverage.add(site, call, module_call, tokens)
         if self._request.maps or self._request.received:
             received, evicted = rows.received, layout.positions.evicted_columns
             if received is not None and evicted:

@@ -74,12 +74,14 @@ class CallRows:
     Attributes:
         norms: The norm of each head's output after the output projection, if it is requested.
         knows_logits: Whether the largest logit before any bias is known.
+        n_calls: The number of calls on the same texts, one after the other in `rows`.
     """
 
     rows: RowStatistics
     layout: CallLayout
     norms: RowValues | None
     knows_logits: bool
+    n_calls: int = 1
 
     @classmethod
     def of(
@@ -90,6 +92,10 @@ class CallRows:
         if rows.heads is not None or rows.received is not None:
             rows = replace(rows, heads=None, received=None)
         return cls(rows, layout, norms, call.knows_logits)
+
+    @property
+    def n_rows(self) -> int:
+        return self.rows.lse.numel()
 
     def kind(self, request: Request) -> Hashable:
         """What calls that are added up together have in common: texts, and which rows count."""
@@ -103,8 +109,18 @@ class CallRows:
             return _eligible_rows(self, request)
         known, kind = self.layout.eligible, (self.rows.n_keys.shape[1], self.rows.sink is not None)
         if kind not in known:
-            known[kind] = _eligible_rows(self, request)
+            known[kind] = _eligible_rows(self._first(), request)
         return known[kind]
+
+    def _first(self) -> "CallRows":
+        """The first of the calls."""
+        if self.n_calls == 1:
+            return self
+        B = len(self.rows.lse) // self.n_calls
+        parts: dict[str, Any] = {
+            name: x[:B] for name, x in vars(self.rows).items() if isinstance(x, Tensor)
+        }
+        return replace(self, rows=replace(self.rows, **parts), n_calls=1)
 
     def _shares_eligible(self, request: Request) -> bool:
         # Whether the largest logit is known, and whether all values are zero, depends on the call.
@@ -130,7 +146,7 @@ def sum_rows(
     """
     first, (B, H, T) = calls[0], calls[0].rows.lse.shape
     values = _values(_joined(calls), first.layout.widths, request)
-    by_call = values.view(len(values), len(calls), B, H, T)
+    by_call = values.view(len(values), -1, B // first.n_calls, H, T)
     return first.eligible(request).sums_of(by_call, first.layout.positions)
 
 

@@ -3,24 +3,21 @@
 A problem is solved at once, or prepared and solved for all tensors of one outline.
 """
 
-import ctypes
-import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from headwise._library import NO_MEMORY, NOT_FINITE, Problem, library
+from headwise._library import Problem
 from headwise.errors import ArgumentError, ShapeError
 from headwise.kernels.native._check import (
     ByteSpan,
     check_apart,
     check_axes,
-    check_extent,
     check_heads,
     check_memory,
     check_size,
@@ -30,39 +27,20 @@ from headwise.kernels.native._check import (
     is_aligned,
     reach,
 )
-from headwise.kernels.spec import (
-    AttentionProblem,
-    ComputeStatistics,
-    Named,
-    RowRequest,
-    RowStatistics,
-    SolveHeads,
+from headwise.kernels.native._prepared import (
+    PreparedProblem,
+    allocation,
+    n_threads,
+    run,
+    shares_threads,
 )
 
-# Pairs of queries and keys up to which waking a second thread costs more than it gains. Where few
-# queries are packed, keys come from memory: it gains from these pairs times the width of a head on.
-ONE_THREAD, ONE_THREAD_PACKED = 1 << 15, 3 << 14
 # The dtypes that the kernel reads, and their numbers in `ElementType`.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _DTYPE_NAMES = ", ".join(map(str, DTYPES))
 # The address of empty tensors: a null pointer would mean that there is none.
 _NOWHERE = torch.zeros(64)
 _Strides = tuple[int, ...]
-
-
-class _Threads:
-    """The number of threads: those of torch, from the same pool."""
-
-    most = 1 << 20
-
-    @classmethod
-    def use_one(cls) -> None:
-        """Use one thread: after a fork the thread pool is gone, and waiting for it would hang."""
-        cls.most = 1
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_Threads.use_one)
 
 
 class _Layout(NamedTuple):
@@ -199,7 +177,7 @@ class ProblemBuilder:
             problem=problem,
             shares_threads=shares_threads(problem),
             lengths=[(name, stop - start) for start, stop, name in self.spans[:3]],
-            outputs=[(name, _allocation(x)) for name, x in self.outputs.items()],
+            outputs=[(name, allocation(x)) for name, x in self.outputs.items()],
             kept=[x for name, x in inputs.items() if name not in ("q", "k", "v")],
             constant=constant,
         )
@@ -211,107 +189,6 @@ class ProblemBuilder:
             getattr(self.problem, f"{name}_stride")[:] = x.stride()[:strided_axes]
 
 
-@dataclass(frozen=True)
-class PreparedProblem:
-    """A problem complete but for the addresses of queries, keys, values and outputs.
-
-    Everything else is the same in all calls of one outline: it is checked, and written into the
-    fields of a problem, at the first of them.
-    """
-
-    problem: Problem
-    lengths: Sequence[tuple[str, int]]  # the inputs, and the bytes that each spans
-    outputs: Sequence[tuple[str, partial[Tensor]]]  # and how each is allocated
-    shares_threads: bool  # whether a second thread gains anything
-    kept: Sequence[Tensor]  # other inputs, such as positions: the same in each call
-    constant: Collection[str]  # outputs that are the same in each call
-    known: Named = field(default_factory=dict)  # and these, from the first call on
-
-    def heads(self, otherwise: SolveHeads, problem: AttentionProblem) -> Named:
-        """The heads of another problem of the outline; `otherwise` where nonfinite masked values
-        must be kept out, or inputs are not aligned.
-        """
-        outputs, finite = self._solve(problem)
-        if finite or (outputs and problem.rule.visible is None):
-            return outputs
-        return otherwise(problem)
-
-    def statistics(
-        self, otherwise: ComputeStatistics, problem: AttentionProblem, request: RowRequest
-    ) -> RowStatistics:
-        """The statistics of another problem of the outline; `otherwise` as for `heads`."""
-        outputs, finite = self._solve(problem)
-        if finite or (outputs and (not request.heads or problem.rule.visible is None)):
-            return as_statistics(outputs)
-        return otherwise(problem, request)
-
-    def _solve(self, given: AttentionProblem) -> tuple[Named, bool]:
-        """The outputs, and whether all heads are finite; nothing if inputs are not aligned.
-
-        Raises:
-            ArgumentError: the memory of an input was freed.
-        """
-        problem, starts, item = Problem.from_buffer_copy(self.problem), 0, given.q.itemsize
-        for (name, length), x in zip(self.lengths, given[:3], strict=True):
-            start = x.data_ptr()
-            if not start or x.storage_offset() * item + length > x.untyped_storage().nbytes():
-                check_extent(name, x, length)  # it says what is wrong, if anything is
-            starts |= start
-            setattr(problem, name, start)
-        if starts % item:
-            return {}, False
-        outputs = dict(self.known)
-        for name, allocate in self.outputs:
-            if name in outputs:
-                setattr(problem, name, None)
-            else:
-                outputs[name] = x = allocate()
-                setattr(problem, name, x.data_ptr())
-        problem.threads = n_threads(self.shares_threads)
-        finite = run(problem)
-        if self.constant and not self.known:
-            self.known.update({name: x for name, x in outputs.items() if name in self.constant})
-        return outputs, finite
-
-
-def _allocation(like: Tensor) -> partial[Tensor]:
-    """What allocates a tensor like this one."""
-    return partial(
-        torch.empty_strided, tuple(like.shape), like.stride(), dtype=like.dtype, device=like.device
-    )
-
-
 def address(start: int) -> int:
     """The pointer that the kernel gets for an array at this address."""
     return start or _NOWHERE.data_ptr()
-
-
-def shares_threads(problem: Problem) -> bool:
-    """Whether a problem is large enough for a second thread to gain more than waking it costs."""
-    pairs: int = problem.B * problem.H * problem.T * problem.S
-    if problem.packed:
-        return pairs * problem.D >= ONE_THREAD_PACKED
-    return pairs > ONE_THREAD
-
-
-def n_threads(shared: bool) -> int:
-    """The number of threads to use: those of torch if they share the problem, otherwise one."""
-    return min(torch.get_num_threads(), _Threads.most) if shared else 1
-
-
-def run(problem: Problem, function: str = "headwise_forward") -> bool:
-    """Run the kernel on a problem that is complete. Returns whether all requested heads are finite.
-
-    Raises:
-        MemoryError: there is no memory to compute in.
-    """
-    outcome = getattr(library().functions, function)(ctypes.byref(problem))
-    if outcome == NO_MEMORY:
-        sizes = {name: getattr(problem, name) for name in ("B", "H", "Hkv", "T", "S", "D", "Dv")}
-        raise MemoryError(f"native: out of memory for a problem of sizes {sizes}.")
-    return bool(outcome != NOT_FINITE)
-
-
-def as_statistics(results: Named) -> RowStatistics:
-    """The outputs of the kernel as statistics of rows."""
-    return RowStatistics(**results, kernel=f"native ({library().name})")

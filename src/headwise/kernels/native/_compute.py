@@ -17,8 +17,9 @@ from headwise._torch_private import (
     is_traced,
     needs_gradient,
 )
-from headwise.kernels.native._builder import DTYPES, ProblemBuilder, as_statistics
+from headwise.kernels.native._builder import DTYPES, ProblemBuilder
 from headwise.kernels.native._check import dense_last
+from headwise.kernels.native._prepared import as_statistics
 from headwise.kernels.native._rule import add_lowered, add_rule
 from headwise.kernels.spec import (
     AttentionProblem,

@@ -16,6 +16,7 @@ from headwise.kernels.native._compute import (
     why_not_native_statistics,
 )
 from headwise.kernels.native._gradients import attend_native
+from headwise.kernels.native._prepared import NativeBuffer, PreparedProblem
 from headwise.kernels.spec import (
     OF_MASK,
     AttentionKernel,
@@ -27,6 +28,7 @@ from headwise.kernels.spec import (
     RowStatistics,
     SharedRequest,
     SolveHeads,
+    StatisticsBuffer,
     TensorBias,
     check_rule,
     cpu,
@@ -102,16 +104,28 @@ class NativeKernel(AttentionKernel):
     def prepare_statistics(
         self, problem: AttentionProblem, request: RowRequest
     ) -> ComputeStatistics:
-        q, k, v, rule, *_ = problem
-        # What keys receive is added to zeros, and norms of values belong to one call.
-        if request.received is not None or request.key_norms is not None:
-            return native_statistics
-        check_rule(rule, q)
-        builder, _ = build_statistics(q, k, v if request.heads else v[..., :0], rule, request)
-        prepared = builder.prepare(OF_MASK if isinstance(request, SharedRequest) else ())
+        prepared = _prepared_statistics(problem, request)
         if prepared is None:
             return native_statistics
         return partial(prepared.statistics, native_statistics)
+
+    def statistics_buffer(
+        self, problem: AttentionProblem, request: SharedRequest, most: int
+    ) -> StatisticsBuffer | None:
+        has_own = problem.rule.bias is not None or problem.rule.sinks is not None
+        prepared = None if request.heads or has_own else _prepared_statistics(problem, request)
+        return None if prepared is None else NativeBuffer(prepared, *problem[:2], most)
+
+
+def _prepared_statistics(problem: AttentionProblem, request: RowRequest) -> PreparedProblem | None:
+    """The problem of statistics, prepared for all others of its outline; None if it cannot be."""
+    q, k, v, rule, *_ = problem
+    # What keys receive is added to zeros, and norms of values belong to one call.
+    if request.received is not None or request.key_norms is not None:
+        return None
+    check_rule(rule, q)
+    builder, _ = build_statistics(q, k, v if request.heads else v[..., :0], rule, request)
+    return builder.prepare(OF_MASK if isinstance(request, SharedRequest) else ())
 
 
 def is_faster(q: Tensor, k: Tensor, has_tensor: bool = False) -> bool:

@@ -6,6 +6,7 @@ from headwise.kernels.spec._kernel import (
     ComputeStatistics,
     KernelChoice,
     SolveHeads,
+    StatisticsBuffer,
     why_no_gradients_or_dropout,
 )
 from headwise.kernels.spec._lowered import Lowered, lower, rule_from_lowered, why_not_lowered
@@ -54,6 +55,7 @@ __all__ = [
     "RowStatistics",
     "SharedRequest",
     "SolveHeads",
+    "StatisticsBuffer",
     "TensorBias",
     "WindowLike",
     "autocast_inputs",

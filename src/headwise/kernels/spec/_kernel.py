@@ -5,9 +5,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from headwise._torch_private import in_forward_gradient, in_func_gradient, needs_gradient
+from torch import Tensor
+
+from headwise._torch_private import (
+    in_forward_gradient,
+    in_func_gradient,
+    is_eager,
+    needs_gradient,
+)
 from headwise.kernels.spec._problem import AttentionProblem
-from headwise.kernels.spec._request import Named, RowRequest, RowStatistics
+from headwise.kernels.spec._request import Named, RowRequest, RowStatistics, SharedRequest
 from headwise.masks.tiles import Tile
 
 
@@ -23,6 +30,37 @@ class KernelChoice(NamedTuple):
 
 SolveHeads = Callable[[AttentionProblem], Named]
 ComputeStatistics = Callable[[AttentionProblem, RowRequest], RowStatistics]
+
+
+class StatisticsBuffer(ABC):
+    """Statistics of several calls that differ in queries and keys alone, in the same tensors.
+
+    Attributes:
+        most: The number of calls for which there is room.
+        n: The number of calls so far.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most, self.n = most, 0
+
+    def add(self, q: Tensor, k: Tensor) -> bool:
+        """Compute the statistics of one more call; False if it has no place here."""
+        if self.n == self.most or not (is_eager(q, k) and self._add(q, k)):
+            return False
+        self.n += 1
+        return True
+
+    def clear(self) -> None:
+        """Make room again; what `statistics` has returned is overwritten."""
+        self.n = 0
+
+    @abstractmethod
+    def _add(self, q: Tensor, k: Tensor) -> bool:
+        """Compute the statistics of a call into part `n`; False if its form is another."""
+
+    @abstractmethod
+    def statistics(self) -> RowStatistics:
+        """The rows of all calls, one call after the other."""
 
 
 class AttentionKernel(ABC):
@@ -85,6 +123,12 @@ class AttentionKernel(ABC):
     ) -> ComputeStatistics:
         """A function equal to `statistics` for this problem and all others of its outline."""
         return self.statistics
+
+    def statistics_buffer(
+        self, problem: AttentionProblem, request: SharedRequest, most: int
+    ) -> StatisticsBuffer | None:
+        """A buffer for the statistics of up to `most` such problems; None: it has none for them."""
+        return None
 
 
 def why_no_gradients_or_dropout(problem: AttentionProblem) -> str | None:

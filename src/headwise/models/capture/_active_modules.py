@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Hashable, Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -209,13 +208,17 @@ class ActiveModules:
     ) -> None:
         is_compiled = torch.compiler.is_compiling()
         thread = 0 if is_compiled else threading.get_ident()
-        self._check_thread(thread)
-        self._leave(module)  # an interrupt may have left an earlier call open
+        if self.calls:
+            self._check_thread(thread)
+            self._leave(module)  # an interrupt may have left an earlier call open
         self._intercept(module, args, kwargs, is_compiled)
-        # What is read here must not reach our own function mode, if it is on.
-        is_seen = self.is_whole and not is_compiled
-        with without_function_modes() if is_seen else nullcontext():
-            inputs = _token_vectors([*args, *kwargs.values()])
+        values = [*args, *kwargs.values()]
+        if self.is_whole and not is_compiled:
+            # What is read here must not reach our own function mode, if it is on.
+            with without_function_modes():
+                inputs = _token_vectors(values)
+        else:
+            inputs = _token_vectors(values)
         if self.calls and inputs and any(inputs[0] is x for x in self.calls[-1].inputs):
             self.calls[-1].projected.append(inputs[0])
         self.calls.append(ModuleCall(module, inputs, has_own_hook, thread=thread))
@@ -240,7 +243,7 @@ class ActiveModules:
 
     def _check_thread(self, thread: int) -> None:
         """Forward passes may come from any thread, but one after the other."""
-        active = self.calls[0].thread if self.calls else thread
+        active = self.calls[0].thread
         if thread and active and thread != active:
             if any(alive.ident == active for alive in threading.enumerate()):
                 raise UnsupportedError(
