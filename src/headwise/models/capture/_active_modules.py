@@ -212,15 +212,17 @@ class ActiveModules:
             self._check_thread(thread)
             self._leave(module)  # an interrupt may have left an earlier call open
         self._intercept(module, args, kwargs, is_compiled)
-        values = [*args, *kwargs.values()]
-        if self.is_whole and not is_compiled:
+        values, is_whole = [*args, *kwargs.values()], self.is_whole
+        if is_whole and not is_compiled:
             # What is read here must not reach our own function mode, if it is on.
             with without_function_modes():
                 inputs = _token_vectors(values)
         else:
             inputs = _token_vectors(values)
-        if self.calls and inputs and any(inputs[0] is x for x in self.calls[-1].inputs):
-            self.calls[-1].projected.append(inputs[0])
+        # Otherwise the projections inside have no hooks.
+        if is_whole and self.calls and inputs:
+            if any(inputs[0] is x for x in self.calls[-1].inputs):
+                self.calls[-1].projected.append(inputs[0])
         self.calls.append(ModuleCall(module, inputs, has_own_hook, thread=thread))
         self.called.add(id(module))
         self.captured_elsewhere += has_own_hook

@@ -154,7 +154,7 @@ def _call(
         inputs, rule = _inputs_and_rule(module, implementation, inputs, mask, kwargs)
     else:
         inputs, rule = ours[:3], ours.rule
-    q, k, v = (active.detach(x) for x in inputs)
+    q, k, v = map(active.detach, inputs)
     return AttentionCall(
         module=module,
         q=q, k=k, v=v,
