@@ -1,13 +1,14 @@
 """Items with the pairs of every role: texts, and random sequences that repeat.
 
-Each sequence that repeats has a control with the same positions that does not.
+Each has a contrast: a text with its words in another order, or a sequence that does not repeat.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import index
 from reprlib import repr as shortened
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -151,6 +152,62 @@ def _check_candidates(
                 f"choice, and not as a candidate, for the text {shortened(text.text.text)}. Let "
                 f"candidates return every pair to choose from, the right ones included."
             )
+
+
+def shuffled(items: Sequence[Item], roles: Sequence[Role], seed: int = 0) -> list[Item]:
+    """The same texts with their words in another order; pairs and units move with their words.
+
+    The tokens of a word stay together, as do those of a mention; special tokens keep their places.
+    The order of a text depends on its tokens and the seed, not on the other texts.
+    """
+    token_roles = {role.name for role in roles if role.grid == "token"}
+    return [_shuffled(item, token_roles, _generator_of(item, seed)) for item in items]
+
+
+def _generator_of(item: Item, seed: int) -> np.random.Generator:
+    return np.random.default_rng([seed, crc32(np.array(item.ids, dtype="<i8").tobytes())])
+
+
+def _shuffled(item: Item, token_roles: Collection[str], rng: np.random.Generator) -> Item:
+    positions = [tokens[0] for tokens in item.units["token"]]
+    groups = _groups(item, positions)
+    order = [position for group in rng.permutation(len(groups)) for position in groups[group]]
+    moved = dict(zip(order, positions, strict=True))
+    ids = list(item.ids)
+    for old, new in moved.items():
+        ids[new] = item.ids[old]
+    return replace(
+        item,
+        ids=tuple(ids),
+        units={
+            grid: units
+            if grid == "token"
+            else [sorted(moved.get(token, token) for token in tokens) for tokens in units]
+            for grid, units in item.units.items()
+        },
+        pairs={
+            name: [(moved.get(q, q), moved.get(k, k)) for q, k in pairs]
+            if name in token_roles
+            else pairs
+            for name, pairs in item.pairs.items()
+        },
+    )
+
+
+def _groups(item: Item, positions: Sequence[int]) -> list[list[int]]:
+    """Tokens that move together: those between the ends of a word or a mention."""
+    reach = {position: position for position in positions}  # where the group of a token ends
+    for unit in (unit for grid in ("word", "mention") for unit in item.units.get(grid, ())):
+        if tokens := [token for token in unit if token in reach]:  # special ones keep their places
+            reach[tokens[0]] = max(reach[tokens[0]], tokens[-1])
+    groups: list[list[int]] = []
+    end = -1
+    for position in positions:
+        if position > end:
+            groups.append([])
+        groups[-1].append(position)
+        end = max(end, reach[position])
+    return groups
 
 
 def probe(
