@@ -13,10 +13,9 @@ from torch import nn
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.roles import Evidence, find_roles
 from headwise.roles.evaluation import RoleScores
-from headwise.roles.relations import Item, Role
+from headwise.roles.relations import Item, Role, shuffled
 from headwise.roles.testing._families import Baseline, null_head_baseline
-from headwise.roles.testing._nulls import initialised, permuted, shuffled
-from headwise.roles.testing._trials import Split
+from headwise.roles.testing._trials import Split, initialised, permuted
 from planted import TOKENIZER, Planted, lines
 
 CONFIG = MiniGPTConfig(len(TOKENIZER.get_vocab()), n_layers=1, n_heads=2, d_model=8)

@@ -13,7 +13,7 @@ import headwise as hw
 from headwise.roles import TaskHeads, find_heads, load_heads
 from headwise.roles.task._examples import TokenExample
 from headwise.roles.task._masses import Masses, positional_hits
-from headwise.roles.testing._nulls import permuted
+from headwise.roles.testing._trials import permuted
 from planted import IDS, TOKENIZER, WORDS, PlantedGPT
 
 KEYS, VALUES = WORDS[:20], WORDS[20:]

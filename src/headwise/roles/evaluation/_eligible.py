@@ -7,7 +7,6 @@ is one pass over contiguous rows.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -226,33 +225,18 @@ class EligiblePairs:
         return in_order.sums(hits, block.heads)
 
 
-class SinkKeys(NamedTuple):
-    """The keys of each text where attention may rest: the first token, and special tokens.
-
-    Attributes:
-        mask: Whether a key is one.
-        positions: Those of each text, padded to the text with the most.
-        present: Which positions are not padding.
-    """
-
-    mask: Bool[Tensor, "B S"]
-    positions: Int[Tensor, "B n"]
-    present: Bool[Tensor, "B n"]
-
-
-def sink_keys(items: Sequence[Item], S: int) -> SinkKeys:
-    """The sinks of texts that are padded to `S` tokens."""
+def sink_keys(items: Sequence[Item], S: int) -> Bool[Tensor, "B S"]:
+    """The keys where attention may rest, in texts padded to `S`: first and special tokens."""
     sinks = torch.ones(len(items), S, dtype=torch.bool)
     for row, item in enumerate(items):
         inside = [tokens[0] for tokens in item.units["token"] if tokens[0]]
         sinks[row, inside] = False
         sinks[row, len(item.ids) :] = False
-    present, positions = sinks.to(torch.uint8).topk(int(sinks.sum(1).max()), dim=1)
-    return SinkKeys(sinks, positions, present.bool())
+    return sinks
 
 
 def evenness_of(
-    block: HeadBlock, visible: Bool[Tensor, "B #H T S"], sinks: SinkKeys
+    block: HeadBlock, visible: Bool[Tensor, "B #H T S"], sinks: Bool[Tensor, "B S"]
 ) -> dict[str, Float[Tensor, "B h T"]]:
     """The entropy of each row as a share of that of even attention, 0 to 1.
 
@@ -260,8 +244,12 @@ def evenness_of(
     counts as 0.
     """
     visible = visible if visible.shape[1] == 1 else visible[:, block.heads]
-    mask, positions, present = (part.to(visible.device) for part in sinks)
-    n_keys, n_content = visible.sum(-1), (visible & ~mask[:, None, None]).sum(-1)
+    # The positions of the sinks of each text, padded to the text with the most.
+    present, positions = (
+        part.to(visible.device) for part in sinks.to(torch.uint8).topk(int(sinks.sum(1).max()))
+    )
+    not_sinks = ~sinks[:, None, None].to(visible.device)
+    n_keys, n_content = visible.sum(-1), (visible & not_sinks).sum(-1)
     shape = (*block.weights.shape[:3], positions.shape[1])
     on_sinks = block.weights.gather(3, positions[:, None, None].expand(shape))
     on_sinks = on_sinks * present[:, None, None]

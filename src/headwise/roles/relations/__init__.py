@@ -16,6 +16,7 @@ from headwise.roles.relations._items import (
     before_text,
     draw_probe,
     probe,
+    shuffled,
     words_in,
 )
 from headwise.roles.relations._relations import (
@@ -69,6 +70,7 @@ __all__ = [
     "own_roles",
     "probe",
     "roles_of_frequency",
+    "shuffled",
     "texts_of",
     "token_roles",
     "tokenize",

@@ -1,13 +1,14 @@
 """Items with the pairs of every role: texts, and random sequences that repeat.
 
-Each sequence that repeats has a control with the same positions that does not.
+Each has a contrast: a text with its words in another order, or a sequence that does not repeat.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import index
 from reprlib import repr as shortened
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -36,6 +37,8 @@ PREFIX_MATCHING = Role(
 )
 PROBED = (SAME, PREFIX_MATCHING)
 
+_Pairs = Mapping[str, Sequence[tuple[Any, Any]]]  # (query, key), by the name of the role
+
 
 @dataclass(frozen=True)
 class Item:
@@ -61,94 +64,150 @@ class Item:
     text: str = ""
 
 
-class _Units:
-    """The units of a text; a phrase that a role names becomes a unit of the grid of mentions."""
+def as_item(text: TokenText, roles: Sequence[Role]) -> Item:
+    """Turn a text into an item, with its pairs of every role.
 
-    def __init__(self, text: TokenText) -> None:
-        whole, self.text = text.text, text
-        spans = [(mention.start, mention.end) for mention in whole.mentions]
-        self.of_grid: dict[Grid, list[Sequence[int]]] = {
-            "token": [(position,) for position in content(text)],
-            "word": list(text.words),
-            "mention": [text.tokens_in(span) for span in spans],
-        }
-        self.mentions = [whole.text[start:end] for start, end in spans]
-        self._phrases: dict[tuple[int, ...], int] = {}
+    Raises:
+        ArgumentError: a role returns something other than pairs of whole numbers, a pair outside
+            the text, or one that is not among its candidates.
+    """
+    whole = text.text
+    spans = [(mention.start, mention.end) for mention in whole.mentions]
+    units: dict[Grid, list[Sequence[int]]] = {
+        "token": [(position,) for position in content(text)],
+        "word": list(text.words),
+        "mention": [text.tokens_in(span) for span in spans],
+    }
+    sizes = {grid: len(of_grid) for grid, of_grid in units.items()} | {"token": len(text.ids)}
+    named = {role.name: _named_pairs(text, role, role.pairs, sizes) for role in roles}
+    named_candidates = {
+        role.name: _named_pairs(text, role, role.candidates, sizes)
+        for role in roles
+        if role.candidates is not None
+    }
+    # A phrase that a role names becomes a unit of the grid of mentions, after the annotated ones.
+    of_roles = (*named.values(), *named_candidates.values())
+    ends = (end for pairs in of_roles for pair in pairs for end in pair)
+    phrases = list(dict.fromkeys(end for end in ends if isinstance(end, tuple)))
+    number = {phrase: unit for unit, phrase in enumerate(phrases, len(spans))}
+    units["mention"] += phrases
+    mentions = [whole.text[start:end] for start, end in spans]
+    mentions += [_characters(text, phrase) for phrase in phrases]
+    pairs, candidates = _numbered(named, number), _numbered(named_candidates, number)
+    _check_candidates(text, pairs, candidates, units["mention"])
+    return Item(text.ids, units, pairs, whole.tags, candidates, mentions, whole.text)
 
-    def pairs(self, role: Role, function: Callable[[TokenText], Any]) -> list[tuple[int, int]]:
-        """The distinct pairs of a role as numbers of units, in order.
 
-        Raises:
-            ArgumentError: the role returns something other than pairs of whole numbers, or a pair
-                outside the text.
-        """
-        result = function(self.text)
-        try:
-            named = sorted({(_end(query, role), _end(key, role)) for query, key in result})
-        except (TypeError, ValueError) as error:
-            raise ArgumentError(
-                f"find_roles: {role.name!r} returns {shortened(result)} for the text "
-                f"{shortened(self.text.text.text)}. Return pairs of positions: (query, key)."
-            ) from error
-        numbers = []
-        for pair in named:
-            if () not in pair:
-                self._check(role, pair)
-                numbers.append((self._number(pair[0]), self._number(pair[1])))
-        return sorted(numbers)
+def _numbered(named: _Pairs, number: Mapping[Any, int]) -> _Pairs:
+    """Pairs with the number of its unit in place of each phrase."""
+    return {
+        name: sorted((number.get(query, query), number.get(key, key)) for query, key in pairs)
+        for name, pairs in named.items()
+    }
 
-    def _check(self, role: Role, pair: tuple[Any, Any]) -> None:
+
+def _named_pairs(
+    text: TokenText, role: Role, function: Callable[[TokenText], Any], sizes: Mapping[Grid, int]
+) -> list[tuple[Any, Any]]:
+    """The distinct pairs of a role in order; an end is the number of a unit, or a phrase."""
+    result = function(text)
+    try:
+        pairs = sorted({(_end(query, role), _end(key, role)) for query, key in result})
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(
+            f"find_roles: {role.name!r} returns {shortened(result)} for the text "
+            f"{shortened(text.text.text)}. Return pairs of positions: (query, key)."
+        ) from error
+    pairs = [pair for pair in pairs if () not in pair]
+    for pair in pairs:
         for end in pair:
             grid: Grid = "token" if isinstance(end, tuple) else role.grid
-            size = len(self.text.ids) if grid == "token" else len(self.of_grid[grid])
+            size = sizes[grid]
             if not all(0 <= unit < size for unit in (end if isinstance(end, tuple) else (end,))):
                 raise ArgumentError(
                     f"find_roles: {role.name!r} gives {pair} for a text of {size} {grid}s. Count "
                     f"them from 0."
                 )
-
-    def _number(self, end: Any) -> int:
-        """The number of a unit; phrases follow the annotated mentions."""
-        if not isinstance(end, tuple):
-            return end
-        if end not in self._phrases:
-            self._phrases[end] = len(self.mentions)
-            self.of_grid["mention"].append(end)
-            spans = self.text.spans
-            self.mentions.append(self.text.text.text[spans[end[0]][0] : spans[end[-1]][1]].strip())
-        return self._phrases[end]
+    return pairs
 
 
 def _end(end: Any, role: Role) -> Any:
     return end if isinstance(end, tuple) and role.grid == "mention" else index(end)
 
 
-def as_item(text: TokenText, roles: Sequence[Role]) -> Item:
-    """Turn a text into an item, with its pairs of every role.
+def _characters(text: TokenText, phrase: Sequence[int]) -> str:
+    start, end = text.spans[phrase[0]][0], text.spans[phrase[-1]][1]
+    return text.text.text[start:end].strip()
 
-    Raises:
-        ArgumentError: a role returns a pair outside the text, or one that is not among its
-            candidates.
-    """
-    units = _Units(text)
-    pairs = {role.name: units.pairs(role, role.pairs) for role in roles}
-    candidates = {
-        role.name: units.pairs(role, role.candidates)
-        for role in roles
-        if role.candidates is not None
-    }
+
+def _check_candidates(
+    text: TokenText, pairs: _Pairs, candidates: _Pairs, units: Sequence[Sequence[int]]
+) -> None:
     for name, among in candidates.items():
         missing = sorted({*pairs[name]} - {*among})
         if missing:
-            query, key = (units.of_grid["mention"][unit] for unit in missing[0])
+            query, key = (units[unit] for unit in missing[0])
             raise ArgumentError(
                 f"find_roles: {name!r} gives the tokens {(tuple(query), tuple(key))} as a right "
                 f"choice, and not as a candidate, for the text {shortened(text.text.text)}. Let "
                 f"candidates return every pair to choose from, the right ones included."
             )
-    return Item(
-        text.ids, units.of_grid, pairs, text.text.tags, candidates, units.mentions, text.text.text
+
+
+def shuffled(items: Sequence[Item], roles: Sequence[Role], seed: int = 0) -> list[Item]:
+    """The same texts with their words in another order; pairs and units move with their words.
+
+    The tokens of a word stay together, as do those of a mention; special tokens keep their places.
+    The order of a text depends on its tokens and the seed, not on the other texts.
+    """
+    token_roles = {role.name for role in roles if role.grid == "token"}
+    return [_shuffled(item, token_roles, _generator_of(item, seed)) for item in items]
+
+
+def _generator_of(item: Item, seed: int) -> np.random.Generator:
+    return np.random.default_rng([seed, crc32(np.array(item.ids, dtype="<i8").tobytes())])
+
+
+def _shuffled(item: Item, token_roles: Collection[str], rng: np.random.Generator) -> Item:
+    positions = [tokens[0] for tokens in item.units["token"]]
+    groups = _groups(item, positions)
+    order = [position for group in rng.permutation(len(groups)) for position in groups[group]]
+    moved = dict(zip(order, positions, strict=True))
+    ids = list(item.ids)
+    for old, new in moved.items():
+        ids[new] = item.ids[old]
+    return replace(
+        item,
+        ids=tuple(ids),
+        units={
+            grid: units
+            if grid == "token"
+            else [sorted(moved.get(token, token) for token in tokens) for tokens in units]
+            for grid, units in item.units.items()
+        },
+        pairs={
+            name: [(moved.get(q, q), moved.get(k, k)) for q, k in pairs]
+            if name in token_roles
+            else pairs
+            for name, pairs in item.pairs.items()
+        },
     )
+
+
+def _groups(item: Item, positions: Sequence[int]) -> list[list[int]]:
+    """Tokens that move together: those between the ends of a word or a mention."""
+    reach = {position: position for position in positions}  # where the group of a token ends
+    for unit in (unit for grid in ("word", "mention") for unit in item.units.get(grid, ())):
+        if tokens := [token for token in unit if token in reach]:  # special ones keep their places
+            reach[tokens[0]] = max(reach[tokens[0]], tokens[-1])
+    groups: list[list[int]] = []
+    end = -1
+    for position in positions:
+        if position > end:
+            groups.append([])
+        groups[-1].append(position)
+        end = max(end, reach[position])
+    return groups
 
 
 def probe(

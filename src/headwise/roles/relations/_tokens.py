@@ -1,7 +1,7 @@
 """Tokenized texts: the tokens of each word, from the character offsets of the tokenizer."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -99,20 +99,21 @@ def tokenize(tokenizer: Any, texts: Sequence[AnnotatedText], limit: int) -> Toke
         InputError: a single word has more tokens than the limit.
     """
     tokenizer = untruncated(tokenizer)
-    encoder = _Encoder(tokenizer, limit)
+    classes = {name: tokens for name, (tokens, _) in token_classes(tokenizer).items()}
+    special = _names(tokenizer, classes.get("special", frozenset()))
+    punctuation = classes.get("punctuation", frozenset())
     encodings = token_offsets(tokenizer, [text.text for text in texts])
     pieces: list[TokenText] = []
     cut = within = 0
     for text, encoded in zip(texts, encodings, strict=True):
-        if len(encoded.ids) <= limit:
-            pieces.append(encoder.piece(text, encoded, 0))
-            continue
-        cut += 1
-        text_pieces, cut_sentence = encoder.cut(text)
-        within += cut_sentence
-        pieces += text_pieces
+        parts = [(0, encoded)]
+        if len(encoded.ids) > limit:
+            parts, cut_sentence = _cut(tokenizer, text.text, limit)
+            cut += 1
+            within += cut_sentence
+        pieces += [_piece(text, start, part, special, punctuation) for start, part in parts]
     kept = tuple(piece for piece in pieces if not all(piece.special))
-    return Tokenized(kept, cut - within, within, _share(kept, encoder.unknown))
+    return Tokenized(kept, cut - within, within, _share(kept, _unknown_token(tokenizer)))
 
 
 def _share(pieces: Sequence[TokenText], token: int | None) -> float:
@@ -126,66 +127,75 @@ def _share(pieces: Sequence[TokenText], token: int | None) -> float:
     return tokens.count(-1 if token is None else token) / max(1, len(tokens))
 
 
-class _Encoder:
-    """One interface to fast tokenizers of transformers and of the library tokenizers."""
+def _unknown_token(tokenizer: Any) -> int | None:
+    rust = is_tokenizer_of_rust(tokenizer)
+    unknown = getattr(tokenizer.model if rust else tokenizer, "unk_token", None)
+    id_of = tokenizer.token_to_id if rust else tokenizer.convert_tokens_to_ids
+    return None if unknown is None else id_of(unknown)
 
-    def __init__(self, tokenizer: Any, limit: int) -> None:
-        rust = is_tokenizer_of_rust(tokenizer)
-        self._tokenizer, self._limit = tokenizer, limit
-        unknown = getattr(tokenizer.model if rust else tokenizer, "unk_token", None)
-        id_of = tokenizer.token_to_id if rust else tokenizer.convert_tokens_to_ids
-        self.unknown = None if unknown is None else id_of(unknown)
-        classes = token_classes(tokenizer)
-        nothing: tuple[frozenset[int], str] = (frozenset(), "")
-        name_of = tokenizer.id_to_token if rust else tokenizer.convert_ids_to_tokens
-        self._special = {token: name_of(token) for token in classes.get("special", nothing)[0]}
-        self._punctuation = classes.get("punctuation", nothing)[0]
 
-    def piece(self, text: AnnotatedText, encoded: TokenOffsets, start: int) -> TokenText:
-        """The piece of a text that begins at the character `start`."""
-        spans = tuple((start + first, start + last) for first, last in encoded.spans)
-        # The unknown token stands for a word, so it is not special; a special token that the
-        # text writes out is.
-        special = tuple(
-            bool(added) or self._special.get(token) == text.text[slice(*span)].strip()
-            for token, added, span in zip(encoded.ids, encoded.added, spans, strict=True)
-        )
-        return TokenText(
-            text,
-            ids=tuple(encoded.ids),
-            spans=spans,
-            special=special,
-            punctuation=tuple(token in self._punctuation for token in encoded.ids),
-        )
+def _names(tokenizer: Any, tokens: Collection[int]) -> dict[int, str]:
+    """How each of these tokens is written."""
+    rust = is_tokenizer_of_rust(tokenizer)
+    name_of = tokenizer.id_to_token if rust else tokenizer.convert_ids_to_tokens
+    return {token: name_of(token) for token in tokens}
 
-    def cut(self, text: AnnotatedText) -> tuple[list[TokenText], bool]:
-        """The pieces of a long text, and whether a sentence was cut."""
-        pieces: list[TokenText] = []
-        start, cut_sentence = 0, False
-        while start < len(text.text):
-            end, encoded = self._longest(text.text, start, _ends(text.text, start, _SENTENCE_END))
-            if encoded is None:
-                cut_sentence = True
-                end, encoded = self._longest(text.text, start, _ends(text.text, start, _WHITE))
-            if encoded is None:
-                word = text.text[start:end][:30]
-                raise InputError(
-                    f"tokenize: {word!r} has more tokens than a text may have "
-                    f"({self._limit}). Leave it out."
-                )
-            pieces.append(self.piece(text, encoded, start))
-            start = end
-        return pieces, cut_sentence
 
-    def _longest(self, text: str, start: int, ends: list[int]) -> tuple[int, TokenOffsets | None]:
-        """The last of these ends up to which the text fits; None if it fits up to none."""
-        best: tuple[int, TokenOffsets | None] = (ends[0], None)
-        for end in ends:
-            encoded = token_offsets(self._tokenizer, [text[start:end]])[0]
-            if len(encoded.ids) > self._limit:
-                break
-            best = end, encoded
-        return best
+def _piece(
+    text: AnnotatedText,
+    start: int,
+    encoded: TokenOffsets,
+    special_names: Mapping[int, str],
+    punctuation: Collection[int],
+) -> TokenText:
+    """The piece of a text that begins at the character `start`."""
+    spans = tuple((start + first, start + last) for first, last in encoded.spans)
+    # The unknown token stands for a word, so it is not special; a special token that the
+    # text writes out is.
+    special = tuple(
+        bool(added) or special_names.get(token) == text.text[slice(*span)].strip()
+        for token, added, span in zip(encoded.ids, encoded.added, spans, strict=True)
+    )
+    return TokenText(
+        text,
+        ids=tuple(encoded.ids),
+        spans=spans,
+        special=special,
+        punctuation=tuple(token in punctuation for token in encoded.ids),
+    )
+
+
+def _cut(tokenizer: Any, text: str, limit: int) -> tuple[list[tuple[int, TokenOffsets]], bool]:
+    """The pieces of a long text, each with its first character, and whether a sentence was cut."""
+    parts: list[tuple[int, TokenOffsets]] = []
+    start, cut_sentence = 0, False
+    while start < len(text):
+        end, encoded = _longest(tokenizer, text, start, _SENTENCE_END, limit)
+        if encoded is None:
+            cut_sentence = True
+            end, encoded = _longest(tokenizer, text, start, _WHITE, limit)
+        if encoded is None:
+            word = text[start:end][:30]
+            raise InputError(
+                f"tokenize: {word!r} has more tokens than a text may have ({limit}). Leave it out."
+            )
+        parts.append((start, encoded))
+        start = end
+    return parts, cut_sentence
+
+
+def _longest(
+    tokenizer: Any, text: str, start: int, ending: re.Pattern[str], limit: int
+) -> tuple[int, TokenOffsets | None]:
+    """The last end up to which the text fits into the limit; None if it fits up to none."""
+    ends = _ends(text, start, ending)
+    best: tuple[int, TokenOffsets | None] = (ends[0], None)
+    for end in ends:
+        encoded = token_offsets(tokenizer, [text[start:end]])[0]
+        if len(encoded.ids) > limit:
+            break
+        best = end, encoded
+    return best
 
 
 def _ends(text: str, start: int, pattern: re.Pattern[str]) -> list[int]:

@@ -20,10 +20,10 @@ from headwise.roles.testing._families import (
     make_family,
     null_head_baseline,
 )
-from headwise.roles.testing._nulls import Evidence
 from headwise.roles.testing._significance import step_down
 from headwise.roles.testing._trials import (
     SEQUENCES,
+    Evidence,
     Split,
     Trial,
     digest_of_text,

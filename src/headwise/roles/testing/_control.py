@@ -4,8 +4,8 @@ The positive control is a head that attends to the true pairs of a role, diluted
 attention. It joins the family as one more head, so that it meets the same nulls, tests and bars.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Float
@@ -50,8 +50,10 @@ def plant(
     known = family.count.reshape(-1, R, N).sum((0, 2)) > 0  # no head can have some roles
     sums = (scores.planted, scores.planted_chance, scores.heuristic_count)
     pairs = [split.halves(each * known.reshape(R, 1)) for each in sums]
+    # Of the head that is not diluted yet, on each half.
     selection, held = (
-        _Planted(*(half[..., 0] for half in columns)) for columns in zip(*pairs, strict=True)
+        Family(full[..., 0], count[..., 0], {"chance": even[..., 0]}, family.roles)
+        for full, even, count in zip(*pairs, strict=True)
     )
     nulls = _nulls(family, held, N)
     stacked = np.stack(list(nulls.values()))
@@ -60,34 +62,27 @@ def plant(
     baseline = rates[strongest, np.arange(R)]
     effect = _above(baseline, (1 + least_lift(family.roles, baseline)) / 2)
     rng = np.random.default_rng([seed, R])
-    value, chosen = (half.diluted(family.roles, effect, rng) for half in (held, selection))
-    chosen_half = _rate(chosen.sum(0), selection.count.sum(0))
+    value, chosen = (_diluted(half, effect, rng) for half in (held, selection))
     null = stacked[strongest, :, np.arange(R)].T
     smallest = _smallest_effect(family, baseline, null, held, selection.count.sum(0), N, tests)
+    chosen_half = _rate(chosen.sum(0), selection.count.sum(0))
+    planted = Family(value, held.count, nulls, family.roles, measures={"chosen_half": chosen_half})
+    joined = _joined(family, planted, N)
     of_roles = {"planted_effect": effect, "smallest": smallest}
-    joined = _joined(family, value, held.count, nulls, chosen_half, N)
     joined.measures.update({name: np.repeat(each, N + 1) for name, each in of_roles.items()})
     return joined
 
 
-def _joined(
-    family: Family,
-    value: RolesPerText,
-    count: RolesPerText,
-    nulls: Mapping[str, RolesPerText],
-    chosen_half: PerRole,
-    N: int,
-) -> Family:
+def _joined(family: Family, planted: Family, N: int) -> Family:
     """The family with one more head for each role, whose other measures are unknown."""
     unknown = np.full(len(family.roles), np.nan)
-    measures = dict.fromkeys(family.measures, unknown) | {"chosen_half": chosen_half}
     return replace(
         family,
-        value=_with(family.value, value, N),
-        count=_with(family.count, count, N),
-        nulls={name: _with(sums, nulls[name], N) for name, sums in family.nulls.items()},
+        value=_with(family.value, planted.value, N),
+        count=_with(family.count, planted.count, N),
+        nulls={name: _with(sums, planted.nulls[name], N) for name, sums in family.nulls.items()},
         measures={
-            name: _with(column[None], measures[name][None], N)[0]
+            name: _with(column[None], planted.measures.get(name, unknown)[None], N)[0]
             for name, column in family.measures.items()
         },
     )
@@ -107,30 +102,21 @@ def _above(baseline: PerRole, lift: PerRole) -> PerRole:
     return baseline + lift * np.where(np.isfinite(lift), 1 - baseline, 1.0)
 
 
-@dataclass(frozen=True)
-class _Planted:
-    """Sums per text and role: of the undiluted planted head, of even attention, the queries."""
-
-    full: RolesPerText
-    even: RolesPerText
-    count: RolesPerText
-
-    def diluted(
-        self, roles: Sequence[Role], effect: PerRole, rng: np.random.Generator
-    ) -> RolesPerText:
-        """The sums of a head with about this effect on the texts of both halves."""
-        full, even = (_rate(sums.sum(0), self.count.sum(0)) for sums in (self.full, self.even))
-        share = np.divide(effect - even, full - even, out=np.ones(len(roles)), where=full > even)
-        share = np.clip(np.nan_to_num(share, nan=1.0), 0.0, 1.0)
-        followed = share * self.count
-        binary = [column for column, role in enumerate(roles) if role.score in _BINARY]
-        queries = self.count[:, binary].round().astype(int)
-        followed[:, binary] = rng.binomial(queries, share[binary])
-        part = np.divide(followed, self.count, out=np.zeros_like(followed), where=self.count > 0)
-        return part * self.full + (1 - part) * self.even
+def _diluted(planted: Family, effect: PerRole, rng: np.random.Generator) -> RolesPerText:
+    """The sums of a planted head that is diluted to about this effect."""
+    roles, count, chance = planted.roles, planted.count, planted.nulls["chance"]
+    full, even = (_rate(sums.sum(0), count.sum(0)) for sums in (planted.value, chance))
+    share = np.divide(effect - even, full - even, out=np.ones(len(roles)), where=full > even)
+    share = np.clip(np.nan_to_num(share, nan=1.0), 0.0, 1.0)
+    followed = share * count
+    binary = [column for column, role in enumerate(roles) if role.score in _BINARY]
+    queries = count[:, binary].round().astype(int)
+    followed[:, binary] = rng.binomial(queries, share[binary])
+    part = np.divide(followed, count, out=np.zeros_like(followed), where=count > 0)
+    return part * planted.value + (1 - part) * chance
 
 
-def _nulls(family: Family, held: _Planted, N: int) -> dict[str, RolesPerText]:
+def _nulls(family: Family, held: Family, N: int) -> dict[str, RolesPerText]:
     """The sums of the nulls over the queries of the planted head.
 
     They are those of the head with the most queries. Where a contrast applies, the planted head
@@ -144,7 +130,7 @@ def _nulls(family: Family, held: _Planted, N: int) -> dict[str, RolesPerText]:
     for name, sums in family.nulls.items():
         own = np.take_along_axis(sums.reshape(shape), widest, -1)[..., 0]
         if name in _CONTRASTS:
-            nulls[name] = np.where(np.isnan(own), np.nan, held.even)
+            nulls[name] = np.where(np.isnan(own), np.nan, held.nulls["chance"])
         else:
             nulls[name] = np.where(queries > 0, _rate(own, queries), own) * held.count
     return nulls
@@ -154,7 +140,7 @@ def _smallest_effect(
     family: Family,
     baseline: PerRole,
     null: RolesPerText,
-    held: _Planted,
+    held: Family,
     selection: PerRole,
     N: int,
     tests: int,
