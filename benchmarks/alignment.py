@@ -123,7 +123,7 @@ def _costs(options: argparse.Namespace) -> Iterator[Row]:
         known, ours = works["eager"](), works["align"]()[0]
         assert (known.spans == ours.spans).mean() > 0.99
         rounds = rounds_for(works, options.seconds)
-        times = interleaved(works, rounds, options.clock)
+        times = interleaved(works, rounds, options.clock, is_warm=True)
         yield {
             "outputs": length, "hw.align": f"{times.median('align'):.0f} ms",
             "eager": f"{times.median('eager'):.0f} ms", "ratio": str(times.ratio("align", "eager")),

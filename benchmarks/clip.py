@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 from _report import Row, machine, print_rows, publish, rows_of
-from _timing import Work, interleaved, rounds_for
+from _timing import Work, timed_for
 from torch import nn
 
 from headwise.lab import MiniGPT, MiniGPTConfig
@@ -94,7 +94,7 @@ def steps(options: argparse.Namespace) -> Iterator[Row]:
             "looks ahead, a head near": Training(model, ids, 1, NEVER, near=0.0),
         }
         works: dict[str, Work] = {who: training.step for who, training in trainings.items()}
-        times = interleaved(works, rounds_for(works, options.seconds), options.clock)
+        times = timed_for(works, options.seconds, options.clock)
         case = {"table": "A training step", "model": name}
         yield from rows_of(case, times, ALONE)
         ratio = times.ratio("clip, no head over the bar", "monitor, every step")

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from _peers import Peer, peers
 from _report import Row, best_of, machine, peak_of, print_rows, publish, rows_of
-from _timing import Times, Work, interleaved, rounds_for
+from _timing import Times, Work, timed_for
 
 from headwise.kernels import attend
 
@@ -148,7 +148,7 @@ def step_memory(name: str, options: argparse.Namespace) -> int:
 
 
 def _time(works: Mapping[str, Work], options: argparse.Namespace) -> Times:
-    return interleaved(works, rounds_for(works, options.seconds), options.clock)
+    return timed_for(works, options.seconds, options.clock)
 
 
 def _arguments() -> argparse.Namespace:

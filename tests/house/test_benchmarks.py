@@ -40,7 +40,6 @@ WITHOUT_TIME: set[Block] = {
 }  # fmt: skip
 # Blocks of times that no step writes, and what their command needs beyond the checkout.
 BY_HAND: dict[Block, str] = {
-    ("docs/attention-implementation.md", "one core of a Zen 4"): "that processor",
     ("docs/reading-the-page.md", ""): "Chromium",
     ("docs/rivals.md", "torch-pruning"): "make rivals",
     ("docs/rivals.md", "zentorch"): "make rivals",
