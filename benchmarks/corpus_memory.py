@@ -2,7 +2,7 @@
 
     python benchmarks/corpus_memory.py --into docs/scale.md --figure docs/corpus-memory.svg
 
-The reader goes over a generated file of 2 GB; the job watches every head of a small Llama on 50 MB,
+The reader goes over a generated file of 1 GB; the job watches every head of a small Llama on 10 MB,
 cut to 64 tokens a text so that it ends in minutes. Both write the resident memory of their process
 as they go. Files are deleted afterwards.
 """
@@ -28,8 +28,8 @@ COLORS = ("#0b6e99", "#d9730d")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--reader-bytes", type=int, default=2 * 10**9)
-    parser.add_argument("--job-bytes", type=int, default=50 * 10**6)
+    parser.add_argument("--reader-bytes", type=int, default=10**9)
+    parser.add_argument("--job-bytes", type=int, default=10**7)
     parser.add_argument("--into", type=Path)
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()

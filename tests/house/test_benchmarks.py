@@ -42,7 +42,6 @@ WITHOUT_TIME: set[Block] = {
 BY_HAND: dict[Block, str] = {
     ("docs/reading-the-page.md", ""): "Chromium",
     ("docs/rivals.md", "torch-pruning"): "make rivals",
-    ("docs/rivals.md", "zentorch"): "make rivals",
     ("docs/shrink/index.md", ""): "models and texts that are not part of the project",
     ("docs/smaller.md", ""): "a model that is not part of the project",
     ("docs/triton.md", ""): "a GPU",
