@@ -67,65 +67,70 @@ class Step:
 
 
 _WHOLE = "whole_models.py --clock cpu --threads 1 --seconds 3"
-_CORES = "whole_models.py --threads 2 --seconds 3 --most-eager 512"
-_SHORT, _LONG = "--tokens 512 2048", "--tokens 8192 --parts prefill token --least-rounds 3"
-_GROUPS, _HEADS = '--only "on 4"', '--only "llama, 16 heads" --most-trained 512 --most-eager 512'
-_ENCODERS, _WITHOUT = '--only "8 padded" t5 vit', '--only "bert, 8 texts" --parts encoders'
-_COMPILED = '--compiled zentorch --only "on 4" "8 padded" t5 vit --tokens 512 2048'
-_ONE = tuple(f"build/bench/one-{n}.json" for n in ("groups", "long", "heads", "encoders", "plain"))
+_CORES = "whole_models.py --threads 2 --seconds 3"
+_GROUPS = '--only "llama, 16 heads on 4" --tokens 512 2048'
+_LONG = '--only "llama, 16 heads on 4, 2 layers" --tokens 8192 --parts prefill token'
+_HEADS, _ENCODERS = '--only "llama, 16 heads"', '--only "8 padded" t5 vit'
+_COMPILED = '--compiled zentorch --only "llama, 16 heads on 4" vit --tokens 512 2048'
+_ONE = tuple(f"build/bench/one-{n}.json" for n in ("groups", "long", "heads", "encoders"))
 _RIVAL = "build/bench/one-zentorch.json"
 _TWO = tuple(f"build/bench/two-{name}.json" for name in ("groups", "long", "heads", "encoders"))
 
 # What depends least on a quiet machine comes last.
 # fmt: off
 STEPS = (
-    Step("models", 7, f"{_WHOLE} {_GROUPS} {_SHORT} --json {_ONE[0]}"),
-    Step("models-long", 8, f"{_WHOLE} {_GROUPS} {_LONG} --json {_ONE[1]}"),
-    Step("models-heads", 4, f"{_WHOLE} {_HEADS} {_SHORT} --json {_ONE[2]}"),
-    Step("models-encoders", 6, f"{_WHOLE} {_ENCODERS} --json {_ONE[3]}"),
-    Step("models-plain", 2, f"{_WHOLE} {_WITHOUT} --json {_ONE[4]}"),
-    Step("models-zentorch", 2, f"{_WHOLE} {_COMPILED} --json {_RIVAL}", libraries="build/rivals"),
-    Step("models-page", 0.1, f"whole_models.py --read {' '.join(_ONE)} {_RIVAL} --into {{page}}",
+    Step("models", 6, f"{_WHOLE} {_GROUPS} --json {_ONE[0]}"),
+    Step("models-long", 4, f"{_WHOLE} {_LONG} --least-rounds 3 --json {_ONE[1]}"),
+    Step("models-heads", 3.5, f"{_WHOLE} {_HEADS} --tokens 512 2048 --most-trained 512 --json "
+         f"{_ONE[2]}"),
+    Step("models-encoders", 6.5, f"{_WHOLE} {_ENCODERS} --json {_ONE[3]}"),
+    Step("models-zentorch", 2.5, f"{_WHOLE} {_COMPILED} --json {_RIVAL}", libraries="build/rivals"),
+    Step("models-page", 0.2, f"whole_models.py --read {' '.join(_ONE)} {_RIVAL} --into {{page}}",
          MODELS, reads=(*_ONE, _RIVAL)),
     Step("short-watch", 3, "short_watch.py --clock cpu --into {page}", WATCHING, ("short calls",),
          threads=1),
     Step("short-calls", 1.5, "short_calls.py --seconds 3 --into {page}", "docs/short-calls.md"),
-    Step("models-cores", 4, f"{_CORES} {_GROUPS} {_SHORT} --json {_TWO[0]}"),
-    Step("models-cores-long", 4, f"{_CORES} {_GROUPS} {_LONG} --json {_TWO[1]}"),
-    Step("models-cores-heads", 2, f"{_CORES} {_HEADS} {_SHORT} --json {_TWO[2]}"),
-    Step("models-cores-encoders", 3, f"{_CORES} {_ENCODERS} --json {_TWO[3]}"),
-    Step("models-cores-page", 0.1,
+    Step("models-cores", 3.5, f"{_CORES} {_GROUPS} --json {_TWO[0]}"),
+    Step("models-cores-long", 3.5, f"{_CORES} {_LONG} --json {_TWO[1]}"),
+    Step("models-cores-heads", 1.5, f"{_CORES} {_HEADS} --tokens 2048 --parts prefill token --json "
+         f"{_TWO[2]}"),
+    Step("models-cores-encoders", 2, f"{_CORES} {_ENCODERS} --parts encoders --json {_TWO[3]}"),
+    Step("models-cores-page", 0.2,
          f'whole_models.py --read {" ".join(_TWO)} --page-part "all cores" --into {{page}}',
          MODELS, ("all cores",), reads=_TWO),
-    Step("native-cores", 3, "native.py --cores --seconds 1.5 --into {page}",
+    Step("native-cores", 2.8, "native.py --cores --seconds 0.5 --into {page}",
          "docs/native-cores.md"),
-    Step("native", 5, "native.py --seconds 1.5 --into {page}", NATIVE_PAGE),
-    Step("zentorch", 2, "zentorch_rival.py --seconds 2 --into {page}", "docs/rivals.md",
+    Step("native", 4, "native.py --seconds 0.5 --into {page}", NATIVE_PAGE),
+    Step("zentorch", 1, "zentorch_rival.py --seconds 2 --into {page}", "docs/rivals.md",
          ("zentorch",), libraries="build/rivals"),
-    Step("kernel-choice", 3, "kernel_choice.py --into {page}", "docs/kernel-choice.md"),
-    Step("layer", 4, "layer.py --threads 1 --clock cpu --seconds 3 --into {page}",
+    Step("kernel-choice", 1.3, "kernel_choice.py --seconds 0.3 --into {page}",
+         "docs/kernel-choice.md"),
+    Step("layer", 3, "layer.py --threads 1 --clock cpu --seconds 2 --into {page}",
          "docs/speed.md", libraries="build/peers"),
-    Step("observe", 5, "observe.py --threads 1 --clock cpu --seconds 3 --into {page}", WATCHING),
-    Step("spans", 1.5, "spans.py --seconds 10 --into {page}", WATCHING, ("spans",), threads=1),
-    Step("statistics-pass", 0.7, "statistics_pass.py --into {page}", NATIVE_PAGE, ("statistics",)),
-    Step("native-builds", 1, "native_builds.py --seconds 2 --into {page}", NATIVE_PAGE,
+    Step("observe", 3.5, "observe.py --threads 1 --clock cpu --seconds 1 --into {page}", WATCHING),
+    Step("spans", 1.2, "spans.py --seconds 10 --passes 2 --into {page}", WATCHING, ("spans",),
+         threads=1),
+    Step("statistics-pass", 0.6, "statistics_pass.py --seconds 4 --into {page}", NATIVE_PAGE,
+         ("statistics",)),
+    Step("native-builds", 0.8, "native_builds.py --seconds 2 --into {page}", NATIVE_PAGE,
          ("builds",)),
-    Step("native-peak", 0.7, "native_peak.py --seconds 2 --into {figure}", NATIVE_PAGE, (),
+    Step("native-peak", 0.6, "native_peak.py --seconds 2 --into {figure}", NATIVE_PAGE, (),
          figure="docs/native-peak.svg"),
-    Step("role-reading", 3, "role_reading.py --sentences 100 --into {page}",
-         "docs/roles-speed.md", ("", "importance")),
+    Step("role-reading", 2, "role_reading.py --sentences 50 --into {page}", "docs/roles-speed.md",
+         ("", "importance")),
     Step("report-time", 3, "report_time.py --rounds 1 --into {page}", "docs/roles-speed.md",
          ("report",)),
-    Step("pruning-time", 4, "pruning_time.py --threads 1 --clock cpu --passes 7 --into {page}",
+    Step("pruning-time", 1.2, "pruning_time.py --threads 1 --clock cpu --passes 9 --into {page}",
          "docs/smaller.md", ("random models",)),
-    Step("clip", 3, "clip.py --clock cpu --seconds 20 --into {page}", "docs/entropy-collapse.md"),
-    Step("corpus-sharding", 3, "corpus_sharding.py --into {page}", SCALE, ("sharding",),
+    Step("clip", 1.2, "clip.py --clock cpu --seconds 20 --into {page}",
+         "docs/entropy-collapse.md"),
+    Step("corpus-sharding", 2.5, "corpus_sharding.py --into {page}", SCALE, ("sharding",),
          threads=1),
-    Step("long-text", 2, "long_text.py --into {page}", SCALE, ("length",), threads=1),
-    Step("scale", 2, "scale.py --into {page}", SCALE, ("scale",), threads=1),
-    Step("corpus-memory", 3, "corpus_memory.py --into {page} --figure {figure}", SCALE,
+    Step("long-text", 1, "long_text.py --into {page}", SCALE, ("length",), threads=1),
+    Step("scale", 1.5, "scale.py --into {page}", SCALE, ("scale",), threads=1),
+    Step("corpus-memory", 2, "corpus_memory.py --into {page} --figure {figure}", SCALE,
          ("memory",), figure="docs/corpus-memory.svg"),
-    Step("alignment", 10, "alignment.py --into {page}", "docs/head-files.md", ("alignment",),
+    Step("alignment", 5, "alignment.py --into {page}", "docs/head-files.md", ("alignment",),
          threads=1),
 )
 # fmt: on

@@ -31,7 +31,6 @@ from headwise.monitor import HeadMonitor, QKClip
 MODELS = {
     "decoder, 4 layers of 256, 8 x 128": (4, 4, 256, 8, 128),
     "decoder, 4 layers of 512, 1 x 512": (4, 8, 512, 1, 512),
-    "decoder, 6 layers of 768, 1 x 1024": (6, 12, 768, 1, 1024),
 }
 NEVER, ALWAYS = 1e9, 1e-9
 ALONE = "unwatched"

@@ -2,7 +2,7 @@
 
     python benchmarks/corpus_memory.py --into docs/scale.md --figure docs/corpus-memory.svg
 
-The reader goes over a generated file of 1 GB; the job watches every head of a small Llama on 10 MB,
+The reader goes over a generated file of 1 GB; the job watches every head of a small Llama on 6 MB,
 cut to 64 tokens a text so that it ends in minutes. Both write the resident memory of their process
 as they go. Files are deleted afterwards.
 """
@@ -29,7 +29,7 @@ COLORS = ("#0b6e99", "#d9730d")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--reader-bytes", type=int, default=10**9)
-    parser.add_argument("--job-bytes", type=int, default=10**7)
+    parser.add_argument("--job-bytes", type=int, default=6 * 10**6)
     parser.add_argument("--into", type=Path)
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()

@@ -30,7 +30,7 @@ from headwise.kernels import attend
 
 warnings.filterwarnings("ignore", category=DeprecationWarning)  # raised by a peer on import
 
-SIZES = ((8, 128, 768, 12), (1, 2048, 768, 12), (1, 512, 768, 12))
+SIZES = ((8, 128, 768, 12), (1, 2048, 768, 12))
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CACHED = (4096, 16384)
 OURS, PLAIN = "headwise", "plain fused layer"

@@ -27,15 +27,14 @@ from headwise._library import library
 from headwise.kernels import RowRequest, make_rule, row_statistics
 from headwise.watch import observe
 
-KERNEL = (128, 512, 1024, 2048, 4096)
+KERNEL = (128, 512, 1024, 4096)
 # Layers, heads, width, texts and tokens of whole models.
 MODELS = {
     "encoder, 6 layers of 384, 8 x 128": ("Bert", 6, 384, 8, 128),
     "encoder, 6 layers of 384, 2 x 512": ("Bert", 6, 384, 2, 512),
-    "decoder, 2 layers of 768, 1 x 2048": ("GPT2", 2, 768, 1, 2048),
-    "decoder, 1 layer of 768, 1 x 4096": ("GPT2", 1, 768, 1, 4096),
+    "decoder, 1 layer of 768, 1 x 2048": ("GPT2", 1, 768, 1, 2048),
 }
-LENGTHS = (1024, 4096, 16384)
+LENGTHS = (4096, 16384)
 EVERY = 4
 
 

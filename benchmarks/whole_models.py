@@ -1,8 +1,8 @@
 """Whole Hugging Face models on headwise's kernels: prefill, next token, encoders, training.
 
     make bench PAGE=docs/attention-implementation.md
-    python benchmarks/whole_models.py --threads 1 --json some.json --only "on 4" "bert, 8 texts"
-    python benchmarks/whole_models.py --threads 1 --json others.json --only "llama, 16 heads" vit
+    python benchmarks/whole_models.py --threads 1 --json some.json --only llama "bert, 8 texts"
+    python benchmarks/whole_models.py --threads 1 --json others.json --only t5 vit
     python benchmarks/whole_models.py --read some.json others.json --into PAGE
     python benchmarks/whole_models.py --only vit --parts encoders --compiled zentorch
 
@@ -47,13 +47,13 @@ class Model(NamedTuple):
     """A model, and what it reads: `inputs(tokens)`."""
 
     make: Callable[[], nn.Module]
-    inputs: Callable[[int], dict[str, Tensor]]
+    inputs: Callable[[int], dict[str, Any]]
     decodes: bool = False
 
 
-def llama(kv_heads: int) -> nn.Module:
+def llama(kv_heads: int, layers: int = 4) -> nn.Module:
     config = transformers.LlamaConfig(
-        hidden_size=1024, num_hidden_layers=4, num_attention_heads=16, intermediate_size=2816,
+        hidden_size=1024, num_hidden_layers=layers, num_attention_heads=16, intermediate_size=2816,
         num_key_value_heads=kv_heads, vocab_size=VOCABULARY, max_position_embeddings=20000,
     )  # fmt: skip
     return transformers.LlamaForCausalLM(config)
@@ -84,6 +84,10 @@ def ids(texts: int, tokens: int) -> Tensor:
     return torch.randint(5, VOCABULARY, (texts, tokens))
 
 
+def one_text(tokens: int) -> dict[str, Any]:
+    return {"input_ids": ids(1, tokens), "logits_to_keep": 1}
+
+
 def padded(texts: int, tokens: int) -> dict[str, Tensor]:
     """Texts of half to all of the length, as a batch of an encoder has them."""
     lengths = torch.linspace(tokens // 2, tokens, texts).long()
@@ -92,12 +96,9 @@ def padded(texts: int, tokens: int) -> dict[str, Tensor]:
 
 
 MODELS = {
-    "llama, 16 heads on 4": Model(
-        partial(llama, 4), lambda n: {"input_ids": ids(1, n), "logits_to_keep": 1}, True
-    ),
-    "llama, 16 heads": Model(
-        partial(llama, 16), lambda n: {"input_ids": ids(1, n), "logits_to_keep": 1}, True
-    ),
+    "llama, 16 heads on 4": Model(partial(llama, 4), one_text, True),
+    "llama, 16 heads": Model(partial(llama, 16), one_text, True),
+    "llama, 16 heads on 4, 2 layers": Model(partial(llama, 4, layers=2), one_text, True),
     "bert, 8 texts": Model(bert, lambda n: {"input_ids": ids(8, n)}),
     "bert, 8 padded texts": Model(bert, partial(padded, 8)),
     "t5, 2 texts": Model(
@@ -282,7 +283,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--compiled", nargs="+", default=[], help="backends of torch.compile")
     parser.add_argument("--rounds", type=int, help="instead of --seconds")
     parser.add_argument("--least-rounds", type=int, default=LEAST, help="of lines that take long")
-    parser.add_argument("--most-eager", type=int, default=2048, help="tokens of eager attention")
+    parser.add_argument("--most-eager", type=int, default=512, help="tokens of eager attention")
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names of models")
     parser.add_argument("--parts", nargs="+", choices=tuple(PARTS), default=[*PARTS])
     parser.add_argument("--tokens", type=int, nargs="+", default=[512, 2048, 8192])
