@@ -80,11 +80,11 @@ _TWO = tuple(f"build/bench/two-{name}.json" for name in ("groups", "long", "head
 # fmt: off
 STEPS = (
     Step("models", 6, f"{_WHOLE} {_GROUPS} --json {_ONE[0]}"),
-    Step("models-long", 4, f"{_WHOLE} {_LONG} --least-rounds 3 --json {_ONE[1]}"),
+    Step("models-long", 5, f"{_WHOLE} {_LONG} --least-rounds 3 --json {_ONE[1]}"),
     Step("models-heads", 3.5, f"{_WHOLE} {_HEADS} --tokens 512 2048 --most-trained 512 --json "
          f"{_ONE[2]}"),
     Step("models-encoders", 6.5, f"{_WHOLE} {_ENCODERS} --json {_ONE[3]}"),
-    Step("models-zentorch", 2.5, f"{_WHOLE} {_COMPILED} --json {_RIVAL}", libraries="build/rivals"),
+    Step("models-zentorch", 3, f"{_WHOLE} {_COMPILED} --json {_RIVAL}", libraries="build/rivals"),
     Step("models-page", 0.2, f"whole_models.py --read {' '.join(_ONE)} {_RIVAL} --into {{page}}",
          MODELS, reads=(*_ONE, _RIVAL)),
     Step("short-watch", 3, "short_watch.py --clock cpu --into {page}", WATCHING, ("short calls",),
@@ -101,7 +101,7 @@ STEPS = (
     Step("native-cores", 2.8, "native.py --cores --seconds 0.5 --into {page}",
          "docs/native-cores.md"),
     Step("native", 4, "native.py --seconds 0.5 --into {page}", NATIVE_PAGE),
-    Step("zentorch", 1, "zentorch_rival.py --seconds 2 --into {page}", "docs/rivals.md",
+    Step("zentorch", 1.3, "zentorch_rival.py --seconds 1 --into {page}", "docs/rivals.md",
          ("zentorch",), libraries="build/rivals"),
     Step("kernel-choice", 1.3, "kernel_choice.py --seconds 0.3 --into {page}",
          "docs/kernel-choice.md"),
@@ -130,8 +130,8 @@ STEPS = (
     Step("scale", 1.5, "scale.py --into {page}", SCALE, ("scale",), threads=1),
     Step("corpus-memory", 2, "corpus_memory.py --into {page} --figure {figure}", SCALE,
          ("memory",), figure="docs/corpus-memory.svg"),
-    Step("alignment", 5, "alignment.py --into {page}", "docs/head-files.md", ("alignment",),
-         threads=1),
+    Step("alignment", 5, "alignment.py --seconds 15 --into {page}", "docs/head-files.md",
+         ("alignment",), threads=1),
 )
 # fmt: on
 
