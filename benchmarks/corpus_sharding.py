@@ -26,8 +26,8 @@ from headwise.jobs import CorpusJob
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--bytes", type=int, default=300_000)
-    parser.add_argument("--shards", type=int, default=12)
+    parser.add_argument("--bytes", type=int, default=250_000)
+    parser.add_argument("--shards", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="cpu")
     parser.add_argument("--into", type=Path)
