@@ -106,9 +106,9 @@ format: .venv/dev
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-# By hand, hours on an idle machine: the figures of all pages whose command needs the checkout
-# alone, or with PAGE=docs/native.md those of one. It goes on where it stopped.
-bench: .venv/dev
+# By hand, more than an hour on an idle machine: the figures of all pages whose command needs no
+# material, or with PAGE=docs/native.md those of one. It goes on where it stopped.
+bench: .venv/dev build/rivals build/peers
 	$(BIN)/python benchmarks/bench.py $(PAGE)
 
 # By hand, an hour or two: kills, broken files by the million, and long watches. CI runs a sample.
@@ -144,9 +144,16 @@ build/rivals: Makefile | $(BIN)/pip
 	$(BIN)/pip install --quiet --no-deps --upgrade --target $@ $(RIVALS)
 	@touch $@
 
+# A library of layers and what it needs, which `make bench` compares ours with.
+PEERS = x-transformers==2.31.10 torch-einops-utils==0.2.0 einops==0.8.2 einx==0.4.3 loguru==0.7.3 \
+    frozendict==2.5.1
+
+build/peers: Makefile | $(BIN)/pip
+	$(BIN)/pip install --quiet --no-deps --upgrade --target $@ $(PEERS)
+	@touch $@
+
 # PAIRS: a CSV file of the STS benchmark, two sentences and their similarity in each row.
 rivals: .venv/dev build/rivals
-	PYTHONPATH=build/rivals $(BIN)/python benchmarks/zentorch_rival.py --into docs/rivals.md
 	PYTHONPATH=build/rivals $(BIN)/python benchmarks/torch_pruning_rival.py --pairs $(PAIRS) --into docs/rivals.md
 
 # The site. Fails on code that does not run, links that lead nowhere, names without documentation.

@@ -109,6 +109,13 @@ def rounds_for(works: Mapping[str, Work], seconds: float, least: int = 5, most: 
     return max(least, min(most, int(seconds / (time.perf_counter() - started))))
 
 
+def timed_for(
+    works: Mapping[str, Work], seconds: float, clock: str = "wall", least: int = 5, most: int = 200
+) -> Times:
+    """Time every variant in as many rounds as fit into `seconds`."""
+    return interleaved(works, rounds_for(works, seconds, least, most), clock, is_warm=True)
+
+
 def kernels_of(work: Work) -> str:
     """The attention kernels of torch that `work` calls."""
     with torch.profiler.profile() as profile:

@@ -12,7 +12,10 @@ kernel against a pass of eager attention that returns all weights, with the same
 import argparse
 import copy
 import json
+import multiprocessing
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -77,13 +80,23 @@ def _kept(
 
 
 def _errors(options: argparse.Namespace) -> Iterator[Row]:
-    for (name, (make, task)), seed in product(TASKS.items(), options.seeds):
-        model = make(seed)
-        loss = train(model, task, options.steps)
-        found = hw.find_alignment_heads(model, list(batches(task, options.examples)))
-        if found.outcome == "found":
-            found.write_to(model)
-        yield {"task": name, "seed": seed, "loss": f"{loss:.3f}", **_row(found)}
+    """A row for each task and seed; several are trained at a time, since nothing here is timed."""
+    cases = product(TASKS, options.seeds)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(mp_context=context) as pool:
+        yield from pool.map(partial(_errors_of, options.steps, options.examples), cases)
+
+
+def _errors_of(steps: int, examples: int, case: tuple[str, int]) -> Row:
+    torch.set_num_threads(1)
+    name, seed = case
+    make, task = TASKS[name]
+    model = make(seed)
+    loss = train(model, task, steps)
+    found = hw.find_alignment_heads(model, list(batches(task, examples)))
+    if found.outcome == "found":
+        found.write_to(model)
+    return {"task": name, "seed": seed, "loss": f"{loss:.3f}", **_row(found)}
 
 
 def _row(found: AlignmentHeads) -> Row:
@@ -123,7 +136,7 @@ def _costs(options: argparse.Namespace) -> Iterator[Row]:
         known, ours = works["eager"](), works["align"]()[0]
         assert (known.spans == ours.spans).mean() > 0.99
         rounds = rounds_for(works, options.seconds)
-        times = interleaved(works, rounds, options.clock)
+        times = interleaved(works, rounds, options.clock, is_warm=True)
         yield {
             "outputs": length, "hw.align": f"{times.median('align'):.0f} ms",
             "eager": f"{times.median('eager'):.0f} ms", "ratio": str(times.ratio("align", "eager")),

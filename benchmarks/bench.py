@@ -6,7 +6,8 @@
 
 A step that ends well leaves a stamp, build/bench/NAME.done, with the time that it took. It is done
 while the stamp is newer than its benchmark, the sources of the native kernel and the files that it
-reads. Delete the stamp to measure again. The machine should have nothing else to do.
+reads. Delete the stamp to measure again. After a step that fails, those that do not read its rows
+still run. The machine should have nothing else to do.
 """
 
 import argparse
@@ -39,6 +40,7 @@ class Step:
         figure: An SVG that it draws.
         reads: Files of rows, which earlier steps write.
         threads: The threads of every library; None: as the benchmark has it.
+        libraries: A folder of libraries for this step alone, which may be missing.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Step:
     figure: str = ""
     reads: tuple[str, ...] = ()
     threads: int | None = None
+    libraries: str = ""
 
     @property
     def script(self) -> str:
@@ -63,49 +66,72 @@ class Step:
         return [sys.executable, f"benchmarks/{script}", *options]
 
 
-_WHOLE = "whole_models.py --tokens"
-_LONG = '8192 --only "on 4" --parts prefill token --rounds 5'
-_ONE, _ONE_LONG = "build/bench/one.json", "build/bench/long.json"
-_TWO, _TWO_LONG = "build/bench/two.json", "build/bench/two-long.json"
+_WHOLE = "whole_models.py --clock cpu --threads 1 --seconds 3"
+_CORES = "whole_models.py --threads 2 --seconds 3"
+_GROUPS = '--only "llama, 16 heads on 4" --tokens 512 2048'
+_LONG = '--only "llama, 16 heads on 4, 2 layers" --tokens 8192 --parts prefill token'
+_HEADS, _ENCODERS = '--only "llama, 16 heads"', '--only "8 padded" t5 vit'
+_COMPILED = '--compiled zentorch --only "llama, 16 heads on 4" vit --tokens 512 2048'
+_ONE = tuple(f"build/bench/one-{n}.json" for n in ("groups", "long", "heads", "encoders"))
+_RIVAL = "build/bench/one-zentorch.json"
+_TWO = tuple(f"build/bench/two-{name}.json" for name in ("groups", "long", "heads", "encoders"))
 
+# What depends least on a quiet machine comes last.
 # fmt: off
 STEPS = (
-    Step("observe", 10, "observe.py --threads 1 --into {page}", WATCHING),
-    Step("short-watch", 2, "short_watch.py --into {page}", WATCHING, ("short calls",), threads=1),
-    Step("spans", 6, "spans.py --into {page}", WATCHING, ("spans",), threads=1),
-    Step("layer", 12, "layer.py --threads 1 --json build/bench/layer.json --into {page}",
-         "docs/speed.md"),
-    Step("role-reading", 8, "role_reading.py --into {page}", "docs/roles-speed.md",
-         ("", "importance")),
-    Step("report-time", 15, "report_time.py --into {page}", "docs/roles-speed.md", ("report",)),
-    Step("short-calls", 5, "short_calls.py --into {page}", "docs/short-calls.md"),
-    Step("native", 20, "native.py --into {page}", NATIVE_PAGE),
-    Step("native-cores", 16, "native.py --cores --into {page}", "docs/native-cores.md"),
-    Step("native-builds", 3, "native_builds.py --into {page}", NATIVE_PAGE, ("builds",)),
-    Step("statistics-pass", 2, "statistics_pass.py --into {page}", NATIVE_PAGE, ("statistics",)),
-    Step("native-peak", 1, "native_peak.py --into {figure}", NATIVE_PAGE, (),
+    Step("models", 6, f"{_WHOLE} {_GROUPS} --json {_ONE[0]}"),
+    Step("models-long", 4.7, f"{_WHOLE} {_LONG} --least-rounds 3 --json {_ONE[1]}"),
+    Step("models-heads", 2.7, f"{_WHOLE} {_HEADS} --tokens 512 2048 --parts prefill token "
+         f"--json {_ONE[2]}"),
+    Step("models-encoders", 6.2, f"{_WHOLE} {_ENCODERS} --json {_ONE[3]}"),
+    Step("models-zentorch", 3, f"{_WHOLE} {_COMPILED} --json {_RIVAL}", libraries="build/rivals"),
+    Step("models-page", 0.2, f"whole_models.py --read {' '.join(_ONE)} {_RIVAL} --into {{page}}",
+         MODELS, reads=(*_ONE, _RIVAL)),
+    Step("short-watch", 2.8, "short_watch.py --clock cpu --seconds 6 --into {page}", WATCHING,
+         ("short calls",), threads=1),
+    Step("short-calls", 1.5, "short_calls.py --seconds 3 --into {page}", "docs/short-calls.md"),
+    Step("models-cores", 3.5, f"{_CORES} {_GROUPS} --json {_TWO[0]}"),
+    Step("models-cores-long", 1.7, f"{_CORES} {_LONG} --dtypes bfloat16 --json {_TWO[1]}"),
+    Step("models-cores-heads", 1.5, f"{_CORES} {_HEADS} --tokens 2048 --parts prefill token --json "
+         f"{_TWO[2]}"),
+    Step("models-cores-encoders", 2, f"{_CORES} {_ENCODERS} --parts encoders --json {_TWO[3]}"),
+    Step("models-cores-page", 0.2,
+         f'whole_models.py --read {" ".join(_TWO)} --page-part "all cores" --into {{page}}',
+         MODELS, ("all cores",), reads=_TWO),
+    Step("native-cores", 3.2, "native.py --cores --seconds 0.4 --into {page}",
+         "docs/native-cores.md"),
+    Step("native", 4.6, "native.py --seconds 0.4 --into {page}", NATIVE_PAGE),
+    Step("zentorch", 1.3, "zentorch_rival.py --seconds 1 --into {page}", "docs/rivals.md",
+         ("zentorch",), libraries="build/rivals"),
+    Step("kernel-choice", 1.3, "kernel_choice.py --seconds 0.3 --into {page}",
+         "docs/kernel-choice.md"),
+    Step("layer", 3, "layer.py --threads 1 --clock cpu --seconds 2 --into {page}",
+         "docs/speed.md", libraries="build/peers"),
+    Step("observe", 4.3, "observe.py --threads 1 --clock cpu --seconds 1 --into {page}", WATCHING),
+    Step("spans", 1, "spans.py --seconds 5 --passes 2 --into {page}", WATCHING, ("spans",),
+         threads=1),
+    Step("statistics-pass", 0.6, "statistics_pass.py --seconds 4 --into {page}", NATIVE_PAGE,
+         ("statistics",)),
+    Step("native-builds", 0.8, "native_builds.py --seconds 2 --into {page}", NATIVE_PAGE,
+         ("builds",)),
+    Step("native-peak", 0.6, "native_peak.py --seconds 2 --into {figure}", NATIVE_PAGE, (),
          figure="docs/native-peak.svg"),
-    Step("kernel-choice", 8, "kernel_choice.py --into {page}", "docs/kernel-choice.md"),
-    Step("pruning-time", 5, "pruning_time.py --threads 1 --clock cpu --passes 9 --into {page}",
+    Step("role-reading", 2, "role_reading.py --sentences 50 --into {page}", "docs/roles-speed.md",
+         ("", "importance")),
+    Step("report-time", 3, "report_time.py --rounds 1 --into {page}", "docs/roles-speed.md",
+         ("report",)),
+    Step("pruning-time", 1, "pruning_time.py --threads 1 --clock cpu --passes 7 --into {page}",
          "docs/smaller.md", ("random models",)),
-    Step("clip", 9, "clip.py --clock cpu --seconds 180 --into {page}", "docs/entropy-collapse.md"),
-    Step("corpus-memory", 20, "corpus_memory.py --into {page} --figure {figure}", SCALE,
+    Step("clip", 1.2, "clip.py --clock cpu --seconds 20 --into {page}",
+         "docs/entropy-collapse.md"),
+    Step("corpus-sharding", 2.2, "corpus_sharding.py --into {page}", SCALE, ("sharding",),
+         threads=1),
+    Step("long-text", 1, "long_text.py --into {page}", SCALE, ("length",), threads=1),
+    Step("scale", 1.5, "scale.py --into {page}", SCALE, ("scale",), threads=1),
+    Step("corpus-memory", 1.8, "corpus_memory.py --into {page} --figure {figure}", SCALE,
          ("memory",), figure="docs/corpus-memory.svg"),
-    Step("corpus-sharding", 20, "corpus_sharding.py --into {page}", SCALE, ("sharding",),
-         threads=1),
-    Step("long-text", 5, "long_text.py --into {page}", SCALE, ("length",), threads=1),
-    Step("scale", 5, "scale.py --into {page}", SCALE, ("scale",), threads=1),
-    Step("alignment", 40, "alignment.py --into {page}", "docs/head-files.md", ("alignment",),
-         threads=1),
-    Step("models", 60, f"{_WHOLE} 512 2048 --threads 1 --clock cpu --json {_ONE}"),
-    Step("models-long", 30, f"{_WHOLE} {_LONG} --threads 1 --json {_ONE_LONG}"),
-    Step("models-page", 0.1, f"whole_models.py --read {_ONE} {_ONE_LONG} --into {{page}}", MODELS,
-         reads=(_ONE, _ONE_LONG)),
-    Step("models-cores", 60, f"{_WHOLE} 512 2048 --threads 2 --seconds 5 --json {_TWO}"),
-    Step("models-cores-long", 30, f"{_WHOLE} {_LONG} --threads 2 --json {_TWO_LONG}"),
-    Step("models-cores-page", 0.1,
-         f'whole_models.py --read {_TWO} {_TWO_LONG} --page-part "all cores" --into {{page}}',
-         MODELS, ("all cores",), reads=(_TWO, _TWO_LONG)),
+    Step("alignment", 5, "alignment.py --seconds 15 --into {page}", "docs/head-files.md",
+         ("alignment",), threads=1),
 )
 # fmt: on
 
@@ -124,14 +150,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no step writes {options.page}. Name one of {', '.join(pages)}.")
     left = sum(step.minutes for step in steps if not is_done(step))
     print(f"{len(steps)} steps; about {left:.0f} minutes are left.", flush=True)
+    failed: list[Step] = []
     for step in steps:
         if is_done(step):
             print(f"{step.name}: done, {step.stamp.read_text('utf-8').strip()}", flush=True)
         elif options.list:
             print(f"{step.name}: about {step.minutes:g} minutes, {step.page or 'rows'}", flush=True)
-        elif code := run(step):
-            return code
-    return 0
+        elif not has_rows(step, failed) or run(step):
+            failed.append(step)
+    if failed:
+        print(f"Failed: {', '.join(step.name for step in failed)}.", flush=True)
+    return int(bool(failed))
 
 
 def chosen(steps: Iterable[Step], page: str) -> list[Step]:
@@ -142,6 +171,14 @@ def chosen(steps: Iterable[Step], page: str) -> list[Step]:
     own = [step for step in steps if step.page == page]
     reads = [path for step in own for path in step.reads]
     return [step for step in steps if step in own or any(path in step.command for path in reads)]
+
+
+def has_rows(step: Step, failed: Iterable[Step]) -> bool:
+    """Whether no step has failed whose rows this one reads; those of an earlier run do not do."""
+    missing = [other.name for other in failed if any(path in other.command for path in step.reads)]
+    if missing:
+        print(f"{step.name}: left out, without the rows of {', '.join(missing)}", flush=True)
+    return not missing
 
 
 def is_done(step: Step) -> bool:
@@ -160,8 +197,10 @@ def run(step: Step) -> int:
     STAMPS.mkdir(parents=True, exist_ok=True)
     step.stamp.unlink(missing_ok=True)
     started = time.monotonic()
-    threads = {} if step.threads is None else {"OMP_NUM_THREADS": str(step.threads)}
-    code = subprocess.run(step.arguments(), env=os.environ | threads).returncode
+    changed = {} if step.threads is None else {"OMP_NUM_THREADS": str(step.threads)}
+    if step.libraries:
+        changed["PYTHONPATH"] = step.libraries
+    code = subprocess.run(step.arguments(), env=os.environ | changed).returncode
     minutes = (time.monotonic() - started) / 60
     if code:
         print(f"{step.name}: failed with status {code} after {minutes:.1f} minutes", flush=True)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 from _report import Row, machine, print_rows, publish, rows_of
-from _timing import Work, interleaved, rounds_for
+from _timing import Work, timed_for
 from torch import nn
 
 from headwise.lab import MiniGPT, MiniGPTConfig
@@ -31,7 +31,6 @@ from headwise.monitor import HeadMonitor, QKClip
 MODELS = {
     "decoder, 4 layers of 256, 8 x 128": (4, 4, 256, 8, 128),
     "decoder, 4 layers of 512, 1 x 512": (4, 8, 512, 1, 512),
-    "decoder, 6 layers of 768, 1 x 1024": (6, 12, 768, 1, 1024),
 }
 NEVER, ALWAYS = 1e9, 1e-9
 ALONE = "unwatched"
@@ -94,7 +93,7 @@ def steps(options: argparse.Namespace) -> Iterator[Row]:
             "looks ahead, a head near": Training(model, ids, 1, NEVER, near=0.0),
         }
         works: dict[str, Work] = {who: training.step for who, training in trainings.items()}
-        times = interleaved(works, rounds_for(works, options.seconds), options.clock)
+        times = timed_for(works, options.seconds, options.clock)
         case = {"table": "A training step", "model": name}
         yield from rows_of(case, times, ALONE)
         ratio = times.ratio("clip, no head over the bar", "monitor, every step")

@@ -2,8 +2,8 @@
 
     python benchmarks/corpus_memory.py --into docs/scale.md --figure docs/corpus-memory.svg
 
-The reader goes over a generated file of 2 GB; the job watches every head of a small Llama on 50 MB,
-cut to 64 tokens a text so that it ends in minutes. Both write the resident memory of their process
+The reader goes over a generated file of 1 GB; the job watches every head of a small Llama on 8 MB,
+cut to 16 tokens a text so that it ends in minutes. Both write the resident memory of their process
 as they go. Files are deleted afterwards.
 """
 
@@ -28,8 +28,8 @@ COLORS = ("#0b6e99", "#d9730d")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--reader-bytes", type=int, default=2 * 10**9)
-    parser.add_argument("--job-bytes", type=int, default=50 * 10**6)
+    parser.add_argument("--reader-bytes", type=int, default=10**9)
+    parser.add_argument("--job-bytes", type=int, default=8 * 10**6)
     parser.add_argument("--into", type=Path)
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
@@ -75,7 +75,7 @@ def read_corpus(folder: Path, n_bytes: int) -> Samples:
 def run_job(folder: Path, n_bytes: int) -> Samples:
     model = write_model(folder / "model")
     path = write_corpus(folder / "small.jsonl", n_bytes)
-    job = hw.corpus(model, path, out=folder / "run", shards=25, max_tokens=64)
+    job = hw.corpus(model, path, out=folder / "run", shards=25, max_tokens=16)
     samples: Samples = []
 
     def sample(done: int, total: int) -> None:

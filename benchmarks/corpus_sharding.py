@@ -26,9 +26,9 @@ from headwise.jobs import CorpusJob
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--bytes", type=int, default=10**6)
-    parser.add_argument("--shards", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--bytes", type=int, default=250_000)
+    parser.add_argument("--shards", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="cpu")
     parser.add_argument("--into", type=Path)
     options = parser.parse_args()
@@ -82,7 +82,7 @@ def worker_rows(
 ) -> list[tuple[str, str, str]]:
     """Shards per second of one and of two workers, from the first finished shard to the last."""
     rates: dict[int, list[float]] = {1: [], 2: []}
-    for number in range(max(3, options.rounds // 5)):
+    for number in range(options.rounds):
         for workers in (1, 2) if number % 2 else (2, 1):
             run = place / f"workers{workers}"
             shutil.rmtree(run, ignore_errors=True)

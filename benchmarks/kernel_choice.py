@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import torch
 from _report import Row, machine, print_rows, publish
-from _timing import Work, interleaved, rounds_for
+from _timing import Work, timed_for
 from torch import Tensor
 
 from headwise.kernels import _attend, attend
@@ -183,7 +183,7 @@ def _row(
 ) -> Row:
     """A line: the ratio of the first work to the second, and whether the first is chosen."""
     first, second = works
-    times = interleaved(works, rounds_for(works, options.seconds), options.clock)
+    times = timed_for(works, options.seconds, options.clock)
     shown = {name: "yes" if x is True else "no" if x is False else x for name, x in case.items()}
     took = f"{times.median(second):.3f} ms"
     ratio = f"{times.ratio(first, second)}, {'chosen' if chosen else 'not chosen'}"

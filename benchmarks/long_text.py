@@ -17,7 +17,7 @@ from _report import cpu_name, insert, peak_of, software, table
 
 import headwise as hw
 
-LENGTHS = (16384, 32768, 65536, 131072, 262144)
+LENGTHS = (16384, 32768, 65536)
 HEADS, WIDTH = 4, 16
 
 

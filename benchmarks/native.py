@@ -18,7 +18,7 @@ from itertools import chain, cycle, product
 import torch
 import torch.nn.functional as F
 from _report import Row, machine, print_rows, publish, rows_of
-from _timing import Times, Work, interleaved, rounds_for
+from _timing import Times, Work, interleaved, timed_for
 from torch import Tensor
 
 from headwise._library import library
@@ -44,11 +44,14 @@ FORWARD = (
     (1, 12, 8192, 64),
     (1, 32, 1024, 128),
 )
+# Texts of more tokens are measured with the first statistics alone.
+MOST, FIRST = 2048, "with lse, entropy, maxima"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TORCH, READING = "torch, enable_gqa", "reading keys and values"
 # Texts, heads, kv heads, cached keys, width.
 DECODING = ((1, 32, 8, 4096, 128), (1, 32, 8, 16384, 128), (4, 32, 8, 4096, 128))
-DECODING += ((1, 12, 12, 512, 64), (1, 12, 12, 4096, 64), (4, 12, 12, 4096, 64))
+DECODING += tuple((1, 12, 12, S, 64) for S in (64, 128, 512, 1024, 4096))
+DECODING += ((4, 12, 12, 4096, 64),)
 # Bytes read before the same cache is used again: several times the size of a processor's cache.
 BETWEEN = 1 << 28
 # Sizes around which the native kernel becomes faster.
@@ -89,7 +92,7 @@ def forward_works(size: tuple[int, ...], causal: bool, dtype: torch.dtype) -> di
     rule = make_rule(head_dim=D, is_causal=causal).simplify(T, T)
     classes = torch.eye(8)[torch.randint(8, (B, T))]
     requests = {
-        "with lse, entropy, maxima": RowRequest(heads=True),
+        FIRST: RowRequest(heads=True),
         "and argmax": RowRequest(heads=True, argmax=True),
         "and 8 classes": RowRequest(heads=True, argmax=True, classes=classes),
         "a watch": RowRequest(heads=True, distance=True, keys=_neighbors(B, T)),
@@ -99,7 +102,8 @@ def forward_works(size: tuple[int, ...], causal: bool, dtype: torch.dtype) -> di
         "torch": partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal),
         "heads alone": partial(attend, q, k, v, causal=causal, backend="native"),
     }
-    return works | {name: _described(q, k, v, rule, request) for name, request in requests.items()}
+    names = [name for name in requests if T <= MOST or name == FIRST]
+    return works | {name: _described(q, k, v, rule, requests[name]) for name in names}
 
 
 def rules(options: argparse.Namespace) -> Iterator[Row]:
@@ -216,7 +220,7 @@ def _often(work: Work) -> None:
 
 def training(options: argparse.Namespace) -> Iterator[Row]:
     """Forward and backward, with gradients of the output alone and of entropies too."""
-    sizes = (*SMALL, *(size for size in options.sizes if size[2] <= 2048))
+    sizes = (*SMALL, *(size for size in options.sizes if size[2] <= MOST))
     for dtype, size, causal in product(DTYPES, sizes, (False, True)):
         table = f"Forward and backward, {dtype}"
         case = {"table": table, "texts, heads, tokens, width": label(size)}
@@ -267,7 +271,7 @@ def label(size: tuple[int, ...]) -> str:
 
 
 def time_works(works: dict[str, Work], options: argparse.Namespace) -> Times:
-    return interleaved(works, rounds_for(works, options.seconds, least=7), options.clock)
+    return timed_for(works, options.seconds, options.clock)
 
 
 def _arguments() -> argparse.Namespace:

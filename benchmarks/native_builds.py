@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 from _report import Row, machine, print_rows, publish, rows_of
-from _timing import Work, interleaved, rounds_for
+from _timing import Work, interleaved, timed_for
 from native_peak import multiplications
 from torch import Tensor
 
@@ -67,7 +67,7 @@ def whole_calls(builds: dict[str, Library], options: argparse.Namespace) -> Iter
             tensors = [x.requires_grad_(trained) for x in (q, k, v)]
             works: dict[str, Work] = {"torch": partial(_run, tensors, causal, None)}
             works |= {name: partial(_run, tensors, causal, x) for name, x in builds.items()}
-            times = interleaved(works, rounds_for(works, options.seconds, least=7), "cpu")
+            times = timed_for(works, options.seconds, "cpu")
             case = {
                 "table": f"Builds over torch's kernel, {dtype}",
                 "texts, heads, tokens, width": f"{B} x {H} x {T} x {D}",

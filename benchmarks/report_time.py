@@ -2,8 +2,8 @@
 
     python benchmarks/report_time.py --into docs/roles-speed.md
 
-The report of a Mini-GPT that is trained first, and once more of the trained one, on all cores and
-on one.
+The report of a Mini-GPT that is trained first, and once more of the trained one, on all cores and,
+with `--one-core`, on one.
 """
 
 import argparse
@@ -18,29 +18,31 @@ from pathlib import Path
 
 from _report import cpu_name, insert, software, table
 
-TITLES = ("headwise report", "all cores", "one core")
 WORKS = ("trains a Mini-GPT and studies it", "studies it, trained before")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--one-core", action="store_true", help="measure on one core too")
     parser.add_argument("--into", help="the page to write the table into")
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
-    seconds: dict[int, list[list[float]]] = {count: [] for count in (len(cores), 1)}
+    counts = {"all cores": len(cores)} | ({"one core": 1} if options.one_core else {})
+    seconds: dict[str, list[list[float]]] = {name: [] for name in counts}
     for _ in range(options.rounds):
-        for count, rounds in seconds.items():
-            rounds.append(list(reports(cores[:count])))
-            print(f"{count} cores:", *(f"{took:.0f} s" for took in rounds[-1]), file=sys.stderr)
+        for where, rounds in seconds.items():
+            rounds.append(list(reports(cores[: counts[where]])))
+            print(f"{where}:", *(f"{took:.0f} s" for took in rounds[-1]), file=sys.stderr)
     columns = [map(statistics.median, zip(*rounds, strict=True)) for rounds in seconds.values()]
     rows = [
         [name, *(f"{took // 60:.0f} min {took % 60:.0f} s" for took in row)]
         for name, *row in zip(WORKS, *columns, strict=True)
     ]
+    runs = "one run" if options.rounds == 1 else f"medians of {options.rounds} rounds"
     text = (
-        f"{software()}, {cpu_name()}, {len(cores)} cores, wall clock, "
-        f"medians of {options.rounds} rounds.\n\n{table(TITLES, rows)}"
+        f"{software()}, {cpu_name()}, {len(cores)} cores, wall clock, {runs}.\n\n"
+        f"{table(('headwise report', *seconds), rows)}"
     )
     print(text)
     if options.into:

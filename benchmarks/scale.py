@@ -111,7 +111,7 @@ def simulate(cluster: Cluster, gpus: int, shards: int, seed: int = 0) -> tuple[f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--into", type=Path)
-    parser.add_argument("--tokens", type=int, default=1024, help="tokens of the measured text")
+    parser.add_argument("--tokens", type=int, default=256, help="tokens of the measured text")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(1)

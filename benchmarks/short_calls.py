@@ -15,7 +15,7 @@ from itertools import chain, cycle
 import torch
 import torch.nn.functional as F
 from _report import Row, machine, print_rows, publish, rows_of
-from _timing import Times, Work, interleaved, rounds_for
+from _timing import Times, Work, timed_for
 from torch import Tensor
 
 from headwise._library import library
@@ -69,7 +69,7 @@ def _difference(
     name: str, causal: bool, whole: Work, kernel: Work, options: argparse.Namespace
 ) -> Iterator[Row]:
     works = {"call": whole, "kernel": kernel}
-    times = interleaved(works, rounds_for(works, options.seconds, most=2000), options.clock)
+    times = timed_for(works, options.seconds, options.clock, most=2000)
     # What Python takes is the same in each round: whatever else runs only adds to it.
     call, alone = (1e6 * min(times.seconds[name]) for name in works)
     took = {"call": call, "kernel": alone, "call less kernel": call - alone}
@@ -95,7 +95,7 @@ def decoding(options: argparse.Namespace) -> Iterator[Row]:
     for S in options.keys:
         for between, where in ((BETWEEN, "from memory"), (0, "again and again")):
             works = _decoding_works(S, between)
-            times = interleaved(works, rounds_for(works, options.seconds, most=400), options.clock)
+            times = timed_for(works, options.seconds, options.clock, most=400)
             calls = _calls(between)
             times = Times({n: [x / calls for x in each] for n, each in times.seconds.items()})
             case = {"keys": S, "read": where}

@@ -66,7 +66,7 @@ def _rows(options: argparse.Namespace) -> Iterator[Row]:
             "16 spans, 32 queries": partial(run, spans, [(T - 32, T)] * B),
         }
         rounds = rounds_for(works, options.seconds)
-        times = interleaved(works, rounds, options.clock)
+        times = interleaved(works, rounds, options.clock, is_warm=True)
         for work in works:
             ratio = "1" if work == "default" else str(times.ratio(work, "default"))
             yield {

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from _report import Row, machine, print_rows, publish, rows_of
-from _timing import Work, interleaved, rounds_for
+from _timing import Work, timed_for
 from native_peak import ROUNDS, multiplications
 from short_calls import kernel_alone
 from torch import Tensor
@@ -62,7 +62,7 @@ def _rows(
         builder, _ = build_statistics(q, k, v[..., :0], rule, request)
         works[name] = kernel_alone(builder)
     works["torch's kernel"] = partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal)
-    times = interleaved(works, rounds_for(works, seconds, least=7), "cpu")
+    times = timed_for(works, seconds, "cpu")
     case = {
         "table": "Statistics alone",
         "texts, heads, tokens, width": f"{B} x {H} x {T} x {D}",

@@ -1,18 +1,21 @@
 """Whole Hugging Face models on headwise's kernels: prefill, next token, encoders, training.
 
-    python benchmarks/whole_models.py --threads 1 --json one.json
-    python benchmarks/whole_models.py --threads 2 --json all.json --only "on 4" bert
-    python benchmarks/whole_models.py --read one.json all.json --into PAGE
-    python benchmarks/whole_models.py --only "on 4" --parts prefill token --tokens 512 --seconds 5
+    make bench PAGE=docs/attention-implementation.md
+    python benchmarks/whole_models.py --threads 1 --json some.json --only llama "bert, 8 texts"
+    python benchmarks/whole_models.py --read some.json others.json --into PAGE
+    python benchmarks/whole_models.py --only vit --parts encoders --compiled zentorch
 
 Models have random weights and a few layers, which changes no ratio. The variants of a line share
 their weights and run interleaved; each ratio is to `sdpa`: the median of the ratios of all rounds,
 with a 95 % interval. "Attention" is the share of the time of `sdpa` that its attention takes: what
-a faster kernel can gain at most. "Observed" is over the same model on headwise, unobserved.
+a faster kernel can gain at most. "Observed" is over the same model on headwise, unobserved. With
+`--compiled` the model is timed as a backend of torch.compile makes it, beside the first two alone.
 """
 
 import argparse
+import copy
 import importlib
+import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -29,14 +32,11 @@ import headwise as hw
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SDPA, OURS, EAGER, WATCHED = "sdpa", "headwise", "eager", "headwise, observed"
-# Eager attention holds the weights of all pairs.
-MOST_EAGER = 2048
 PREFILL, TOKEN, TRAINING, ENCODERS = "prefill", "token", "training", "encoders"
 PARTS = {
     PREFILL: "Prefill", TOKEN: "Next token", ENCODERS: "Encoders", TRAINING: "Training step"
 }  # fmt: skip
-# The number of rounds of lines that take long.
-LEAST = 3
+LEAST = 5  # rounds of lines that take long
 VOCABULARY = 1000
 # Outputs that differ by more, as a part of the largest, are not those of the same model.
 WRONG = 0.1
@@ -46,13 +46,13 @@ class Model(NamedTuple):
     """A model, and what it reads: `inputs(tokens)`."""
 
     make: Callable[[], nn.Module]
-    inputs: Callable[[int], dict[str, Tensor]]
+    inputs: Callable[[int], dict[str, Any]]
     decodes: bool = False
 
 
-def llama(kv_heads: int) -> nn.Module:
+def llama(kv_heads: int, layers: int = 4) -> nn.Module:
     config = transformers.LlamaConfig(
-        hidden_size=1024, num_hidden_layers=4, num_attention_heads=16, intermediate_size=2816,
+        hidden_size=1024, num_hidden_layers=layers, num_attention_heads=16, intermediate_size=2816,
         num_key_value_heads=kv_heads, vocab_size=VOCABULARY, max_position_embeddings=20000,
     )  # fmt: skip
     return transformers.LlamaForCausalLM(config)
@@ -83,6 +83,10 @@ def ids(texts: int, tokens: int) -> Tensor:
     return torch.randint(5, VOCABULARY, (texts, tokens))
 
 
+def one_text(tokens: int) -> dict[str, Any]:
+    return {"input_ids": ids(1, tokens), "logits_to_keep": 1}
+
+
 def padded(texts: int, tokens: int) -> dict[str, Tensor]:
     """Texts of half to all of the length, as a batch of an encoder has them."""
     lengths = torch.linspace(tokens // 2, tokens, texts).long()
@@ -91,12 +95,9 @@ def padded(texts: int, tokens: int) -> dict[str, Tensor]:
 
 
 MODELS = {
-    "llama, 16 heads on 4": Model(
-        partial(llama, 4), lambda n: {"input_ids": ids(1, n), "logits_to_keep": 1}, True
-    ),
-    "llama, 16 heads": Model(
-        partial(llama, 16), lambda n: {"input_ids": ids(1, n), "logits_to_keep": 1}, True
-    ),
+    "llama, 16 heads on 4": Model(partial(llama, 4), one_text, True),
+    "llama, 16 heads": Model(partial(llama, 16), one_text, True),
+    "llama, 16 heads on 4, 2 layers": Model(partial(llama, 4, layers=2), one_text, True),
     "bert, 8 texts": Model(bert, lambda n: {"input_ids": ids(8, n)}),
     "bert, 8 padded texts": Model(bert, partial(padded, 8)),
     "t5, 2 texts": Model(
@@ -112,7 +113,11 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     hw.register_attention()
     if "zentorch" in options.compiled:
-        importlib.import_module("zentorch")  # which registers its backend
+        if importlib.util.find_spec("zentorch"):
+            importlib.import_module("zentorch")  # which registers its backend
+        else:
+            print("zentorch is not installed: nothing is compared with it")
+            options.only = []
     if options.read:
         saved = [json.loads(Path(file).read_text("utf-8")) for file in options.read]
         rows, where = [row for one in saved for row in one["rows"]], saved[0]["machine"]
@@ -123,7 +128,7 @@ def main() -> None:
 
 def _all(options: argparse.Namespace) -> Iterator[Row]:
     for name, model in MODELS.items():
-        if not any(part in name for part in options.only):
+        if not _is_chosen(name, options.only):
             continue
         lengths = options.tokens if model.decodes else ENCODED[name.split(",")[0]]
         for dtype in options.dtypes:
@@ -131,9 +136,17 @@ def _all(options: argparse.Namespace) -> Iterator[Row]:
             variants = _variants(model.make().eval().to(DTYPES[dtype]))
             for tokens in lengths:
                 case = {"model": name, "tokens": f"{tokens:,}", "dtype": dtype}
-                case |= {"threads": options.threads}
                 inputs = _cast(model.inputs(tokens), DTYPES[dtype])
-                yield from _of_case(case, variants, inputs, tokens, model.decodes, options)
+                if options.compiled:
+                    whole = PREFILL if model.decodes else ENCODERS
+                    yield from _of_compiled(whole, case, variants, inputs, options)
+                else:
+                    yield from _of_case(case, variants, inputs, tokens, model.decodes, options)
+
+
+def _is_chosen(name: str, parts: list[str]) -> bool:
+    """Whether a model is named in full, or a part of its name is."""
+    return any(part == name if part in MODELS else part in name for part in parts)
 
 
 def _of_case(
@@ -145,13 +158,13 @@ def _of_case(
     options: argparse.Namespace,
 ) -> Iterator[Row]:
     ours, parts = variants[OURS], options.parts
-    rivals = {name: x for name, x in variants.items() if name != EAGER or tokens <= MOST_EAGER}
+    has_eager = tokens <= options.most_eager
+    rivals = {name: x for name, x in variants.items() if name != EAGER or has_eager}
     whole = PREFILL if decodes else ENCODERS
     with torch.inference_mode():
         if whole in parts:
             works = {name: partial(model, **inputs) for name, model in rivals.items()}
             works |= {WATCHED: works[OURS]}
-            works |= _compiled(variants[SDPA], inputs, options.compiled)
             yield from _timed(whole, case, works, options, ours)
         if decodes and TOKEN in parts:
             caches = {name: model(**inputs).past_key_values for name, model in rivals.items()}
@@ -174,12 +187,27 @@ def _variants(model: nn.Module) -> dict[str, nn.Module]:
     return variants
 
 
+@torch.inference_mode()
+def _of_compiled(
+    part: str,
+    case: Row,
+    variants: dict[str, nn.Module],
+    inputs: dict[str, Tensor],
+    options: argparse.Namespace,
+) -> Iterator[Row]:
+    works: dict[str, Work] = {name: partial(variants[name], **inputs) for name in (SDPA, OURS)}
+    works |= _compiled(variants[SDPA], inputs, options.compiled)
+    if len(works) > 2:
+        yield from _timed(part, {"table": f"{PARTS[part]}, compiled"} | case, works, options)
+
+
 def _compiled(model: nn.Module, inputs: dict[str, Tensor], backends: list[str]) -> dict[str, Work]:
     """The model compiled by each backend of torch.compile whose outputs are right."""
     works: dict[str, Work] = {}
     for backend in backends:
         torch.compiler.reset()
-        work = partial(torch.compile(model, backend=backend), **inputs)
+        own = copy.deepcopy(model)  # a backend may change its weights for good
+        work = partial(torch.compile(own, backend=backend), **inputs)
         expected = model(**inputs)[0].float()
         difference = (work()[0].float() - expected).abs().max() / expected.abs().max()
         if difference < WRONG:
@@ -209,7 +237,7 @@ def _timed(
     observed: nn.Module | None = None,
 ) -> Iterator[Row]:
     inside = {} if observed is None else {WATCHED: partial(hw.observe, observed)}
-    rounds = options.rounds or rounds_for(works, options.seconds, least=LEAST)
+    rounds = options.rounds or rounds_for(works, options.seconds, options.least_rounds)
     # The first pass of a watch finds out where the model attends, and the second settles on that.
     untimed = 3 if part == TOKEN else 1
     times = interleaved(works, rounds, options.clock, inside, untimed, is_warm=not options.rounds)
@@ -243,7 +271,8 @@ def _cast(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
 
 def _machine(options: argparse.Namespace) -> str:
     libraries = f"{software()}, transformers {transformers.__version__}"
-    return f"{cpu_name()}; {options.clock} clock; {libraries}"
+    threads = "one thread" if options.threads == 1 else f"{options.threads} threads"
+    return f"{cpu_name()}; {threads}, {options.clock} clock; {libraries}"
 
 
 def _arguments() -> argparse.Namespace:
@@ -253,6 +282,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=6.0, help="for each line")
     parser.add_argument("--compiled", nargs="+", default=[], help="backends of torch.compile")
     parser.add_argument("--rounds", type=int, help="instead of --seconds")
+    parser.add_argument("--least-rounds", type=int, default=LEAST, help="of lines that take long")
+    parser.add_argument("--most-eager", type=int, default=512, help="tokens of eager attention")
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names of models")
     parser.add_argument("--parts", nargs="+", choices=tuple(PARTS), default=[*PARTS])
     parser.add_argument("--tokens", type=int, nargs="+", default=[512, 2048, 8192])

@@ -40,10 +40,8 @@ WITHOUT_TIME: set[Block] = {
 }  # fmt: skip
 # Blocks of times that no step writes, and what their command needs beyond the checkout.
 BY_HAND: dict[Block, str] = {
-    ("docs/attention-implementation.md", "one core of a Zen 4"): "that processor",
     ("docs/reading-the-page.md", ""): "Chromium",
     ("docs/rivals.md", "torch-pruning"): "make rivals",
-    ("docs/rivals.md", "zentorch"): "make rivals",
     ("docs/shrink/index.md", ""): "models and texts that are not part of the project",
     ("docs/smaller.md", ""): "a model that is not part of the project",
     ("docs/triton.md", ""): "a GPU",
@@ -129,19 +127,40 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_run_goes_on_where_it_stopped(steps: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_goes_on_after_a_failure(steps: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert bench.main([]) == 1
     printed = capfd.readouterr().out
     assert "about 6 minutes are left" in printed
     assert "first: took 0.0 minutes" in printed
     assert "second: failed with status 1" in printed
-    assert (steps / "runs").read_text() == "1"
+    assert "third: took 0.0 minutes" in printed
+    assert printed.endswith("Failed: second.\n")
+    assert (steps / "runs").read_text() == "131"
     (steps / "allowed").touch()
     assert bench.main([]) == 0
-    assert (steps / "runs").read_text() == "1231"
+    assert (steps / "runs").read_text() == "1312"
+    assert "Failed" not in capfd.readouterr().out
     assert bench.main([]) == 0
-    assert capfd.readouterr().out.count(": done, 0.0 minutes, 20") == 4
-    assert (steps / "runs").read_text() == "1231"
+    assert capfd.readouterr().out.count(": done, 0.0 minutes, 20") == 3
+    assert (steps / "runs").read_text() == "1312"
+
+
+def test_rows_of_an_earlier_run_do_not_stand_in_for_those_of_a_failed_step(
+    steps: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (steps / "allowed").touch()
+    assert bench.main([]) == 0
+    (steps / "benchmarks/first.py").write_text("raise SystemExit(2)")
+    for stamp in (steps / "build/bench").iterdir():
+        stamp.unlink()
+    (steps / "runs").unlink()
+    assert bench.main([]) == 1
+    assert (steps / "first.json").exists()
+    assert (steps / "runs").read_text() == "31"
+    printed = capfd.readouterr().out
+    assert "first: failed with status 2" in printed
+    assert "second: left out, without the rows of first" in printed
+    assert printed.endswith("Failed: first, second.\n")
 
 
 def test_one_page_is_measured_with_the_rows_that_it_reads(steps: Path) -> None:
