@@ -146,7 +146,8 @@ def sum_rows(
     """
     first, (B, H, T) = calls[0], calls[0].rows.lse.shape
     values = _values(_joined(calls), first.layout.widths, request)
-    by_call = values.view(len(values), -1, B // first.n_calls, H, T)
+    n = len(calls) * first.n_calls
+    by_call = values.view(len(values), n, B // first.n_calls, H, T)
     return first.eligible(request).sums_of(by_call, first.layout.positions)
 
 
