@@ -116,7 +116,7 @@ STEPS = (
          ("builds",)),
     Step("native-peak", 0.6, "native_peak.py --seconds 2 --into {figure}", NATIVE_PAGE, (),
          figure="docs/native-peak.svg"),
-    Step("role-reading", 2, "role_reading.py --sentences 50 --into {page}", "docs/roles-speed.md",
+    Step("role-reading", 4.5, "role_reading.py --sentences 150 --into {page}", "docs/roles-speed.md",
          ("", "importance")),
     Step("report-time", 3, "report_time.py --rounds 1 --into {page}", "docs/roles-speed.md",
          ("report",)),

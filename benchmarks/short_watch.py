@@ -29,7 +29,7 @@ from headwise.watch import Watch, observe
 LAYERS = 6
 # Texts and tokens of the encoder's batches.
 BATCHES = {"1 x 32": (1, 32), "8 x 128": (8, 128), "2 x 512": (2, 512), "1 x 2048": (1, 2048)}
-HEADS, WIDTH = 12, 384
+HEADS, WIDTH, NARROW = 12, 384, 48
 ROUNDS = 20  # of the kernel alone
 REPEATS = 4  # of one watch, which takes long to open
 PROMPT, NEW = 64, 32
@@ -41,7 +41,7 @@ def main() -> None:
     options = _arguments()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    cases = {"encoder": encoders, "generate": generation, "monitor": monitored, "open": opened}
+    cases = {"encoder": encoders, "narrow": narrow, "generate": generation, "monitor": monitored, "open": opened}
     rows = print_rows(row for name in options.cases for row in cases[name](options))
     text = f"{machine(options)}.\n\n{table(TITLES, [list(row.values()) for row in rows])}"
     print(text)
@@ -68,10 +68,26 @@ def encoders(options: argparse.Namespace) -> Iterator[Row]:
         yield row_of(f"encoder, {name}", times, passes, kernel)
 
 
-def kernel_time(B: int, T: int, passes: int, clock: str) -> float:
+@torch.no_grad()
+def narrow(options: argparse.Namespace) -> Iterator[Row]:
+    """Passes of an encoder so narrow that its weights stay in the processor's cache."""
+    batch = torch.randint(0, 1000, (1, 8))
+    model = encoder(NARROW)
+
+    def work(watch: Watch | None) -> None:
+        for _ in range(50):
+            model(batch)
+        if watch:
+            watch.table()
+
+    times = alternating(work, partial(observe, model), options)
+    yield row_of("narrow encoder, 1 x 8", times, 50, kernel_time(1, 8, 50, options.clock, NARROW))
+
+
+def kernel_time(B: int, T: int, passes: int, clock: str, width: int = WIDTH) -> float:
     """The milliseconds that the default statistics of one layer take in C, without Python."""
-    q, k, v = (torch.randn(B, T, HEADS, WIDTH // HEADS).transpose(1, 2) for _ in "qkv")
-    rule = make_rule(head_dim=WIDTH // HEADS).simplify(T, T)
+    q, k, v = (torch.randn(B, T, HEADS, width // HEADS).transpose(1, 2) for _ in "qkv")
+    rule = make_rule(head_dim=width // HEADS).simplify(T, T)
     query = torch.arange(T)  # its keys: first, self, previous and next
     keys = torch.stack([0 * query, query, query - 1, query + 1], dim=-1).expand(B, T, 4)
     request = RowRequest(distance=True, keys=keys)
@@ -147,10 +163,10 @@ def opened(options: argparse.Namespace) -> Iterator[Row]:
     yield row_of("opening, one pass, table, closing", Times(columns))
 
 
-def encoder() -> nn.Module:
+def encoder(width: int = WIDTH) -> nn.Module:
     config = transformers.BertConfig(
-        hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        intermediate_size=4 * WIDTH,
+        hidden_size=width, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        intermediate_size=4 * width,
         max_position_embeddings=2048, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
         attn_implementation="sdpa",
     )  # fmt: skip
@@ -200,7 +216,7 @@ def row_of(case: str, times: Times, passes: int = 1, kernel: float | None = None
     """
     without, watched = (times.median(name) / passes for name in ("without", "watched"))
     more = times.difference("watched", "without").median / passes
-    of_site = "" if kernel is None else f"{kernel:.3f} + {more / LAYERS - kernel:.2f} ms"
+    of_site = "" if kernel is None else f"{kernel:.3f} + {more / LAYERS - kernel:.3f} ms"
     return {
         "case": case,
         "without": f"{without:.2f} ms",
@@ -213,7 +229,7 @@ def row_of(case: str, times: Times, passes: int = 1, kernel: float | None = None
 
 
 def _arguments() -> argparse.Namespace:
-    cases = ("encoder", "generate", "monitor", "open")
+    cases = ("encoder", "narrow", "generate", "monitor", "open")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="*", choices=cases, default=cases)
     parser.add_argument("--seconds", type=float, default=8.0, help="seconds per case")
