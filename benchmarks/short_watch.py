@@ -41,7 +41,13 @@ def main() -> None:
     options = _arguments()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    cases = {"encoder": encoders, "narrow": narrow, "generate": generation, "monitor": monitored, "open": opened}
+    cases = {
+        "encoder": encoders,
+        "narrow": narrow,
+        "generate": generation,
+        "monitor": monitored,
+        "open": opened,
+    }
     rows = print_rows(row for name in options.cases for row in cases[name](options))
     text = f"{machine(options)}.\n\n{table(TITLES, [list(row.values()) for row in rows])}"
     print(text)

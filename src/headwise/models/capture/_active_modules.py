@@ -51,6 +51,11 @@ class ModuleCall:
     counted: set[Hashable] = field(default_factory=set)
     attended: int = 0
 
+    def project(self, inputs: list[Tensor]) -> None:
+        """An inner module is called: its first input may be one of these inputs."""
+        if inputs and any(inputs[0] is x for x in self.inputs):
+            self.projected.append(inputs[0])
+
     def is_cross_attention(self, T: int, S: int) -> bool | None:
         """Whether `S` keys come from another text than `T` queries; None if that is unknown.
 
@@ -219,10 +224,8 @@ class ActiveModules:
                 inputs = _token_vectors(values)
         else:
             inputs = _token_vectors(values)
-        # Otherwise the projections inside have no hooks.
-        if is_whole and self.calls and inputs:
-            if any(inputs[0] is x for x in self.calls[-1].inputs):
-                self.calls[-1].projected.append(inputs[0])
+        if is_whole and self.calls:  # otherwise the projections inside have no hooks
+            self.calls[-1].project(inputs)
         self.calls.append(ModuleCall(module, inputs, has_own_hook, thread=thread))
         self.called.add(id(module))
         self.captured_elsewhere += has_own_hook
