@@ -87,7 +87,6 @@ def _visible(
         ) from None
 
 
-@lru_cache(maxsize=64)
 def _is_flash(implementation: str | None) -> bool:
     return is_flash_attention_requested(requested_attention_implementation=implementation)
 
