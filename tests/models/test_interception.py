@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Thread
 from types import FrameType
 from typing import Any
 
@@ -138,9 +139,18 @@ def test_understood_models_have_hooks_where_they_attend() -> None:
             model(IDS)
         parts = {name for name, part in model.named_modules() if part._forward_pre_hooks}
         parts -= {name for name, part in model.named_modules() if part not in called}
-    attending = {f"encoder.layer.{layer}.attention.self" for layer in range(2)}
-    assert parts == {"", "encoder"} | attending
+    assert parts == {"", "encoder"}  # modules that attend name themselves to the interface
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_understood_models_have_hooks_where_they_attend_by_a_function() -> None:
+    model = Model()
+    with torch.no_grad(), observe(model):
+        for _ in range(2):
+            model(X)
+        parts = {name for name, part in model.named_modules() if part._forward_pre_hooks}
+    parts.remove("layers")  # a list, which is never called
+    assert parts == {"", "layers.0", "layers.1"}
 
 
 def test_attention_by_hand_keeps_the_function_mode(intercepted: list[object]) -> None:
@@ -238,6 +248,72 @@ def test_a_site_that_leaves_the_interface_is_watched() -> None:
         model(IDS)
         del attention.forward
     assert (watch.table().count("lse") == 30).all()
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager", "headwise"])
+def test_a_layer_that_is_repeated_in_later_passes_has_a_site_for_each(implementation: str) -> None:
+    hw.register_attention()
+    model, known = _bert(), _bert()
+    known.load_state_dict(model.state_dict())
+    for some in (model, known):
+        some.set_attn_implementation(implementation)
+        del some.encoder.layer[1]
+    with _understood(model, IDS) as watch:
+        for some in (model, known):
+            some.encoder.layer.extend([some.encoder.layer[0]] * 2)
+        for _ in range(3):
+            model(IDS)
+        assert [site.layer for site in watch.sites()] == [0, 1, 2]
+    with torch.no_grad(), observe(known) as other:
+        known(IDS)
+    table, of_known = watch.table(), other.table()
+    np.testing.assert_array_equal(table.count("lse")[4:], 3 * of_known.count("lse")[4:])
+    np.testing.assert_allclose(table.mean("entropy"), of_known.mean("entropy"), rtol=1e-5)
+    np.testing.assert_allclose(table.mean("self"), of_known.mean("self"), rtol=1e-5)
+
+
+def test_a_layer_by_itself_is_watched() -> None:
+    model = _bert()
+    with _understood(model, IDS) as watch:
+        hidden = model.embeddings(IDS)
+        for _ in range(2):
+            model.encoder.layer[1](hidden)
+            model(IDS)
+        assert not _get_current_function_mode_stack()
+    counts = watch.table().count("lse").reshape(2, 4)
+    np.testing.assert_array_equal(counts, [[40] * 4, [60] * 4])
+
+
+def test_a_layer_that_drops_tokens_in_later_passes_is_followed() -> None:
+    model = _bert()
+    with _understood(model, IDS) as watch:
+        embed = model.embeddings.forward
+        model.embeddings.forward = lambda *args, **options: embed(*args, **options)[:, ::2]
+        for _ in range(2):
+            model(IDS)
+        parts = {name for name, part in model.named_modules() if part._forward_pre_hooks}
+        assert "encoder.layer.1.attention.self" in parts
+        coverage = {site.coverage for site in watch.sites()}
+    assert coverage == {"6 queries for 10 tokens"}
+    assert (watch.table().count("lse") == 20 + 12).all()
+
+
+def test_a_layer_in_another_thread_is_refused() -> None:
+    model, refused = _bert(), []
+
+    def disturb(*_: Any) -> None:
+        def run() -> None:
+            with torch.no_grad(), pytest.raises(UnsupportedError, match="two threads") as error:
+                model.encoder.layer[1](torch.zeros(2, 5, 12))
+            refused.append(error)
+
+        other = Thread(target=run)
+        other.start()
+        other.join()
+
+    with _understood(model, IDS), hooked(before=[(model.encoder.layer[0], disturb)]):
+        model(IDS)
+    assert refused
 
 
 def test_a_part_by_itself_is_another_pass() -> None:

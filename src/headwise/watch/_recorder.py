@@ -142,6 +142,7 @@ class Recorder:
         if self._is_skipped() or not self._supports(call):
             return
         site = self._sites.of(call, self._active)
+        self._sites.learn(call, self._active, self._inputs.of(site.stack).text.tokens)
         if not self._is_watched(site):
             return
         if is_wrapped(call.q):
@@ -168,6 +169,8 @@ class Recorder:
             refuse_wrapped()
         with without_function_modes():
             rows = self._add(site, call, need_heads=True, verify=False)
+        if not self._active.is_whole:
+            self._sites.learn(call, self._active, self._inputs.of(site.stack).text.tokens)
         self._answered.add(site)
         return None if rows is None or rows.heads is None else rows.heads.to(call.q.dtype)
 

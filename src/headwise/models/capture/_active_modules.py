@@ -1,8 +1,8 @@
 """Which modules of a model are active during a forward pass, and what inputs they received."""
 
+import inspect
 import threading
-from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from headwise.models.capture._interception import (
     Interception,
     Understanding,
 )
+from headwise.models.capture._module_call import ModuleCall
 
 
 def heads_of(module: nn.Module) -> int:
@@ -28,52 +29,19 @@ def heads_of(module: nn.Module) -> int:
     return next((count for count in counts if isinstance(count, int) and count > 0), 1)
 
 
-@dataclass(eq=False)
-class ModuleCall:
-    """A call of a module that has not returned yet.
-
-    Attributes:
-        inputs: The arguments that may be token vectors: float tensors with three axes.
-        has_own_hook: Whether a hook on the module itself captures its attention.
-        queries: The queries of its latest attention call.
-        thread: The thread it runs in; 0 in compiled code, which cannot know its thread.
-        projected: The inputs that an inner module received as its first input.
-        counted: The sites whose tokens were counted during this call.
-        attended: The number of attention calls during this call.
-    """
-
-    module: nn.Module
-    inputs: list[Tensor]
-    has_own_hook: bool
-    projected: list[Tensor] = field(default_factory=list)
-    queries: Tensor | None = None
-    thread: int = 0
-    counted: set[Hashable] = field(default_factory=set)
-    attended: int = 0
-
-    def project(self, inputs: list[Tensor]) -> None:
-        """An inner module is called: its first input may be one of these inputs."""
-        if inputs and any(inputs[0] is x for x in self.inputs):
-            self.projected.append(inputs[0])
-
-    def is_cross_attention(self, T: int, S: int) -> bool | None:
-        """Whether `S` keys come from another text than `T` queries; None if that is unknown.
-
-        They do if a projection inside the module received an argument other than the first.
-        More keys than queries are not enough: keys of the same text may come from a cache.
-        """
-        if len(self.inputs) > 1 and self.inputs[0] is self.inputs[1]:
-            return False
-        if any(x.shape[1] == S and (S != T or self._is_context(x)) for x in self.inputs[1:]):
-            return True
-        return False if self.projected else None
-
-    def _is_context(self, x: Tensor) -> bool:
-        return x is not self.inputs[0] and any(x is projected for projected in self.projected)
-
-
 def _token_vectors(args: Iterable[Any]) -> list[Tensor]:
     return [x for x in args if isinstance(x, Tensor) and x.ndim == 3 and x.is_floating_point()]
+
+
+def _running(known: Container[int]) -> list[nn.Module]:
+    """The innermost of some modules that is being called, found without a hook; none if none is."""
+    frame = inspect.currentframe() if known else None
+    while frame is not None:
+        module = frame.f_locals.get("self")  # of `forward`, or of what torch calls it from
+        if id(module) in known:
+            return [module]
+        frame = frame.f_back
+    return []
 
 
 def _ignore(_: AttentionCall) -> None:
@@ -132,6 +100,8 @@ class ActiveModules:
     def innermost(self, *ignored: type[nn.Module]) -> nn.Module:
         """The innermost active module that is not of an ignored type."""
         modules = [call.module for call in self.calls]
+        if not self.is_whole:  # it may be a module without a hook
+            modules += _running(self.understanding.tells_itself)
         return next((m for m in reversed(modules) if not isinstance(m, ignored)), modules[-1])
 
     @property
@@ -169,7 +139,10 @@ class ActiveModules:
             self._receive(call)
 
     def _receive(self, call: AttentionCall) -> None:
-        self.attends(call.module)
+        if self.is_whole:
+            self.attends(call.module)
+        elif self.calls:  # no hook on the module has asked for its thread
+            self._check_thread(threading.get_ident())
         self._on_call(call)
 
     def attends(self, module: nn.Module) -> None:
@@ -182,6 +155,23 @@ class ActiveModules:
             call.attended += 1
             if call.attended > 1:
                 needed.add(id(call.module))
+
+    def tells_all(self, call: AttentionCall) -> bool:
+        """Whether a call tells by itself what a hook on its module has seen.
+
+        It names the module, which attends once while it is called, with a query for each token
+        that it receives.
+        """
+        inner = self.call_of(call.module)
+        if not call.names_module or inner is None or inner is self.outermost:
+            return False
+        lengths = [x.shape[1] for x in inner.inputs[:1]]
+        return inner.attended == 1 and lengths == [call.q.shape[2]]
+
+    def follow_all(self) -> None:
+        """Follow every call from now on: a pass takes a way that no pass has taken before."""
+        if self.interception is not None:
+            self.interception.start_over()
 
     @reversible
     def follow(

@@ -37,6 +37,7 @@ class AttentionCall:
             around the call decide.
         join: What the model applies to its heads before they become visible; None: nothing.
         real: False for keys that are padding, if the call itself says so.
+        names_module: Whether the call itself says which module attends.
         ours: Whether the model runs on the native kernel, whose statistics come with these heads
             to the last bit.
     """
@@ -53,6 +54,7 @@ class AttentionCall:
     cross: bool | None = None
     join: Callable[[Tensor], Tensor] | None = None
     real: Bool[Tensor, "B S"] | None = None
+    names_module: bool = False
     ours: bool = False
 
     @property

@@ -21,6 +21,8 @@ class Understanding:
         called: Every module that was called so far, by identity.
         needed: The modules whose calls matter: those that attend or contain several calls of
             attention, and those that are called first in a pass.
+        tells_itself: Of modules that attend, whether their calls tell all that a hook would: they
+            name the module, which attends once in a pass, to all tokens that its stack reads.
         calls: The ways in which the model was called, each understood by one whole pass.
         needs_all: Whether every call must be followed: a softmax outside of fused attention is
             followed from function to function; compiled code is intercepted as a whole; and the
@@ -30,6 +32,7 @@ class Understanding:
 
     called: set[int] = field(default_factory=set)
     needed: set[int] = field(default_factory=set)
+    tells_itself: dict[int, bool] = field(default_factory=dict)
     calls: set[Hashable] = field(default_factory=set)
     needs_all: bool = False
 
@@ -55,11 +58,11 @@ class FunctionInterception(Protocol):
 class Interception:
     """Intercepts a model's calls: all of them, until one pass of the same form was followed.
 
-    From then on the only hooks are on modules that attend, on those that contain several calls of
-    attention, and on those that begin a pass; no function mode is on. A pass that takes
-    another way is still detected: modules that were not called so far keep their hooks, and calls
-    of `scaled_dot_product_attention` and of a softmax are observed as operators. Any such call
-    starts the interception of everything again.
+    From then on the only hooks are on modules that attend (unless their calls tell all that is
+    needed), on those that contain several calls of attention, and on those that begin a pass; no
+    function mode is on. A pass that takes another way is still detected: modules that were not
+    called so far keep their hooks, and calls of `scaled_dot_product_attention` and of a softmax are
+    observed as operators. Any such call starts the interception of everything again.
     """
 
     def __init__(
@@ -143,7 +146,9 @@ class Interception:
         if self._hooks and not self.is_whole:
             return
         for key, module in self._modules.items():
-            is_needed = key in self._known.needed or key not in self._known.called
+            tells_itself = self._known.tells_itself.get(key, False)
+            is_needed = key in self._known.needed and not tells_itself
+            is_needed |= key not in self._known.called
             if is_needed and key not in self._hooks:
                 self._hooks[key] = self._hook(module)
             elif not is_needed and key in self._hooks:

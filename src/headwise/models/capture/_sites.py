@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from headwise.models._sharded import first_head_of
-from headwise.models.capture._active_modules import ActiveModules, ModuleCall, heads_of
+from headwise.models.capture._active_modules import ActiveModules, heads_of
 from headwise.models.capture._call import AttentionCall
+from headwise.models.capture._module_call import ModuleCall
 from headwise.models.capture._stacks import Stacks, is_attention
 from headwise.tables import Head
 
@@ -113,6 +114,24 @@ class Sites:
             self._sites[key] = self._new(call, active)
         return self._sites[key]
 
+    def learn(self, call: AttentionCall, active: ActiveModules, tokens: int | None) -> None:
+        """Find out whether later calls of a module can do without a hook on it.
+
+        Args:
+            tokens: The number of tokens that its stack reads in this pass.
+        """
+        known, key = active.understanding.tells_itself, id(call.module)
+        calls = self._module_calls.setdefault(key, [])
+        is_told = call.names_module and call.q.shape[2] == tokens
+        if active.is_whole:
+            is_told &= len(calls) == 1 and active.tells_all(call)
+            known[key] = known.get(key, True) and is_told
+        elif known.get(key):
+            if calls or not is_told or active.outermost is None:
+                known[key] = False
+                active.follow_all()
+            calls.append(None)
+
     def place_of(self, call: AttentionCall, active: ActiveModules) -> tuple[str, bool]:
         """The stack of a call, and whether it is cross-attention.
 
@@ -134,6 +153,8 @@ class Sites:
         if outermost is not self._pass:
             self._module_calls, self._pass = {}, outermost
         calls = self._module_calls.setdefault(id(call.module), [])
+        if module_call is None and active.understanding.tells_itself.get(id(call.module)):
+            return id(call.module), len(calls)  # `learn` counts it
         # A module whose `forward` is called without its hooks has no module call: it counts once.
         is_same = bool(calls) and calls[-1] is module_call
         shares = module_call is None or _shares_memory(module_call.queries, call.q)

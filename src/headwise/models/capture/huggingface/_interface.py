@@ -163,6 +163,7 @@ def _call(
         watched="the attention interface",
         kernel=implementation or "eager",
         exact=not kwargs.get("dropout"),
+        names_module=True,
         ours=ours is not None,
     )  # fmt: skip
 
