@@ -57,11 +57,15 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 class _Observers(threading.local):
-    """The observers of this thread, the innermost last, and the guard that is open with them."""
+    """The observers of this thread, the innermost last, and the guard that is open with them.
+
+    Another guard is used again at each call that nobody observes: making one takes longer.
+    """
 
     def __init__(self) -> None:
         self.all: list[OperatorObserver] = []
         self.guard: Any = None
+        self.excluding: Any = None
 
 
 _observers = _Observers()
@@ -122,6 +126,8 @@ def observe_operators(observer: OperatorObserver) -> None:
     """Let an observer receive the observed operators' calls in this thread."""
     if observer not in _observers.all:
         _observers.all.append(observer)
+    if _observers.excluding is None:
+        _observers.excluding = torch._C._ExcludeDispatchKeyGuard(_observed_keys())
     if not torch._C._dispatch_tls_is_dispatch_key_included(_observed_key()):
         _observers.guard = torch._C._IncludeDispatchKeyGuard(_observed_key())
         _observers.guard.__enter__()
@@ -144,7 +150,8 @@ def stop_observing_operators(observer: OperatorObserver) -> None:
 
 def without_operator_observers(most: int) -> AbstractContextManager[None]:
     """A context in which no operator is observed, if there are no more observers than `most`."""
-    if not 0 < len(_observers.all) <= most:
+    observers = _observers
+    if not 0 < len(observers.all) <= most:
         return nullcontext()
-    context: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(_observed_keys())
+    context: AbstractContextManager[None] = observers.excluding
     return context

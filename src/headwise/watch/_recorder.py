@@ -16,7 +16,6 @@ from headwise.models import (
     AttentionCall,
     Coverage,
     InputTracker,
-    ModuleCall,
     Site,
     Sites,
     StackInputs,
@@ -27,6 +26,7 @@ from headwise.models import (
 )
 from headwise.tables import Totals
 from headwise.watch._accumulator import Accumulator
+from headwise.watch._call_place import CallPlace
 from headwise.watch._decoding import Decoding
 from headwise.watch._maps import Maps
 from headwise.watch._request import Request
@@ -79,21 +79,21 @@ class Recorder:
 
     @reversible
     def recording(
-        self, exact: bool = True, condition: Callable[[], bool] = lambda: True
+        self, exact: bool = True, condition: Callable[[], bool] | None = None
     ) -> Iterator[None]:
         """Record the calls of the model while the block runs.
 
         Args:
             exact: False lets this library compute heads where it can; see `observe`.
-            condition: Whether a call counts, evaluated at each call.
+            condition: Whether a call counts, evaluated at each call; None: every call does.
         """
 
         def record(call: AttentionCall) -> None:
-            if condition():
+            if condition is None or condition():
                 self._record(call)
 
         def answer(call: AttentionCall) -> Float[Tensor, "B H T Dv"] | None:
-            return self._answer(call) if condition() else None
+            return self._answer(call) if condition is None or condition() else None
 
         capturing = capture_calls(
             self._model,
@@ -139,12 +139,10 @@ class Recorder:
 
     def _record(self, call: AttentionCall) -> None:
         """Record a call that the model has computed."""
-        if self._is_skipped() or not self._supports(call):
+        place = None if self._is_skipped() else self._place(call)
+        if place is None or not self._is_watched(place.site):
             return
-        site = self._sites.of(call, self._active)
-        self._sites.learn(call, self._active, self._inputs.of(site.stack).text.tokens)
-        if not self._is_watched(site):
-            return
+        site = place.site
         if is_wrapped(call.q):
             refuse_wrapped()
         # The function mode must not capture what is computed from the call.
@@ -152,8 +150,8 @@ class Recorder:
             verify = call.exact and site not in self._verified
             if not (verify or self._request.names or self._request.received):  # maps alone
                 self.maps.record(site, call, 0, None)
-            elif verify or call.q.shape[2] > 1 or not self._waits(site, call):
-                self._add(site, call, need_heads=verify, verify=verify)
+            elif verify or call.q.shape[2] > 1 or not self._waits(call, place):
+                self._add(call, place, need_heads=verify, verify=verify)
 
     def _answer(self, call: AttentionCall) -> Float[Tensor, "B H T Dv"] | None:
         """Record a call that the model has not computed, and return its heads; None: neither."""
@@ -167,10 +165,11 @@ class Recorder:
             return None
         if is_wrapped(call.q):
             refuse_wrapped()
+        place = CallPlace(site, self._inputs.of(site.stack), self._active.call_of(call.module))
         with without_function_modes():
-            rows = self._add(site, call, need_heads=True, verify=False)
+            rows = self._add(call, place, need_heads=True, verify=False)
         if not self._active.is_whole:
-            self._sites.learn(call, self._active, self._inputs.of(site.stack).text.tokens)
+            self._sites.learn(call, self._active, place.tokens)
         self._answered.add(site)
         return None if rows is None or rows.heads is None else rows.heads.to(call.q.dtype)
 
@@ -180,17 +179,21 @@ class Recorder:
         is_backward = in_backward() and not self._inputs.inside
         return is_backward or max(0, self._inputs.passes - 1) % self._every > 0
 
-    def _supports(self, call: AttentionCall) -> bool:
-        """Whether a call attends within a text; if not, its module is listed as unsupported."""
-        stack, _ = self._sites.place_of(call, self._active)
-        tokens = self._inputs.of(stack).text.tokens
-        reason = reason_unsupported(call, self._active.call_of(call.module), tokens)
+    def _place(self, call: AttentionCall) -> CallPlace | None:
+        """Where a call belongs; None, and its module is listed, if it is not within a text."""
+        sites, active = self._sites, self._active
+        inputs = self._inputs.of(sites.place_of(call, active)[0])
+        module_call, tokens = active.call_of(call.module), inputs.text.tokens
+        reason = reason_unsupported(call, module_call, tokens)
         if reason is not None:
-            self._sites.unsupported[self._sites.name_of(call.module)] = reason
-        return reason is None
+            sites.unsupported[sites.name_of(call.module)] = reason
+            return None
+        site = sites.of(call, active)
+        sites.learn(call, active, tokens)
+        return CallPlace(site, inputs, module_call)
 
     def _add(
-        self, site: Site, call: AttentionCall, *, need_heads: bool, verify: bool
+        self, call: AttentionCall, place: CallPlace, *, need_heads: bool, verify: bool
     ) -> RowStatistics | None:
         """Compute the statistics of a call and add their sums.
 
@@ -198,18 +201,16 @@ class Recorder:
             Those of each row; None if the call is short, and heads are not needed.
         """
         self._add_decoded()
-        inputs, module_call = self._inputs.of(site.stack), self._active.call_of(call.module)
-        kind = _kind(site, call, module_call, inputs.text.tokens)
+        site, kind = place.site, place.kind(call)
         if kind == "within" and call.q.shape[2] > 1:
             self._decoding.expected[site] = call.k.shape[2] + 1, True
-        layout = self._layout(site, call, inputs, kind)
+        layout = self._layout(site, call, place.inputs, kind)
         short, rows = None if need_heads else self._short_calls.add(call, layout), None
         if short is not None:
             self._accumulator.add(site, self._inputs.passes, short)
         else:
             rows = self._add_rows(site, call, layout, need_heads, verify)
-        tokens = self._inputs.of(site.stack).text.tokens  # the call may have shown its padding
-        self.coverage.add(site, call, module_call, tokens)
+        self.coverage.add(site, call, place.module_call, place.tokens)
         return rows
 
     def _add_rows(
@@ -241,16 +242,15 @@ class Recorder:
             rows = call.row_statistics(needed)
             return rows, CallRows.of(rows, call, layout, per_head)
 
-    def _waits(self, site: Site, call: AttentionCall) -> bool:
+    def _waits(self, call: AttentionCall, place: CallPlace) -> bool:
         """Whether a call reads one token more of a text, to be described with those after it."""
-        if self._decoding.is_full(site):
+        if self._decoding.is_full(place.site):
             self._add_decoded()
-        inputs, module_call = self._inputs.of(site.stack), self._active.call_of(call.module)
-        if _kind(site, call, module_call, inputs.text.tokens) != "within":
+        if place.kind(call) != "within":
             return False
-        if not self._decoding.take(site, call, inputs, self._inputs.passes):
+        if not self._decoding.take(place.site, call, place.inputs, self._inputs.passes):
             return False
-        self.coverage.add(site, call, module_call, inputs.text.tokens)
+        self.coverage.add(place.site, call, place.module_call, place.tokens)
         return True
 
     def _add_decoded(self) -> None:
@@ -279,20 +279,3 @@ class Recorder:
                 f"which was not found. Request neither, or leave its layer out with layers=."
             )
         return projection.per_head
-
-
-def _kind(
-    site: Site, call: AttentionCall, module_call: ModuleCall | None, tokens: int | None
-) -> str:
-    """How keys relate to queries: of another text, of the same, or condensed.
-
-    A model that drops or pools tokens leaves their positions unknown.
-    """
-    T, S = call.q.shape[2], call.k.shape[2]
-    if site.cross:
-        return "cross"
-    inputs = [] if module_call is None else module_call.inputs
-    length = inputs[0].shape[1] if inputs else None
-    # More keys than queries come from a cache, unless the module received them all.
-    condensed = T > S or (T < S and length == S) or (tokens is not None and tokens > T)
-    return "condensed" if condensed else "within"

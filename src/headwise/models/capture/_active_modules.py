@@ -38,7 +38,7 @@ def _running(known: Container[int]) -> list[nn.Module]:
     frame = inspect.currentframe() if known else None
     while frame is not None:
         module = frame.f_locals.get("self")  # of `forward`, or of what torch calls it from
-        if id(module) in known:
+        if isinstance(module, nn.Module) and id(module) in known:
             return [module]
         frame = frame.f_back
     return []
@@ -97,11 +97,18 @@ class ActiveModules:
         """The tensor without its autograd graph, unless the graph is kept."""
         return x if self.keep_graph or not x.requires_grad else x.detach()
 
+    def detach_all(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The same for several tensors."""
+        for x in tensors:
+            if x.requires_grad:
+                return tuple(map(self.detach, tensors))
+        return tensors
+
     def innermost(self, *ignored: type[nn.Module]) -> nn.Module:
         """The innermost active module that is not of an ignored type."""
         modules = [call.module for call in self.calls]
         if not self.is_whole:  # it may be a module without a hook
-            modules += _running(self.understanding.tells_itself)
+            modules += _running(self.understanding.unhooked)
         return next((m for m in reversed(modules) if not isinstance(m, ignored)), modules[-1])
 
     @property
@@ -156,7 +163,7 @@ class ActiveModules:
             if call.attended > 1:
                 needed.add(id(call.module))
 
-    def tells_all(self, call: AttentionCall) -> bool:
+    def needs_no_hook(self, call: AttentionCall) -> bool:
         """Whether a call tells by itself what a hook on its module has seen.
 
         It names the module, which attends once while it is called, with a query for each token

@@ -21,7 +21,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # frozen, it would take longer to make than to describe
 class AttentionCall:
     """The inputs of an attention call and the heads it returned.
 

@@ -21,7 +21,7 @@ class Understanding:
         called: Every module that was called so far, by identity.
         needed: The modules whose calls matter: those that attend or contain several calls of
             attention, and those that are called first in a pass.
-        tells_itself: Of modules that attend, whether their calls tell all that a hook would: they
+        unhooked: Of modules that attend, whether their calls tell all that a hook would: they
             name the module, which attends once in a pass, to all tokens that its stack reads.
         calls: The ways in which the model was called, each understood by one whole pass.
         needs_all: Whether every call must be followed: a softmax outside of fused attention is
@@ -32,7 +32,7 @@ class Understanding:
 
     called: set[int] = field(default_factory=set)
     needed: set[int] = field(default_factory=set)
-    tells_itself: dict[int, bool] = field(default_factory=dict)
+    unhooked: dict[int, bool] = field(default_factory=dict)
     calls: set[Hashable] = field(default_factory=set)
     needs_all: bool = False
 
@@ -146,8 +146,8 @@ class Interception:
         if self._hooks and not self.is_whole:
             return
         for key, module in self._modules.items():
-            tells_itself = self._known.tells_itself.get(key, False)
-            is_needed = key in self._known.needed and not tells_itself
+            unhooked = self._known.unhooked.get(key, False)
+            is_needed = key in self._known.needed and not unhooked
             is_needed |= key not in self._known.called
             if is_needed and key not in self._hooks:
                 self._hooks[key] = self._hook(module)

@@ -120,11 +120,11 @@ class Sites:
         Args:
             tokens: The number of tokens that its stack reads in this pass.
         """
-        known, key = active.understanding.tells_itself, id(call.module)
+        known, key = active.understanding.unhooked, id(call.module)
         calls = self._module_calls.setdefault(key, [])
         is_told = call.names_module and call.q.shape[2] == tokens
         if active.is_whole:
-            is_told &= len(calls) == 1 and active.tells_all(call)
+            is_told &= len(calls) == 1 and active.needs_no_hook(call)
             known[key] = known.get(key, True) and is_told
         elif known.get(key):
             if calls or not is_told or active.outermost is None:
@@ -153,7 +153,7 @@ class Sites:
         if outermost is not self._pass:
             self._module_calls, self._pass = {}, outermost
         calls = self._module_calls.setdefault(id(call.module), [])
-        if module_call is None and active.understanding.tells_itself.get(id(call.module)):
+        if module_call is None and active.understanding.unhooked.get(id(call.module)):
             return id(call.module), len(calls)  # `learn` counts it
         # A module whose `forward` is called without its hooks has no module call: it counts once.
         is_same = bool(calls) and calls[-1] is module_call
@@ -233,14 +233,14 @@ class Coverage:
     ) -> None:
         """Count the queries of a call. Calls within one call of a module share its tokens."""
         covered = _covered(call, module_call, tokens)
-        is_repeat = module_call is not None and not _is_first(module_call, site)
-        if is_repeat:
-            covered = Covered(covered.captured, 0, covered.window)
-        if is_repeat:
-            self._latest[site].add(covered)
-        else:
+        if module_call is None or _is_first(module_call, site):
             self._latest[site] = covered
-        self._sums.setdefault(site, Covered(0, 0)).add(covered)
+        else:
+            covered = Covered(covered.captured, 0, covered.window)
+            self._latest[site].add(covered)
+        if site not in self._sums:
+            self._sums[site] = Covered(0, 0)
+        self._sums[site].add(covered)
 
     def of(self, site: Site) -> Covered:
         """The coverage of a site over all its calls."""

@@ -6,7 +6,6 @@ implementation of our own would change masks and settings of the model instead.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -88,21 +87,31 @@ def _attend(
         ours = Call.of(module, *inputs, attention_mask, kwargs).native_problem()
     describe = partial(_call, implementation, module, inputs, attention_mask, kwargs, ours)
     if not is_cached:
-        answered_by, heads = _answer(
-            module, implementation, kwargs, inputs, describe, ours is not None
-        )
+        answered_by, heads = _answer(captures, implementation, kwargs, inputs, describe, ours)
     if heads is not None:
         output = heads.transpose(1, 2), None  # B H T Dv -> B T H Dv
     else:
         compute = partial(inner, module, *inputs, attention_mask, *args, **kwargs)
         output = _uncaptured(captures, compute)
-    others = [active for active in captures if active is not answered_by]
-    if others:
-        output_heads = output[0].transpose(1, 2)
-        with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
-            for active in others:
-                active.on_call(describe(active, output_heads))
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            _notify(captures, answered_by, describe, output[0])
+    else:
+        _notify(captures, answered_by, describe, output[0])
     return output
+
+
+def _notify(
+    captures: tuple[ActiveModules, ...],
+    answered_by: ActiveModules | None,
+    describe: Callable[[ActiveModules, Tensor], AttentionCall],
+    output: Tensor,
+) -> None:
+    """Tell a call to all captures but the one that has answered it."""
+    heads = output.transpose(1, 2)
+    for active in captures:
+        if active is not answered_by:
+            active.on_call(describe(active, heads))
 
 
 def _uncaptured(captures: tuple[ActiveModules, ...], compute: Callable[[], Any]) -> Any:
@@ -120,23 +129,26 @@ def _uncaptured(captures: tuple[ActiveModules, ...], compute: Callable[[], Any])
 
 
 def _answer(
-    module: nn.Module,
+    captures: tuple[ActiveModules, ...],
     implementation: str,
     kwargs: dict[str, Any],
     inputs: tuple[Tensor, Tensor, Tensor],
     describe: Callable[[ActiveModules, Tensor], AttentionCall],
-    ours: bool,
+    ours: AttentionProblem | None,
 ) -> tuple[ActiveModules | None, Tensor | None]:
     """The first capture that answers in place of the implementation, and its heads."""
-    # The eager implementation also returns weights, which an answer does not have.
-    if kwargs.get("dropout") or implementation in (None, "eager"):
-        return None, None
-    for active in module.__dict__.get(_CAPTURES, ()):
-        if active.answer is not None and active.may_answer(*inputs, ours=ours):
-            heads = active.answer(describe(active, inputs[0].detach()[..., :0]))
-            if heads is not None:
-                active.attends(module)
-                return active, heads
+    for active in captures:
+        answer = active.answer
+        if answer is None or not active.may_answer(*inputs, ours=ours is not None):
+            continue
+        # The eager implementation also returns weights, which an answer does not have.
+        if kwargs.get("dropout") or implementation in (None, "eager"):
+            break
+        call = describe(active, inputs[0].detach()[..., :0])
+        heads = answer(call)
+        if heads is not None:
+            active.attends(call.module)
+            return active, heads
     return None, None
 
 
@@ -154,12 +166,12 @@ def _call(
         inputs, rule = _inputs_and_rule(module, implementation, inputs, mask, kwargs)
     else:
         inputs, rule = ours[:3], ours.rule
-    q, k, v = map(active.detach, inputs)
+    q, k, v, heads = active.detach_all(*inputs, heads)
     return AttentionCall(
         module=module,
         q=q, k=k, v=v,
         rule=rule,
-        heads=active.detach(heads),
+        heads=heads,
         watched="the attention interface",
         kernel=implementation or "eager",
         exact=not kwargs.get("dropout"),

@@ -31,7 +31,7 @@ _DROPOUT = (F.dropout, torch.dropout)
 _PENDING = 4
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class SoftmaxCall(AttentionCall):
     """A call whose logits are known, but not the queries and keys behind them.
 
