@@ -3,6 +3,8 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import reduce
+from operator import add
 from threading import Thread
 from types import FrameType
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from architectures import CASES
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 
@@ -248,6 +251,40 @@ def test_a_site_that_leaves_the_interface_is_watched() -> None:
         model(IDS)
         del attention.forward
     assert (watch.table().count("lse") == 30).all()
+
+
+# An encoder, a decoder, a pair of both, two towers, windows, shared layers, and attention by hand.
+_FEW = ("Albert", "Bert", "CLIPModel", "Llama", "SwinModel", "T5ForConditionalGeneration")
+_MORE = ("BartForConditionalGeneration", "DeepseekV3", "DetrForObjectDetection", "FunnelModel")
+_MORE += ("FalconH1ForCausalLM", "MusicgenForCausalLM", "MvpForConditionalGeneration")
+_MORE += ("ViTModel", "WhisperForConditionalGeneration", "XLNetModel")
+
+
+@pytest.mark.parametrize(
+    "name", [*_FEW, *(pytest.param(name, marks=pytest.mark.full) for name in _MORE)]
+)
+def test_passes_of_an_understood_model_are_watched_like_first_ones(name: str) -> None:
+    model, batch = CASES[name].make()
+    batches = [batch, batch, batch]
+    if batch.keys() <= {"input_ids", "decoder_input_ids"}:
+        batches += [{key: ids[:, :-n] for key, ids in batch.items()} for n in (2, 1, 2)]
+    parts = []
+    with torch.no_grad(), observe(model) as watch:
+        for each in batches:
+            torch.manual_seed(0)
+            model(**each)
+    for each in batches:
+        torch.manual_seed(0)
+        with torch.no_grad(), observe(model) as first:
+            model(**each)
+        parts.append(first.table())
+    table, known = watch.table(), reduce(add, parts)
+    assert table.heads == known.heads
+    np.testing.assert_array_equal(table.covered, known.covered)
+    for statistic in known.statistics:
+        np.testing.assert_array_equal(table.count(statistic), known.count(statistic))
+        means = table.mean(statistic), known.mean(statistic)
+        np.testing.assert_allclose(*means, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager", "headwise"])
