@@ -335,6 +335,17 @@ def test_a_layer_that_drops_tokens_in_later_passes_is_followed() -> None:
     assert (watch.table().count("lse") == 20 + 12).all()
 
 
+def test_a_transform_is_refused_and_leaves_no_mode() -> None:
+    model = _bert()
+    model.set_attn_implementation("eager")  # torch warns of maps over its kernel
+    with _understood(model, IDS) as watch:
+        with pytest.raises(UnsupportedError, match="vmap"):
+            torch.func.vmap(lambda ids: model(ids[None])[0], randomness="same")(IDS)
+        assert not _get_current_function_mode_stack()
+        model(IDS)
+    assert (watch.table().count("lse") == 30).all()
+
+
 def test_a_layer_in_another_thread_is_refused() -> None:
     model, refused = _bert(), []
 

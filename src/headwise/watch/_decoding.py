@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from headwise.watch._request import Request
 # Tokens of a site that are described together, and numbers in a cache up to which they wait: a
 # larger one takes as long to compare with the calls before it as to describe at once.
 _TOKENS, _NUMBERS = 32, 1 << 17
-_INTEGERS = {2: np.int16, 4: np.int32, 8: np.int64}
+_INTEGERS: dict[int, type[np.signedinteger[Any]]] = {2: np.int16, 4: np.int32, 8: np.int64}
 
 
 @dataclass
@@ -34,8 +35,8 @@ class _Run:
     forward_pass: int
     q: Float[Tensor, "B H n D"]
     k: Float[Tensor, "B Hkv S D"]
-    q_bits: Int[np.ndarray, "B H n D"]
-    k_bits: Int[np.ndarray, "B Hkv S D"]
+    q_bits: Int[np.ndarray, "B H n _"]
+    k_bits: Int[np.ndarray, "B Hkv S _"]
     before: int
     n: int = 0
 
@@ -46,10 +47,11 @@ class _Run:
             q = call.q.new_empty(B, H, _TOKENS, D)
             k = call.k.new_empty(B, Hkv, S + _TOKENS, D)
         alike = replace(call, q=q, k=k, v=k[..., :0], heads=q[..., :0])
-        run = cls(alike, forward_pass - 1, q, k, _bits(q), _bits(k), S - 1)
-        keys = _bits(call.k)
+        queries, keys = _bits(call.q), _bits(call.k)
+        bits = _bits(q).view(queries.dtype), _bits(k).view(keys.dtype)
+        run = cls(alike, forward_pass - 1, q, k, *bits, S - 1)
         run.k_bits[:, :, : S - 1] = keys[:, :, : S - 1]
-        run._add(_bits(call.q), keys)
+        run._add(queries, keys)
         return run
 
     def continue_in(self, call: AttentionCall, forward_pass: int) -> bool:
@@ -63,13 +65,15 @@ class _Run:
         is_alike = call.rule is rule or call.rule == rule
         if not is_alike or forward_pass != self.forward_pass + 1:
             return False
-        keys = _bits(k)
+        queries, keys = _bits(q), _bits(k)
+        if queries.dtype != self.q_bits.dtype or keys.dtype != self.k_bits.dtype:
+            return False
         if not (self.k_bits[:, :, :S] == keys[:, :, :S]).all():
             return False
-        self._add(_bits(q), keys)
+        self._add(queries, keys)
         return True
 
-    def _add(self, queries: Int[np.ndarray, "B H 1 D"], keys: Int[np.ndarray, "B Hkv S D"]) -> None:
+    def _add(self, queries: Int[np.ndarray, "B H 1 _"], keys: Int[np.ndarray, "B Hkv S _"]) -> None:
         S = self.before + self.n
         self.q_bits[:, :, self.n] = queries[:, :, 0]
         self.k_bits[:, :, S] = keys[:, :, S]
@@ -86,11 +90,16 @@ class _Run:
         return call, Text(cached=self.before + start, tokens=stop - start)
 
 
-def _bits(x: Float[Tensor, "B H n D"]) -> Int[np.ndarray, "B H n D"]:
-    """The memory of a tensor, which is written and compared faster as NumPy's whole numbers."""
+def _bits(x: Float[Tensor, "B H n D"]) -> Int[np.ndarray, "B H n _"]:
+    """The memory of a tensor, which is written and compared faster as NumPy's whole numbers.
+
+    Rows that lie in one piece are taken as numbers of eight bytes.
+    """
     # NumPy has no bfloat16.
     memory = (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
-    bits: Int[np.ndarray, "B H n D"] = memory.view(_INTEGERS[x.itemsize])
+    width = x.shape[-1] * x.itemsize
+    whole = x.stride(-1) == 1 and width % 8 == 0 and width > 0
+    bits: Int[np.ndarray, "B H n _"] = memory.view(_INTEGERS[8 if whole else x.itemsize])
     return bits
 
 

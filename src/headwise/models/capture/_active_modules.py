@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headwise._count_names import HEADS
 from headwise._interrupts import reversible
-from headwise._torch_private import without_function_modes
+from headwise._torch_private import in_backward, in_func_transform, without_function_modes
 from headwise.errors import UnsupportedError
 from headwise.models._hooks import Hooks
 from headwise.models.capture._call import Answer, AttentionCall, OnCall, uncompiled
@@ -175,10 +175,12 @@ class ActiveModules:
         lengths = [x.shape[1] for x in inner.inputs[:1]]
         return inner.attended == 1 and lengths == [call.q.shape[2]]
 
-    def follow_all(self) -> None:
-        """Follow every call from now on: a pass takes a way that no pass has taken before."""
-        if self.interception is not None:
-            self.interception.start_over()
+    def hook_again(self, module: nn.Module) -> None:
+        """Follow every call from now on: a module without a hook is called as in no pass before."""
+        if self.interception is None or in_backward() or in_func_transform():
+            return  # where hooks and modes would not outlive what runs
+        self.understanding.unhooked[id(module)] = False
+        self.interception.start_over()
 
     @reversible
     def follow(

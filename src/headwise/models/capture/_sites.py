@@ -128,8 +128,7 @@ class Sites:
             known[key] = known.get(key, True) and is_told
         elif known.get(key):
             if calls or not is_told or active.outermost is None:
-                known[key] = False
-                active.follow_all()
+                active.hook_again(call.module)
             calls.append(None)
 
     def place_of(self, call: AttentionCall, active: ActiveModules) -> tuple[str, bool]:
