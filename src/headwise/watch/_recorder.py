@@ -16,6 +16,7 @@ from headwise.models import (
     AttentionCall,
     Coverage,
     InputTracker,
+    ModuleCall,
     Site,
     Sites,
     StackInputs,
@@ -26,7 +27,6 @@ from headwise.models import (
 )
 from headwise.tables import Totals
 from headwise.watch._accumulator import Accumulator
-from headwise.watch._call_place import CallPlace
 from headwise.watch._decoding import Decoding
 from headwise.watch._maps import Maps
 from headwise.watch._request import Request
@@ -34,6 +34,9 @@ from headwise.watch._row_sums import CallRows, row_request, without_autocast
 from headwise.watch._short_calls import ShortCalls
 from headwise.watch._verification import refuse_wrapped, verify_heads
 from headwise.watch.layout import CallLayout, CallLayouts, TextPairs, TextSpans
+
+# Where a call belongs: its site, what the site's stack reads, and the call of its module.
+_Place = tuple[Site, StackInputs, ModuleCall | None]
 
 
 class Recorder:
@@ -140,9 +143,9 @@ class Recorder:
     def _record(self, call: AttentionCall) -> None:
         """Record a call that the model has computed."""
         place = None if self._is_skipped() else self._place(call)
-        if place is None or not self._is_watched(place.site):
+        if place is None or not self._is_watched(place[0]):
             return
-        site = place.site
+        site, *_ = place
         if is_wrapped(call.q):
             refuse_wrapped()
         # The function mode must not capture what is computed from the call.
@@ -165,11 +168,11 @@ class Recorder:
             return None
         if is_wrapped(call.q):
             refuse_wrapped()
-        place = CallPlace(site, self._inputs.of(site.stack), self._active.call_of(call.module))
+        place = site, self._inputs.of(site.stack), self._active.call_of(call.module)
         with without_function_modes():
             rows = self._add(call, place, need_heads=True, verify=False)
         if not self._active.is_whole:
-            self._sites.learn(call, self._active, place.tokens)
+            self._sites.learn(call, self._active, place[1].text.tokens)
         self._answered.add(site)
         return None if rows is None or rows.heads is None else rows.heads.to(call.q.dtype)
 
@@ -179,7 +182,7 @@ class Recorder:
         is_backward = in_backward() and not self._inputs.inside
         return is_backward or max(0, self._inputs.passes - 1) % self._every > 0
 
-    def _place(self, call: AttentionCall) -> CallPlace | None:
+    def _place(self, call: AttentionCall) -> _Place | None:
         """Where a call belongs; None, and its module is listed, if it is not within a text."""
         sites, active = self._sites, self._active
         inputs = self._inputs.of(sites.place_of(call, active)[0])
@@ -190,10 +193,10 @@ class Recorder:
             return None
         site = sites.of(call, active)
         sites.learn(call, active, tokens)
-        return CallPlace(site, inputs, module_call)
+        return site, inputs, module_call
 
     def _add(
-        self, call: AttentionCall, place: CallPlace, *, need_heads: bool, verify: bool
+        self, call: AttentionCall, place: _Place, *, need_heads: bool, verify: bool
     ) -> RowStatistics | None:
         """Compute the statistics of a call and add their sums.
 
@@ -201,16 +204,17 @@ class Recorder:
             Those of each row; None if the call is short, and heads are not needed.
         """
         self._add_decoded()
-        site, kind = place.site, place.kind(call)
+        site, inputs, module_call = place
+        kind = _kind(call, place)
         if kind == "within" and call.q.shape[2] > 1:
             self._decoding.expected[site] = call.k.shape[2] + 1, True
-        layout = self._layout(site, call, place.inputs, kind)
+        layout = self._layout(site, call, inputs, kind)
         short, rows = None if need_heads else self._short_calls.add(call, layout), None
         if short is not None:
             self._accumulator.add(site, self._inputs.passes, short)
         else:
             rows = self._add_rows(site, call, layout, need_heads, verify)
-        self.coverage.add(site, call, place.module_call, place.tokens)
+        self.coverage.add(site, call, module_call, inputs.text.tokens)
         return rows
 
     def _add_rows(
@@ -242,15 +246,16 @@ class Recorder:
             rows = call.row_statistics(needed)
             return rows, CallRows.of(rows, call, layout, per_head)
 
-    def _waits(self, call: AttentionCall, place: CallPlace) -> bool:
+    def _waits(self, call: AttentionCall, place: _Place) -> bool:
         """Whether a call reads one token more of a text, to be described with those after it."""
-        if self._decoding.is_full(place.site):
+        site, inputs, module_call = place
+        if self._decoding.is_full(site):
             self._add_decoded()
-        if place.kind(call) != "within":
+        if _kind(call, place) != "within":
             return False
-        if not self._decoding.take(place.site, call, place.inputs, self._inputs.passes):
+        if not self._decoding.take(site, call, inputs, self._inputs.passes):
             return False
-        self.coverage.add(place.site, call, place.module_call, place.tokens)
+        self.coverage.add(site, call, module_call, inputs.text.tokens)
         return True
 
     def _add_decoded(self) -> None:
@@ -279,3 +284,18 @@ class Recorder:
                 f"which was not found. Request neither, or leave its layer out with layers=."
             )
         return projection.per_head
+
+
+def _kind(call: AttentionCall, place: _Place) -> str:
+    """How keys relate to queries: of another text, of the same, or condensed.
+
+    A model that drops or pools tokens leaves their positions unknown.
+    """
+    site, inputs, module_call = place
+    if site.cross:
+        return "cross"
+    T, S, tokens = call.q.shape[2], call.k.shape[2], inputs.text.tokens
+    received = [] if module_call is None else module_call.inputs
+    # More keys than queries come from a cache, unless the module received them all.
+    condensed = T > S or (T < S and bool(received) and received[0].shape[1] == S)
+    return "condensed" if condensed or (tokens is not None and tokens > T) else "within"
