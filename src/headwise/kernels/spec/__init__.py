@@ -3,6 +3,7 @@
 from headwise.kernels.spec._bias import Bias, TensorBias
 from headwise.kernels.spec._kernel import (
     AttentionKernel,
+    ComputeHeads,
     ComputeStatistics,
     KernelChoice,
     SolveHeads,
@@ -43,6 +44,7 @@ __all__ = [
     "AttentionRule",
     "Bias",
     "BiasLike",
+    "ComputeHeads",
     "ComputeStatistics",
     "Extras",
     "Guarded",
