@@ -32,7 +32,7 @@ def eager_outline(q: Tensor, k: Tensor, v: Tensor, *others: Hashable) -> Outline
     """
     functions = torch._C
     if (
-        torch.compiler.is_compiling()
+        torch.compiler.is_dynamo_compiling()
         or functions._is_tracing()
         or functions._len_torch_dispatch_stack()
         or functions._functorch.peek_interpreter_stack() is not None
@@ -45,12 +45,10 @@ def eager_outline(q: Tensor, k: Tensor, v: Tensor, *others: Hashable) -> Outline
         q.data_ptr(), k.data_ptr(), v.data_ptr()
     except RuntimeError:  # one has no memory of its own: it is mapped over, or not strided
         return None
-    learns, on_cpu = torch.is_grad_enabled(), q.is_cpu
+    learns = torch.is_grad_enabled()
     return (
-        q.shape, q.stride(), q.dtype, on_cpu or q.device, learns and q.requires_grad,
+        q.shape, q.stride(), q.dtype, q.is_cpu or q.device, learns and q.requires_grad,
         k.shape, k.stride(), k.dtype, k.is_cpu or k.device, learns and k.requires_grad,
         v.shape, v.stride(), v.dtype, v.is_cpu or v.device, learns and v.requires_grad,
-        torch.get_num_threads(),
-        torch.is_autocast_enabled("cpu") if on_cpu else under_autocast(q),
-        others,
+        torch.get_num_threads(), functions._is_any_autocast_enabled() and under_autocast(q), others,
     )  # fmt: skip
