@@ -42,8 +42,10 @@ def eager_outline(q: Tensor, k: Tensor, v: Tensor, *others: Hashable) -> Outline
     ):  # fmt: skip
         return None
     try:
-        q.data_ptr(), k.data_ptr(), v.data_ptr()
-    except RuntimeError:  # one has no memory of its own: it is mapped over, or not strided
+        has_memory = q.data_ptr() and k.data_ptr() and v.data_ptr()
+    except RuntimeError:
+        has_memory = 0
+    if not has_memory:  # one is mapped over, or not strided, or empty
         return None
     learns = torch.is_grad_enabled()
     return (

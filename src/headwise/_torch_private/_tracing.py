@@ -62,16 +62,15 @@ def is_plain(x: Tensor) -> bool:
 
 
 def is_eager(*tensors: Tensor) -> bool:
-    """Whether these are plain tensors, and nothing but the usual autograd follows them."""
+    """Whether these are plain tensors in memory that nothing but the usual autograd follows."""
     if torch.compiler.is_compiling() or is_traced() or in_forward_gradient():
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     try:
         for x in tensors:
-            if type(x) not in PLAIN or x.is_neg():
+            if type(x) not in PLAIN or x.is_neg() or not x.data_ptr():
                 return False
-            x.data_ptr()
     except RuntimeError:  # it has no memory of its own: it is mapped over, or not strided
         return False
     return True

@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -73,11 +73,13 @@ class PreparedProblem:
         It is one function that touches few objects: after a kernel that fills the caches, each of
         them comes from memory, and a token on few keys takes longer in Python than in the kernel.
 
+        It also keeps what the problem refers to.
+
         Args:
             otherwise: What computes heads where inputs are not aligned or not in memory, or where
                 nonfinite masked values must be kept out.
         """
-        kernel, outline = library().functions.headwise_heads, ctypes.byref(self.problem)
+        kernel, outline = _function("headwise_heads"), ctypes.byref(self.problem)
         q_length, k_length, v_length = [length for _, length in self.lengths]
         ((_, allocate),) = self.outputs
         has_pool = torch.get_num_threads() > 1  # part of the outline
@@ -87,7 +89,6 @@ class PreparedProblem:
             q_start, k_start, v_start = q.data_ptr(), k.data_ptr(), v.data_ptr()
             if (
                 (q_start | k_start | v_start) % item == 0
-                and q_start and k_start and v_start
                 and q.storage_offset() * item + q_length <= q.untyped_storage().nbytes()
                 and k.storage_offset() * item + k_length <= k.untyped_storage().nbytes()
                 and v.storage_offset() * item + v_length <= v.untyped_storage().nbytes()
@@ -216,11 +217,15 @@ def run(problem: Problem, function: str = "headwise_forward") -> bool:
     Raises:
         MemoryError: there is no memory to compute in.
     """
-    outcome = getattr(library().functions, function)(ctypes.byref(problem))
+    outcome = _function(function)(ctypes.byref(problem))
     if outcome == NO_MEMORY:
         sizes = {name: getattr(problem, name) for name in ("B", "H", "Hkv", "T", "S", "D", "Dv")}
         raise MemoryError(f"native: out of memory for a problem of sizes {sizes}.")
     return bool(outcome != NOT_FINITE)
+
+
+def _function(name: str) -> Callable[..., int]:
+    return getattr(library().functions, name)
 
 
 def as_statistics(results: Named) -> RowStatistics:
