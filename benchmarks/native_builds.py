@@ -11,6 +11,7 @@ multiplies in registers alone shows why the builds differ.
 import argparse
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -21,7 +22,7 @@ from native_peak import multiplications
 from torch import Tensor
 
 from headwise._library import BUILT, SETS, Library, library, open_library
-from headwise.kernels import attend
+from headwise.kernels import _attend, attend
 from headwise.kernels.native import _prepared
 
 # Texts, heads, tokens, width; whether causal, and whether gradients are computed too.
@@ -34,6 +35,9 @@ CASES = (
     ((2, 12, 512, 64), True, True),
 )
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+TORCH = "torch"
+# What was settled for the calls of each build: what is remembered keeps the functions of its build.
+SETTLED: dict[str, dict[Any, Any]] = {}
 
 
 def main() -> None:
@@ -65,7 +69,7 @@ def whole_calls(builds: dict[str, Library], options: argparse.Namespace) -> Iter
             shape = (B, T, H, D)
             q, k, v = (torch.randn(shape, dtype=DTYPES[dtype]).transpose(1, 2) for _ in "qkv")
             tensors = [x.requires_grad_(trained) for x in (q, k, v)]
-            works: dict[str, Work] = {"torch": partial(_run, tensors, causal, None)}
+            works: dict[str, Work] = {TORCH: partial(_run, tensors, causal, None)}
             works |= {name: partial(_run, tensors, causal, x) for name, x in builds.items()}
             times = timed_for(works, options.seconds, "cpu")
             case = {
@@ -74,12 +78,16 @@ def whole_calls(builds: dict[str, Library], options: argparse.Namespace) -> Iter
                 "mask": "causal" if causal else "none",
                 "pass": "forward and backward" if trained else "forward",
             }
-            yield from rows_of(case, times, "torch")
+            yield from rows_of(case, times, TORCH)
 
 
 def _run(tensors: list[Tensor], causal: bool, build: Library | None) -> None:
     """One call by a build of the native kernel, or by torch's kernel."""
-    with patch.object(_prepared, "library", lambda: build):
+    settled = SETTLED.setdefault(build.name if build else TORCH, {})
+    with (
+        patch.object(_prepared, "library", lambda: build),
+        patch.object(_attend, "_SETTLED", settled),
+    ):
         if build:
             heads = attend(*tensors, causal=causal, backend="native")
         else:

@@ -20,9 +20,9 @@ NOT_BUILT = (
     "none was built with this installation, because there is no C++ compiler or it failed: "
     "`pip install --verbose` shows which"
 )
-INTERFACE = 7
-# What a function may return instead of 0.
-NO_MEMORY, NOT_FINITE = 1, 2
+INTERFACE = 8
+# What a function may return.
+DONE, NO_MEMORY, NOT_FINITE = 0, 1, 2
 
 _Strides2, _Strides3 = ctypes.c_int64 * 2, ctypes.c_int64 * 3
 
@@ -142,6 +142,9 @@ def open_library(path: Path, why: str = "opened by its path") -> Library:
     for name in ("headwise_forward", "headwise_backward"):
         function = getattr(functions, name)
         function.argtypes, function.restype = [ctypes.POINTER(Problem)], ctypes.c_int64
+    heads = functions.headwise_heads
+    heads.argtypes = [ctypes.POINTER(Problem), *[ctypes.c_void_p] * 4, ctypes.c_int64]
+    heads.restype = ctypes.c_int64
     return Library(path.stem, why, functions)
 
 

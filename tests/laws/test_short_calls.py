@@ -10,8 +10,10 @@ import pytest
 import torch
 from jaxtyping import config
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headwise._library import library
+from headwise._torch_private import eager_outline, is_eager
 from headwise.errors import ArgumentError
 from headwise.kernels import (
     RowRequest,
@@ -252,3 +254,60 @@ def test_biases_and_sinks_of_calls_that_share_a_request_are_their_own() -> None:
     sinks = row_statistics(q, k, v, make_rule(head_dim=8, sinks=torch.full((4,), 9.0)), shared).lse
     torch.testing.assert_close(bias, plain + 1)
     assert (sinks > 9).all()
+
+
+def _seen_inside(transform: Callable[[Callable[[Tensor], Tensor]], Any]) -> list[bool]:
+    """Whether an outline and whether values are remembered: inside of a transform, and after it."""
+    seen: list[Tensor] = []
+    inside: list[bool] = []
+
+    def look(x: Tensor) -> Tensor:
+        seen.append(x)
+        inside.extend((eager_outline(x, x, x) is not None, is_eager(x)))
+        return x * 1
+
+    transform(look)
+    (x,) = seen
+    return [*inside, eager_outline(x, x, x) is not None, is_eager(x)]
+
+
+class _Grads(torch.autograd.Function):
+    """Calls a function with its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, look: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.look = look
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return ctx.look(grads[0]), None
+
+
+def _batch_of_gradients(look: Callable[[Tensor], Tensor]) -> None:
+    x = torch.ones(1, 1, 2, 2, requires_grad=True)
+    torch.autograd.grad(_Grads.apply(x, look), x, torch.ones(3, *x.shape), is_grads_batched=True)
+
+
+@pytest.mark.parametrize("transform", [
+    lambda look: torch.func.vmap(look)(torch.ones(3, 1, 1, 2, 2)),
+    lambda look: torch.func.grad(lambda x: look(x).sum())(torch.ones(1, 1, 2, 2)),
+    lambda look: torch.func.functionalize(look)(torch.ones(1, 1, 2, 2)),
+    _batch_of_gradients,
+], ids=["vmap", "grad", "functionalize", "a batch of gradients"])  # fmt: skip
+def test_nothing_is_remembered_of_tensors_that_stand_for_others(transform: Any) -> None:
+    assert not any(_seen_inside(transform))
+
+
+@pytest.mark.parametrize("x", [
+    torch.ones(1, 1, 2, 2).to_sparse(),
+    torch._neg_view(torch.ones(1, 1, 2, 2)),
+    torch.ones(1, 1, 2, 2, device="meta"),
+    torch.nn.Parameter(torch.ones(1, 1, 2, 2)),
+    torch.ones(1, 1, 2, 2).as_subclass(type("Tagged", (Tensor,), {})),
+], ids=["sparse", "negative", "meta", "parameter", "subclass"])  # fmt: skip
+def test_an_outline_is_remembered_of_eager_tensors_alone(x: Tensor) -> None:
+    assert (eager_outline(x, x, x) is not None) == is_eager(x)
+    for not_eager in (torch.autograd.forward_ad.dual_level(), FakeTensorMode()):
+        with not_eager:
+            assert (eager_outline(x, x, x), is_eager(x)) == (None, False)

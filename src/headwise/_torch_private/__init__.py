@@ -32,6 +32,7 @@ from headwise._torch_private._modules import (
     replace_submodule,
     wrapped_by_compiler,
 )
+from headwise._torch_private._outline import Outline, eager_outline, under_autocast
 from headwise._torch_private._tracing import (
     can_read,
     constant_when_traced,
@@ -56,6 +57,7 @@ from headwise._torch_private._tracing import (
 
 __all__ = [
     "FUSED_ATTENTION",
+    "Outline",
     "WithoutFastPath",
     "call_forward_pre_hooks",
     "can_observe_operators",
@@ -63,6 +65,7 @@ __all__ = [
     "compiled_modules",
     "constant_when_traced",
     "cpu_multiplies_bfloat16_tiles",
+    "eager_outline",
     "flash_on_cpu",
     "forward_pre_hooks",
     "fused_kernel_of",
@@ -91,6 +94,7 @@ __all__ = [
     "replace_submodule",
     "statically",
     "stop_observing_operators",
+    "under_autocast",
     "version_of",
     "without_function_modes",
     "without_operator_observers",

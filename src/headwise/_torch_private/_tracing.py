@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 # Whose numbers lie in memory: other classes may keep them elsewhere.
-_PLAIN = frozenset((Tensor, torch.nn.Parameter, torch.nn.Buffer))
+PLAIN = frozenset((Tensor, torch.nn.Parameter, torch.nn.Buffer))
 
 try:  # there is no public name
     from torch._subclasses.fake_tensor import FakeTensor
@@ -58,24 +58,21 @@ def is_materialized(*tensors: Tensor) -> bool:
 
 def is_plain(x: Tensor) -> bool:
     """Whether a tensor is stored in memory according to its strides."""
-    return type(x) in _PLAIN and x.layout == torch.strided and not x.is_neg()
+    return type(x) in PLAIN and x.layout == torch.strided and not x.is_neg()
 
 
 def is_eager(*tensors: Tensor) -> bool:
-    """Whether these are plain tensors, and nothing but the usual autograd follows them."""
+    """Whether these are plain tensors in memory that nothing but the usual autograd follows."""
     if torch.compiler.is_compiling() or is_traced() or in_forward_gradient():
         return False
-    functorch = torch._C._functorch
-    if functorch.peek_interpreter_stack() is not None:
+    if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
-    # What `is_plain` and `is_wrapped` ask. This runs at every call, and they would take as long
-    # again as all of it.
-    is_wrapper, is_batch = functorch.is_functorch_wrapped_tensor, functorch.is_legacy_batchedtensor
-    for x in tensors:
-        if type(x) not in _PLAIN or x.layout != torch.strided or x.is_neg():
-            return False
-        if is_wrapper(x) or is_batch(x):
-            return False
+    try:
+        for x in tensors:
+            if type(x) not in PLAIN or x.is_neg() or not x.data_ptr():
+                return False
+    except RuntimeError:  # it has no memory of its own: it is mapped over, or not strided
+        return False
     return True
 
 

@@ -2,7 +2,6 @@
 
 from headwise.kernels._attend import (
     AttendOutput,
-    ComputeHeads,
     attend,
     plain_outline,
     prepare_plain,
@@ -18,6 +17,7 @@ from headwise.kernels.spec import (
     AttentionRule,
     Bias,
     BiasLike,
+    ComputeHeads,
     KernelChoice,
     MaskLike,
     Outline,

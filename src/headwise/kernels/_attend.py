@@ -1,6 +1,5 @@
 """Entry point of attention: check the input, choose a kernel, compute."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -9,6 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headwise._argument_names import ATTEND, suggests
+from headwise._library import library
+from headwise._torch_private import eager_outline
 from headwise.errors import ArgumentError, ShapeError
 from headwise.kernels._choose import BY_NAME, FALLBACK, choose
 from headwise.kernels.rows import weights_from_lse
@@ -17,6 +18,7 @@ from headwise.kernels.spec import (
     AttentionProblem,
     AttentionRule,
     BiasLike,
+    ComputeHeads,
     Extras,
     KernelChoice,
     MaskLike,
@@ -26,6 +28,7 @@ from headwise.kernels.spec import (
     WindowLike,
     check_rule,
     compute_guarded,
+    cpu,
     make_rule,
     outline_of,
     remember,
@@ -34,8 +37,6 @@ from headwise.kernels.spec import (
 
 # Others, such as tensors, may change without becoming another object.
 _NUMBERS = frozenset((float, int, type(None)))
-
-ComputeHeads = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class AttendOutput(NamedTuple):
@@ -122,7 +123,8 @@ def attend(
     if are_numbers and mask is None and bias is None and sinks is None:
         near = None if window is None else repr(window)  # 1.0 equals 1, and is refused
         options = (bool(causal), near, scale, softcap, dropout_p, extras, backend)
-        outline = outline_of(q, k, v, options)
+        # Equal to `outline_of`, without another function.
+        outline = eager_outline(q, k, v, library(), cpu.HAS_AMX, options)
     settled = None if outline is None else _SETTLED.get(outline)
     if settled is None:
         _check(q, k, v, dropout_p)
@@ -131,6 +133,8 @@ def attend(
             scale=scale, bias=bias, softcap=softcap, sinks=sinks,
         )  # fmt: skip
         settled = _settle(AttentionProblem(q, k, v, rule, dropout_p, extras), backend, outline)
+    if settled.heads is not None:
+        return settled.heads(q, k, v)
     result = settled.solve(AttentionProblem(q, k, v, settled.rule, dropout_p, extras))
     if extras is HEADS_ALONE:
         return result["heads"]
@@ -156,7 +160,7 @@ def prepare_plain(
         _check(q, k, v, 0.0)
         rule = make_rule(head_dim=q.shape[-1], is_causal=causal, scale=scale)
         settled = _settle(AttentionProblem(q, k, v, rule), "auto", outline)
-    return settled.heads
+    return settled.heads or settled.heads_alone
 
 
 class _Settled(NamedTuple):
@@ -165,8 +169,9 @@ class _Settled(NamedTuple):
     rule: AttentionRule
     choice: KernelChoice
     solve: SolveHeads
+    heads: ComputeHeads | None = None  # where nothing else is requested, and nothing is dropped
 
-    def heads(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def heads_alone(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The heads of another call of the outline, without dropout and extras."""
         return self.solve(AttentionProblem(q, k, v, self.rule, 0.0, HEADS_ALONE))["heads"]
 
@@ -182,7 +187,9 @@ def _settle(problem: AttentionProblem, backend: str, outline: Outline | None) ->
     choice = choose(problem, backend)
     kernel = BY_NAME[choice.backend]
     solve: SolveHeads = partial(kernel.attend, choice=choice)
-    if outline is not None:
+    is_plain = outline is not None and problem.extras == HEADS_ALONE and not problem.dropout_p
+    is_plain = is_plain and not under_autocast(problem.q)
+    if outline is not None and not is_plain:
         solve = kernel.prepare(problem, choice)
     if any(problem.extras):
         solve = partial(_solve_with_extras, solve, choice)
@@ -191,6 +198,9 @@ def _settle(problem: AttentionProblem, backend: str, outline: Outline | None) ->
     if under_autocast(problem.q):
         solve = partial(_solve_without_autocast, solve)
     settled = _Settled(problem.rule, choice, solve)
+    if is_plain:
+        heads = kernel.prepare_heads(problem, choice, settled.heads_alone)
+        settled = settled._replace(heads=heads)
     return settled if outline is None else remember(_SETTLED, outline, settled)
 
 

@@ -1,8 +1,18 @@
 """The fused kernel's side of the contract."""
 
+from functools import partial
+
+import torch.nn.functional as F
+
 from headwise.kernels.fused._attend import attend_fused
 from headwise.kernels.fused._form import exceeds_float16, form_of, is_packed, is_wide
-from headwise.kernels.spec import AttentionKernel, AttentionProblem, KernelChoice, Named
+from headwise.kernels.spec import (
+    AttentionKernel,
+    AttentionProblem,
+    ComputeHeads,
+    KernelChoice,
+    Named,
+)
 from headwise.kernels.spec.cpu import PACKED
 
 
@@ -40,6 +50,15 @@ class FusedKernel(AttentionKernel):
 
     def attend(self, problem: AttentionProblem, choice: KernelChoice) -> Named:
         return attend_fused(problem, choice)
+
+    def prepare_heads(
+        self, problem: AttentionProblem, choice: KernelChoice, otherwise: ComputeHeads
+    ) -> ComputeHeads:
+        if choice.form != "none" or choice.packed or choice.wide:
+            return otherwise
+        grouped = problem.q.shape[1] != problem.k.shape[1]
+        # Neither a function of Python nor a problem: torch's own function takes less time.
+        return partial(F.scaled_dot_product_attention, scale=problem.rule.scale, enable_gqa=grouped)
 
 
 FUSED = FusedKernel()

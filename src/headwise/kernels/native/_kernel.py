@@ -21,6 +21,7 @@ from headwise.kernels.spec import (
     OF_MASK,
     AttentionKernel,
     AttentionProblem,
+    ComputeHeads,
     ComputeStatistics,
     KernelChoice,
     Named,
@@ -92,6 +93,18 @@ class NativeKernel(AttentionKernel):
         requested = [name for name, is_requested in rows.items() if is_requested]
         prepared = build_heads(q, k, v, lowered, is_packed(q.shape[2]), requested).prepare()
         return attend_native if prepared is None else partial(prepared.heads, attend_native)
+
+    def prepare_heads(
+        self, problem: AttentionProblem, choice: KernelChoice, otherwise: ComputeHeads
+    ) -> ComputeHeads:
+        q, k, v, rule, *_ = problem
+        if needs_gradient(q, k, v) or not rule.is_static:
+            return otherwise
+        lowered = lower(rule, q.shape[2], k.shape[2])
+        prepared = build_heads(q, k, v, lowered, is_packed(q.shape[2]), ()).prepare()
+        if prepared is None:
+            return otherwise
+        return prepared.heads_alone(otherwise, q.itemsize, rule.visible is not None)
 
     def why_no_statistics(
         self, problem: AttentionProblem, request: RowRequest | None

@@ -2,17 +2,18 @@
 
 import ctypes
 import os
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from headwise._library import NO_MEMORY, NOT_FINITE, Problem, library
+from headwise._library import DONE, NO_MEMORY, NOT_FINITE, Problem, library
 from headwise.kernels.native._check import check_extent
 from headwise.kernels.spec import (
     AttentionProblem,
+    ComputeHeads,
     ComputeStatistics,
     Named,
     RowRequest,
@@ -65,6 +66,40 @@ class PreparedProblem:
         if finite or (outputs and problem.rule.visible is None):
             return outputs
         return otherwise(problem)
+
+    def heads_alone(self, otherwise: ComputeHeads, item: int, is_masked: bool) -> ComputeHeads:
+        """What computes the heads of tensors of the outline, of `item` bytes a number.
+
+        It is one function that touches few objects: after a kernel that fills the caches, each of
+        them comes from memory, and a token on few keys takes longer in Python than in the kernel.
+
+        It also keeps what the problem refers to.
+
+        Args:
+            otherwise: What computes heads where inputs are not aligned or not in memory, or where
+                nonfinite masked values must be kept out.
+        """
+        kernel, outline = _function("headwise_heads"), ctypes.byref(self.problem)
+        q_length, k_length, v_length = [length for _, length in self.lengths]
+        ((_, allocate),) = self.outputs
+        has_pool = torch.get_num_threads() > 1  # part of the outline
+        expected = (DONE,) if is_masked else (DONE, NOT_FINITE)
+
+        def heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q_start, k_start, v_start = q.data_ptr(), k.data_ptr(), v.data_ptr()
+            if (
+                (q_start | k_start | v_start) % item == 0
+                and q.storage_offset() * item + q_length <= q.untyped_storage().nbytes()
+                and k.storage_offset() * item + k_length <= k.untyped_storage().nbytes()
+                and v.storage_offset() * item + v_length <= v.untyped_storage().nbytes()
+            ):  # fmt: skip
+                result, threads = allocate(), n_threads(self.shares_threads) if has_pool else 1
+                start = result.data_ptr()
+                if kernel(outline, q_start, k_start, v_start, start, threads) in expected:
+                    return result
+            return otherwise(q, k, v)
+
+        return heads
 
     def statistics(
         self, otherwise: ComputeStatistics, problem: AttentionProblem, request: RowRequest
@@ -182,11 +217,15 @@ def run(problem: Problem, function: str = "headwise_forward") -> bool:
     Raises:
         MemoryError: there is no memory to compute in.
     """
-    outcome = getattr(library().functions, function)(ctypes.byref(problem))
+    outcome = _function(function)(ctypes.byref(problem))
     if outcome == NO_MEMORY:
         sizes = {name: getattr(problem, name) for name in ("B", "H", "Hkv", "T", "S", "D", "Dv")}
         raise MemoryError(f"native: out of memory for a problem of sizes {sizes}.")
     return bool(outcome != NOT_FINITE)
+
+
+def _function(name: str) -> Callable[..., int]:
+    return getattr(library().functions, name)
 
 
 def as_statistics(results: Named) -> RowStatistics:

@@ -1,8 +1,10 @@
 """What all kernels share: the rule of an attention, requests and results, and their contract."""
 
+from headwise._torch_private import Outline, under_autocast
 from headwise.kernels.spec._bias import Bias, TensorBias
 from headwise.kernels.spec._kernel import (
     AttentionKernel,
+    ComputeHeads,
     ComputeStatistics,
     KernelChoice,
     SolveHeads,
@@ -19,11 +21,9 @@ from headwise.kernels.spec._problem import (
     HEADS_ALONE,
     AttentionProblem,
     Extras,
-    Outline,
     autocast_inputs,
     outline_of,
     remember,
-    under_autocast,
 )
 from headwise.kernels.spec._request import OF_MASK, Named, RowRequest, RowStatistics, SharedRequest
 from headwise.kernels.spec._rule import (
@@ -43,6 +43,7 @@ __all__ = [
     "AttentionRule",
     "Bias",
     "BiasLike",
+    "ComputeHeads",
     "ComputeStatistics",
     "Extras",
     "Guarded",

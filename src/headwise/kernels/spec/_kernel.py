@@ -29,6 +29,7 @@ class KernelChoice(NamedTuple):
 
 
 SolveHeads = Callable[[AttentionProblem], Named]
+ComputeHeads = Callable[[Tensor, Tensor, Tensor], Tensor]
 ComputeStatistics = Callable[[AttentionProblem, RowRequest], RowStatistics]
 
 
@@ -103,6 +104,16 @@ class AttentionKernel(ABC):
     def prepare(self, problem: AttentionProblem, choice: KernelChoice) -> SolveHeads:
         """A function equal to `attend` for this problem and all others of its outline."""
         return partial(self.attend, choice=choice)
+
+    def prepare_heads(
+        self, problem: AttentionProblem, choice: KernelChoice, otherwise: ComputeHeads
+    ) -> ComputeHeads:
+        """What computes the heads of this plain problem and all others of its outline.
+
+        A plain problem has no dropout, no extras and no autocast, and no tensors but queries, keys
+        and values. `otherwise` computes them in any case, with the guard that the kernel needs.
+        """
+        return otherwise
 
     def why_no_statistics(
         self, problem: AttentionProblem, request: RowRequest | None

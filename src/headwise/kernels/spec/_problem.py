@@ -13,11 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headwise._library import library
-from headwise._torch_private import is_eager
+from headwise._torch_private import Outline, eager_outline, under_autocast
 from headwise.kernels.spec import cpu
 from headwise.kernels.spec._rule import AttentionRule
 
-Outline = tuple[Hashable, ...]
 Known = TypeVar("Known")
 # The most outlines that are remembered: each length of a text or of a key cache has its own.
 MOST_REMEMBERED = 4096
@@ -51,15 +50,7 @@ def outline_of(q: Tensor, k: Tensor, v: Tensor, options: Hashable) -> Outline | 
     That is for tensors that are not plain, are traced or mapped, or are differentiated by anything
     but the usual autograd.
     """
-    if not is_eager(q, k, v):
-        return None
-    learns = torch.is_grad_enabled()
-    return (
-        q.shape, q.stride(), q.dtype, q.device, learns and q.requires_grad,
-        k.shape, k.stride(), k.dtype, k.device, learns and k.requires_grad,
-        v.shape, v.stride(), v.dtype, v.device, learns and v.requires_grad,
-        library(), cpu.HAS_AMX, torch.get_num_threads(), under_autocast(q), options,
-    )  # fmt: skip
+    return eager_outline(q, k, v, library(), cpu.HAS_AMX, options)
 
 
 def remember(known: dict[Outline, Known], outline: Outline, value: Known) -> Known:
@@ -68,17 +59,6 @@ def remember(known: dict[Outline, Known], outline: Outline, value: Known) -> Kno
         known.clear()
     known[outline] = value
     return value
-
-
-def under_autocast(x: Tensor) -> bool:
-    """Whether autocast is on for the device of a tensor; some, such as meta, have none."""
-    # Both have it, and torch.compile of torch 2.11 cannot ask whether they do.
-    if x.is_cpu:
-        return torch.is_autocast_enabled("cpu")
-    if x.is_cuda:
-        return torch.is_autocast_enabled("cuda")
-    kind = x.device.type
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def autocast_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

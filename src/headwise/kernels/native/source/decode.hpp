@@ -128,12 +128,23 @@ template <class Element> class PartialRows {
         f.template operator()<R>();
         return R;
     }
+    int64_t kv_head_of(int row) const {
+        int64_t group = problem.H / problem.Hkv * problem.T;
+        return (queries.h * problem.T + queries.first + row) / group;
+    }
+    const Element *keys_of(int64_t kv_head, int64_t token) const {
+        return queries.row_ptr<Element>(problem.k, problem.k_stride, kv_head, token);
+    }
+    const Value *values_of(int64_t kv_head, int64_t token) const {
+        return queries.row_ptr<Value>(problem.v, problem.v_stride, kv_head, token);
+    }
+
     // Visits rows that share keys, R at a time or fewer, all of them in one vector.
     template <int R, class Visit> void each_tile(Visit f) const {
         int64_t group = problem.H / problem.Hkv * problem.T,
             first = queries.h * problem.T + queries.first;
         for (int row = 0; row < queries.n;) {
-            int64_t kv_head = (first + row) / group;
+            int64_t kv_head = kv_head_of(row);
             int64_t stop = std::min<int64_t>(queries.n, (kv_head + 1) * group - first);
             row += widest<R>(stop - row, [&]<int r>() { f.template operator()<r>(kv_head, row); });
         }
@@ -144,11 +155,13 @@ template <class Element> class PartialRows {
         for (int r = 0; r < block.n && queries.n % W; r++)
             store(workspace.logits + r * TILE_LANES + last, Floats{});
         each_tile<TILE_ROWS>([&]<int R>(int64_t kv_head, int row) {
-            auto keys =
-                queries.row_ptr<Element>(problem.k, problem.k_stride, kv_head, block.start);
+            auto keys = keys_of(kv_head, block.start);
+            const void *next = row + R < queries.n
+                ? static_cast<const void *>(keys_of(kv_head_of(row + R), block.start))
+                : values_of(kv_head_of(0), block.start);
             dot_rows<R>(block.counts[row / W], keys, problem.k_stride[2] / PER_LANE<Element>,
                         width(), workspace.queries + row * query_stride(), query_stride(),
-                        problem.scale, workspace.logits + row);
+                        problem.scale, workspace.logits + row, next);
         });
     }
 
@@ -157,12 +170,14 @@ template <class Element> class PartialRows {
             for (int64_t d = i * stride; d < (i + 1) * stride; d += W)
                 store(heads + d, load(heads + d) * factor(i));
         each_tile<TILE_OUTPUT_ROWS>([&]<int R>(int64_t kv_head, int row) {
-            auto values =
-                queries.row_ptr<Value>(problem.v, problem.v_stride, kv_head, block.start);
+            auto values = values_of(kv_head, block.start);
+            auto next = row + R < queries.n
+                ? values_of(kv_head_of(row + R), block.start)
+                : reinterpret_cast<const Value *>(keys_of(kv_head_of(0), block.start + block.n));
             weighted_sum_columns<R, TILE_COLUMNS>(block.counts[row / W], values,
                                                   problem.v_stride[2], problem.Dv,
                                                   workspace.logits + row,
-                                                  heads + row * stride, stride);
+                                                  heads + row * stride, stride, next);
         });
     }
 };

@@ -78,6 +78,9 @@ struct Field {
 // The result of a call. NOT_FINITE refers to requested heads only.
 enum Outcome : int64_t { DONE, NO_MEMORY, NOT_FINITE };
 EXPORTED int64_t headwise_forward(const Problem *);
+// The heads of other tensors, whose sizes and strides are those of a problem that is complete.
+EXPORTED int64_t headwise_heads(const Problem *, const void *q, const void *k, const void *v,
+                                void *heads, int64_t threads);
 EXPORTED int64_t headwise_backward(const Problem *);
 // Multiplies and adds in registers alone, as pairs of bfloat16 if requested: the peak of a kernel.
 // Returns the number of operations, or 0 where there are no pairs.
@@ -92,4 +95,4 @@ EXPORTED int64_t headwise_is_outrun_here();
 EXPORTED int64_t headwise_interface();
 }
 
-constexpr int64_t INTERFACE = 7;
+constexpr int64_t INTERFACE = 8;

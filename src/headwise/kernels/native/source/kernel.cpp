@@ -273,6 +273,17 @@ int64_t headwise_forward(const Problem *pointer) {
     return forward(problem, nonfinite) ? NO_MEMORY : nonfinite ? NOT_FINITE : DONE;
 }
 
+int64_t headwise_heads(const Problem *pointer, const void *q, const void *k, const void *v,
+                       void *heads, int64_t threads) {
+    Problem problem = *pointer;
+    problem.q = q;
+    problem.k = k;
+    problem.v = v;
+    problem.heads = heads;
+    problem.threads = threads;
+    return headwise_forward(&problem);
+}
+
 int64_t headwise_backward(const Problem *pointer) {
     const Problem &problem = *pointer;
     int64_t size = chunk_size(problem);
