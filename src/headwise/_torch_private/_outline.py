@@ -1,6 +1,6 @@
 """The outline of tensors: everything about them but their values."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor
@@ -22,13 +22,18 @@ def under_autocast(x: Tensor) -> bool:
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
-def eager_outline(q: Tensor, k: Tensor, v: Tensor, *others: Hashable) -> Outline | None:
+def eager_outline(
+    q: Tensor, k: Tensor, v: Tensor, kernel: Callable[[], Hashable], *others: Hashable
+) -> Outline | None:
     """What decides how queries, keys and values are computed, but for their values, and `others`.
 
     None where that may not be remembered: unless all of them are plain tensors, and nothing but the
     usual autograd follows them. This asks all that `is_eager` does. It runs at every call, after a
     kernel that has filled the caches, so that each further function takes microseconds: there is
     none, and each tensor is asked as little as possible.
+
+    Args:
+        kernel: Gives the loaded kernel. A compiler does not ask it, since it would trace it.
     """
     functions = torch._C
     if (
@@ -52,5 +57,6 @@ def eager_outline(q: Tensor, k: Tensor, v: Tensor, *others: Hashable) -> Outline
         q.shape, q.stride(), q.dtype, q.is_cpu or q.device, learns and q.requires_grad,
         k.shape, k.stride(), k.dtype, k.is_cpu or k.device, learns and k.requires_grad,
         v.shape, v.stride(), v.dtype, v.is_cpu or v.device, learns and v.requires_grad,
-        torch.get_num_threads(), functions._is_any_autocast_enabled() and under_autocast(q), others,
+        torch.get_num_threads(), functions._is_any_autocast_enabled() and under_autocast(q),
+        kernel(), others,
     )  # fmt: skip

@@ -124,7 +124,7 @@ def attend(
         near = None if window is None else repr(window)  # 1.0 equals 1, and is refused
         options = (bool(causal), near, scale, softcap, dropout_p, extras, backend)
         # Equal to `outline_of`, without another function.
-        outline = eager_outline(q, k, v, library(), cpu.HAS_AMX, options)
+        outline = eager_outline(q, k, v, library, cpu.HAS_AMX, options)
     settled = None if outline is None else _SETTLED.get(outline)
     if settled is None:
         _check(q, k, v, dropout_p)

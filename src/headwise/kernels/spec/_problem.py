@@ -50,7 +50,7 @@ def outline_of(q: Tensor, k: Tensor, v: Tensor, options: Hashable) -> Outline | 
     That is for tensors that are not plain, are traced or mapped, or are differentiated by anything
     but the usual autograd.
     """
-    return eager_outline(q, k, v, library(), cpu.HAS_AMX, options)
+    return eager_outline(q, k, v, library, cpu.HAS_AMX, options)
 
 
 def remember(known: dict[Outline, Known], outline: Outline, value: Known) -> Known:
