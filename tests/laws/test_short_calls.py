@@ -263,12 +263,12 @@ def _seen_inside(transform: Callable[[Callable[[Tensor], Tensor]], Any]) -> list
 
     def look(x: Tensor) -> Tensor:
         seen.append(x)
-        inside.extend((eager_outline(x, x, x) is not None, is_eager(x)))
+        inside.extend((eager_outline(x, x, x, library) is not None, is_eager(x)))
         return x * 1
 
     transform(look)
     (x,) = seen
-    return [*inside, eager_outline(x, x, x) is not None, is_eager(x)]
+    return [*inside, eager_outline(x, x, x, library) is not None, is_eager(x)]
 
 
 class _Grads(torch.autograd.Function):
@@ -307,7 +307,7 @@ def test_nothing_is_remembered_of_tensors_that_stand_for_others(transform: Any) 
     torch.ones(1, 1, 2, 2).as_subclass(type("Tagged", (Tensor,), {})),
 ], ids=["sparse", "negative", "meta", "parameter", "subclass"])  # fmt: skip
 def test_an_outline_is_remembered_of_eager_tensors_alone(x: Tensor) -> None:
-    assert (eager_outline(x, x, x) is not None) == is_eager(x)
+    assert (eager_outline(x, x, x, library) is not None) == is_eager(x)
     for not_eager in (torch.autograd.forward_ad.dual_level(), FakeTensorMode()):
         with not_eager:
-            assert (eager_outline(x, x, x), is_eager(x)) == (None, False)
+            assert (eager_outline(x, x, x, library), is_eager(x)) == (None, False)
