@@ -59,7 +59,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
 class _Observers(threading.local):
     """The observers of this thread, the innermost last, and the guard that is open with them.
 
-    Another guard is used again at each call that nobody observes: making one takes longer.
+    `excluding` is the guard around calls that nobody observes, made once: that takes the longest.
     """
 
     def __init__(self) -> None:
@@ -150,8 +150,7 @@ def stop_observing_operators(observer: OperatorObserver) -> None:
 
 def without_operator_observers(most: int) -> AbstractContextManager[None]:
     """A context in which no operator is observed, if there are no more observers than `most`."""
-    observers = _observers
-    if not 0 < len(observers.all) <= most:
+    if not 0 < len(_observers.all) <= most:
         return nullcontext()
-    context: AbstractContextManager[None] = observers.excluding
+    context: AbstractContextManager[None] = _observers.excluding
     return context

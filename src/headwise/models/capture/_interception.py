@@ -21,8 +21,8 @@ class Understanding:
         called: Every module that was called so far, by identity.
         needed: The modules whose calls matter: those that attend or contain several calls of
             attention, and those that are called first in a pass.
-        unhooked: Of modules that attend, whether their calls tell all that a hook would: they
-            name the module, which attends once in a pass, to all tokens that its stack reads.
+        unhooked: By module that attends, whether it needs no hook: its calls name it, and it
+            attends once in a pass, with a query for each token of its stack.
         calls: The ways in which the model was called, each understood by one whole pass.
         needs_all: Whether every call must be followed: a softmax outside of fused attention is
             followed from function to function; compiled code is intercepted as a whole; and the
