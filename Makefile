@@ -107,7 +107,7 @@ format: .venv/dev
 	$(BIN)/ruff check --fix
 
 # By hand, more than an hour on an idle machine: the figures of all pages whose command needs no
-# material, or with PAGE=docs/native.md those of one. It goes on where it stopped.
+# material, or with PAGE=benchmarks/results/native.md those of one. It goes on where it stopped.
 bench: .venv/dev build/rivals build/peers
 	$(BIN)/python benchmarks/bench.py $(PAGE)
 
@@ -120,14 +120,14 @@ soak: .venv/dev
 	$(SOAK)/fuzz.py 1080000 build/soak/fuzz.json
 	$(SOAK)/steady.py training 20 build/soak/training.json
 	$(SOAK)/steady.py decoding 20 build/soak/decoding.json
-	$(SOAK)/page.py build/soak docs/nothing-lost.md
+	$(SOAK)/page.py build/soak benchmarks/results/nothing-lost.md
 
 # By hand, long: every step on a tiny random model of each architecture.
 zoo: .venv/dev build/zoo
 	PYTHONPATH=tests/models OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
-	    $(BIN)/python benchmarks/models.py --into docs/models.md
+	    $(BIN)/python benchmarks/models.py --into benchmarks/results/models.md
 	PYTHONPATH=tests/models:build/zoo OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
-	    $(BIN)/python benchmarks/other_libraries.py --into docs/models.md
+	    $(BIN)/python benchmarks/other_libraries.py --into benchmarks/results/models.md
 
 # Libraries of other models, in a folder of their own: nothing else imports them.
 OTHERS = timm==1.0.31 diffusers==0.42.1 torchvision==0.28.0 requests==2.34.2 urllib3==2.8.0 \

@@ -1,8 +1,8 @@
 """Measure the figures of the pages, a step at a time; an interrupted run goes on where it stopped.
 
-    make bench                          all steps that are not done, one after the other
-    make bench PAGE=docs/native.md      the steps of one page
-    python benchmarks/bench.py --list   the steps, how long each takes, and which are done
+    make bench                                      all steps that are not done
+    make bench PAGE=benchmarks/results/native.md    the steps of one page
+    python benchmarks/bench.py --list               the steps, their time, and which are done
 
 A step that ends well leaves a stamp, build/bench/NAME.done, with the time that it took. It is done
 while the stamp is newer than its benchmark, the sources of the native kernel and the files that it
@@ -23,8 +23,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 STAMPS = Path("build/bench")
 NATIVE = ("CMakeLists.txt", "src/headwise/kernels/native/source/**/*.*")
-WATCHING, NATIVE_PAGE, SCALE = "docs/watching-speed.md", "docs/native.md", "docs/scale.md"
-MODELS = "docs/attention-implementation.md"
+RESULTS = "benchmarks/results"
+OBSERVING, NATIVE_PAGE = f"{RESULTS}/observing.md", f"{RESULTS}/native.md"
+JOBS, MODELS = f"{RESULTS}/corpus-jobs.md", f"{RESULTS}/attention-implementation.md"
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,10 @@ STEPS = (
     Step("models-zentorch", 3, f"{_WHOLE} {_COMPILED} --json {_RIVAL}", libraries="build/rivals"),
     Step("models-page", 0.2, f"whole_models.py --read {' '.join(_ONE)} {_RIVAL} --into {{page}}",
          MODELS, reads=(*_ONE, _RIVAL)),
-    Step("short-watch", 2.8, "short_watch.py --clock cpu --seconds 6 --into {page}", WATCHING,
+    Step("short-watch", 2.8, "short_watch.py --clock cpu --seconds 6 --into {page}", OBSERVING,
          ("short calls",), threads=1),
-    Step("short-calls", 1.5, "short_calls.py --seconds 3 --into {page}", "docs/short-calls.md"),
+    Step("short-calls", 1.5, "short_calls.py --seconds 3 --into {page}",
+         f"{RESULTS}/short-calls.md"),
     Step("models-cores", 3.5, f"{_CORES} {_GROUPS} --json {_TWO[0]}"),
     Step("models-cores-long", 1.7, f"{_CORES} {_LONG} --dtypes bfloat16 --json {_TWO[1]}"),
     Step("models-cores-heads", 1.5, f"{_CORES} {_HEADS} --tokens 2048 --parts prefill token --json "
@@ -99,23 +101,23 @@ STEPS = (
          f'whole_models.py --read {" ".join(_TWO)} --page-part "all cores" --into {{page}}',
          MODELS, ("all cores",), reads=_TWO),
     Step("native-cores", 3.2, "native.py --cores --seconds 0.4 --into {page}",
-         "docs/native-cores.md"),
+         f"{RESULTS}/native-cores.md"),
     Step("native", 4.6, "native.py --seconds 0.4 --into {page}", NATIVE_PAGE),
     Step("zentorch", 1.3, "zentorch_rival.py --seconds 1 --into {page}", "docs/rivals.md",
          ("zentorch",), libraries="build/rivals"),
     Step("kernel-choice", 1.3, "kernel_choice.py --seconds 0.3 --into {page}",
-         "docs/kernel-choice.md"),
+         f"{RESULTS}/kernel-choice.md"),
     Step("layer", 3, "layer.py --threads 1 --clock cpu --seconds 2 --into {page}",
-         "docs/speed.md", libraries="build/peers"),
-    Step("observe", 4.3, "observe.py --threads 1 --clock cpu --seconds 1 --into {page}", WATCHING),
-    Step("spans", 1, "spans.py --seconds 5 --passes 2 --into {page}", WATCHING, ("spans",),
+         f"{RESULTS}/layer.md", libraries="build/peers"),
+    Step("observe", 4.3, "observe.py --threads 1 --clock cpu --seconds 1 --into {page}", OBSERVING),
+    Step("spans", 1, "spans.py --seconds 5 --passes 2 --into {page}", OBSERVING, ("spans",),
          threads=1),
     Step("statistics-pass", 0.6, "statistics_pass.py --seconds 4 --into {page}", NATIVE_PAGE,
          ("statistics",)),
     Step("native-builds", 0.8, "native_builds.py --seconds 2 --into {page}", NATIVE_PAGE,
          ("builds",)),
     Step("native-peak", 0.6, "native_peak.py --seconds 2 --into {figure}", NATIVE_PAGE, (),
-         figure="docs/native-peak.svg"),
+         figure=f"{RESULTS}/native-peak.svg"),
     Step("role-reading", 4.5, "role_reading.py --sentences 150 --into {page}",
          "docs/roles-speed.md", ("", "importance")),
     Step("report-time", 3, "report_time.py --rounds 1 --into {page}", "docs/roles-speed.md",
@@ -123,13 +125,13 @@ STEPS = (
     Step("pruning-time", 1, "pruning_time.py --threads 1 --clock cpu --passes 7 --into {page}",
          "docs/smaller.md", ("random models",)),
     Step("clip", 1.2, "clip.py --clock cpu --seconds 20 --into {page}",
-         "docs/entropy-collapse.md"),
-    Step("corpus-sharding", 2.2, "corpus_sharding.py --into {page}", SCALE, ("sharding",),
+         f"{RESULTS}/clip.md"),
+    Step("corpus-sharding", 2.2, "corpus_sharding.py --into {page}", JOBS, ("sharding",),
          threads=1),
-    Step("long-text", 1, "long_text.py --into {page}", SCALE, ("length",), threads=1),
-    Step("scale", 1.5, "scale.py --into {page}", SCALE, ("scale",), threads=1),
-    Step("corpus-memory", 1.8, "corpus_memory.py --into {page} --figure {figure}", SCALE,
-         ("memory",), figure="docs/corpus-memory.svg"),
+    Step("long-text", 1, "long_text.py --into {page}", JOBS, ("length",), threads=1),
+    Step("scale", 1.5, "scale.py --into {page}", JOBS, ("scale",), threads=1),
+    Step("corpus-memory", 1.8, "corpus_memory.py --into {page} --figure {figure}", JOBS,
+         ("memory",), figure=f"{RESULTS}/corpus-memory.svg"),
     Step("alignment", 5, "alignment.py --seconds 15 --into {page}", "docs/head-files.md",
          ("alignment",), threads=1),
 )

@@ -9,7 +9,7 @@ batch once more, without gradients, when a head is near the bar.
 
 Models can be measured one at a time, with --models and --json, and written to a page together:
 
-    python benchmarks/clip.py --read small.json large.json --into docs/entropy-collapse.md
+    python benchmarks/clip.py --read small.json large.json --into benchmarks/results/clip.md
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """Memory of the corpus reader and of a whole job, sampled while they run.
 
-    python benchmarks/corpus_memory.py --into docs/scale.md --figure docs/corpus-memory.svg
+    python benchmarks/corpus_memory.py --into benchmarks/results/corpus-jobs.md \\
+        --figure benchmarks/results/corpus-memory.svg
 
 The reader goes over a generated file of 1 GB; the job watches every head of a small Llama on 8 MB,
 cut to 16 tokens a text so that it ends in minutes. Both write the resident memory of their process

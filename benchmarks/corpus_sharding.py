@@ -1,6 +1,6 @@
 """What cutting a corpus into shards costs, and how much two workers gain.
 
-    OMP_NUM_THREADS=1 python benchmarks/corpus_sharding.py --into docs/scale.md
+    OMP_NUM_THREADS=1 python benchmarks/corpus_sharding.py --into benchmarks/results/corpus-jobs.md
 
 Overhead: the time of a job of many shards, the model already open, to that of one shard of the same
 texts, in paired rounds; what they take more, divided by their number, is what a shard costs besides

@@ -1,6 +1,6 @@
 """The Triton kernel on a GPU: beside FlashAttention-2, in short calls, and in whole models.
 
-    python benchmarks/gpu.py --into docs/triton.md
+    python benchmarks/gpu.py --into benchmarks/results/triton.md
 
 All numbers of a table come from one run with interleaved variants, by wall clock after the GPU has
 finished. Ratios compare with torch's flash kernel on the same tensors, which computes the output

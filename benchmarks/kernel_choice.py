@@ -1,6 +1,6 @@
 """What the thresholds of the choice of a kernel rest on, measured on this machine, as Markdown.
 
-    python benchmarks/kernel_choice.py --into docs/kernel-choice.md
+    python benchmarks/kernel_choice.py --into benchmarks/results/kernel-choice.md
 
 Each line compares two ways to compute the same heads, interleaved in one run. A ratio is the median
 of ratios of the same round, with a 95 % interval; below 1 the first way is faster.

@@ -1,7 +1,7 @@
 """The layer compared with other libraries: time, decoding and memory, as Markdown and JSON.
 
     python benchmarks/layer.py --threads 1 --json layer.json
-    python benchmarks/layer.py --read layer.json --into docs/speed.md
+    python benchmarks/layer.py --read layer.json --into benchmarks/results/layer.md
 
 All numbers of a table come from one run with interleaved variants. Ratios are medians of ratios of
 the same round, with a 95 % interval; the best peer of a line has the lowest median.

@@ -1,6 +1,6 @@
 """Time and memory of watching one long text: two layers of four heads.
 
-    OMP_NUM_THREADS=1 python benchmarks/long_text.py --into docs/scale.md
+    OMP_NUM_THREADS=1 python benchmarks/long_text.py --into benchmarks/results/corpus-jobs.md
 
 Each length runs in a process of its own, because peak memory is that of the process. The time grows
 with the square of the text, the memory with the text.

@@ -1,6 +1,8 @@
-"""Try every step on a tiny random model of each architecture, and write the table of the docs.
+"""Try every step on a tiny random model of each architecture, and write the table of results.
 
-`make zoo` runs it: PYTHONPATH=tests/models python benchmarks/models.py --into docs/models.md
+`make zoo` runs it:
+
+    PYTHONPATH=tests/models python benchmarks/models.py --into benchmarks/results/models.md
 """
 
 import argparse

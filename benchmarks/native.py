@@ -1,7 +1,7 @@
 """The native kernel compared with torch's: output alone, and output with row statistics.
 
-    python benchmarks/native.py --into docs/native.md
-    python benchmarks/native.py --cores --into docs/native-cores.md
+    python benchmarks/native.py --into benchmarks/results/native.md
+    python benchmarks/native.py --cores --into benchmarks/results/native-cores.md
 
 All numbers of a table come from one run with interleaved variants: on one thread by the CPU time of
 the process, with `--cores` on all cores by wall clock. Ratios compare with torch's kernel on the

@@ -1,6 +1,6 @@
 """The builds of the native kernel compared with each other, each over torch's kernel.
 
-    python benchmarks/native_builds.py --into docs/native.md
+    python benchmarks/native_builds.py --into benchmarks/results/native.md
 
 A processor takes the fastest build that it runs (`headwise._library`). Every build that runs on
 this one is timed on the same tensors in the same rounds, on one thread, by the CPU time of the

@@ -1,6 +1,6 @@
 """The native kernel's share of the peak arithmetic throughput of one core.
 
-    python benchmarks/native_peak.py --into docs/native-peak.svg
+    python benchmarks/native_peak.py --into benchmarks/results/native-peak.svg
 
 The peak is the throughput of multiplications and additions in registers alone, measured in the same
 rounds as the kernel, by the CPU time of the thread: for vectors of float32, and for pairs of

@@ -1,6 +1,6 @@
 """The cost of observing: the kernel, whole models, eager attention, memory.
 
-    python benchmarks/observe.py --threads 1 --into docs/watching-speed.md
+    python benchmarks/observe.py --threads 1 --into benchmarks/results/observing.md
 
 All numbers of a table come from one run with interleaved variants. Ratios are medians of ratios of
 the same round, with a 95 % interval. `--long` adds texts of 64k tokens.

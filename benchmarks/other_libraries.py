@@ -2,7 +2,8 @@
 
 `make zoo` runs it, with both libraries in a folder of their own:
 
-    PYTHONPATH=tests/models:build/zoo python benchmarks/other_libraries.py --into docs/models.md
+    PYTHONPATH=tests/models:build/zoo python benchmarks/other_libraries.py \\
+        --into benchmarks/results/models.md
 """
 
 import argparse

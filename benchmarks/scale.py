@@ -1,6 +1,6 @@
 """How a corpus job scales: a simulation with measured times, stragglers and lost workers.
 
-    OMP_NUM_THREADS=1 python benchmarks/scale.py --into docs/scale.md
+    OMP_NUM_THREADS=1 python benchmarks/scale.py --into benchmarks/results/corpus-jobs.md
 
 Measured here, on one core: a pass of one decoder layer of a 70B model's shape, plain and watched,
 and its share of the core's fastest matrix product; the times to write a shard's table and to merge

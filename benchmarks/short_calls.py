@@ -1,6 +1,6 @@
 """What Python takes around a kernel, and decoding with a kv head for each query head, as Markdown.
 
-    python benchmarks/short_calls.py --into docs/short-calls.md
+    python benchmarks/short_calls.py --into benchmarks/results/short-calls.md
 
 The variants of a line run interleaved. What Python takes is the difference of the least times; a
 ratio is the median of ratios of the same round, with a 95 % interval.

@@ -1,6 +1,6 @@
 """What watching adds to short calls: encoders, `generate`, a monitor, and opening a watch.
 
-    OMP_NUM_THREADS=1 python benchmarks/short_watch.py --into docs/watching-speed.md
+    OMP_NUM_THREADS=1 python benchmarks/short_watch.py --into benchmarks/results/observing.md
 
 Every ratio is the median of ratios of neighbouring runs, in alternating order, on one thread.
 """

@@ -1,6 +1,6 @@
 """What 16 spans add to a default watch.
 
-    OMP_NUM_THREADS=1 python benchmarks/spans.py --into docs/watching-speed.md
+    OMP_NUM_THREADS=1 python benchmarks/spans.py --into benchmarks/results/observing.md
 
 A Llama of 4 layers with 8 heads of 64 (2 key/value heads) reads texts under `observe`: with a
 default request, and with 16 named stretches of each text in addition, for all queries and for the

@@ -1,6 +1,6 @@
 """A pass of the native kernel for statistics alone, over the products of queries and keys.
 
-    python benchmarks/statistics_pass.py --into docs/native.md
+    python benchmarks/statistics_pass.py --into benchmarks/results/native.md
 
 The peak is the throughput of multiplications and additions in registers alone: so many of them as
 the product of queries and keys has. No pass can be faster. Each column requests one thing more. One

@@ -1,6 +1,6 @@
 """Whole Hugging Face models on headwise's kernels: prefill, next token, encoders, training.
 
-    make bench PAGE=docs/attention-implementation.md
+    make bench PAGE=benchmarks/results/attention-implementation.md
     python benchmarks/whole_models.py --threads 1 --json some.json --only llama "bert, 8 texts"
     python benchmarks/whole_models.py --read some.json others.json --into PAGE
     python benchmarks/whole_models.py --only vit --parts encoders --compiled zentorch

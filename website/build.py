@@ -1,4 +1,4 @@
-"""Build the site into a folder: pages of docs/, the reference, the notebooks and the gallery.
+"""Build the site: pages of docs/, measured tables, the reference, notebooks and the gallery.
 
     python website/build.py [--out site] [--gallery build/gallery]
 
@@ -24,6 +24,7 @@ from notebooks import notebook_page
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, HERE, WORK = ROOT / "docs", ROOT / "website", ROOT / "build" / "website"
+RESULTS = ROOT / "benchmarks" / "results"  # `results/` in the site
 # Files at the root that pages link to, and what they are called in the site.
 AT_ROOT = {name: name.lower() for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}
 LINK = re.compile(r"(\]\()((?:\.\./)+)([\w.-]+)((?:/[\w.-]+)?(?:#[\w-]*)?\))")
@@ -39,8 +40,12 @@ def main() -> None:
     shutil.rmtree(WORK, ignore_errors=True)
     reference = {"index.md": "", "commands.md": commands_page()} | names_pages()
     settings = (HERE / "zensical.toml").read_text("utf-8")
-    listed = json.dumps([f"reference/{file}" for file in reference])[1:-1]
-    settings = settings.replace('"@reference"', listed)
+    results = [f"results/{path.name}" for path in sorted(RESULTS.glob("*.md"))]
+    for mark, files in {
+        "@reference": [f"reference/{file}" for file in reference],
+        "@results": results,
+    }.items():
+        settings = settings.replace(f'"{mark}"', json.dumps(files)[1:-1])
     nav = tomllib.loads(settings)["project"]["nav"]
     wrong = [f"{name} is imported, but not in the reference" for name in unexplained(documents())]
     stop_if([*not_in_navigation(DOCS, nav), *wrong])
@@ -71,6 +76,7 @@ def documents() -> list[Path]:
 def gather(pages: Path, reference: dict[str, str], gallery: Path) -> None:
     """Bring all pages together in one folder, with links that hold there."""
     shutil.copytree(DOCS, pages, ignore=shutil.ignore_patterns("*.ipynb"))
+    shutil.copytree(RESULTS, pages / "results")
     for name, file in AT_ROOT.items():
         shutil.copy(ROOT / name, pages / file)
     for path in pages.rglob("*.md"):
@@ -107,8 +113,11 @@ def _files(nav: Any) -> Iterator[str]:
 
 
 def _relinked(text: str, depth: int, from_root: bool) -> str:
-    """A page whose links to files at the root of the project lead to their copies in the site."""
+    """A page whose links to files outside docs/ lead to their copies in the site."""
+    text = text.replace(f"]({'../' * (depth + 1)}benchmarks/results/", f"]({'../' * depth}results/")
+    text = text.replace("](../../docs/", "](../")  # from the results
     if from_root:
+        text = text.replace("](benchmarks/results/", "](results/")
         for name, file in AT_ROOT.items():
             text = text.replace(f"]({name}", f"]({file}")
         return text.replace("](docs/", "](").replace("](LICENSE)", "](index.md)")

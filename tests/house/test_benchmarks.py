@@ -20,11 +20,11 @@ Block = tuple[str, str]  # page, part
 WITHOUT_TIME: set[Block] = {
     ("docs/comparing.md", ""),
     ("docs/head-files.md", "retrieval"),
-    ("docs/models.md", ""),
-    ("docs/models.md", "other libraries"),
-    ("docs/nothing-lost.md", "broken files"),
-    ("docs/nothing-lost.md", "kills"),
-    ("docs/nothing-lost.md", "soak"),
+    ("benchmarks/results/models.md", ""),
+    ("benchmarks/results/models.md", "other libraries"),
+    ("benchmarks/results/nothing-lost.md", "broken files"),
+    ("benchmarks/results/nothing-lost.md", "kills"),
+    ("benchmarks/results/nothing-lost.md", "soak"),
     *(("docs/pruning.md", part) for part in (
         "agreement", "attractors", "babyllama", "minigpt", "minilm", "paragraphs", "treebank"
     )),
@@ -33,7 +33,7 @@ WITHOUT_TIME: set[Block] = {
     ("docs/reproductions.md", "michel"),
     ("docs/roles.md", ""),
     ("docs/roles.md", "encoder"),
-    ("docs/scale.md", "memory"),
+    ("benchmarks/results/corpus-jobs.md", "memory"),
     *(("docs/uncertainty.md", part) for part in (
         "corpora", "elbows", "lengths", "simulate", "simulate-elbows"
     )),
@@ -44,14 +44,15 @@ BY_HAND: dict[Block, str] = {
     ("docs/rivals.md", "torch-pruning"): "make rivals",
     ("docs/shrink/index.md", ""): "models and texts that are not part of the project",
     ("docs/smaller.md", ""): "a model that is not part of the project",
-    ("docs/triton.md", ""): "a GPU",
+    ("benchmarks/results/triton.md", ""): "a GPU",
 }
 
 
 def _blocks() -> dict[Block, str]:
-    """The text of every measured block of the documents."""
+    """The text of every measured block of the documents and the results."""
     blocks = {}
-    for path in sorted((ROOT / "docs").rglob("*.md")):
+    folders = (ROOT / "docs", ROOT / "benchmarks" / "results")
+    for path in sorted(path for folder in folders for path in folder.rglob("*.md")):
         pattern = r"<!-- measured(?:: ([^>]*))? -->(.*?)<!-- end of what was measured -->"
         for part, text in re.findall(pattern, path.read_text("utf-8"), re.DOTALL):
             blocks[path.relative_to(ROOT).as_posix(), part] = text
@@ -195,7 +196,7 @@ def test_a_step_is_repeated_after_what_it_depends_on(steps: Path, changed: str, 
 
 def test_make_bench_takes_a_page() -> None:
     printed = subprocess.run(
-        ["make", "-n", "bench", "PAGE=docs/native.md"],
+        ["make", "-n", "bench", "PAGE=benchmarks/results/native.md"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
-    assert "python benchmarks/bench.py docs/native.md" in printed
+    assert "python benchmarks/bench.py benchmarks/results/native.md" in printed

@@ -126,6 +126,8 @@ def test_links_to_files_at_the_root_lead_to_their_copies(website: ModuleType) ->
         "[a](changelog.md#x) [b](../other.md) [c](../../CHANGELOG.md)"
     )
     assert website._relinked(text, 1, from_root=False).endswith("[c](../changelog.md)")
+    assert website._relinked("[e](../benchmarks/results/x.md#y)", 0, False) == "[e](results/x.md#y)"
+    assert website._relinked("[f](../../docs/a.md)", 1, from_root=False) == "[f](../a.md)"
     assert website._relinked("[d](docs/roles.md)", 0, from_root=True) == "[d](roles.md)"
 
 

@@ -1,4 +1,4 @@
-"""The table of models in the documents: complete, and true of a few of them in every run."""
+"""The table of models of the results: complete, and true of a few of them in every run."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 from architectures import CASES
 from architectures.trial import STEPS, try_out
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).parents[2] / "benchmarks" / "results" / "models.md"
 # One of each way: all steps, a layer that attends twice, no plain projection, a norm over heads.
 _FEW = ("Llama", "NystromformerModel", "OlmoeForCausalLM", "SwinModel")
 _MORE = (
