@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from _pruning_material import Material, material_from_pairs, material_from_text
 from _report import cpu_name, insert, software, table
 from _timing import CLOCKS
-from pruning import Material, material_from_pairs, material_from_text
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
@@ -30,7 +30,7 @@ from headwise.corpora import SentencePair, read_pairs
 from headwise.surgery import time_passes
 from headwise.tables import random_orders
 
-BATCH, STEPS = 16, 20
+BATCH, STEPS, DRAWS = 16, 20, 2000
 SHARES = {"encoder": (0.15, 0.3), "decoder": (0.25, 0.5)}
 RATES = {"encoder": 3e-5, "decoder": 3e-4}
 TITLES = ["model", "heads removed", "parameters", "quality", "drift", "time of a pass"]
@@ -51,18 +51,38 @@ def embed(model: nn.Module, tokenizer: Any, texts: Sequence[str]) -> Tensor:
 
 
 def quality_of_encoder(model: nn.Module, tokenizer: Any, pairs: list[SentencePair]) -> Quality:
-    """Spearman's correlation, and 1 − cosine to the full model's embeddings."""
+    """Spearman's correlation, its change, and 1 − cosine to the full model's embeddings.
+
+    Correlation and change have 95 % intervals over pairs; the full model's and the smaller one's
+    are resampled together, since they share what the pairs have in common.
+    """
     texts = [pair.one for pair in pairs] + [pair.two for pair in pairs]
+    given = np.array([pair.similarity for pair in pairs])
+    draws = np.random.default_rng(0).integers(len(pairs), size=(DRAWS, len(pairs)))
+    everything = np.vstack([np.arange(len(pairs)), draws])
     full = embed(model, tokenizer, texts)
+
+    def ranks(vectors: Tensor) -> np.ndarray:
+        one, two = vectors.chunk(2)
+        cosines = (one * two).sum(-1).numpy()
+        return np.array([spearmanr(cosines[draw], given[draw]).statistic for draw in everything])
+
+    of_full = ranks(full)
 
     def quality(small: nn.Module) -> list[str]:
         vectors = embed(small.eval(), tokenizer, texts)
-        one, two = vectors.chunk(2)
-        rank = spearmanr((one * two).sum(-1), [pair.similarity for pair in pairs]).statistic
+        of_small = ranks(vectors)
         drift = 1 - (vectors * full).sum(-1).mean()
-        return [f"Spearman {rank:.3f}", f"{float(drift):.4f}"]
+        change = "" if small is model else f", {with_interval(of_small - of_full, '+.3f')}"
+        return [f"Spearman {with_interval(of_small, '.2f')}{change}", f"{float(drift):.4f}"]
 
     return quality
+
+
+def with_interval(values: np.ndarray, form: str) -> str:
+    """The first value, and the central 95 % of the others."""
+    low, high = np.quantile(values[1:], [0.025, 0.975])
+    return f"{values[0]:{form}} [{low:{form}}, {high:{form}}]"
 
 
 def quality_of_decoder(batches: list[Any]) -> Quality:
@@ -138,7 +158,8 @@ def main() -> None:
     options = parser.parse_args()
     cells = [*of_encoder(options), *of_decoder(options)]
     about = (
-        f"Medians of {options.passes} passes over 2 texts of {options.tokens} tokens, float32, "
+        f"Spearman's correlation is that of {options.judging} pairs. Medians of {options.passes} "
+        f"passes over 2 texts of {options.tokens} tokens, float32, "
         f"{cpu_name()}, {torch.get_num_threads()} threads, {options.clock} clock, "
         f"{software()}."
     )

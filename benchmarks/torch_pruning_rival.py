@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from _pruning_tables import mean_and_range
 from _report import cpu_name, insert, software, table
-from pruning import mean_and_range
 from torch import Tensor, nn
 
 import headwise as hw

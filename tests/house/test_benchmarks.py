@@ -1,5 +1,6 @@
 """`make bench`: its steps exist and write what they say; measured blocks name their processor."""
 
+import ast
 import importlib.util
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 from house.source import ROOT
 
 PROCESSOR = re.compile(r"AMD|Intel|NVIDIA")
+BENCHMARKS = ROOT / "benchmarks"
 Block = tuple[str, str]  # page, part
 
 # Blocks that measure no time: counts, losses, roles, memory.
@@ -98,6 +100,26 @@ def test_every_block_of_times_is_written_by_a_step_or_by_hand() -> None:
     written = {(step.page, block) for step in bench.STEPS if step.page for block in step.blocks}
     assert written & BY_HAND.keys() == set()
     assert written | BY_HAND.keys() | WITHOUT_TIME == BLOCKS.keys()
+
+
+def test_a_benchmark_imports_only_what_its_neighbors_define() -> None:
+    """A name that has moved would be noticed only when the benchmark is run next, by hand."""
+    parsed = {path.stem: ast.parse(path.read_text("utf-8")) for path in BENCHMARKS.glob("*.py")}
+    imported = 0
+    for name, tree in parsed.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module in parsed:
+                missing = {alias.name for alias in node.names} - _names_of(parsed[node.module])
+                assert not missing, f"{name}.py: {node.module}.py has no {sorted(missing)}"
+                imported += 1
+    assert imported > 50
+
+
+def _names_of(tree: ast.Module) -> set[str]:
+    """What a file defines or imports."""
+    nodes = list(ast.walk(tree))
+    stored = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return stored | {getattr(node, "name", "") for node in nodes}
 
 
 def test_names_of_steps_are_different() -> None:
