@@ -1,7 +1,7 @@
 """Which kernel computes heads, or statistics of rows, and why: the one rule of choice.
 
-The first kernel is chosen that can and is expected to be faster than those after it. The
-thresholds stand with each kernel, and what was measured for them in `docs/kernel-choice.md`.
+The first kernel is chosen that can and is expected to be faster than those after it. Each kernel
+has its thresholds; `benchmarks/results/kernel-choice.md` has the measurements behind them.
 """
 
 from collections.abc import Callable

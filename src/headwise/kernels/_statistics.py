@@ -36,7 +36,7 @@ def row_statistics(
     They are exact for every rule (softcap, sinks, biases, any mask), since they are computed from
     the weights themselves. Half precisions are computed in float32. `RowStatistics.kernel` names
     the kernel that computed them: on a GPU the one in Triton and on a CPU the native one, wherever
-    they can (`docs/kernel-choice.md`).
+    they can (`docs/speed.md`).
 
     Args:
         backend: "auto", "native" (one pass in C++, on a CPU), "triton" (one pass on a GPU; it has
