@@ -29,6 +29,9 @@ MASKS = {
     "past_key_values": "cache=KVCache(...) of a layer",
 }
 FORWARD = MASKS | {
+    **dict.fromkeys(("q", "Q", "queries", "x", "input"), "query=, the first argument"),
+    **dict.fromkeys(("k", "K", "keys"), "key=, the second argument"),
+    **dict.fromkeys(("v", "V", "values"), "value=, the third argument"),
     "memory": "key=, the second argument",
     "context": "key=, the second argument",
     "kv_cache": "cache=",
@@ -36,6 +39,9 @@ FORWARD = MASKS | {
     "attn_bias": "mask=, where floats are added to the logits",
 }
 ATTEND = MASKS | {
+    **dict.fromkeys(("Q", "query", "queries"), "q=, the first argument"),
+    **dict.fromkeys(("K", "key", "keys"), "k=, the second argument"),
+    **dict.fromkeys(("V", "value", "values"), "v=, the third argument"),
     "attn_bias": "bias=, which is added to the logits",
     "dropout": "dropout_p=",
     "enable_gqa": "nothing: k and v may have fewer heads than q",
@@ -54,6 +60,7 @@ LAYER = {
     "n_head": "n_heads=",
     "nhead": "n_heads=",
     "heads": "n_heads=",
+    "h": "n_heads=",
     "num_attention_heads": "n_heads=",
     "num_kv_heads": "n_kv_heads=",
     "num_key_value_heads": "n_kv_heads=",
@@ -107,7 +114,7 @@ def suggests(names: Mapping[str, str], *, positional: str = "") -> Callable[[Fun
 
     Args:
         names: What to give instead, by the other name.
-        positional: What to do where too many arguments have no name.
+        positional: What to do where too many arguments have no name, if not to name them.
     """
 
     def decorate(function: Function) -> Function:
@@ -121,8 +128,8 @@ def suggests(names: Mapping[str, str], *, positional: str = "") -> Callable[[Fun
                     raise  # an error inside the function
                 where = getattr(function, "__qualname__", "").removesuffix(".__init__")
                 message = _advice(expected, options, names)
-                if message is None and len(arguments) > _most_positional(expected):
-                    message = positional
+                if message is None:
+                    message = _unnamed(expected, len(arguments), positional)
                 if not message:
                     raise
                 raise UnknownArgumentError(f"{where}: {message}") from None
@@ -140,9 +147,20 @@ def _fits(expected: Signature, arguments: tuple[Any, ...], options: dict[str, An
     return True
 
 
-def _most_positional(expected: Signature) -> int:
-    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(parameter.kind in kinds for parameter in expected.parameters.values())
+def _unnamed(expected: Signature, count: int, positional: str) -> str | None:
+    """What to do where too many arguments have no name; None if there are not too many."""
+    parameters = expected.parameters.values()
+    taken = [x.name for x in parameters if x.kind is x.POSITIONAL_OR_KEYWORD]
+    named = [x.name for x in parameters if x.kind is x.KEYWORD_ONLY]
+    if count <= len(taken):
+        return None
+    if positional or not named:
+        return positional or None
+    own = [name for name in taken if name != "self"]
+    return (
+        f"{count - len(taken) + len(own)} arguments have no name, where only {', '.join(own)} may "
+        f"have none. Name the others, as in {named[0]}=."
+    )
 
 
 def _advice(

@@ -31,6 +31,27 @@ SCORES = Scores((Head("", 0, 0), Head("", 0, 1)), np.array([0, 1]), np.array([[4
             lambda: hw.attend(Q, Q, Q, attn_mask=MASK),
             r"attend: attn_mask .*mask=, where True = may attend",
         ),
+        (lambda: hw.attend(query=Q, key=Q, value=Q), "attend: query .*Give q=, the first"),
+        (lambda: hw.attend(Q, K=Q, v=Q), "attend: K .*Give k=, the second"),
+        (
+            lambda: hw.attend(Q, Q, Q, MASK),
+            "attend: 4 arguments have no name, where only q, k, v may.* as in mask=",
+        ),
+        (
+            lambda: hw.reference.attention(Q.numpy(), Q.numpy(), Q.numpy(), MASK.numpy(), True),
+            "attention: 5 arguments have no name, where only q, k, v may.* as in mask=",
+        ),
+        (
+            lambda: LAYER(X, X, X, PADDING),
+            "forward: 4 arguments have no name, where only query, key, value .*as in mask=",
+        ),
+        (lambda: LAYER(Q=X, K=X, V=X), "forward: Q .*Give query=, the first"),
+        (lambda: LAYER(X, k=X), "forward: k .*Give key=, the second"),
+        (
+            lambda: hw.MultiHeadAttention(6, h=2),
+            "MultiHeadAttention: h has another name here. Give n_heads=",
+        ),
+        (lambda: hw.reference.MultiHeadAttention(6, h=2), "h .*n_heads="),
         (lambda: hw.attend(Q, Q, Q, enable_gqa=True), "enable_gqa .*may have fewer heads"),
         (
             lambda: hw.attend(Q, Q, Q, casual=True),
@@ -129,7 +150,7 @@ def test_errors_inside_and_missing_arguments_stay_as_they_are() -> None:
     with pytest.raises(TypeError, match="missing") as missing:
         divide()
     with pytest.raises(TypeError, match="positional") as twice:
-        divide(1, 2)
+        divide(1, 2)  # nothing of it could be named
     for caught in (inside, missing, twice):
         assert not isinstance(caught.value, UnknownArgumentError)
     with pytest.raises(UnknownArgumentError, match=r"size has another name here\. Give width="):

@@ -1,12 +1,17 @@
 """Masks are rules: combining them before or after they become tensors is the same."""
 
+from functools import reduce
+from operator import and_, or_
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask
 
+import headwise as hw
 from headwise import masks
+from headwise.errors import MaskError, ShapeError
 from headwise.masks import Mask
 from headwise.masks.parts import Dense, split_additive
 from headwise.masks.tiles import Tile
@@ -98,6 +103,47 @@ def test_reaches_finds_the_queries_that_see_a_marked_key(
     for mask in (first, second, first & second, ~first):
         expected = (_full(mask) & marked[:, :, None]).any(-1)
         assert torch.equal(mask.reaches(marked, T).expand_as(expected), expected)
+
+
+@given(first=_some(), second=_some())
+def test_a_mask_has_no_truth_value(first: Mask, second: Mask) -> None:
+    # `first and second` would be the second alone.
+    for mask in (first, first & second, first | second, ~first):
+        for use in (lambda m: m and first, lambda m: m or first, lambda m: not m, bool):
+            with pytest.raises(MaskError, match=r"no truth value.*first & second, .* \| .* or ~"):
+                use(mask)
+    assert issubclass(MaskError, TypeError)
+
+
+@given(rules=st.permutations(["causal", "padding", "~padding", "left", "documents"]))
+def test_a_rule_for_other_sizes_is_refused_wherever_it_stands(rules: list[str]) -> None:
+    """However rules are combined, what one of them refuses is refused."""
+    B, T = 2, 5
+    q = torch.zeros(B, 3, T, 4)
+    fits = {
+        "causal": masks.causal(),
+        "padding": masks.padding([T, 3]),
+        "~padding": ~masks.padding([0, T]),
+        "left": masks.padding([1, T], "left"),
+        "documents": masks.documents([[0, 0, 1, 1, 1], [0] * T]),
+    }
+    one, too_long = "for 2 texts. Give one for each", rf"\[\d, {T + 1}\] of {T} keys"
+    for name, other, message in (
+        ("padding", masks.padding([3]), f"1 length {one}"),
+        ("~padding", ~masks.padding([3, 3, 3]), f"3 lengths {one}"),
+        ("documents", masks.documents([[0] * T]), f"1 row {one}"),
+        ("padding", masks.padding([5, T + 1]), too_long),
+        ("left", masks.padding([5, T + 1], "left"), too_long),
+    ):
+        for use in (and_, or_):
+            hw.attend(q, q, q, mask=reduce(use, [fits[rule] for rule in rules]))
+            bad = reduce(use, [(fits | {name: other})[rule] for rule in rules])
+            for backend in ("auto", "rows"):
+                with pytest.raises(ShapeError, match=message):
+                    hw.attend(q, q, q, mask=bad, backend=backend)
+            if message == too_long:
+                with pytest.raises(ShapeError, match=message):
+                    bad.dense(T, T)
 
 
 def test_causal_is_aligned_bottom_right() -> None:

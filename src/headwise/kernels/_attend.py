@@ -182,7 +182,7 @@ _SETTLED: dict[Outline, _Settled] = {}
 def _settle(problem: AttentionProblem, backend: str, outline: Outline | None) -> _Settled:
     """Choose a kernel, and wrap it in what else this problem needs."""
     q, k, _, rule, *_ = problem
-    check_rule(rule, q)
+    check_rule(rule, q, k)
     problem = problem._replace(rule=rule.simplify(q.shape[2], k.shape[2]))
     choice = choose(problem, backend)
     kernel = BY_NAME[choice.backend]

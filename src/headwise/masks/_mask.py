@@ -16,19 +16,38 @@ _SHOWN_KEYS = 12  # of a rule for any lengths, in a notebook
 class Mask:
     """A rule that decides for every query and key whether the query may attend to the key."""
 
+    # An array beside a mask is refused as a whole, and not entry by entry.
+    __array_ufunc__ = None
+
     def tile(self, tile: Tile) -> Bool[Tensor, "#B #H R n"]:
         """The rule on one rectangle of queries and keys."""
         raise NotImplementedError
 
     @property
+    def operands(self) -> "tuple[Mask, ...]":
+        """The rules that this one combines."""
+        return ()
+
+    @property
     def batch(self) -> tuple[int, int]:
         """Number of texts and of heads that the rule is for; 1 broadcasts."""
-        return 1, 1
+        sizes = [operand.batch for operand in self.operands]
+        return max((texts for texts, _ in sizes), default=1), max((H for _, H in sizes), default=1)
 
     @property
     def lengths_fixed(self) -> tuple[int | None, int | None]:
         """The only numbers of queries and keys that the rule is for; None if any will do."""
-        return None, None
+        sizes = [operand.lengths_fixed for operand in self.operands]
+        return next((T for T, _ in sizes if T), None), next((S for _, S in sizes if S), None)
+
+    def check_sizes(self, S: int, B: int | None = None) -> None:
+        """Refuse a number of keys or of texts that the rule was not made for.
+
+        Raises:
+            ShapeError: a length is beyond the keys, or there is not one row for each text.
+        """
+        for operand in self.operands:
+            operand.check_sizes(S, B)
 
     def _repr_html_(self) -> str:
         """The rule as squares, on as many queries as keys unless it is for other lengths."""
@@ -69,6 +88,7 @@ class Mask:
         self, T: int, S: int, device: torch.device | str = "cpu"
     ) -> Bool[Tensor, "#B #H T S"]:
         """The whole rule as a tensor of T·S entries, which kernels avoid by reading tiles."""
+        self.check_sizes(S)
         return self.tile(Tile.whole(T, S, device))
 
     def __and__(self, other: "Mask") -> "Mask":
@@ -84,14 +104,27 @@ class Mask:
     def __invert__(self) -> "Mask":
         return _Not(self)
 
+    def __bool__(self) -> bool:
+        # `causal() and padding(...)` would be the second alone, without an error.
+        raise MaskError(
+            "masks: a mask has no truth value, so that `and`, `or` and `not` cannot combine masks. "
+            "Give first & second, first | second or ~mask; a test for None is `mask is None`."
+        )
+
 
 def _checked(other: object) -> Mask:
     if isinstance(other, Mask):
         return other
     raise MaskError(
-        f"masks: a mask is combined with a value of type {type(other).__name__}. "
-        f"Give another mask: masks.as_mask(tensor) reads booleans, True = may attend."
+        f"masks: a mask is combined with a value of type {type(other).__name__}. Give another "
+        f"mask: masks.as_mask reads {a_tensor(other)} of booleans, True = may attend."
     )
+
+
+def a_tensor(given: object) -> str:
+    """What to give in place of something that is no tensor, for an error."""
+    is_array = type(given).__module__ == "numpy"
+    return "torch.from_numpy(array), a tensor" if is_array else "a tensor"
 
 
 @dataclass(frozen=True)
@@ -107,12 +140,8 @@ class _And(Mask):
         return self.right.texts() if ids is None else ids
 
     @property
-    def lengths_fixed(self) -> tuple[int | None, int | None]:
-        return _fixed_by(self.left, self.right)
-
-    @property
-    def batch(self) -> tuple[int, int]:
-        return _broader(self.left, self.right)
+    def operands(self) -> tuple[Mask, ...]:
+        return self.left, self.right
 
     def simplify(self, T: int, S: int) -> Mask | None:
         left, right = self.left.simplify(T, S), self.right.simplify(T, S)
@@ -136,12 +165,8 @@ class _Or(Mask):
         return self.left.tile(tile) | self.right.tile(tile)
 
     @property
-    def lengths_fixed(self) -> tuple[int | None, int | None]:
-        return _fixed_by(self.left, self.right)
-
-    @property
-    def batch(self) -> tuple[int, int]:
-        return _broader(self.left, self.right)
+    def operands(self) -> tuple[Mask, ...]:
+        return self.left, self.right
 
     def extent(self, rows: range, T: int, S: int) -> range:
         left, right = self.left.extent(rows, T, S), self.right.extent(rows, T, S)
@@ -156,22 +181,8 @@ class _Not(Mask):
         return ~self.inner.tile(tile)
 
     @property
-    def lengths_fixed(self) -> tuple[int | None, int | None]:
-        return self.inner.lengths_fixed
-
-    @property
-    def batch(self) -> tuple[int, int]:
-        return self.inner.batch
-
-
-def _broader(left: Mask, right: Mask) -> tuple[int, int]:
-    (texts, heads), (more_texts, more_heads) = left.batch, right.batch
-    return max(texts, more_texts), max(heads, more_heads)
-
-
-def _fixed_by(left: Mask, right: Mask) -> tuple[int | None, int | None]:
-    (T, S), (other_T, other_S) = left.lengths_fixed, right.lengths_fixed
-    return T or other_T, S or other_S
+    def operands(self) -> tuple[Mask, ...]:
+        return (self.inner,)
 
 
 def _overlap(left: range, right: range) -> range:

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from headwise._argument_names import suggests
+from headwise._display import counted
 from headwise._torch_private import can_read, statically
 from headwise.errors import ArgumentError, ShapeError
 from headwise.masks._mask import Mask
@@ -53,6 +54,9 @@ def padding(
     lengths: Sequence[int] | Int[Tensor, " B"], side: Literal["left", "right"] = "right"
 ) -> Mask:
     """Only the real keys of each text are visible: the first `lengths[b]`, or the last ones.
+
+    It is for a batch of as many texts as there are lengths. A length beyond the keys is refused
+    where it can be read: not on a GPU, nor while being traced.
 
     Args:
         lengths: The number of real keys of each text.
@@ -176,6 +180,14 @@ class _Padding(Mask):
     def batch(self) -> tuple[int, int]:
         return self.lengths.shape[0], 1
 
+    def check_sizes(self, S: int, B: int | None = None) -> None:
+        _check_texts("padding", "length", self.lengths, B)
+        if can_read(self.lengths) and bool((self.lengths > S).any()):
+            raise ShapeError(
+                f"padding: lengths {self.lengths.tolist()} of {S} keys. Give the number of real "
+                f"keys of each text, {S} at most."
+            )
+
 
 @dataclass(frozen=True)
 class _Documents(Mask):
@@ -206,3 +218,14 @@ class _Documents(Mask):
     @property
     def batch(self) -> tuple[int, int]:
         return self.ids.shape[0], 1
+
+    def check_sizes(self, S: int, B: int | None = None) -> None:
+        _check_texts("documents", "row", self.ids, B)
+
+
+def _check_texts(rule: str, kind: str, values: Tensor, B: int | None) -> None:
+    if B is not None and values.shape[0] != B:
+        raise ShapeError(
+            f"{rule}: {counted(values.shape[0], kind)} for {counted(B, 'text')}. Give one for each "
+            f"text of the batch."
+        )

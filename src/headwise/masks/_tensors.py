@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headwise._torch_private import can_read, has_readable_values
 from headwise.errors import ArgumentError, MaskError, ShapeError
-from headwise.masks._mask import Mask
+from headwise.masks._mask import Mask, a_tensor
 from headwise.masks.tiles import Tile, cut
 
 # The lowest bias: kernels take logits below -1e30 as masked, and a row of a float mask whose
@@ -94,7 +94,7 @@ def from_binary(binary: Shaped[Tensor, "*shape"]) -> Mask:
 def _check_tensor(mask: object, where: str, content: str) -> None:
     if not isinstance(mask, Tensor):
         raise MaskError(
-            f"{where}: a mask of type {type(mask).__name__}. Give a tensor of {content}."
+            f"{where}: a mask of type {type(mask).__name__}. Give {a_tensor(mask)} of {content}."
         )
 
 

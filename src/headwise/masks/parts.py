@@ -8,12 +8,12 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from headwise._torch_private import statically
-from headwise.masks._mask import Mask, _And
+from headwise.masks._mask import Mask, _And, a_tensor
 from headwise.masks._rules import Window, _Documents, _Padding
 from headwise.masks._tensors import Dense, as_mask, split_additive
 from headwise.masks.tiles import Tile
 
-__all__ = ["Dense", "MaskParts", "split_additive", "top_left"]
+__all__ = ["Dense", "MaskParts", "a_tensor", "split_additive", "top_left"]
 
 
 def top_left(T: int, S: int, device: torch.device | None = None) -> Mask:

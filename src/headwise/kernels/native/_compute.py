@@ -165,7 +165,7 @@ def add_output_by_token(
 def native_statistics(problem: AttentionProblem, request: RowRequest) -> RowStatistics:
     """Statistics of the weights of every row, from one pass over the keys."""
     q, k, v, rule, *_ = problem
-    check_rule(rule, q)
+    check_rule(rule, q, k)
     results, finite = _describe(q, k, v if request.heads else v[..., :0], rule, request)
     if results.heads is None or rule.visible is None or finite:
         return results

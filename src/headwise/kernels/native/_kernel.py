@@ -136,7 +136,7 @@ def _prepared_statistics(problem: AttentionProblem, request: RowRequest) -> Prep
     # What keys receive is added to zeros, and norms of values belong to one call.
     if request.received is not None or request.key_norms is not None:
         return None
-    check_rule(rule, q)
+    check_rule(rule, q, k)
     builder, _ = build_statistics(q, k, v if request.heads else v[..., :0], rule, request)
     return builder.prepare(OF_MASK if isinstance(request, SharedRequest) else ())
 

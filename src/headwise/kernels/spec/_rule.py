@@ -13,7 +13,7 @@ from headwise._torch_private import can_read
 from headwise.errors import ArgumentError, MaskError, ShapeError
 from headwise.kernels.spec._bias import Bias, TensorBias
 from headwise.masks import Mask, Window, as_mask, causal, window
-from headwise.masks.parts import split_additive
+from headwise.masks.parts import a_tensor, split_additive
 from headwise.masks.tiles import Tile
 
 MaskLike = Mask | Bool[Tensor, "*mask"] | Float[Tensor, "*mask"]
@@ -102,6 +102,11 @@ def make_rule(
         raise ArgumentError(f"attend: softcap={softcap}. Give a positive number, or None.")
     if scale is not None and not math.isfinite(scale):
         raise ArgumentError(f"attend: scale={scale}. Give a finite number, or None.")
+    if bias is not None and not isinstance(bias, Bias | Tensor):
+        raise ArgumentError(
+            f"attend: bias is a {type(bias).__name__}. Give {a_tensor(bias)} of floats, which are "
+            f"added to the logits."
+        )
     masks: list[Mask] = []
     biases: list[Bias] = [bias] if isinstance(bias, Bias) else []
     if is_causal:
@@ -137,19 +142,21 @@ def _read_mask(mask: MaskLike | None, masks: list[Mask]) -> Tensor | None:
         return None
     if not isinstance(mask, Tensor) or not mask.is_floating_point():
         raise MaskError(
-            f"attend: a mask of {kind}. "
-            f"Give a tensor of booleans (True = may attend) or floats (added to the logits); "
-            f"masks.from_binary(mask) reads zeros and ones (1 = may attend)."
+            f"attend: a mask of {kind}. Give {a_tensor(mask)} of booleans (True = may attend) or "
+            f"floats (added to the logits); masks.from_binary(mask) reads zeros and ones (1 = may "
+            f"attend)."
         )
     return mask
 
 
-def check_rule(rule: AttentionRule, q: Tensor) -> None:
+def check_rule(rule: AttentionRule, q: Tensor, k: Tensor) -> None:
     """Refuse what was made for another batch or another number of heads.
 
-    Other lengths are refused where a tile is cut.
+    Other lengths of tensors are refused where a tile is cut.
     """
     B, H, *_ = q.shape
+    if rule.visible is not None and not isinstance(rule.visible, Window):
+        rule.visible.check_sizes(k.shape[2], B)
     for name, part in (("mask", rule.visible), ("bias", rule.bias)):
         if part is None:
             continue

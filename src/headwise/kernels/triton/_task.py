@@ -85,7 +85,7 @@ def task_of(
     rule: AttentionRule,
 ) -> Fields:
     """The inputs of a task: queries, keys, values and their rule."""
-    check_rule(rule, q)
+    check_rule(rule, q, k)
     (_, H, T, _), (_, Hkv, S, _) = q.shape, k.shape
     lowered = lower(rule, T, S, q.device)
     fields: Fields = dict.fromkeys(Task._fields)
