@@ -29,7 +29,7 @@ WRITES = re.compile(
 SLOW = {
     "learn/bert.md",
     "learn/mini-gpt.md",
-    "research/behaviours.md",
+    "research/behaviors.md",
     "research/own-relations.md",
     "research/roles.md",
     "shrink/encoder.md",
@@ -82,7 +82,7 @@ def test_documents_followed_in_one_folder_do_not_write_over_each_other() -> None
             written.setdefault("".join(names), set()).add(document.name)
     assert len(written) > 10
     # The same small model in both: the second page loads it.
-    assert written.pop("first-look") == {"mini-gpt.md", "behaviours.md"}
+    assert written.pop("first-look") == {"mini-gpt.md", "behaviors.md"}
     assert {name: files for name, files in written.items() if len(files) > 1} == {}
 
 

@@ -1,4 +1,4 @@
-"""The study of heads and `W_O`: a tiny run of its script, and a page that shows what it found."""
+"""The study of heads and `W_O`: a tiny run of its script, and pages that show what it found."""
 
 import importlib.util
 import json
@@ -12,7 +12,8 @@ from headwise.lab import TrainSettings
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "heads_and_output_projection.py"
-PAGE, RUNS = (ROOT / "docs" / name for name in ("heads-study.md", "heads-study.json"))
+PAGE, RESULTS = ROOT / "docs" / "heads-study.md", ROOT / "benchmarks" / "results"
+RUNS = RESULTS / "heads-study.json"
 TINY = ("--steps", "2", "--d-model", "6", "--layers", "1", "--batch", "3", "--lines", "5")
 SMALL = TrainSettings(d_model=6, n_layers=2, steps=2, batch_size=3)
 
@@ -95,13 +96,15 @@ def test_tables_show_means_ranges_and_paired_changes():
     assert "| 2, not 1 | +7.500 (1 of 1 up) |" in study.compare(rows, "n_heads")
 
 
-def test_the_page_shows_the_results():
+def test_the_pages_show_the_results():
     held, page = json.loads(RUNS.read_text("utf-8")), PAGE.read_text("utf-8")
+    results = (RESULTS / "heads-study.md").read_text("utf-8")
     rows = held["runs"]
     assert len(rows) == 4 * 3 * 3
-    for table in (study.table(rows), study.compare(rows, "W_O"), study.compare(rows, "n_heads")):
-        assert table in page
-    assert f"torch {held['machine']['torch']}" in page
+    assert study.table(rows) in results
+    for name in ("W_O", "n_heads"):
+        assert study.compare(rows, name) in page
+    assert f"torch {held['machine']['torch']}" in results
 
 
 def test_the_page_uses_the_settings_of_the_script(tmp_path: Path):
