@@ -154,7 +154,7 @@ build/peers: Makefile | $(BIN)/pip
 
 # PAIRS: a CSV file of the STS benchmark, two sentences and their similarity in each row.
 rivals: .venv/dev build/rivals
-	PYTHONPATH=build/rivals $(BIN)/python benchmarks/torch_pruning_rival.py --pairs $(PAIRS) --into docs/rivals.md
+	PYTHONPATH=build/rivals $(BIN)/python benchmarks/torch_pruning_rival.py --pairs $(PAIRS) --into benchmarks/results/rivals.md
 
 # The site. Fails on code that does not run, links that lead nowhere, names without documentation.
 docs: .venv/dev build/gallery

@@ -1,4 +1,4 @@
-"""The texts of docs/pruning.md: to score heads on, to recover on, and to evaluate on."""
+"""The texts of the results on pruning: to score heads on, to recover on, and to evaluate on."""
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The tables and pictures of docs/pruning.md, from stored curves and scores (`pruning.py`)."""
+"""The tables and pictures of the results on pruning, from stored curves and scores."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

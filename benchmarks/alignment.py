@@ -1,6 +1,6 @@
 """Alignment by cross-attention on models trained on the spot, and what `hw.align` costs.
 
-    OMP_NUM_THREADS=1 python benchmarks/alignment.py --into docs/head-files.md
+    OMP_NUM_THREADS=1 python benchmarks/alignment.py --into benchmarks/results/head-files.md
 
 A tiny Whisper on words of synthetic tones and a tiny T5 that transliterates, both with known
 borders (`_tones.py`). Errors are mean distances in source positions, on held-out examples; a set

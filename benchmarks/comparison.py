@@ -2,7 +2,7 @@
 
     python benchmarks/comparison.py halves MODEL --pairs stsb-en-dev.csv --keep runs
     python benchmarks/comparison.py planted MODEL --pairs stsb-en-dev.csv --keep runs
-    python benchmarks/comparison.py publish --keep runs --into docs/comparing.md
+    python benchmarks/comparison.py publish --keep runs --into benchmarks/results/comparing.md
 
 `halves` splits texts of one model into two random halves, many times, and counts the comparisons
 that name any difference: of halves as they are (independent texts), and of one half on which each

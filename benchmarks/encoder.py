@@ -2,7 +2,8 @@
 
     python benchmarks/encoder.py measure --keep runs
     python benchmarks/encoder.py measure --languages attractors --seed 1 --keep runs1
-    python benchmarks/encoder.py publish --keep runs --others runs1 --into docs/roles.md
+    python benchmarks/encoder.py publish --keep runs --others runs1 \\
+        --into benchmarks/results/roles.md
 
 `measure` trains a BERT of 4 layers of 8 heads on each of two generated languages with gold
 relations (`_languages.py`), and finds its roles on sentences that it was not trained on. In the

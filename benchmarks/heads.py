@@ -1,6 +1,7 @@
 """Heads that retrieve: a small Llama trained on key–value retrieval, and controls.
 
-    OMP_NUM_THREADS=1 python benchmarks/heads.py --model FOLDER --into docs/head-files.md
+    OMP_NUM_THREADS=1 python benchmarks/heads.py --model FOLDER \\
+        --into benchmarks/results/head-files.md
 
 Each example asks for one of 16 pairs of a key and its value, anywhere among filler; the stretches
 are the pairs, the query is the last token, and the answer is the value. FOLDER is a model that

@@ -3,7 +3,7 @@
 Pointing is measured with the mouse: script, style, layout and painting of the frames that follow,
 from the browser's own trace of the page's main thread.
 
-    PYTHONPATH=tests python benchmarks/page_time.py --into docs/reading-the-page.md
+    PYTHONPATH=tests python benchmarks/page_time.py --into benchmarks/results/reading-the-page.md
 
 The statistics are random, of the number and form that a model gives; `look` reads a real model.
 Needs Chromium on the PATH.

@@ -6,7 +6,7 @@
     python benchmarks/pruning.py measure MODEL --text stories.txt --keep babyllama --recover 20
     python benchmarks/pruning.py measure MINIGPT --grammar --keep minigpt
     python benchmarks/pruning.py measure FOLDER --language attractors --keep attractors
-    python benchmarks/pruning.py publish minilm babyllama --into docs/pruning.md
+    python benchmarks/pruning.py publish minilm babyllama --into benchmarks/results/pruning.md
 
 With sentence pairs (two sentences and their similarity per row, no header) the loss measures how
 far embeddings move, and Spearman's correlation with the similarities is reported too; with a corpus

@@ -1,7 +1,9 @@
 """How much faster attention gets when heads are removed.
 
-    python benchmarks/pruning_time.py MODEL ... --threads 1 --clock cpu --into docs/smaller.md
-    python benchmarks/pruning_time.py --threads 1 --clock cpu --passes 9 --into docs/smaller.md
+    python benchmarks/pruning_time.py MODEL ... --threads 1 --clock cpu \\
+        --into benchmarks/results/smaller.md
+    python benchmarks/pruning_time.py --threads 1 --clock cpu --passes 9 \\
+        --into benchmarks/results/smaller.md
     python benchmarks/pruning_time.py --device cuda --dtype bfloat16
 
 A quarter, a half and three quarters of the heads (whole groups, if heads come in groups) are

@@ -1,6 +1,6 @@
 """How long `make report` takes once it is installed: `headwise report` in a fresh process.
 
-    python benchmarks/report_time.py --into docs/roles-speed.md
+    python benchmarks/report_time.py --into benchmarks/results/roles-speed.md
 
 The report of a Mini-GPT that is trained first, and once more of the trained one, on all cores and,
 with `--one-core`, on one.

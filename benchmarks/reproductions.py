@@ -3,7 +3,8 @@
     python benchmarks/reproductions.py clark MODEL --trees dev.conllu --keep runs
     python benchmarks/reproductions.py coreference MODEL --coref gap.tsv --keep runs
     python benchmarks/reproductions.py michel MODEL --pairs stsb-en-dev.csv --keep runs
-    python benchmarks/reproductions.py publish --keep runs --into docs/reproductions.md
+    python benchmarks/reproductions.py publish --keep runs \\
+        --into benchmarks/results/reproductions.md
 
 `clark` follows Clark et al. 2019, sections 3.1 to 4.2: what heads attend to on pieces of about 128
 tokens, and which word each word attends to most, per dependency. `coreference` follows section 4.3

@@ -1,7 +1,8 @@
 """The cost of evaluating roles on texts, compared with observing the same pass, and of importance.
 
-    python benchmarks/role_reading.py --threads 1 --conllu FILE --into docs/roles-speed.md
-    python benchmarks/role_reading.py --tables importance --into docs/roles-speed.md
+    python benchmarks/role_reading.py --threads 1 --conllu FILE \\
+        --into benchmarks/results/roles-speed.md
+    python benchmarks/role_reading.py --tables importance --into benchmarks/results/roles-speed.md
 
 All numbers of a table come from one run with interleaved variants. Ratios are medians of ratios of
 the same round, with a 95 % interval. Without a file the texts are lines of the grammar that

@@ -4,7 +4,7 @@
     python benchmarks/roles.py model MODEL --name MiniLM --coref gap.tsv --keep runs
     python benchmarks/roles.py model MODEL --name BabyLlama --trees trees.conllu --keep runs
     python benchmarks/roles.py lab --seeds 0 1 2 3 4 --keep runs
-    python benchmarks/roles.py publish --keep runs --into docs/roles.md
+    python benchmarks/roles.py publish --keep runs --into benchmarks/results/roles.md
 
 `model` finds the roles of a model on texts with parse trees and, apart from them, on texts with
 coreference: on all that fit into its context, and with --halves on two halves that share none.

@@ -1,7 +1,7 @@
 """Before and after: what a smaller model loses and gains, on the way that docs/shrink describes.
 
     python benchmarks/shrink.py --encoder MODEL --pairs stsb-en-dev.csv \\
-        --decoder MODEL --text stories.txt --clock cpu --into docs/shrink/index.md
+        --decoder MODEL --text stories.txt --clock cpu --into benchmarks/results/shrink.md
 
 Heads are scored by half-gate on texts of their own and removed with their mean folded in; the
 smaller model is trained towards the full one on further texts, and judged on others. As many random

@@ -1,7 +1,8 @@
 """Heads removed by headwise and by Torch-Pruning: the same model, texts and numbers of heads.
 
     make rivals PAIRS=stsb-en-dev.csv
-    python benchmarks/torch_pruning_rival.py --pairs stsb-en-dev.csv --into docs/rivals.md
+    python benchmarks/torch_pruning_rival.py --pairs stsb-en-dev.csv \\
+        --into benchmarks/results/rivals.md
 
 The model is a BERT-type sentence encoder. Both libraries choose heads over the whole model, on the
 same texts. The loss is 1 − cosine between a sentence's embedding and that of the full model, on

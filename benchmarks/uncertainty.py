@@ -4,7 +4,7 @@
     python benchmarks/uncertainty.py simulate-elbows --keep runs
     python benchmarks/uncertainty.py elbows MODEL --pairs stsb-en-dev.csv --keep runs
     python benchmarks/uncertainty.py corpora MODEL --trees dev.conllu --coref gap.tsv --keep runs
-    python benchmarks/uncertainty.py publish --keep runs --into docs/uncertainty.md
+    python benchmarks/uncertainty.py publish --keep runs --into benchmarks/results/uncertainty.md
 
 `simulate` and `simulate-elbows` need no model: data with a known answer go through the test and the
 intervals. `elbows`

@@ -1,7 +1,7 @@
 """The native kernel beside that of zentorch, AMD's extension of PyTorch for its own processors.
 
     make build/rivals
-    PYTHONPATH=build/rivals python benchmarks/zentorch_rival.py --into docs/rivals.md
+    PYTHONPATH=build/rivals python benchmarks/zentorch_rival.py --into benchmarks/results/rivals.md
 
 Ratios compare with torch's kernel on the same tensors, in the same run, on one thread by the CPU
 time of the process. Where zentorch has no kernel of its own for a processor it calls torch's.

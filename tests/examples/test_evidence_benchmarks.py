@@ -53,7 +53,7 @@ def test_redrawn_orders_of_simulated_models_vary_as_those_of_minilm_do() -> None
         scores = simulations.new_model(simulations.Kind(), rng).scores(64, rng)
         first = set(scores.order()[:12])
         shared += [len(first & set(order[:12])) for order in scores.redrawn_orders(20)]
-    assert 10.3 < np.mean(shared) < 11.3  # 10.6 and 11.1 in docs/pruning.md
+    assert 10.3 < np.mean(shared) < 11.3  # 10.6 and 11.1 in benchmarks/results/pruning.md
 
 
 def annotated(text: str, *mentions: tuple[str, int]) -> AnnotatedText:

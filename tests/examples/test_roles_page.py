@@ -18,7 +18,7 @@ from headwise.roles.evaluation import RULES
 from studies import make_roles, make_study
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "roles.md"
+PAGE = ROOT / "benchmarks" / "results" / "roles.md"
 
 
 @pytest.fixture(scope="module")

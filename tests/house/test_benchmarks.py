@@ -20,32 +20,32 @@ Block = tuple[str, str]  # page, part
 
 # Blocks that measure no time: counts, losses, roles, memory.
 WITHOUT_TIME: set[Block] = {
-    ("docs/comparing.md", ""),
-    ("docs/head-files.md", "retrieval"),
+    ("benchmarks/results/comparing.md", ""),
+    ("benchmarks/results/head-files.md", "retrieval"),
     ("benchmarks/results/models.md", ""),
     ("benchmarks/results/models.md", "other libraries"),
     ("benchmarks/results/nothing-lost.md", "broken files"),
     ("benchmarks/results/nothing-lost.md", "kills"),
     ("benchmarks/results/nothing-lost.md", "soak"),
-    *(("docs/pruning.md", part) for part in (
+    *(("benchmarks/results/pruning.md", part) for part in (
         "agreement", "attractors", "babyllama", "minigpt", "minilm", "paragraphs", "treebank"
     )),
-    ("docs/reproductions.md", "clark"),
-    ("docs/reproductions.md", "coreference"),
-    ("docs/reproductions.md", "michel"),
-    ("docs/roles.md", ""),
-    ("docs/roles.md", "encoder"),
+    ("benchmarks/results/reproductions.md", "clark"),
+    ("benchmarks/results/reproductions.md", "coreference"),
+    ("benchmarks/results/reproductions.md", "michel"),
+    ("benchmarks/results/roles.md", ""),
+    ("benchmarks/results/roles.md", "encoder"),
     ("benchmarks/results/corpus-jobs.md", "memory"),
-    *(("docs/uncertainty.md", part) for part in (
+    *(("benchmarks/results/uncertainty.md", part) for part in (
         "corpora", "elbows", "lengths", "simulate", "simulate-elbows"
     )),
 }  # fmt: skip
 # Blocks of times that no step writes, and what their command needs beyond the checkout.
 BY_HAND: dict[Block, str] = {
-    ("docs/reading-the-page.md", ""): "Chromium",
-    ("docs/rivals.md", "torch-pruning"): "make rivals",
-    ("docs/shrink/index.md", ""): "models and texts that are not part of the project",
-    ("docs/smaller.md", ""): "a model that is not part of the project",
+    ("benchmarks/results/reading-the-page.md", ""): "Chromium",
+    ("benchmarks/results/rivals.md", "torch-pruning"): "make rivals",
+    ("benchmarks/results/shrink.md", ""): "models and texts that are not part of the project",
+    ("benchmarks/results/smaller.md", ""): "a model that is not part of the project",
     ("benchmarks/results/triton.md", ""): "a GPU",
 }
 
