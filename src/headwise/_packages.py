@@ -1,6 +1,7 @@
-"""Packages that are installed only with an extra."""
+"""Packages that are installed only with an extra, and what their tokenizers need."""
 
 import sys
+from copy import copy
 from importlib import import_module
 from typing import Any
 
@@ -32,3 +33,20 @@ def is_tokenizer_of_rust(tokenizer: Any) -> bool:
     """
     tokenizers = sys.modules.get("tokenizers")
     return tokenizers is not None and isinstance(tokenizer, tokenizers.Tokenizer)
+
+
+def untruncated(tokenizer: Any) -> Any:
+    """The tokenizer without truncation and padding of its own: every text is read through it.
+
+    A copy if it has any, so that the caller's stays as it is. Texts that are too long are cut into
+    pieces from their beginning on.
+    """
+    if is_tokenizer_of_rust(tokenizer):
+        if tokenizer.truncation or tokenizer.padding:
+            tokenizer = type(tokenizer).from_str(tokenizer.to_str())
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+    elif getattr(tokenizer, "truncation_side", "right") != "right":
+        tokenizer = copy(tokenizer)
+        tokenizer.truncation_side = "right"
+    return tokenizer

@@ -64,15 +64,6 @@ def test_every_word_gets_the_tokens_that_spell_it(tokenizer):
     )
 
 
-def test_truncation_and_padding_of_a_tokenizer_are_not_used_and_not_changed():
-    tokenizer = Tokenizer.from_str(TOKENIZER.to_str())
-    tokenizer.enable_truncation(4)
-    tokenizer.enable_padding(length=30)
-    (piece,) = tokenize(tokenizer, [AnnotatedText("w1 w2 w3 w4 w5 w6")], 30).pieces
-    assert len(piece.ids) == 7
-    assert tokenizer.truncation["max_length"] == 4
-
-
 @given(st.integers(6, 40), seeds)
 def test_cut_texts_lose_no_word(limit, seed):
     rng = np.random.default_rng(seed)

@@ -1,26 +1,32 @@
 """Every function that takes texts accepts the same lists of texts and refuses the rest."""
 
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+import transformers
+from tokenizers import Tokenizer
 from torch import nn
 
-from headwise.corpora import SPECIALS, AnnotatedText, list_pairs
+import headwise as hw
+from headwise.corpora import PAD, SPECIALS, AnnotatedText, Example, list_pairs
 from headwise.errors import ArgumentError, HeadwiseError, InputError
-from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
+from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer, sample
 from headwise.models import call_model, encode
 from headwise.recovery import recover
-from headwise.report import study
+from headwise.report import compare, look, study
 from headwise.roles import (
     Evidence,
     Roles,
     agreement,
     behaviour,
+    find_heads,
     find_roles,
     repetition,
     translation,
@@ -28,10 +34,11 @@ from headwise.roles import (
 from headwise.roles import alignment as align_words
 from headwise.scoring import importance, prune_curves, read_batches
 from headwise.surgery import costs, prune
+from headwise.watch import Request, observe
 
 WORDS = ("she", "sang", "a", "long", "song", "and", "he", "liked", "it", "well", "while", "we")
 WORDS += ("slept",)
-TOKENIZER = make_tokenizer([*SPECIALS, *WORDS])
+TOKENIZER = CLEAN = make_tokenizer([*SPECIALS, *WORDS])
 TEXT = "she sang a long song and he liked it well"
 TEXTS = [TEXT, "we slept while she sang"]
 
@@ -100,6 +107,75 @@ REFUSING: dict[str, Door] = DOORS | {
     "alignment": lambda model, texts: align_words(model, TOKENIZER, texts),
     "list_pairs": lambda model, texts: list_pairs("list_pairs", texts, TEXTS),
 }
+
+
+def _look(model: nn.Module, texts: Any) -> Any:
+    return vars(look(model, TOKENIZER, " ".join(texts)).sample)
+
+
+def _compare(model: nn.Module, texts: Any) -> Any:
+    return compare(model, deepcopy(model), texts, tokenizer=TOKENIZER).frame().to_csv()
+
+
+def _heads(model: nn.Module, texts: Any) -> Any:
+    examples = [Example(TEXT, (0, 3), [(4, 8)], [(11, 15)], "song")] * 4
+    heads = find_heads(model, examples, tokenizer=TOKENIZER, evidence=Evidence(nulls=()))
+    return heads.frame().to_csv(), heads.texts, heads.answers
+
+
+def _spans(model: nn.Module, texts: Any) -> Any:
+    ids = [[*piece] for piece in encode(CLEAN, [TEXT], model)]
+    with observe(model, Request(spans=("song",))) as watch:
+        watch.spans([TEXT], TOKENIZER, song=[(16, 20)])
+        model(torch.tensor(ids))
+    return watch.table().frame().to_csv()
+
+
+def _job(model: nn.Module, texts: Any) -> Any:
+    with TemporaryDirectory() as folder:
+        data = Path(folder) / "texts.txt"
+        data.write_text("\n".join(texts), "utf-8")
+        job = hw.corpus(model, [str(data)], out=f"{folder}/run", shards=1, tokenizer=TOKENIZER)
+        job.run()
+        return job.merge().frame().to_csv()
+
+
+READING: dict[str, Door] = DOORS | {
+    "look": _look,
+    "compare": _compare,
+    "find_heads": _heads,
+    "Watch.spans": _spans,
+    "corpus": _job,
+    "sample": lambda model, texts: sample(model, TOKENIZER, TEXT, max_new_tokens=3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "door"),
+    [("tokenizers", door) for door in READING]
+    + [("transformers", door) for door in READING if door != "sample"],  # for a Mini-GPT's alone
+)
+def test_truncation_and_padding_of_a_tokenizer_are_not_used_and_not_changed(
+    model: nn.Module, door: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [f"{TEXT} while {TEXT}", *TEXTS]  # the first is longer than the context
+    clean, own = (Tokenizer.from_str(CLEAN.to_str()) for _ in range(2))
+    own.enable_truncation(4, direction="left")
+    own.enable_padding(length=128, pad_token=PAD, pad_id=CLEAN.token_to_id(PAD))
+    if kind == "transformers":
+        clean, own = (
+            transformers.PreTrainedTokenizerFast(tokenizer_object=x, pad_token=PAD)
+            for x in (clean, own)
+        )
+        own.truncation_side = own.padding_side = "left"
+    monkeypatch.setitem(globals(), "TOKENIZER", clean)
+    expected = READING[door](model, texts)
+    monkeypatch.setitem(globals(), "TOKENIZER", own)
+    assert repr(READING[door](model, texts)) == repr(expected)
+    if kind == "tokenizers":
+        assert (own.truncation["max_length"], own.padding["length"]) == (4, 128)
+    else:
+        assert own.truncation_side == "left"
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -1,5 +1,6 @@
 """Masses on named stretches of each text are sums of the weights that the model itself returns."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers.models import BPE, WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from tokenizers.processors import TemplateProcessing
+from tokenizers.processors import ByteLevel, TemplateProcessing
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError
+from headwise.models import token_offsets
 from headwise.tables import HeadTable
 from headwise.watch import Request, Watch, observe
 from oracles import padded
@@ -270,6 +272,53 @@ def test_characters_are_the_tokens_that_share_them() -> None:
         by_text.append(watch.table().per_text("doc"))
     for ours, known in zip(*(sums.parts for sums in by_text), strict=True):
         np.testing.assert_array_equal(ours, known)
+
+
+CHINESE = ("北京很大", "那 北京 很大", "a大 北京")
+PREPENDS: dict[str, Any] = {
+    "Metaspace": {"pre_tokenizer": pre_tokenizers.Metaspace()},
+    "Llama": {
+        "normalizer": normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
+    },
+    "bytes": {
+        "pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True),
+        "post_processor": ByteLevel(trim_offsets=False, add_prefix_space=True),
+    },
+}
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("kind", PREPENDS)
+def test_a_stretch_begins_with_its_own_characters(kind: str, fast: bool) -> None:
+    """A space that the tokenizer puts before a text, or that stands before a word, is not in it."""
+    names = ["<unk>", "▁", "▁a", *"a那北京很大", *(f"<0x{n:02X}>" for n in range(256))]
+    names += sorted({*pre_tokenizers.ByteLevel.alphabet()} - {"a"})
+    ids = {name: n for n, name in enumerate(names)}
+    merges = [("▁", "a")]
+    tokenizer = Tokenizer(BPE(ids, merges, unk_token="<unk>", byte_fallback=True))
+    for part, value in PREPENDS[kind].items():
+        setattr(tokenizer, part, value)
+    reader = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer) if fast else tokenizer
+    spaces = {"▁", "Ġ"}
+    for text, offsets in zip(CHINESE, token_offsets(reader, CHINESE), strict=True):
+        tokens = [names[token] for token in offsets.ids]
+        for start, end in [(m.start(), m.end()) for m in re.finditer(r"北京|很大|a大|那", text)]:
+            inside = [tokens[token] for token in offsets.tokens_in(text, (start, end))]
+            assert inside
+            assert not spaces & {*inside}
+            expected = len(text[start:end].encode()) if kind == "bytes" else end - start
+            assert len(inside) == expected
+        assert spaces & {*tokens}
+
+
+def test_a_letter_that_marks_spaces_elsewhere_is_a_letter() -> None:
+    words = {word: n for n, word in enumerate(["<unk>", "Ġ", "omm"])}
+    tokenizer = Tokenizer(WordLevel(words, "<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    (offsets,) = token_offsets(tokenizer, ["omm Ġ omm"])
+    assert offsets.tokens_in("omm Ġ omm", (4, 5)) == [1]
 
 
 VISION = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -14,7 +14,7 @@ class Example:
 
     A question with its passage among distractors; an instruction and an injected one; an answer
     and its source. Stretches are `(start, end)`, without the position `end`: of tokens if the text
-    is given as token ids, of characters if it is a string.
+    is given as token ids, of characters if it is a string (as in `Watch.spans`).
 
     Attributes:
         text: The text, or its token ids.

@@ -86,7 +86,8 @@ def open_model(
     """
     if isinstance(model, ModelSource):
         opened = model.open(worker)
-        return opened, load_tokenizer(model.name) if tokenizer is None else tokenizer
+        given = load_tokenizer(model.name) if tokenizer is None else tokenizer
+        return opened, tokenizer_of(opened, given)
     resolved = tokenizer_of(model, tokenizer)
     if resolved is None:
         raise ArgumentError(f"corpus: {type(model).__name__} without a tokenizer. Give tokenizer=.")

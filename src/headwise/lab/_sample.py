@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from headwise._evaluation import in_evaluation
+from headwise._packages import untruncated
 from headwise.corpora import EOS, UNK
 from headwise.errors import ArgumentError, InputError
 from headwise.files import is_unicode
@@ -73,7 +74,7 @@ def encode_prompt(tokenizer: "tokenizers.Tokenizer", prompt: str, context: int) 
                 f"sample: the model does not know the word {word!r}. Use its "
                 f"{tokenizer.get_vocab_size()} words, with spaces between words and around commas."
             )
-    ids = tokenizer.encode(prompt).ids
+    ids: list[int] = untruncated(tokenizer).encode(prompt).ids
     if len(ids) > context:
         raise InputError(
             f"sample: the prompt has {len(ids)} tokens but the context holds {context}. Shorten it."

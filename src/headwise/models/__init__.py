@@ -23,7 +23,6 @@ from headwise.models._model_inputs import (
     reads_two_texts,
     text_alone,
 )
-from headwise.models._offsets import TokenOffsets, token_offsets, untruncated
 from headwise.models._sentence import (
     around,
     sentence_embedding,
@@ -33,11 +32,13 @@ from headwise.models._tokens import (
     IGNORED,
     TOKEN_CLASSES,
     Batch,
+    TokenOffsets,
     batches,
     context_of,
     encode,
     pad,
     token_classes,
+    token_offsets,
     token_strings,
 )
 from headwise.models.attention import register_attention
@@ -199,6 +200,5 @@ __all__ = [
     "token_offsets",
     "token_strings",
     "tokenizer_of",
-    "untruncated",
     "without_compiler",
 ]

@@ -9,8 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from headwise._packages import untruncated
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models._check import check_model, is_sentence_transformer
+from headwise.models._tokens import check_tokenizer
 
 
 def around(model: nn.Module, inner: nn.Module) -> nn.Module:
@@ -21,19 +23,22 @@ def around(model: nn.Module, inner: nn.Module) -> nn.Module:
 def tokenizer_of(model: nn.Module, tokenizer: Any, needed_by: str = "") -> Any:
     """The tokenizer argument, or that of a `SentenceTransformer`; None if there is neither.
 
+    It is without truncation and padding of its own.
+
     Args:
         needed_by: The name of the calling function if it requires a tokenizer.
     Raises:
         ArgumentError: a tokenizer is required, and there is none.
     """
     encoder: Any = model
+    check_tokenizer(tokenizer, needed_by or "encode")
     if tokenizer is None and is_sentence_transformer(model):
-        return encoder.tokenizer
+        tokenizer = encoder.tokenizer
     if tokenizer is None and needed_by:
         raise ArgumentError(
             f"{needed_by}: tokenizer=None, and {type(model).__name__} has none. Give tokenizer=."
         )
-    return tokenizer
+    return None if tokenizer is None else untruncated(tokenizer)
 
 
 def sentence_embedding(model: nn.Module, output: Any, batch: Mapping[str, Any]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Texts as batches of token ids, for any tokenizer."""
+"""Texts as token ids, with the characters that each stands for, and as batches; any tokenizer."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -11,8 +11,8 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from headwise._display import counted
-from headwise._packages import is_tokenizer_of_rust
-from headwise.corpora import Texts, list_texts
+from headwise._packages import is_tokenizer_of_rust, untruncated
+from headwise.corpora import Span, Texts, list_texts
 from headwise.errors import ArgumentError, InputError, UnsupportedError
 
 # The context length if neither the model nor its tokenizer has a limit.
@@ -22,6 +22,7 @@ IGNORED = -100
 # Marks of spaces in byte-level and SentencePiece vocabularies, and of continuations in WordPiece.
 _MARKS = "\u0120\u010a\u2581#"
 _SPACE = "\u2581"  # before a word, in SentencePiece
+_SPACES = "\u0120" + _SPACE
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,33 @@ def check_tokenizer(tokenizer: Any, caller: str) -> None:
         )
 
 
+@dataclass(frozen=True)
+class TokenOffsets:
+    """The tokens of one text.
+
+    Attributes:
+        ids: The token ids.
+        spans: The characters of each token in the text; empty for tokens without any, such as
+            the space that a tokenizer puts before a text.
+        added: 1 for a special token that the tokenizer added.
+    """
+
+    ids: Sequence[int]
+    spans: Sequence[Span]
+    added: Sequence[int]
+
+    def tokens_in(self, text: str, span: Span) -> list[int]:
+        """The tokens that share a character other than white space with a span of the text."""
+        first, last = span
+        return [
+            token
+            for token, (token_first, token_last) in enumerate(self.spans)
+            if not self.added[token]
+            and (start := max(first, token_first)) < (end := min(last, token_last))
+            and text[start:end].strip()
+        ]
+
+
 def pieces_of(
     tokenizer: Any, text: str, limit: int, *, target: bool = False, begin: bool = False
 ) -> list[list[int]]:
@@ -112,6 +140,7 @@ def pieces_of(
         UnsupportedError: the tokenizer cannot cut a text that is too long (a slow tokenizer).
     """
     check_tokenizer(tokenizer, "encode")
+    tokenizer = untruncated(tokenizer)
     if is_tokenizer_of_rust(tokenizer):
         ids = tokenizer.encode(text).ids
         return [ids[start : start + limit] for start in range(0, len(ids), limit)]
@@ -128,6 +157,56 @@ def pieces_of(
         f"encode: {type(tokenizer).__name__} is a slow tokenizer, which cannot cut a text of "
         f"{len(ids)} tokens, more than {limit}. Cut it yourself, or load a fast tokenizer."
     )
+
+
+def token_offsets(tokenizer: Any, texts: Sequence[str]) -> list[TokenOffsets]:
+    """The tokens of each text and their characters, whatever the tokenizer truncates or pads.
+
+    Raises:
+        UnsupportedError: the tokenizer does not report character offsets.
+    """
+    check_tokenizer(tokenizer, "encode")
+    tokenizer = untruncated(tokenizer)
+    if is_tokenizer_of_rust(tokenizer):
+        encodings = tokenizer.encode_batch(list(texts)) if texts else []
+        columns = [(e.ids, e.offsets, e.special_tokens_mask, e.tokens) for e in encodings]
+    elif not getattr(tokenizer, "is_fast", False):
+        raise UnsupportedError(
+            f"tokenize: {type(tokenizer).__name__} cannot say which characters a token stands "
+            f"for (a slow tokenizer). Load its fast version (use_fast=True)."
+        )
+    elif not texts:  # some tokenizers reject an empty list
+        return []
+    else:
+        output = tokenizer(
+            list(texts),
+            truncation=False,
+            padding=False,
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+            verbose=False,  # the caller cuts texts that are too long
+        )
+        names = [output.tokens(number) for number in range(len(texts))]
+        parts = (output["input_ids"], output["offset_mapping"], output["special_tokens_mask"])
+        columns = list(zip(*parts, names, strict=True))
+    return [
+        TokenOffsets(ids, _own_characters(text, spans, names), added)
+        for text, (ids, spans, added, names) in zip(texts, columns, strict=True)
+    ]
+
+
+def _own_characters(text: str, spans: Sequence[Span], names: Sequence[str]) -> list[Span]:
+    """The spans of tokens, empty for a space that is not in the text.
+
+    A tokenizer that puts a space before a text says of a token of that space alone, as before
+    Chinese, that it stands for the first character.
+    """
+    return [
+        (start, start)
+        if name and not name.strip(_SPACES) and text[start:end].strip() not in ("", name)
+        else (start, end)
+        for (start, end), name in zip(spans, names, strict=True)
+    ]
 
 
 def batches(pieces: Sequence[Sequence[int]], size: int, device: Any = "cpu") -> Iterator[Batch]:

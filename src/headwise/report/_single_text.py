@@ -19,6 +19,7 @@ from headwise.models import (
     check_reads_text,
     context_of,
     device_of,
+    pad,
     reads_two_texts,
     text_alone,
     tokenizer_of,
@@ -141,11 +142,10 @@ def _generated(model: nn.Module, tokenizer: Any, text: str) -> str:
     generate: Any = getattr(model, "generate", None)
     if generate is None:
         return ""
-    inputs = tokenizer(text, return_tensors="pt", truncation=True)
-    ids = {name: inputs[name].to(device_of(model)) for name in _INPUTS}
+    piece = beginning_of(tokenizer, (text, None), model, context_of(model, tokenizer))
+    if piece is None:
+        return ""
+    ids = pad([piece.source], device_of(model))
     with text_alone("look", model):
-        output = generate(**ids, max_new_tokens=_OUTPUT_TOKENS, do_sample=False, num_beams=1)
-    return str(tokenizer.decode(output[0], skip_special_tokens=True)).strip()
-
-
-_INPUTS = ("input_ids", "attention_mask")
+        output = generate(**vars(ids), max_new_tokens=_OUTPUT_TOKENS, do_sample=False, num_beams=1)
+    return str(tokenizer.decode(output[0].tolist(), skip_special_tokens=True)).strip()

@@ -110,10 +110,13 @@ class Watch:
 
         They last while a cache continues these texts. A stretch is `(start, end)`, without the
         position `end`; a text may have a list of several of one name. Positions count the tokens
-        of a text from 0, without padding; with `texts` and `tokenizer`, its characters. Texts that
-        share a row are listed separately. In an encoder-decoder stretches lie in the source and
-        queries in the target: cross-attention has both, the encoder has stretches while no
-        queries are named, and other statistics of spans are NaN.
+        of a text from 0, without padding; with `texts` and `tokenizer`, its characters. A stretch
+        then reaches from the first to the last token that shares a character with it, other than
+        white space. A space that the tokenizer puts before a word or a text (a lone "▁", as before
+        Chinese) has no character, so that no stretch begins with it. Texts that share a row are
+        listed separately. In an encoder-decoder stretches lie in the source and queries in the
+        target: cross-attention has both, the encoder has stretches while no queries are named, and
+        other statistics of spans are NaN.
 
         Args:
             texts: The texts themselves, if positions count characters.

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from headwise._packages import is_tokenizer_of_rust
+from headwise._packages import is_tokenizer_of_rust, untruncated
 from headwise.corpora import AnnotatedText, Corpus, Span, list_corpus
 from headwise.errors import InputError
-from headwise.models import TokenOffsets, token_classes, token_offsets, untruncated
+from headwise.models import TokenOffsets, token_classes, token_offsets
 
 # A sentence ends with one of these marks and closing quotes before white space, or with a line.
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？])[\"'’”»)\]]*\s+|\n+")
@@ -99,10 +99,10 @@ def tokenize(tokenizer: Any, texts: Sequence[AnnotatedText], limit: int) -> Toke
         InputError: a single word has more tokens than the limit.
     """
     tokenizer = untruncated(tokenizer)
+    encodings = token_offsets(tokenizer, [text.text for text in texts])
     classes = {name: tokens for name, (tokens, _) in token_classes(tokenizer).items()}
     special = _names(tokenizer, classes.get("special", frozenset()))
     punctuation = classes.get("punctuation", frozenset())
-    encodings = token_offsets(tokenizer, [text.text for text in texts])
     pieces: list[TokenText] = []
     cut = within = 0
     for text, encoded in zip(texts, encodings, strict=True):

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from headwise._packages import is_tokenizer_of_rust
+from headwise._packages import is_tokenizer_of_rust, untruncated
 from headwise.corpora import Example, Several, list_items
 from headwise.errors import ArgumentError
-from headwise.models import TokenOffsets, token_offsets, untruncated
+from headwise.models import TokenOffsets, token_offsets
 from headwise.watch import Stretch, read_stretches, stretch_tokens
 
 
@@ -54,7 +54,7 @@ def tokenized_examples(
             f"find_heads: {len(texts)} examples are strings without a tokenizer. Give tokenizer=, "
             f"or token ids."
         )
-    encoded = iter(token_offsets(untruncated(tokenizer), texts) if texts else ())
+    encoded = iter(token_offsets(tokenizer, texts) if texts else ())
     read = []
     for number, example in enumerate(listed):
         tokens = next(encoded) if isinstance(example.text, str) else None
@@ -126,7 +126,7 @@ def _answer(caller: str, answer: str | Sequence[int], tokenizer: Any) -> tuple[i
             f"{caller} has the answer {answer!r}, and no tokenizer. Give tokenizer=."
         )
     if is_tokenizer_of_rust(tokenizer):
-        return tuple(tokenizer.encode(answer, add_special_tokens=False).ids)
+        return tuple(untruncated(tokenizer).encode(answer, add_special_tokens=False).ids)
     return tuple(tokenizer(answer, add_special_tokens=False)["input_ids"])
 
 

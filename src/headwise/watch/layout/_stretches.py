@@ -6,7 +6,7 @@ from numbers import Integral
 from typing import Any
 
 from headwise.errors import ArgumentError
-from headwise.models import TokenOffsets, token_offsets, untruncated
+from headwise.models import TokenOffsets, token_offsets
 
 Stretch = tuple[int, int]  # a half-open range of positions
 LAST, GENERATED = "last", "generated"
@@ -43,7 +43,7 @@ class TextSpans:
                 f"a list of texts and their tokenizer, so that positions count characters, or "
                 f"neither."
             )
-        encoded = token_offsets(untruncated(tokenizer), texts)
+        encoded = token_offsets(tokenizer, texts)
         by_name = {name: _in_tokens(name, given, texts, encoded) for name, given in by_name.items()}
         if of_queries is not None:
             of_queries = _in_tokens("queries", of_queries, texts, encoded)
