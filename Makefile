@@ -25,7 +25,7 @@ NATIVE = CMakeLists.txt $(wildcard src/headwise/kernels/native/source/*.* src/he
 KERNELS = tests/laws/test_attend.py tests/laws/test_statistics.py tests/laws/test_observe.py \
     tests/models/test_answered.py tests/models/test_sites.py
 
-.PHONY: rivals soak zoo floors wheel setup native report test test-full test-without-native test-sanitized lint types format bench docs gallery coverage clean
+.PHONY: rivals soak zoo floors newest wheel setup native report test test-full test-without-native test-sanitized lint types format bench docs gallery coverage clean
 
 setup: .venv/dev
 
@@ -82,6 +82,13 @@ build/floors/tested: pyproject.toml .ci/floors.py | .venv/dev
 	# Old packages warn of each other; shapes are checked with the pinned versions only.
 	OMP_NUM_THREADS=1 build/floors/bin/python -m pytest -o filterwarnings=default -o addopts=--import-mode=importlib -m "not full" $(FLOORS)
 	@touch $@
+
+# The quick tier with the newest release of every package, torch included: nothing is pinned.
+newest: | $(BIN)/pip
+	@$(BIN)/python -m venv --clear build/newest
+	@PIP_CONSTRAINT= PIP_BUILD_CONSTRAINT= build/newest/bin/pip install --quiet --editable '.[dev]'
+	build/newest/bin/pip list
+	OMP_NUM_THREADS=1 build/newest/bin/python -m pytest -n auto --maxprocesses 8 -m "not full"
 
 # A source distribution and a wheel in dist/; the wheel gets the name of the oldest Linux it runs on.
 wheel: .venv/dev

@@ -55,7 +55,7 @@ class Questions:
         if plan is None:
             return self._model(input_ids=ids).logits
         with plan.cache(self._model) as cache:
-            return self._model(input_ids=ids, past_key_values=cache).logits
+            return self._model(input_ids=ids, cache=cache).logits
 
 
 def plan_of(choice: Plan, sinks: int = SINKS) -> CachePlan:

@@ -53,17 +53,17 @@ def _token_times(
     token = ids[:, :1]
     stock = DynamicCache(config=model.config)
     model.set_attn_implementation("sdpa")
-    model(input_ids=ids, past_key_values=stock, logits_to_keep=1)
+    model(input_ids=ids, cache=stock, logits_to_keep=1)
     with half.cache(model) as small, every.cache(model) as whole, every.cache(model) as short:
         for cache in (small, whole):
-            model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
-        model(input_ids=ids[:, :16], past_key_values=short, logits_to_keep=1)
+            model(input_ids=ids, cache=cache, logits_to_keep=1)
+        model(input_ids=ids[:, :16], cache=short, logits_to_keep=1)
         nbytes = {"half": small.nbytes, "all full": whole.nbytes}
 
         def step(cache: Any, implementation: str) -> Callable[[], Any]:
             def work() -> None:
                 model.set_attn_implementation(implementation)
-                model(input_ids=token, past_key_values=cache)
+                model(input_ids=token, cache=cache)
 
             return work
 
@@ -94,10 +94,10 @@ def _prefill_times(
             model.set_attn_implementation(implementation)
             if plan is None:
                 cache = DynamicCache(config=model.config)
-                model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
+                model(input_ids=ids, cache=cache, logits_to_keep=1)
                 return
             with plan.cache(model) as cache:
-                model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
+                model(input_ids=ids, cache=cache, logits_to_keep=1)
 
         return work
 

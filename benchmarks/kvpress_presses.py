@@ -43,12 +43,12 @@ def is_right(model: Any, ids: torch.Tensor, labels: torch.Tensor, press: Any) ->
     question = answer - (1 if ids[0, answer - 1] == PASS else 2)
     cache = DynamicCache(config=model.config)
     with press(model):
-        model(input_ids=ids[:, :question], past_key_values=cache)
+        model(input_ids=ids[:, :question], cache=cache)
     for place in range(question, ids.shape[1] - 1):
         positions = torch.tensor([[place]])  # places in the text, not in the smaller cache
         logits = model(
             input_ids=ids[:, place : place + 1],
-            past_key_values=cache,
+            cache=cache,
             position_ids=positions,
             cache_position=positions[0],
         ).logits

@@ -167,7 +167,7 @@ def _of_case(
             works |= {WATCHED: works[OURS]}
             yield from _timed(whole, case, works, options, ours)
         if decodes and TOKEN in parts:
-            caches = {name: model(**inputs).past_key_values for name, model in rivals.items()}
+            caches = {name: model(**inputs).cache for name, model in rivals.items()}
             works = {name: partial(_token, variants[name], cache) for name, cache in caches.items()}
             yield from _timed(TOKEN, case, works | {WATCHED: works[OURS]}, options, ours)
     if TRAINING in parts and tokens <= options.most_trained:
@@ -219,7 +219,7 @@ def _compiled(model: nn.Module, inputs: dict[str, Tensor], backends: list[str]) 
 
 def _token(model: nn.Module, cache: transformers.Cache) -> None:
     """One token more, which the cache forgets again."""
-    model(input_ids=torch.tensor([[7]]), past_key_values=cache, use_cache=True)
+    model(input_ids=torch.tensor([[7]]), cache=cache, use_cache=True)
     cache.crop(-1)
 
 

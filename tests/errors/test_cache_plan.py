@@ -42,7 +42,7 @@ def plan(**more: Any) -> CachePlan:
 
 def read(model: nn.Module, cache: Any, ids: Tensor = IDS, **more: Any) -> Any:
     with torch.no_grad():
-        return model(input_ids=ids, past_key_values=cache, use_cache=True, **more)
+        return model(input_ids=ids, cache=cache, use_cache=True, **more)
 
 
 @pytest.mark.parametrize("window", [0, -1, 2.5, True])
@@ -98,11 +98,11 @@ def test_a_cache_used_for_another_text() -> None:
     model = llama()
     how: Mapping[str, Any] = {"max_new_tokens": 2, "do_sample": False, "pad_token_id": 0}
     with plan().cache(model) as cache:
-        model.generate(IDS, past_key_values=cache, **how)
+        model.generate(IDS, cache=cache, **how)
         n = cache.get_seq_length()
         for other in (IDS.flip(1), IDS.repeat(1, 2), IDS[:, :3]):
             with pytest.raises(ArgumentError, match=f"1 x {n} tokens of another text than these 1"):
-                model.generate(other, past_key_values=cache, **how)
+                model.generate(other, cache=cache, **how)
         assert cache.get_seq_length() == n
         with pytest.raises(ArgumentError, match=r"mask of 12 columns, but 13 tokens"):
             read(model, cache, attention_mask=torch.ones_like(IDS))
@@ -153,7 +153,7 @@ def test_what_cannot_be_taken_back() -> None:
 def test_gradients_weights_and_dropout_are_refused() -> None:
     model = llama(attention_dropout=0.25)
     with plan().cache(model) as cache, pytest.raises(ArgumentError, match="require gradients"):
-        model(input_ids=IDS, past_key_values=cache)
+        model(input_ids=IDS, cache=cache)
     model.set_attn_implementation("eager")
     weights = pytest.raises(UnsupportedError, match="LlamaAttention should return weights")
     with plan().cache(model) as cache, weights:
@@ -174,7 +174,7 @@ def test_attention_that_adds_to_the_logits_is_refused(name: str) -> None:
 
 
 def _caches_nothing(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-    return args, kwargs | {"past_key_values": None}
+    return args, kwargs | {"cache": None}
 
 
 def test_a_layer_that_does_not_cache() -> None:

@@ -41,7 +41,7 @@ def in_pieces(model: nn.Module, pieces: list[int], padding: int) -> Tensor:
             output = model(
                 input_ids=batch["input_ids"][:, start:stop].to(device),
                 attention_mask=batch["attention_mask"][:, :stop].to(device),
-                past_key_values=cache,
+                cache=cache,
             )
             logits.append(output.logits.cpu())
     return torch.cat(logits, 1)[batch["attention_mask"].bool()]
@@ -62,12 +62,12 @@ def test_all_heads_full_equals_the_stock_cache(how: dict[str, Any]) -> None:
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0} | how
     stock = model.generate(**batch, **options)
     with FULL.cache(model) as cache:
-        assert torch.equal(model.generate(**batch, **options, past_key_values=cache), stock)
+        assert torch.equal(model.generate(**batch, **options, cache=cache), stock)
 
 
 def test_memory_is_really_freed() -> None:
     model, ids = llama().cuda(), torch.randint(3, 29, (1, 4000)).cuda()
     with torch.no_grad(), PLAN.cache(model) as small, FULL.cache(model) as full:
-        model(input_ids=ids, past_key_values=small)
-        model(input_ids=ids, past_key_values=full)
+        model(input_ids=ids, cache=small)
+        model(input_ids=ids, cache=full)
     assert small.nbytes < 0.27 * full.nbytes

@@ -71,11 +71,11 @@ def _decode(
     model: Any, cache: Any, n: int, prompt: Tensor = PROMPT, between: Between = lambda *_: None
 ) -> None:
     """Read a prompt and then `n` tokens, one at a time."""
-    output = model(input_ids=prompt, past_key_values=cache, use_cache=True)
+    output = model(input_ids=prompt, cache=cache, use_cache=True)
     for step in range(n):
         between(step, cache)
         ids = output.logits[:, -1:].argmax(-1)
-        output = model(input_ids=ids, past_key_values=cache, use_cache=True)
+        output = model(input_ids=ids, cache=cache, use_cache=True)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,25 @@ def test_tokens_of_one_text_are_described_together(described: list[int]) -> None
     _table(model, lambda _: _decode(model, DynamicCache(), 34), Request())
     # The prompt, 32 tokens, and what is left, in both layers.
     assert described == [5, 5, 32, 32, 2, 2]
+
+
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_a_cache_counts_by_either_name_of_the_argument(kind: str, name: str) -> None:
+    """Transformers 5.24 calls `past_key_values` `cache`; both continue the texts of a pass."""
+    model = _model(kind, **{"sliding_window": 4} if kind == "mistral" else {})
+    ids = torch.cat([PROMPT, PROMPT[:, :4]], 1)
+
+    def in_pieces(_: Any) -> None:
+        cache = DynamicCache(config=model.config)
+        for piece in ids.split([5, 1, 1, 2], 1):
+            model(piece, **{name: cache}, use_cache=True)
+
+    request = Request(per_text=True, top=("self",))
+    table = _table(model, in_pieces, request)
+    whole = _table(model, lambda _: model(ids), request)
+    assert_tables_close(table, whole, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -248,10 +267,10 @@ def test_two_texts_in_turn_are_two_texts(monkeypatch: pytest.MonkeyPatch) -> Non
     def work(_: Any) -> None:
         caches = DynamicCache(), DynamicCache()
         for cache, prompt in zip(caches, PROMPT, strict=True):
-            model(input_ids=prompt[None], past_key_values=cache, use_cache=True)
+            model(input_ids=prompt[None], cache=cache, use_cache=True)
         for step in range(8):
             ids = torch.tensor([[1 + step]])
-            model(input_ids=ids, past_key_values=caches[step % 2], use_cache=True)
+            model(input_ids=ids, cache=caches[step % 2], use_cache=True)
 
     _assert_as_alone(monkeypatch, model, work)
 

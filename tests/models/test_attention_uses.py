@@ -68,9 +68,7 @@ def _cache(kind: str, model: nn.Module) -> Cache:
 @pytest.mark.parametrize("name", ["Llama", "Gemma3"])
 def test_greedy_tokens_are_the_same(name: str, kind: str) -> None:
     model = zoo.make(name)  # Gemma3 has sliding caches, too
-    known, ours = _both(
-        model, lambda m: m.generate(**_prompt(), **HOW, past_key_values=_cache(kind, m))
-    )
+    known, ours = _both(model, lambda m: m.generate(**_prompt(), **HOW, cache=_cache(kind, m)))
     assert torch.equal(known, ours)
 
 
@@ -100,7 +98,7 @@ def test_a_text_may_be_read_in_pieces() -> None:
     model, ids = zoo.make("Mistral"), torch.tensor([[5, 9, 7, 3, 11, 8, 4, 6, 2]])
     model.set_attn_implementation("headwise")
     whole, cache = model(ids).logits, DynamicCache(config=model.config)
-    pieces = [model(piece, past_key_values=cache).logits for piece in ids.split([4, 3, 1, 1], 1)]
+    pieces = [model(piece, cache=cache).logits for piece in ids.split([4, 3, 1, 1], 1)]
     torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-4, atol=1e-5)
 
 

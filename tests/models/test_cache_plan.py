@@ -53,7 +53,7 @@ def test_leave_one_out_is_what_the_cache_loses(name: str, padding: int) -> None:
         increases = []
         for batch in texts:
             with torch.no_grad(), streaming(layer, head).cache(model) as cache:
-                with_cache = loss.per_text(model(**batch, past_key_values=cache), batch)
+                with_cache = loss.per_text(model(**batch, cache=cache), batch)
                 increases.append(with_cache - loss.per_text(model(**batch), batch))
         np.testing.assert_allclose(torch.cat(increases).mean(), expected, atol=2e-5)
 
@@ -229,7 +229,7 @@ def test_a_plan_is_saved_and_used_by_another_copy_of_the_model(tmp_path: Any) ->
     outputs: list[Tensor] = []
     for one, copy in ((plan, model), (loaded, zoo.make("Llama"))):
         with torch.no_grad(), one.cache(copy) as cache:
-            outputs.append(copy(**texts[0], past_key_values=cache).logits)
+            outputs.append(copy(**texts[0], cache=cache).logits)
     assert torch.equal(*outputs)
 
 
@@ -238,15 +238,15 @@ def test_an_observer_sees_what_each_head_still_sees() -> None:
     plan = CachePlan.of({0: [0]}, n_layers=2, n_kv_heads=2, sinks=0, window=2)
     with torch.no_grad():
         with plan.cache(model) as cache:
-            plain = model(**texts[0], past_key_values=cache).logits
+            plain = model(**texts[0], cache=cache).logits
         with plan.cache(model) as cache, hw.observe(model) as inside:
-            watched = model(**texts[0], past_key_values=cache).logits
+            watched = model(**texts[0], cache=cache).logits
         with hw.observe(model) as outside, plan.cache(model) as cache:
             for start, stop in ((0, 9), (9, 10), (10, 23)):
                 model(
                     input_ids=texts[0]["input_ids"][:, start:stop],
                     attention_mask=texts[0]["attention_mask"][:, :stop],
-                    past_key_values=cache,
+                    cache=cache,
                 )
     assert torch.equal(plain, watched)
     for watch in (inside, outside):
@@ -278,7 +278,7 @@ def test_the_model_is_what_it_was_after_an_error() -> None:
 
     hook = model.model.layers[1].register_forward_pre_hook(fail_late)
     with pytest.raises(RuntimeError, match="stop"), plan.cache(model) as cache:
-        model.generate(**texts[0], past_key_values=cache, max_new_tokens=5, pad_token_id=0)
+        model.generate(**texts[0], cache=cache, max_new_tokens=5, pad_token_id=0)
     hook.remove()
     assert _modules(model) == before
     assert AttentionInterface.get_interface is function
@@ -308,7 +308,7 @@ def test_bytes_are_those_of_the_cache_where_layers_differ(
     model, ids = layers_that_differ(), batches(1)[0]["input_ids"][:1]
     plan = hw.cache_plan(model, full=full, window=window, sinks=SINKS)
     with torch.no_grad(), plan.cache(model) as cache:
-        model(input_ids=ids, past_key_values=cache)
+        model(input_ids=ids, cache=cache)
         assert plan.nbytes(23) == cache.nbytes
     wide = 2 * 8 * 4  # bytes of a token in the second layer, which reserves slots for full heads
     more = hw.cache_plan(model, full={**full, 1: [0]}, window=window, sinks=SINKS)

@@ -69,7 +69,7 @@ def test_the_cache_gives_the_position_of_a_text(name: str, kind: type[Cache]) ->
         cache = kind(config=model.config, **size)
         with torch.no_grad(), observe(model, Request(per_text=True)) as watch:
             for piece in torch.tensor_split(text, cuts, dim=1):
-                model(piece, past_key_values=cache)
+                model(piece, cache=cache)
         tables.append(watch.table())
     for table in tables[1:]:
         _assert_alike(table, tables[0])

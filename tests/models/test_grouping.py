@@ -260,7 +260,7 @@ def test_the_cache_shrinks_and_generation_is_unchanged(cache: str) -> None:
     generated = [model.generate(input_ids=IDS[:1], **options) for model in (wide, small)]
     assert torch.equal(*generated)
     for model, heads in ((wide, 8), (small, 2)):
-        cached = model(input_ids=IDS, use_cache=True).past_key_values
+        cached = model(input_ids=IDS, use_cache=True).cache
         assert {layer.keys.shape[1] for layer in cached.layers} == {heads}
 
 

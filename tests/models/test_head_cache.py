@@ -118,7 +118,7 @@ def in_pieces(
                 input_ids=ids[:, start:stop],
                 attention_mask=real[:, :stop],
                 position_ids=positions[:, start:stop],
-                past_key_values=cache,
+                cache=cache,
                 use_cache=True,
             ).logits
         )
@@ -186,7 +186,7 @@ def test_sinks_and_windows_of_every_size(sinks: int, window: int) -> None:
 def generated(
     model: nn.Module, prompt: Mapping[str, Tensor], cache: Any = None, **more: Any
 ) -> Any:
-    return model.generate(**prompt, **HOW, max_new_tokens=8, past_key_values=cache, **more)
+    return model.generate(**prompt, **HOW, max_new_tokens=8, cache=cache, **more)
 
 
 def prompt(padding: int = 0) -> dict[str, Tensor]:
@@ -302,9 +302,9 @@ def test_memory_is_really_freed() -> None:
     ids = torch.randint(3, zoo.VOCABULARY, (1, 3000))
     with torch.no_grad():
         with plan_of([[None, None]] * 2).cache(model) as full:
-            model(input_ids=ids, past_key_values=full)
+            model(input_ids=ids, cache=full)
         with plan_of([[None, 16], [16, None]]).cache(model) as half:
-            model(input_ids=ids, past_key_values=half)
+            model(input_ids=ids, cache=half)
             bytes_of_storages = {
                 x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
                 for layer in half.layers
@@ -313,7 +313,7 @@ def test_memory_is_really_freed() -> None:
             }
         with plan_of([[None, 16], [16, None]]).cache(model) as step_by_step:
             for piece in ids.split(500, 1):
-                model(input_ids=piece, past_key_values=step_by_step)
+                model(input_ids=piece, cache=step_by_step)
     assert sum(bytes_of_storages.values()) == half.nbytes
     assert half.nbytes < 0.52 * full.nbytes
     assert step_by_step.nbytes < 0.54 * full.nbytes

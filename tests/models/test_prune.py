@@ -135,7 +135,7 @@ def test_removing_a_whole_group_shrinks_the_cache() -> None:
     model = _model("Llama")
     small = prune(model, {0: [0, 1], 1: [0, 1]})
     for module, heads in ((model, 2), (small, 1)):
-        cache = module(**_batch(), use_cache=True).past_key_values
+        cache = module(**_batch(), use_cache=True).cache
         assert {layer.keys.shape[1] for layer in cache.layers} == {heads}
 
 

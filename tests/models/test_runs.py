@@ -202,7 +202,7 @@ def test_received_mass_covers_the_whole_text_with_a_rolling_cache(name: str) -> 
         cache = DynamicCache(config=model.config)
         with observe(model, Request(received=True)) as watch:
             for piece in text.split(3, dim=1):
-                model(piece, past_key_values=cache)
+                model(piece, cache=cache)
     for layer in (0, 1):
         received = watch.received(f"L{layer}.H1")
         torch.testing.assert_close(received, maps[layer][:, 1].sum(1), atol=1e-4, rtol=1e-4)

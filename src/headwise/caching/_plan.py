@@ -144,8 +144,9 @@ class CachePlan:
     def cache(self, model: nn.Module) -> AbstractContextManager[Any]:
         """A cache that a model uses while the block runs, for one batch of texts.
 
-        `with plan.cache(model) as cache: model.generate(**x, past_key_values=cache)`. Batches are
-        padded on the left; the first tokens are those of each text. The model is unchanged when
+        `with plan.cache(model) as cache: model.generate(**x, cache=cache)`, with `past_key_values=`
+        before Transformers 5.24. Batches are padded on the left; the first tokens are those of
+        each text. The model is unchanged when
         the block ends, also after an error. `cache.nbytes` is what the cache holds, and
         `cache.reset()` empties it for another text.
 

@@ -16,7 +16,13 @@ from headwise._progress import Progress
 from headwise.caching._methods import METHODS, StreamedModel, real_tokens
 from headwise.caching._plan import CachePlan
 from headwise.errors import ArgumentError, ShapeError, UnsupportedError
-from headwise.models import CacheLayer, find_attentions, find_cache_layers, tokenizer_of
+from headwise.models import (
+    CacheLayer,
+    cache_argument,
+    find_attentions,
+    find_cache_layers,
+    tokenizer_of,
+)
 from headwise.scoring import BatchesLike, Inputs, Loss, find_loss, rank_correlation, read_batches
 from headwise.tables import bootstrap_means, tails_of
 
@@ -171,12 +177,13 @@ class ScoringTexts:
     def loss_of(self, plan: CachePlan) -> float:
         """The mean loss of the texts when the model reads them with the cache of a plan."""
         losses = []
+        name = str(cache_argument(self.model))
         with in_evaluation(self.model), plan.cache(self.model) as cache:
             for batch in self.batches:
                 for row, real in enumerate(real_tokens(batch)):
                     cache.reset()
                     text = _one_text(batch, row, real)
-                    output = self.model(**text, past_key_values=cache, use_cache=True)
+                    output = self.model(**text, **{name: cache}, use_cache=True)
                     losses.append(self.loss.per_text(output, text)[0])
         return float(torch.stack(losses).double().mean())
 

@@ -1,5 +1,6 @@
 """Other people's models: open them, find their heads, capture their attention calls."""
 
+from headwise.models._cache_names import cache_argument, cache_in
 from headwise.models._check import check_model, is_sentence_transformer, model_inputs
 from headwise.models._compiled import is_compiled, run_uncompiled, without_compiler
 from headwise.models._device import check_device, device_of
@@ -138,6 +139,8 @@ __all__ = [
     "batches_of",
     "beginning_of",
     "by_attention",
+    "cache_argument",
+    "cache_in",
     "call_model",
     "capture_calls",
     "check_device",

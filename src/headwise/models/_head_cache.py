@@ -10,6 +10,7 @@ from torch import nn
 
 from headwise._evaluation import in_evaluation
 from headwise.errors import UnsupportedError
+from headwise.models._cache_names import cache_argument
 from headwise.models._check import check_model
 from headwise.models.ownership import call_model, example_input
 
@@ -70,7 +71,8 @@ def find_cache_layers(model: nn.Module) -> list[CacheLayer]:
     """
     with head_cache(model, {}, 0) as cache, torch.no_grad(), in_evaluation(model):
         batch = example_input(model)
-        call_model(model, {**batch, "past_key_values": cache, "use_cache": True})
+        name = str(cache_argument(model))  # open_cache refuses a model without one
+        call_model(model, {**batch, name: cache, "use_cache": True})
         return [
             CacheLayer(layer.index, len(layer.windows), layer.token_bytes, layer.sliding_window)
             for layer in cache.layers

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from headwise._interrupts import reversible
 from headwise.errors import UnsupportedError
+from headwise.models._cache_names import cache_in
 from headwise.models._hooks import Hooks
 
 
@@ -235,7 +236,7 @@ def _text(arguments: Mapping[str, Any], prefix: str = "") -> Text:
 
 def _cached(arguments: Mapping[str, Any]) -> int | Tensor | None:
     """The number of tokens in the cache, copied if the cache counts in place."""
-    cache: Any = arguments.get("past_key_values")
+    cache = cache_in(arguments)
     length = cache.get_seq_length() if hasattr(cache, "get_seq_length") else None
     return length.clone() if isinstance(length, Tensor) else length
 

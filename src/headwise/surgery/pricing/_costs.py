@@ -18,6 +18,7 @@ from headwise.models import (
     AttentionCall,
     HeadCounts,
     OwnershipMap,
+    cache_in,
     call_model,
     capture_calls,
     check_model,
@@ -163,7 +164,7 @@ def _call_sizes(
     calls: list[AttentionCall] = []
     with in_evaluation(model), capture_calls(model, calls.append):
         output = call_model(model, batch)
-    cache = getattr(output, "past_key_values", None)
+    cache = cache_in(output) if isinstance(output, Mapping) else None
     has_cache = cache is not None if hasattr(model, "config") else isinstance(model, _WITH_CACHE)
     layers = getattr(cache, "layers", [])
     if len(layers) != len(calls):  # a cache of two stacks, which holds no latents

@@ -16,7 +16,7 @@ from headwise.models.cache.huggingface._layer import HeadCacheLayer, Windows
 class HeadCache(Cache):  # type: ignore[misc]
     """The keys and values of one batch of texts, each kv head with the tokens that it needs.
 
-    It is passed as `past_key_values` to the model that it was made for, while its block runs.
+    It is passed as the cache of the model that it was made for, while its block runs.
     """
 
     def __init__(

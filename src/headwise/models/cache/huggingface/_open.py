@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from headwise._interrupts import reversible
 from headwise.errors import UnsupportedError
+from headwise.models._cache_names import cache_argument, cache_in
 from headwise.models._hooks import Hooks
 from headwise.models._interface import CACHES, unwrap_interface, wrap_interface
 from headwise.models.cache._texts import TextBatch
@@ -62,7 +63,7 @@ def sliding_windows(model: nn.Module) -> list[int | None]:
             f"CachePlan: {name} is an encoder-decoder, whose cross-attention has a cache of its "
             f"own. Give a decoder."
         )
-    if "past_key_values" not in inspect.signature(model.forward).parameters:
+    if cache_argument(model) is None:
         raise UnsupportedError(f"CachePlan: {name} reads no cache. Give a decoder, not an encoder.")
     layers = DynamicCache(config=model.config).layers
     for layer, kind in enumerate(map(type, layers)):
@@ -86,11 +87,11 @@ def _follow(hooks: Hooks, module: nn.Module, cache: HeadCache) -> None:
 
     def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         inputs = inputs_of(args, kwargs)
-        if inputs.get("past_key_values") is cache:
+        if cache_in(inputs) is cache:
             cache.texts.begin({**inputs.get("kwargs", {}), **inputs}, cache.get_seq_length())
 
     def end(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if inputs_of(args, kwargs).get("past_key_values") is cache:
+        if cache_in(inputs_of(args, kwargs)) is cache:
             _check_layers(module, cache)
 
     hooks.before(module, begin, with_kwargs=True)
@@ -121,7 +122,7 @@ def _checked_texts(model: nn.Module, cache: HeadCache) -> Iterator[None]:
 
     @wraps(prepare)
     def checked(input_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("past_key_values") is cache:
+        if cache_in(kwargs) is cache:
             mask = kwargs.get("attention_mask")
             cache.texts.check_text(input_ids, mask, cache.get_seq_length())
         return prepare(input_ids, *args, **kwargs)
