@@ -41,7 +41,7 @@ def test_an_implementation_that_the_model_cannot_use(tmp_path: Path) -> None:
         hw.load(tmp_path, attn_implementation="sdpa")
 
 
-@pytest.mark.parametrize("name", ["GPTJForCausalLM", "BloomForCausalLM"])
+@pytest.mark.parametrize("name", ["GPTNeoForCausalLM", "BloomForCausalLM"])
 def test_a_model_outside_the_interface(name: str, tmp_path: Path) -> None:
     zoo.make(name).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedError, match=rf"{name} does not call .*fast_attention"):

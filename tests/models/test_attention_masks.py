@@ -30,7 +30,8 @@ PADDINGS = {
 
 def _packed(function: Callable[..., Any]) -> Callable[..., Any]:
     ids = masking_utils.find_packed_sequence_indices(POSITIONS)
-    return masking_utils.packed_sequence_compatibility_function(function, POSITIONS, ids)
+    in_text = masking_utils.remap_positions_for_packed_sequence(function, POSITIONS)
+    return masking_utils.and_masks(in_text, masking_utils.packed_sequence_mask_function(ids))
 
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], int | None]] = {

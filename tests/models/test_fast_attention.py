@@ -179,9 +179,9 @@ def test_it_can_be_watched(watch_first: bool, computed: list[int]) -> None:
 
 
 def test_a_model_without_such_calls_is_refused() -> None:
-    model = zoo.make("GPTJForCausalLM")
+    model = zoo.make("GPTNeoForCausalLM")
     with (
-        pytest.raises(UnsupportedError, match=r"GPTJForCausalLM ran and never called"),
+        pytest.raises(UnsupportedError, match=r"GPTNeoForCausalLM ran and never called"),
         torch.no_grad(),
         hw.fast_attention(model),
     ):

@@ -31,7 +31,7 @@ FAMILIES = {
     "FalconMultiQuery": {"query_key_value.weight": "q0 q1 q2 q3 -"},
     "DeepseekV3": {"q_b_proj.weight": "q0 q1 q2 q3", "kv_b_proj.weight": "k0 k1 k2 k3"},
     # Keys of hand-written attention are not captured: the query heads own them.
-    "GPTJForCausalLM": {f"{role}_proj.weight": "q0 q1 q2 q3" for role in "qkv"},
+    "GPTNeoForCausalLM": {f"{role}_proj.weight": "q0 q1 q2 q3" for role in "qkv"},
     "BloomForCausalLM": {"query_key_value.bias": "q0 q1 q2 q3"},
     "MptForCausalLM": {"Wqkv.weight": "q0 q1 q2 q3 q0 q1 q2 q3 q0 q1 q2 q3"},
 }
