@@ -2,9 +2,7 @@
 
 import contextlib
 import dis
-import signal
 import sys
-from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -16,54 +14,54 @@ import torch
 import headwise
 
 _PACKAGE = str(Path(headwise.__file__).parent)
-_AROUND = (contextlib.__file__, torch.overrides.__file__, torch.utils.hooks.__file__)
+CONTEXTS = (contextlib.__file__, torch.overrides.__file__, torch.utils.hooks.__file__)
 
 
 class Interrupts:
-    """Sends one SIGINT when a line of this package, or of what its contexts stand on, begins.
+    """Raises one `KeyboardInterrupt` when a line of this package, or of other files, begins. A line
+    counts once.
 
     Args:
-        at: The number of the line event, counted from 0.
-        times: How often the same line may come before it is counted no more.
-        files: What the name of a file must hold for its lines to be counted.
+        line: The number of the line, counted from 0 in the order of the run; None counts alone.
+        files: What the name of a file of this package must hold for its lines to be counted.
+        others: Other files whose lines count.
     Attributes:
-        lines: How many line events were counted.
+        lines: How many lines were counted.
+        where: Where it was raised.
     """
 
-    def __init__(self, line: int | None, times: int = 1, files: tuple[str, ...] = ("",)) -> None:
-        self._at, self._times, self._files = line, times, files
-        self._seen: Counter[tuple[CodeType, int]] = Counter()
-        self.lines = 0
+    def __init__(
+        self, line: int | None, files: tuple[str, ...] = ("",), others: tuple[str, ...] = ()
+    ) -> None:
+        self._at, self._files, self._others = line, files, others
+        self._seen: set[tuple[CodeType, int]] = set()
         self.where = ""
 
-    def run(self, function: Callable[[], object]) -> bool:
-        """Call a function; return whether it raised an interrupt."""
+    @property
+    def lines(self) -> int:
+        return len(self._seen)
+
+    def run(self, function: Callable[[], object]) -> None:
+        """Call a function."""
         before = sys.gettrace()
         sys.settrace(self._trace)
         try:
             function()
-        except KeyboardInterrupt:
-            return True
         finally:
             sys.settrace(before)
-        return False
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
         name = frame.f_code.co_filename
-        if not name.startswith((_PACKAGE, *_AROUND)):
+        is_ours = name.startswith(_PACKAGE) and any(part in name for part in self._files)
+        if not is_ours and name not in self._others:
             return None
-        if name.startswith(_PACKAGE) and not any(part in name for part in self._files):
-            return None
-        if frame.f_code.co_name == "__del__":  # where Python never raises
-            return None
-        if event == "line" and not _leaves_with(frame.f_code, frame.f_lasti):
-            key = (frame.f_code, frame.f_lineno)
-            self._seen[key] += 1
-            if self._seen[key] <= self._times:
-                self.lines += 1
-                if self.lines - 1 == self._at:
-                    self.where = f"{name}:{frame.f_lineno}"
-                    signal.raise_signal(signal.SIGINT)
+        key = frame.f_code, frame.f_lineno
+        is_line = event == "line" and not _leaves_with(frame.f_code, frame.f_lasti)
+        if is_line and key not in self._seen:
+            self._seen.add(key)
+            if self.lines - 1 == self._at:
+                self.where = f"{name}:{frame.f_lineno}"
+                raise KeyboardInterrupt
         return self._trace
 
 

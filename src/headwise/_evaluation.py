@@ -1,15 +1,15 @@
 """Contexts that put a model in evaluation mode and restore its own flags afterwards."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
-from headwise._interrupts import reversible
 from headwise.errors import UnsupportedError
 
 
-@reversible
+@contextmanager
 def in_evaluation(*models: nn.Module) -> Iterator[None]:
     """Put every module in evaluation mode, and restore its own mode when the block ends.
 
@@ -27,7 +27,7 @@ def in_evaluation(*models: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-@reversible
+@contextmanager
 def differentiable_evaluation(model: nn.Module, *, weights: bool) -> Iterator[None]:
     """Evaluation mode with autograd enabled, also inside `no_grad` or `inference_mode`.
 

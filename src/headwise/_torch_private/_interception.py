@@ -139,13 +139,18 @@ def is_observing(observer: OperatorObserver) -> bool:
     return key and observer in _observers.all and can_observe_operators()
 
 
+def operator_observers() -> list[OperatorObserver]:
+    """The observers of this thread."""
+    return list(_observers.all)
+
+
 def stop_observing_operators(observer: OperatorObserver) -> None:
     """Undo `observe_operators`; nothing if the observer is not there."""
     if observer in _observers.all:
         _observers.all.remove(observer)
     if not _observers.all and _observers.guard is not None:
-        _observers.guard.__exit__(None, None, None)
-        _observers.guard = None
+        guard, _observers.guard = _observers.guard, None
+        guard.__exit__(None, None, None)
 
 
 def without_operator_observers(most: int) -> AbstractContextManager[None]:

@@ -39,6 +39,21 @@ def call_forward_pre_hooks(
             hook(module, args, kwargs) if has_kwargs else hook(module, args)
 
 
+def remove_hooks(module: nn.Module, is_removed: Callable[[Any], bool]) -> None:
+    """Remove some of the hooks that are called before or after a module's `forward`."""
+    pre = module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs
+    post = (
+        module._forward_hooks,
+        module._forward_hooks_with_kwargs,
+        module._forward_hooks_always_called,
+    )
+    for hooks, *options in (pre, post):
+        for number in [number for number, hook in hooks.items() if is_removed(hook)]:
+            del hooks[number]
+            for option in options:
+                option.pop(number, None)
+
+
 def replace_submodule(module: nn.Module, name: str, value: Any) -> None:
     """Replace a submodule by any object; plain assignment refuses what is not a module."""
     module._modules[name] = value

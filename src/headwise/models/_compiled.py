@@ -1,11 +1,11 @@
 """Models that `torch.compile` has compiled: what they wrap, and how hooks on them run."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
-from headwise._interrupts import reversible
 from headwise._torch_private import compiled_modules, is_compiler_loaded, wrapped_by_compiler
 
 
@@ -20,7 +20,7 @@ def is_compiled(model: nn.Module) -> bool:
     return any(True for _ in compiled_modules(model))
 
 
-@reversible
+@contextmanager
 def run_uncompiled() -> Iterator[None]:
     """Run compiled code uncompiled while the block runs: it would not call new hooks."""
     if not is_compiler_loaded():  # nothing is compiled

@@ -2,7 +2,6 @@
 
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,19 +13,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from headwise._interrupts import reversible
 from headwise._torch_private import has_function_modes
 from headwise.errors import UnsupportedError
 from headwise.kernels import Bias, TensorBias, attend, autocast_inputs, native_is_faster
 from headwise.masks import Mask, as_mask
 from headwise.masks.parts import top_left
-from headwise.models._hooks import Hooks
+from headwise.models._hooks import Hooks, SharedSetting
 from headwise.models.capture import ordinary_path
 
 _TORCHS = F.scaled_dot_product_attention
 
 
-@reversible
+@contextmanager
 def fast_attention(model: nn.Module) -> Iterator[None]:
     """Run the attention of models that call `scaled_dot_product_attention` on our kernels.
 
@@ -41,7 +39,10 @@ def fast_attention(model: nn.Module) -> Iterator[None]:
         UnsupportedError: the model ran and never called the function.
     """
     use = _Use()
-    with Hooks() as hooks, ordinary_path(model), _replaced(model):
+    with Hooks() as hooks, ordinary_path(model):
+        # Wherever modules of the model look torch's function up.
+        for place in list(_places(model)):
+            hooks.enter_context(_replacement(*place).changed())
         for module in model.modules():
             # Every module around a call: layers are called alone when they are recomputed.
             if module is model or next(module.children(), None) is not None:
@@ -88,26 +89,17 @@ class _Use:
 
 
 _running = _Running()
-_lock = threading.Lock()
-_replacements: Counter[tuple[str, str]] = Counter()
+_settings: dict[tuple[str, str], SharedSetting] = {}
 
 
-@contextmanager
-def _replaced(model: nn.Module) -> Iterator[None]:
-    """Replace torch's function by ours wherever modules of the model look it up."""
-    places = [*_places(model)]
-    with _lock:
-        _replacements.update(places)
-        for module, name in places:
-            setattr(sys.modules[module], name, scaled_dot_product_attention)
-    try:
-        yield
-    finally:
-        with _lock:
-            _replacements.subtract(places)
-            for module, name in places:
-                if not _replacements[module, name]:
-                    setattr(sys.modules[module], name, _TORCHS)
+def _replacement(module: str, name: str) -> SharedSetting:
+    """The setting that is torch's function under a name in a Python module, replaced by ours."""
+    if (module, name) not in _settings:
+        functions = vars(sys.modules[module])
+        _settings[module, name] = SharedSetting(
+            lambda: _TORCHS, partial(functions.__setitem__, name), scaled_dot_product_attention
+        )
+    return _settings[module, name]
 
 
 def _places(model: nn.Module) -> Iterator[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """Monitor the heads of a model during training, at every n-th step."""
 
+import weakref
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,6 @@ import torch.distributed as dist
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from headwise._interrupts import close_at_exit, deferring, uninterrupted
 from headwise.errors import ArgumentError
 from headwise.models import Site, device_of
 from headwise.monitor._alarms import Alarm, AlarmRule, Alarms
@@ -93,13 +92,9 @@ class HeadMonitor(TrainerEvents):
         self._steps, self._watched, self._closed = 0, 0, False
         self._latest: StepStatistics | None = None
         self._step_watch = StepWatch(self._model, self._recorder)
-        self._block = ExitStack()  # of a `with` statement, while it runs
-        close_at_exit(self, HeadMonitor.close)
-        try:
-            self._step_watch.open()
-        except BaseException:  # an interrupt that was deferred until it was open
-            self._step_watch.close()
-            raise
+        # A monitor that is dropped, or still open when Python ends, leaves no hooks.
+        weakref.finalize(self, self._step_watch.close)
+        self._step_watch.open()
 
     @property
     def steps(self) -> int:
@@ -251,12 +246,10 @@ class HeadMonitor(TrainerEvents):
         """
         self._step_watch.close()
 
-    @uninterrupted
     def close(self) -> None:
         """Remove all hooks from the model. Reported values stay readable."""
         self._step_watch.close()
         self._closed = True
-        self._block.close()
 
     def __repr__(self) -> str:
         alarmed = sum(len(alarm.heads) for alarm in self.alarms)
@@ -266,17 +259,10 @@ class HeadMonitor(TrainerEvents):
         )
 
     def __enter__(self) -> "HeadMonitor":
-        self._block.enter_context(deferring())
         return self
 
-    @uninterrupted
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        # An interrupt may have come before the constructor's caller received the monitor.
-        if "_block" in self.__dict__ and not self._closed:
-            self.close()
 
     def _report(self) -> dict[str, float]:
         statistics = self._read()

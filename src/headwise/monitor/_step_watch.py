@@ -1,12 +1,13 @@
 """Record the training passes of a model from one optimizer step to the next."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from headwise._interrupts import uninterrupted
 from headwise._torch_private import (
     call_forward_pre_hooks,
     forward_pre_hooks,
@@ -22,6 +23,13 @@ def unwrapped(model: nn.Module) -> nn.Module:
     if isinstance(model, DistributedDataParallel):
         inner = model.module
     return unwrapped(inner) if isinstance(inner, nn.Module) else model
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Run compiled code uncompiled, also what is compiled while the block runs."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 class StepWatch:
@@ -41,25 +49,23 @@ class StepWatch:
         self._step_hooks, self._pass_hooks = Hooks(), Hooks()
         self.is_open = self._in_pass = self._is_training = False
 
-    @uninterrupted
     def open(self) -> None:
         if not self.is_open:
-            self._step_hooks.enter_context(torch.compiler.set_stance("force_eager"))
-            self._step_hooks.before(self._model, self._begin, with_kwargs=True)
             self.is_open = True
+            self._step_hooks.enter_context(_uncompiled())
+            self._step_hooks.before(self._model, self._begin, with_kwargs=True)
 
-    @uninterrupted
     def close(self) -> None:
         self._end()
         self._step_hooks.close()
         self.is_open = False
 
-    @uninterrupted
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._is_training = model.training and torch.is_grad_enabled()
         if not self._is_training or self._in_pass:
             return
         earlier = set(forward_pre_hooks(model))
+        self._in_pass = True
         try:
             recording = self._recorder.recording(condition=lambda: self._is_training)
             self._pass_hooks.enter_context(recording)
@@ -67,11 +73,9 @@ class StepWatch:
             # This pass has begun already, so it would not call hooks that are registered now.
             call_forward_pre_hooks(model, args, kwargs, skip=earlier)
         except BaseException:
-            self._pass_hooks.close()
+            self._end()
             raise
-        self._in_pass = True
 
-    @uninterrupted
     def _end(self, *_: Any) -> None:
         self._in_pass = False
         self._pass_hooks.close()

@@ -1,6 +1,7 @@
 """Recovery: train a pruned model for a few steps, with the full model as its teacher."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from headwise._evaluation import differentiable_evaluation, in_evaluation
-from headwise._interrupts import reversible
 from headwise._progress import Progress, shows_progress
 from headwise.errors import ArgumentError, ShapeError
 from headwise.lab import MiniGPT
@@ -178,15 +178,15 @@ def _check_finite(loss: float, step: int, rate: float) -> None:
         )
 
 
-@reversible
+@contextmanager
 def _training(model: nn.Module) -> Iterator[list[nn.Parameter]]:
     """The weights to train. Restores their gradients afterwards, and after an exception their
     values too."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     before = [(weight.detach().clone(), weight.grad) for weight in weights]
-    for weight in weights:
-        weight.grad = None
     try:
+        for weight in weights:
+            weight.grad = None
         with differentiable_evaluation(model, weights=True):
             yield weights
     except BaseException:  # KeyboardInterrupt included

@@ -1,12 +1,11 @@
 """`observe`: watch every head of a model while a block runs."""
 
 from collections.abc import Collection, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
 
-from headwise._interrupts import reversible
 from headwise.errors import ArgumentError
 from headwise.models import check_model, is_compiled, run_uncompiled
 from headwise.watch._recorder import Recorder
@@ -14,7 +13,7 @@ from headwise.watch._request import Request
 from headwise.watch._watch import Watch
 
 
-@reversible
+@contextmanager
 def observe(
     model: nn.Module,
     request: Request | None = None,
@@ -35,8 +34,11 @@ def observe(
     latter, the largest logit is known if logits are scaled products with a mask; it is NaN if a
     bias was added, or under `torch.inference_mode()`. `nn.MultiheadAttention` and
     `nn.TransformerEncoder` run outside their private fast path (evaluation without gradients);
-    `sites()` says so. Modules are restored when the block ends, also after an exception. A copy
-    of the model that is made or saved inside the block is not watched.
+    `sites()` says so. Modules are restored when the block ends, also after an exception or an
+    interrupt (Ctrl-C). An interrupt that falls into the few lines of entering or leaving the block
+    may leave a hook: it does nothing, because its capture is closed (at the latest when Python
+    drops the exception), and the next watch of the model removes it. A copy of the model that is
+    made or saved inside the block is not watched.
 
     Args:
         model: Any model with such layers, or a `SentenceTransformer` around one. If it is

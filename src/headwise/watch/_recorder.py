@@ -1,13 +1,13 @@
 """Records attention calls: sums over texts, and the tensors of the last batch."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from headwise._interrupts import reversible
 from headwise._torch_private import in_backward, is_wrapped, without_function_modes
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowStatistics, is_packed
@@ -80,7 +80,7 @@ class Recorder:
         """Set the named stretches of the next forward pass."""
         self.spans.set(self.passes + 1, spans)
 
-    @reversible
+    @contextmanager
     def recording(
         self, exact: bool = True, condition: Callable[[], bool] | None = None
     ) -> Iterator[None]:

@@ -3,6 +3,7 @@
 import inspect
 import threading
 from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from headwise._count_names import HEADS
-from headwise._interrupts import reversible
 from headwise._torch_private import in_backward, in_func_transform, without_function_modes
 from headwise.errors import UnsupportedError
 from headwise.models._hooks import Hooks
@@ -62,6 +62,7 @@ class ActiveModules:
         interception: What intercepts its calls.
         unmatched_softmax: The number of axes of a softmax whose product with values was not
             found, by the identity of its module.
+        is_open: Whether the capture still runs. Whatever remains of a closed one does nothing.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class ActiveModules:
         self.answer, self.keep_graph = answer, keep_graph
         self.answers_others = answers_others
         self.calls: list[ModuleCall] = []
+        self.is_open = True
         self.captured_elsewhere = 0
         self.understanding = understanding or Understanding()
         self.interception: Interception | None = None
@@ -182,7 +184,7 @@ class ActiveModules:
         self.understanding.unhooked[id(module)] = False
         self.interception.start_over()
 
-    @reversible
+    @contextmanager
     def follow(
         self,
         model: nn.Module,
@@ -191,12 +193,10 @@ class ActiveModules:
     ) -> Iterator[None]:
         """Track the calls of modules; those of types `hooked` have a capture of their own."""
 
-        def hook(module: nn.Module) -> Hooks:
-            hooks = Hooks()
+        def hook(module: nn.Module, hooks: Hooks) -> None:
             enter = partial(self._enter, isinstance(module, hooked))
             hooks.before(module, enter, with_kwargs=True)
             hooks.after(module, self._leave, always_call=True)
-            return hooks
 
         self.understanding.needed |= {id(m) for m in model.modules() if isinstance(m, hooked)}
         self.interception = Interception(model, self.understanding, functions, hook)
@@ -205,11 +205,19 @@ class ActiveModules:
             self.interception.open()
             yield
         finally:
+            self.close()
+
+    def close(self) -> None:
+        """Capture nothing from now on."""
+        self.is_open = False
+        if self.interception is not None:
             self.interception.close()
 
     def _enter(
         self, has_own_hook: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        if not self.is_open:
+            return
         is_compiled = torch.compiler.is_compiling()
         thread = 0 if is_compiled else threading.get_ident()
         if self.calls:

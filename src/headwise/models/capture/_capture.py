@@ -2,16 +2,16 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headwise._interrupts import reversible
 from headwise.kernels import AttendOutput
 from headwise.layer import HeadAttention
-from headwise.models._hooks import Hooks
+from headwise.models._hooks import Hooks, clear_leftovers
 from headwise.models.capture._active_modules import ActiveModules
 from headwise.models.capture._call import Answer, AttentionCall, OnCall
 from headwise.models.capture._functions import capture_functions
@@ -20,7 +20,7 @@ from headwise.models.capture._torch_calls import capture_torch_layer, ordinary_p
 from headwise.models.capture.softmax import SoftmaxTracker
 
 
-@reversible
+@contextmanager
 def capture_calls(
     model: nn.Module,
     on_call: OnCall,
@@ -56,27 +56,30 @@ def capture_calls(
         understanding=understanding,
     )
     softmaxes = SoftmaxTracker(active)
+    modules = list(model.modules())
+    clear_leftovers(modules)
     hooked: dict[type[nn.Module], Callable[..., None]] = {
         HeadAttention: partial(_capture_layer, active),
         nn.MultiheadAttention: partial(capture_torch_layer, active),
     }
-    with Hooks() as hooks:
-        for kind, hook in hooked.items():
-            for module in _modules_of(model, kind):
-                hooks.after(module, hook, with_kwargs=True)
-        # A Hugging Face model has imported transformers already; other models need not wait.
-        if "transformers" in sys.modules:
-            from headwise.models.capture.huggingface import capture_interface
+    try:
+        with Hooks() as hooks:
+            for kind, hook in hooked.items():
+                for module in modules:
+                    if isinstance(module, kind):
+                        hooks.after(module, hook, with_kwargs=True)
+            # A Hugging Face model has imported transformers already; other models need not wait.
+            if "transformers" in sys.modules:
+                from headwise.models.capture.huggingface import capture_interface
 
-            hooks.enter_context(capture_interface(model, active))
-        hooks.enter_context(ordinary_path(model))
-        functions = hooks.enter_context(capture_functions(active, softmaxes))
-        hooks.enter_context(active.follow(model, tuple(hooked), functions))
-        yield active
-
-
-def _modules_of(model: nn.Module, kind: type[nn.Module]) -> list[nn.Module]:
-    return [module for module in model.modules() if isinstance(module, kind)]
+                hooks.enter_context(capture_interface(model, active))
+            hooks.enter_context(ordinary_path(model))
+            functions = hooks.enter_context(capture_functions(active, softmaxes))
+            hooks.enter_context(active.follow(model, tuple(hooked), functions))
+            yield active
+    finally:
+        # The hooks have closed it, unless an interrupt came just then.
+        active.close()
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -12,13 +13,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from headwise._interrupts import deliver_interrupt, reversible
 from headwise._torch_private import (
     FUSED_ATTENTION,
     can_observe_operators,
     has_function_modes,
     is_compiler_loaded,
     observe_operators,
+    operator_observers,
     pop_function_mode,
     push_function_mode,
     stop_observing_operators,
@@ -65,6 +66,10 @@ class FunctionCapture(TorchFunctionMode):
         """Forget the tensors that were followed."""
         self._softmaxes.clear()
 
+    @property
+    def is_closed(self) -> bool:
+        return not self._active.is_open
+
     def close(self) -> None:
         self._is_on = False
         stop_observing_operators(self.observe)
@@ -91,10 +96,8 @@ class FunctionCapture(TorchFunctionMode):
         return uncompiled(self._intercept)
 
     def _intercept(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not torch.compiler.is_compiling():
-            deliver_interrupt()  # it may have come while torch took this mode off or put it back
         active = self._active
-        if not self._is_on or active.captured_elsewhere or not active.calls:
+        if not self._is_on or not active.is_open or active.captured_elsewhere or not active.calls:
             return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return self._attend(func, *args, **kwargs)
@@ -110,7 +113,7 @@ class FunctionCapture(TorchFunctionMode):
     def observe(self, name: str, operator: Any, *args: Any, **kwargs: Any) -> Any:
         """A call of an operator that is observed in place of functions."""
         active = self._active
-        if active.captured_elsewhere or not active.calls:
+        if not active.is_open or active.captured_elsewhere or not active.calls:
             return operator(*args, **kwargs)
         if name == FUSED_ATTENTION:
             return self._attend(operator, *args, **kwargs)
@@ -147,16 +150,31 @@ class FunctionCapture(TorchFunctionMode):
         return heads.reshape(*query.shape[:-1], value.shape[-1])
 
 
-@reversible
+@contextmanager
 def capture_functions(
     active: ActiveModules, softmaxes: SoftmaxTracker
 ) -> Iterator[FunctionCapture]:
     """Capture functions of torch in this thread, in the way that the interception decides."""
+    _clear_leftovers()
     capture = FunctionCapture(active, softmaxes)
     try:
         yield capture
     finally:
         capture.close()
+
+
+def _clear_leftovers() -> None:
+    """Remove closed captures that an interrupt has left in this thread."""
+    modes: list[Any] = []
+    while has_function_modes():
+        modes.append(pop_function_mode())
+    for mode in reversed(modes):
+        if not (isinstance(mode, FunctionCapture) and mode.is_closed):
+            push_function_mode(mode)
+    for observer in operator_observers():
+        capture = getattr(observer, "__self__", None)
+        if isinstance(capture, FunctionCapture) and capture.is_closed:
+            stop_observing_operators(observer)
 
 
 def _call(

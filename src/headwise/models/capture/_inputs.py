@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
 from types import FunctionType
@@ -12,7 +13,6 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from headwise._interrupts import reversible
 from headwise.errors import UnsupportedError
 from headwise.models._cache_names import cache_in
 from headwise.models._hooks import Hooks
@@ -123,7 +123,7 @@ class InputTracker:
         self._inputs[name] = stack_inputs.filled(StackInputs(Text(real=real)))
         self._known = {}
 
-    @reversible
+    @contextmanager
     def follow(self) -> Iterator["InputTracker"]:
         """Read the arguments of each forward pass."""
         with Hooks() as hooks:

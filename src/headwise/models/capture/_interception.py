@@ -8,7 +8,6 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from headwise._interrupts import uninterrupted
 from headwise._torch_private import in_backward, in_func_transform, is_observing
 from headwise.models._hooks import Hooks
 
@@ -70,7 +69,7 @@ class Interception:
         model: nn.Module,
         understanding: Understanding,
         functions: FunctionInterception,
-        hook: Callable[[nn.Module], Hooks],
+        hook: Callable[[nn.Module, Hooks], None],
     ) -> None:
         self._model = model
         self._modules = {id(module): module for module in model.modules()}
@@ -88,8 +87,9 @@ class Interception:
 
     def close(self) -> None:
         """Remove all hooks."""
-        while self._hooks:
-            self._hooks.popitem()[1].close()
+        for hooks in self._hooks.values():
+            hooks.close()
+        self._hooks.clear()
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A module is called and none was active: a pass begins."""
@@ -126,18 +126,15 @@ class Interception:
         self._learning = None
         self.widen()
 
-    @uninterrupted
     def widen(self) -> None:
         """Intercept every call of a module or function."""
         if threading.get_ident() == self._functions.thread:
             self._functions.intercept_all()
         if not self.is_whole:
             for key, module in self._modules.items():
-                if key not in self._hooks:
-                    self._hooks[key] = self._hook(module)
+                self._hook_once(key, module)
         self.is_whole = True
 
-    @uninterrupted
     def narrow(self) -> None:
         """Intercept the calls that are needed, and those of modules that were never called."""
         if not self._functions.observe_operators():
@@ -149,11 +146,17 @@ class Interception:
             unhooked = self._known.unhooked.get(key, False)
             is_needed = key in self._known.needed and not unhooked
             is_needed |= key not in self._known.called
-            if is_needed and key not in self._hooks:
-                self._hooks[key] = self._hook(module)
-            elif not is_needed and key in self._hooks:
-                self._hooks.pop(key).close()
+            if is_needed:
+                self._hook_once(key, module)
+            elif key in self._hooks:
+                self._hooks[key].close()
+                del self._hooks[key]
         self.is_whole = False
+
+    def _hook_once(self, key: int, module: nn.Module) -> None:
+        if key not in self._hooks:
+            hooks = self._hooks[key] = Hooks()  # noted before it holds anything
+            self._hook(module, hooks)
 
 
 def _way_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:

@@ -1,7 +1,7 @@
 """Capture `nn.MultiheadAttention`, and keep it on the path where it can be captured."""
 
-import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -10,50 +10,28 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from headwise._interrupts import reversible
 from headwise._torch_private import has_joined_weight
 from headwise.errors import UnsupportedError
 from headwise.kernels import make_rule
 from headwise.masks import Mask, as_mask, from_blocked
+from headwise.models._hooks import SharedSetting
 from headwise.models.capture._active_modules import ActiveModules
 from headwise.models.capture._call import AttentionCall
 
+_fast_path = SharedSetting(
+    torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, False
+)
 
-@reversible
+
+@contextmanager
 def ordinary_path(model: nn.Module) -> Iterator[None]:
     """Keep torch's own layers out of their private fast paths, where no call can be captured."""
     fast = nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer
     if not any(isinstance(module, fast) for module in model.modules()):
         yield
         return
-    _fast_path.disable()
-    try:
+    with _fast_path.changed():
         yield
-    finally:
-        _fast_path.restore()
-
-
-class _FastPath:
-    """Disables a setting of the whole process until the last of its users restores it."""
-
-    def __init__(self) -> None:
-        self._lock, self._users, self._was_enabled = threading.Lock(), 0, True
-
-    def disable(self) -> None:
-        with self._lock:
-            if self._users == 0:
-                self._was_enabled = torch.backends.mha.get_fastpath_enabled()
-                torch.backends.mha.set_fastpath_enabled(False)
-            self._users += 1
-
-    def restore(self) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                torch.backends.mha.set_fastpath_enabled(self._was_enabled)
-
-
-_fast_path = _FastPath()
 
 
 @torch.no_grad()

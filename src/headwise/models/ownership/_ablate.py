@@ -1,6 +1,7 @@
 """Gate heads, or replace their outputs by zeros or their mean, while a block runs."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -8,7 +9,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from headwise._interrupts import reversible, slowly_reversible
 from headwise.errors import ArgumentError, ShapeError
 from headwise.models._check import check_model
 from headwise.models.capture import InputTracker
@@ -20,7 +20,7 @@ from headwise.tables import Head, HeadsLike
 Mode = Literal["zero", "mean"]
 
 
-@reversible
+@contextmanager
 def gate_heads(
     model: nn.Module,
     attentions: Sequence[Attention],
@@ -72,7 +72,7 @@ class Ablation:
     mean_of: Literal["", "reference", "batch"]
 
 
-@slowly_reversible
+@contextmanager
 def ablate(
     model: nn.Module, heads: HeadsLike, mode: Mode = "zero", reference: Iterable[Any] | None = None
 ) -> Iterator[Ablation]:
@@ -122,7 +122,7 @@ def ablate(
         yield Ablation(tuple(sorted(removed)), mode, source if mode == "mean" else "")
 
 
-@reversible
+@contextmanager
 def replace_heads(
     model: nn.Module,
     attentions: Sequence[Attention],

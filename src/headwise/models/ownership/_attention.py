@@ -1,6 +1,7 @@
 """The attentions of a model, each with the output projection that mixes its heads."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
@@ -9,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from headwise._interrupts import reversible
 from headwise.errors import UnsupportedError
 from headwise.layer import MultiHeadAttention
 from headwise.models._compiled import run_uncompiled
@@ -227,7 +227,7 @@ class _Search:
         self._attentions: list[Attention] = []
         self._unchecked: dict[Attention, Float[Tensor, "B T H Dv"]] = {}
 
-    @reversible
+    @contextmanager
     def capturing(self) -> Iterator[None]:
         with run_uncompiled(), Hooks() as hooks:
             self._running = hooks.enter_context(capture_calls(self._model, self._record))

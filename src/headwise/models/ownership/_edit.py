@@ -1,7 +1,7 @@
 """Edit the outputs of heads before the output projection mixes them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headwise._interrupts import reversible
 from headwise._torch_private import in_backward, replace_submodule
 from headwise.errors import UnsupportedError
 from headwise.models._compiled import run_uncompiled
@@ -28,7 +27,7 @@ from headwise.models.ownership._model_runs import float_outputs
 Edit = Callable[[Attention, Tensor], Tensor]
 
 
-@reversible
+@contextmanager
 def edit_heads(
     model: nn.Module, attentions: Sequence[Attention], edit: Edit
 ) -> Iterator[InputTracker]:
@@ -111,7 +110,7 @@ class _CallOrder:
         return self._calls[(self._position - 1) % len(self._calls)]
 
 
-@reversible
+@contextmanager
 def _before_projection(first: Attention, order: _CallOrder, edit: Edit) -> Iterator[None]:
     n_heads = first.site.n_heads
 
@@ -125,7 +124,7 @@ def _before_projection(first: Attention, order: _CallOrder, edit: Edit) -> Itera
         yield
 
 
-@reversible
+@contextmanager
 def _where_attended(
     model: nn.Module, orders: Mapping[int, _CallOrder], edit: Edit
 ) -> Iterator[None]:
@@ -151,7 +150,7 @@ def _where_attended(
         yield
 
 
-@reversible
+@contextmanager
 def _around_torch_layer(first: Attention, order: _CallOrder, edit: Edit) -> Iterator[None]:
     """Edit the heads of torch's layer, which reads the weight of its projection without calling it.
 

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from headwise._interrupts import uninterrupted
 from headwise.errors import UnsupportedError
 
 
@@ -27,7 +26,6 @@ class ScaledRows:
     owners: Int[Tensor, " n"]
 
 
-@uninterrupted
 @torch.no_grad()
 def scale_rows(model: nn.Module, changes: Iterable[tuple[ScaledRows, Tensor]]) -> dict[str, Tensor]:
     """Multiply rows by the factors of their owners; an exception leaves all as they were.
@@ -54,13 +52,12 @@ def scale_rows(model: nn.Module, changes: Iterable[tuple[ScaledRows, Tensor]]) -
         for name, (weight, factor) in ready.items():
             saved[name] = weight.detach().clone()
             weight.mul_(factor)
+        return saved
     except BaseException:
         restore_rows(model, saved)
         raise
-    return saved
 
 
-@uninterrupted
 @torch.no_grad()
 def restore_rows(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     """Write back what `scale_rows` has changed."""

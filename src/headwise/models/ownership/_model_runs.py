@@ -13,7 +13,6 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
-from headwise._interrupts import reversible
 from headwise.errors import ArgumentError, HeadwiseError
 from headwise.layer import MultiHeadAttention
 from headwise.models._check import model_inputs
@@ -73,7 +72,7 @@ def _call(model: nn.Module, batch: Any) -> Any:
     return model(*batch) if isinstance(batch, tuple) else model(batch)
 
 
-@reversible
+@contextmanager
 def _restored(model: nn.Module) -> Iterator[None]:
     """Restore random states and the buffers of a model when the block ends."""
     kept = [

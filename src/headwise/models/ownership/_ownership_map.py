@@ -1,6 +1,7 @@
 """Which index of which weight belongs to which head: found by gradients, for any architecture."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,7 +11,6 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from headwise._evaluation import differentiable_evaluation
-from headwise._interrupts import reversible, slowly_reversible
 from headwise.errors import UnsupportedError
 from headwise.models._compiled import run_uncompiled
 from headwise.models._hooks import hooked
@@ -82,7 +82,7 @@ Parts = dict[str, Tensor]
 Dependence = dict[str, Bool[Tensor, "_ ..."]]
 
 
-@slowly_reversible
+@contextmanager
 def attached_parts(
     model: nn.Module, first: dict[nn.Module, Attention], batch: Any
 ) -> Iterator[dict[nn.Module, Parts]]:
@@ -97,7 +97,7 @@ def attached_parts(
         yield _run_attached(model, first, batch)
 
 
-@reversible
+@contextmanager
 def _all_attached(model: nn.Module) -> Iterator[None]:
     """Require gradients of all weights of a model, including frozen ones and buffers.
 
@@ -107,9 +107,9 @@ def _all_attached(model: nn.Module) -> Iterator[None]:
     tensors = [x for x in (*model.parameters(), *model.buffers()) if x.is_floating_point()]
     tensors = [x for x in tensors if id(x) not in statistics]
     required = [x.requires_grad for x in tensors]
-    for x in tensors:
-        x.requires_grad_(True)
     try:
+        for x in tensors:
+            x.requires_grad_(True)
         yield
     finally:
         for x, before in zip(tensors, required, strict=True):

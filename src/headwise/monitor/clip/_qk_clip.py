@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from headwise._interrupts import uninterrupted
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import (
     LogitRows,
@@ -120,7 +119,6 @@ class QKClip(TrainerEvents):
         """The steps so far whose logits were known, so that heads could be clipped."""
         return tuple(self._watched)
 
-    @uninterrupted
     def step(self) -> ClipReport:
         """Clip the heads whose logits passed the bar in the step that the monitor has just ended.
 
@@ -149,7 +147,6 @@ class QKClip(TrainerEvents):
         self._steps = monitor.steps
         return ClipReport(monitor.steps, statistics is not None, heads)
 
-    @uninterrupted
     def look_ahead(self, batch: Any) -> LookAhead:
         """Clip the heads whose logits would pass the bar on a batch, before it is trained on.
 

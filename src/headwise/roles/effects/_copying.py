@@ -1,6 +1,7 @@
 """Copying: whether a head raises the logit of the token that it reads, by the direct path."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
-from headwise._interrupts import reversible
 from headwise.models import batches, device_of, hooked
 from headwise.tables import Head, ratio_interval
 from headwise.watch import Request, observe
@@ -138,7 +138,7 @@ def find_unembedding(model: nn.Module, inputs: dict[str, Tensor]) -> Unembedding
     return None
 
 
-@reversible
+@contextmanager
 def _recorded(model: nn.Module, calls: list[tuple[nn.Module, Any, Any]]) -> Iterator[None]:
     """Record the first input and the output of every module without submodules."""
 

@@ -1,13 +1,30 @@
 """Rerun only the suffix of a model: blocks before a layer return their recorded outputs."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from headwise._interrupts import reversible
 from headwise.models import Attention, hooked
+
+
+class _Replay(dict[nn.Module, Any]):
+    """Recorded outputs by block, while they are replayed."""
+
+
+def _recorded(
+    replay: Callable[[], _Replay | None],
+    block: nn.Module,
+    forward: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Return the recorded output of a block. One that an interrupt has left on it computes."""
+    outputs = replay()
+    return forward(*args, **kwargs) if outputs is None else _copied(outputs[block])
 
 
 class SuffixReplay:
@@ -27,7 +44,7 @@ class SuffixReplay:
                 self._blocks_before[attention] = list(earlier - {blocks[index]})
         self._outputs: dict[nn.Module, Any] = {}
 
-    @reversible
+    @contextmanager
     def recording(self) -> Iterator[None]:
         """Record the output of each block in the last pass of the model."""
 
@@ -38,17 +55,18 @@ class SuffixReplay:
         with hooked(after=[(block, record) for block in blocks]):
             yield
 
-    @reversible
+    @contextmanager
     def before(self, attention: Attention) -> Iterator[None]:
         """Make the blocks before an attention's own return their recorded outputs."""
+        replay = _Replay({b: self._outputs[b] for b in self._blocks_before.get(attention, ())})
         with ExitStack() as stack:
-            for block in self._blocks_before.get(attention, ()):
-                output = self._outputs[block]
+            for block in replay:
                 # Accelerate keeps a function of its own there.
                 before = {name: x for name, x in block.__dict__.items() if name == "forward"}
-                block.__dict__["forward"] = lambda *_, output=output, **__: _copied(output)
                 stack.callback(block.__dict__.update, before)
-                stack.callback(block.__dict__.pop, "forward")
+                stack.callback(block.__dict__.pop, "forward", None)
+                recorded = partial(_recorded, weakref.ref(replay), block, block.forward)
+                block.__dict__["forward"] = recorded
             yield
 
     def forget(self) -> None:

@@ -1,6 +1,7 @@
 """The rows of linear layers that produce the queries, keys and values of an attention."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from headwise._interrupts import slowly_reversible
 from headwise.errors import UnsupportedError
 from headwise.models import (
     Attention,
@@ -77,7 +77,7 @@ class Trace:
     outputs: Mapping[str, Float[Tensor, "B T n"]]
 
 
-@slowly_reversible
+@contextmanager
 def traced(
     model: nn.Module, attentions: Sequence[Attention], batch: Any
 ) -> Iterator[dict[Attention, Trace]]:

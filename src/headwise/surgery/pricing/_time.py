@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +12,6 @@ import torch
 from torch import nn
 
 from headwise._evaluation import in_evaluation
-from headwise._interrupts import reversible
 from headwise.models import Attention, call_model, device_of, find_attentions, hooked
 
 
@@ -73,7 +73,7 @@ def time_passes(
     ]
 
 
-@reversible
+@contextmanager
 def _timed_blocks(
     model: nn.Module, attentions: Sequence[Attention], now: Callable[[], float]
 ) -> Iterator[list[float]]:

@@ -10,18 +10,17 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from headwise._interrupts import reversible
 from headwise.errors import UnsupportedError
 from headwise.models._cache_names import cache_argument, cache_in
 from headwise.models._hooks import Hooks
-from headwise.models._interface import CACHES, unwrap_interface, wrap_interface
+from headwise.models._interface import CACHES, wrapped_interface
 from headwise.models.cache._texts import TextBatch
 from headwise.models.cache.huggingface._attention import attend_cached
 from headwise.models.cache.huggingface._head_cache import HeadCache
 from headwise.models.cache.huggingface._layer import Windows
 
 
-@reversible
+@contextmanager
 def open_cache(model: nn.Module, windows: Mapping[int, Windows], sinks: int) -> Iterator[HeadCache]:
     """A cache for one batch of texts of a model, usable while the block runs.
 
@@ -36,8 +35,7 @@ def open_cache(model: nn.Module, windows: Mapping[int, Windows], sinks: int) -> 
     texts = TextBatch([id(module) for module in model.modules()])
     cache = HeadCache(texts, windows, sinks, sliding)
     with Hooks() as hooks:
-        wrap_interface(attend_cached, CACHES)
-        hooks.callback(unwrap_interface, CACHES)
+        hooks.enter_context(wrapped_interface(attend_cached, CACHES))
         hooks.callback(setattr, texts, "is_open", False)
         # The base model may be called without the head around it.
         for module in {id(m): m for m in (model, getattr(model, "base_model", model))}.values():

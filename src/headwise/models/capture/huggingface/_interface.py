@@ -6,6 +6,7 @@ implementation of our own would change masks and settings of the model instead.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,11 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise._interrupts import reversible
 from headwise._torch_private import without_operator_observers
 from headwise.kernels import AttentionProblem, AttentionRule
 from headwise.masks import Mask
-from headwise.models._interface import CAPTURES, unwrap_interface, wrap_interface
+from headwise.models._interface import CAPTURES, wrapped_interface
 from headwise.models.attention import NAME
 from headwise.models.attention.huggingface import Call, keys_read, rule_of
 from headwise.models.cache import CallKeys, GroupedKeys
@@ -37,32 +37,33 @@ class _Captures(tuple[ActiveModules, ...]):
 _CAPTURES = "_headwise_captures"
 
 
-@reversible
+@contextmanager
 def capture_interface(model: nn.Module, active: ActiveModules) -> Iterator[None]:
     """Capture every call that a module of `model` makes through the interface.
 
     Functions that the implementation calls in turn are not captured a second time.
     """
     modules = list(model.modules())
-    wrap_interface(_attend, CAPTURES)
-    try:
-        for module in modules:
-            captures = module.__dict__.get(_CAPTURES, ())
-            module.__dict__[_CAPTURES] = _Captures((*captures, active))
-        yield
-    finally:
-        for module in modules:
-            _remove(module, active)
-        unwrap_interface(CAPTURES)
+    with wrapped_interface(_attend, CAPTURES):
+        try:
+            for module in modules:
+                module.__dict__[_CAPTURES] = _Captures((*_captures(module), active))
+            yield
+        finally:
+            for module in modules:
+                captures = (capture for capture in _captures(module) if capture is not active)
+                module.__dict__[_CAPTURES] = _Captures(captures)
+                if not module.__dict__[_CAPTURES]:
+                    del module.__dict__[_CAPTURES]
 
 
-def _remove(module: nn.Module, active: ActiveModules) -> None:
-    captures = module.__dict__.get(_CAPTURES, ())
-    remaining = _Captures(capture for capture in captures if capture is not active)
-    if remaining:
-        module.__dict__[_CAPTURES] = remaining
-    else:
-        module.__dict__.pop(_CAPTURES, None)
+def _captures(module: nn.Module) -> tuple[ActiveModules, ...]:
+    """The captures of a module, without those that an interrupt has left there."""
+    captures: tuple[ActiveModules, ...] = module.__dict__.get(_CAPTURES, ())
+    for active in captures:
+        if not active.is_open:
+            return tuple(active for active in captures if active.is_open)
+    return captures
 
 
 def _attend(
@@ -77,7 +78,7 @@ def _attend(
     **kwargs: Any,
 ) -> Any:
     """Call an implementation, or let a capture answer in its place, and capture the call."""
-    captures: tuple[ActiveModules, ...] = module.__dict__.get(_CAPTURES, ())
+    captures = _captures(module)
     inputs = (query, key, value)
     if not captures:
         return inner(module, *inputs, attention_mask, *args, **kwargs)
