@@ -1,6 +1,7 @@
 """What the attention implementation refuses, by name and value."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from command import headwise
 from headwise.cli._app import app
 from headwise.cli._options import ModelOptions, Shared
 from headwise.cli.tasks import _corpus, _models
-from headwise.errors import ArgumentError, UnsupportedError
+from headwise.errors import ArgumentError, ShapeError, UnsupportedError
 from headwise.layer import MultiHeadAttention
 from headwise.models.attention.huggingface import attention_forward
 
@@ -55,10 +56,40 @@ def test_a_layer_of_ours_knows_no_other(tmp_path: Path) -> None:
         hw.load(tmp_path / "layer", attn_implementation="eager")
 
 
-def test_sinks_of_another_form() -> None:
+def _call(module: nn.Module, mask: Any = None, **more: Any) -> None:
     q = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(UnsupportedError, match=r"Linear has sinks of an unsupported form"):
-        attention_forward(nn.Linear(2, 2), q, q, q, None, sinks=torch.zeros(1))
+    attention_forward(module, q, q, q, mask, **more)
+
+
+def test_an_argument_that_is_not_known() -> None:
+    _call(nn.Linear(2, 2), tree=None, sliding_window=5)
+    with pytest.raises(UnsupportedError, match=r"Linear passes cache, tree, which .*'sdpa'"):
+        _call(nn.Linear(2, 2), tree=3, cache=object(), sliding_window=5)
+
+
+def test_sinks_of_another_form() -> None:
+    with pytest.raises(ShapeError, match=r"sinks \(3,\) for 2 heads.*\[B, H, T\]"):
+        _call(nn.Linear(2, 2), sinks=torch.zeros(3, 1))
+
+
+@pytest.mark.parametrize(
+    ("mask", "kind"), [(torch.ones(1, 1, 3, 3, dtype=torch.int64), "torch.int64"), ([1], "list")]
+)
+def test_a_mask_of_another_kind(mask: Any, kind: str) -> None:
+    with pytest.raises(UnsupportedError, match=rf"Linear has a mask of {kind}\. Give booleans"):
+        _call(nn.Linear(2, 2), mask)
+
+
+class ChoosesByName(nn.Linear):
+    """A layer whose source does something for `sdpa` alone."""
+
+    def adds_a_bias(self, config: transformers.PreTrainedConfig) -> bool:
+        return config._attn_implementation in ("eager", "sdpa")
+
+
+def test_a_module_that_chooses_by_name() -> None:
+    with pytest.raises(UnsupportedError, match=r"source of ChoosesByName treats .*'sdpa'"):
+        _call(ChoosesByName(2, 2))
 
 
 def test_continuous_batching_refuses_it_by_name() -> None:

@@ -1,5 +1,6 @@
 """What holds for every kernel: both equal the definition, and extras change nothing."""
 
+import itertools
 import re
 from typing import Any
 
@@ -134,6 +135,24 @@ def test_sinks_and_biases_learn_through_the_row_kernel() -> None:
         return attend(q, k, v, sinks=sinks, bias=bias, causal=True)
 
     assert torch.autograd.gradcheck(heads, (sinks, bias))
+
+
+@pytest.mark.usefixtures("cell")
+@given(problem=problems(extras=False))
+def test_sinks_of_queries_are_those_of_heads_query_by_query(problem: Problem) -> None:
+    q, k, v = problem.qkv
+    sinks = torch.randn(q.shape[:3], dtype=torch.float64, requires_grad=True)
+    ours = attend(q, k, v, sinks=sinks, need_weights=True, need_lse=True)
+    for b, t in itertools.product(range(q.shape[0]), range(q.shape[2])):
+        one = q[b, None, :, t, None], k[b, None], v[b, None]
+        alone = attend(*one, sinks=sinks[b, :, t], need_weights=True, need_lse=True)
+        row = slice(b, b + 1), slice(None), slice(t, t + 1)
+        torch.testing.assert_close(ours.heads[row], alone.heads)
+        torch.testing.assert_close(ours.weights[row], alone.weights)
+        torch.testing.assert_close(ours.lse[row], alone.lse)
+    if ours.heads.numel():
+        ours.heads.square().sum().backward()
+        assert sinks.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("backend", ["fused", "rows"])

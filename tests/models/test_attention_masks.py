@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from transformers import masking_utils
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import eager_mask, sdpa_mask
 
 from headwise.masks import causal, padding
-from headwise.masks.parts import Dense, MaskParts
-from headwise.models.attention import RuleMask
+from headwise.masks.parts import MaskParts
+from headwise.models.attention import RuleMask, unless_read
 from headwise.models.attention.huggingface import _masks, attention_mask
 
 B, T = 3, 7
@@ -28,10 +29,13 @@ PADDINGS = {
 }
 
 
-def _packed(function: Callable[..., Any]) -> Callable[..., Any]:
-    ids = masking_utils.find_packed_sequence_indices(POSITIONS)
-    in_text = masking_utils.remap_positions_for_packed_sequence(function, POSITIONS)
-    return masking_utils.and_masks(in_text, masking_utils.packed_sequence_mask_function(ids))
+def _packed(function: Callable[..., Any], ids_last: bool = False) -> Callable[..., Any]:
+    """Packed texts kept apart; versions of transformers order the parts differently."""
+    ids = masking_utils.packed_sequence_mask_function(
+        masking_utils.find_packed_sequence_indices(POSITIONS)
+    )
+    inside = masking_utils.remap_positions_for_packed_sequence(function, POSITIONS)
+    return masking_utils.and_masks(*((inside, ids) if ids_last else (ids, inside)))
 
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], int | None]] = {
@@ -44,8 +48,12 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], int | None]] = {
         masking_utils.chunked_causal_mask_function(3, torch.tensor([0, 2, 1])), 3,
     ),
     "packed": (_packed(CAUSAL), None),
+    "packed, ids last": (_packed(CAUSAL, ids_last=True), None),
     "packed, sliding": (
         _packed(masking_utils.sliding_window_causal_mask_function(2)), 2,
+    ),
+    "packed, sliding, ids last": (
+        _packed(masking_utils.sliding_window_causal_mask_function(2), ids_last=True), 2,
     ),
 }  # fmt: skip
 
@@ -130,7 +138,18 @@ def test_what_is_no_known_rule_is_the_tensor_of_transformers() -> None:
     def own(b: Any, h: Any, q: Any, k: Any) -> Any:
         return (q + k) % 2 == 0
 
-    for function in (masking_utils.or_masks(CAUSAL, blocks), own):
+    def renamed(width: int) -> Callable[..., Any]:
+        return lambda b, h, q, k: k > q - width
+
+    of_another_version = renamed(3)
+    of_another_version.__module__ = masking_utils.__name__
+    of_another_version.__qualname__ = "sliding_window_overlay.<locals>.inner_mask"
+    # Chunks of packed texts begin with each text.
+    chunked = masking_utils.chunked_causal_mask_function(3, torch.zeros(B, dtype=torch.int64))
+    for function in (
+        masking_utils.or_masks(CAUSAL, blocks), own, of_another_version, _packed(chunked),
+        masking_utils.remap_positions_for_packed_sequence(CAUSAL, POSITIONS),
+    ):  # fmt: skip
         mask, plain = _both("causal", None, mask_function=function, allow_is_causal_skip=False)
         assert type(mask) is Tensor
         assert torch.equal(mask, plain.new_tensor(True) & sdpa_mask(
@@ -178,9 +197,30 @@ def test_whatever_reads_a_rule_gets_a_tensor(read: Callable[[Tensor], Tensor]) -
     assert torch.equal(result, read(plain))
 
 
+@pytest.mark.parametrize("few", [0, 1 << 16])
+@pytest.mark.parametrize("name", ["causal", "sliding", "bidirectional"])
+@pytest.mark.parametrize("padded", ["none", "left"])
+def test_models_written_for_eager_get_its_masks(
+    name: str, padded: str, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_masks, "FEW_ENTRIES", few)
+    arguments: dict[str, Any] = {
+        "batch_size": B, "q_length": T, "kv_length": T, "attention_mask": PADDINGS[padded],
+        "mask_function": FUNCTIONS[name][0], "config": transformers.GptOssModel.config_class(),
+        "dtype": torch.bfloat16, "allow_is_bidirectional_skip": name == "bidirectional",
+    }  # fmt: skip
+    ours, theirs = attention_mask(**arguments), eager_mask(**arguments)
+    if theirs is None:
+        assert ours is None
+        return
+    assert isinstance(ours, RuleMask)  # which the kernel reads, and not its floats
+    assert ours.dtype == torch.bfloat16
+    assert torch.equal(ours.visible(), theirs == 0)
+    assert torch.equal(ours + 0, theirs)
+
+
 def test_a_rule_follows_changes_of_its_entries() -> None:
     mask, plain = _mask()
     mask[:, :, :, 0] = False
     plain[:, :, :, 0] = False
-    assert torch.equal(mask.rule.dense(T, T), plain)
-    assert isinstance(mask.rule, Dense)
+    assert torch.equal(unless_read(mask), plain)

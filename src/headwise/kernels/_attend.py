@@ -24,6 +24,7 @@ from headwise.kernels.spec import (
     MaskLike,
     Named,
     Outline,
+    Sinks,
     SolveHeads,
     WindowLike,
     check_rule,
@@ -66,7 +67,7 @@ def attend(
     scale: float | None = None,
     bias: BiasLike | None = None,
     softcap: float | None = None,
-    sinks: Float[Tensor, " H"] | None = None,
+    sinks: Sinks | None = None,
     dropout_p: float = 0.0,
     need_weights: bool = False,
     need_lse: bool = False,
@@ -97,7 +98,7 @@ def attend(
         scale: What `q · k` is multiplied by: any finite number. None is `1 / sqrt(D)`.
         bias: Added to the logits after the softcap.
         softcap: Logits become `softcap · tanh(logits / softcap)`.
-        sinks: A further logit for each head, in the denominator alone.
+        sinks: A further logit for each head or each query, in the denominator alone.
         dropout_p: Share of weights dropped, the rest scaled up; in training only.
         need_weights: Whether to return the weights too. They hold `B·H·T·S` numbers.
         need_lse: Whether to return the log of the sum of the exponentials too.

@@ -149,7 +149,11 @@ def powers_of_cell(
         highest = _amax(shifted)
     peak, sinks = highest, None
     if rule.sinks is not None:
-        sinks = (rule.sinks[cell.heads] * LOG2E).to(shifted.dtype)[None, :, None]
+        by_head = rule.sinks if rule.sinks.ndim == 3 else rule.sinks[None, :, None]
+        of_cell = by_head[:, cell.heads]  # b h R, or 1 h 1
+        if rule.sinks.ndim == 3:
+            of_cell = of_cell[cell.texts, :, cell.rows]
+        sinks = (of_cell * LOG2E).to(shifted.dtype)
         peak = torch.maximum(peak, sinks.detach())
     if hidden.edges or shifted.shape[-1] == 0:
         peak = torch.where(is_without_keys(peak), 0.0, peak)

@@ -48,6 +48,8 @@ def why_not_lowered(rule: AttentionRule, T: int, S: int) -> str | None:
     """Why a rule cannot be lowered; None if it can."""
     if rule.needs_double:
         return f"at scale={rule.scale:g} logits need float64, which is left to the rows"
+    if rule.sinks is not None and rule.sinks.ndim > 1:
+        return "sinks of each query are left to the rows"
     if rule.bias is None and (rule.visible is None or isinstance(rule.visible, Window)):
         return None
     parts = MaskParts.of(rule.visible, T, S)

@@ -18,6 +18,8 @@ from headwise.masks.tiles import Tile
 
 MaskLike = Mask | Bool[Tensor, "*mask"] | Float[Tensor, "*mask"]
 BiasLike = Bias | Float[Tensor, "*bias"]
+# A logit of each head, or of each query.
+Sinks = Float[Tensor, " H"] | Float[Tensor, "B H T"]
 WindowLike = int | tuple[int | None, int | None]
 # Beyond this scale float32 may neither tell logits apart nor hold them: they take float64.
 LARGEST_SCALE = 1e10
@@ -35,7 +37,7 @@ class AttentionRule:
     visible: Mask | None = None
     bias: Bias | None = None
     softcap: float | None = None
-    sinks: Float[Tensor, " H"] | None = None
+    sinks: Sinks | None = None
 
     @property
     def needs_double(self) -> bool:
@@ -88,7 +90,7 @@ def make_rule(
     scale: float | None = None,
     bias: BiasLike | None = None,
     softcap: float | None = None,
-    sinks: Float[Tensor, " H"] | None = None,
+    sinks: Sinks | None = None,
     is_added: bool = False,
 ) -> AttentionRule:
     """Gather the arguments of `attend` into one rule: masks into one mask, biases into one bias.
@@ -154,7 +156,7 @@ def check_rule(rule: AttentionRule, q: Tensor, k: Tensor) -> None:
 
     Other lengths of tensors are refused where a tile is cut.
     """
-    B, H, *_ = q.shape
+    B, H, T, _ = q.shape
     if rule.visible is not None and not isinstance(rule.visible, Window):
         rule.visible.check_sizes(k.shape[2], B)
     for name, part in (("mask", rule.visible), ("bias", rule.bias)):
@@ -167,18 +169,20 @@ def check_rule(rule: AttentionRule, q: Tensor, k: Tensor) -> None:
                     f"Give {size}, or 1 to broadcast."
                 )
     if rule.sinks is not None:
-        _check_sinks(rule.sinks, H, q.device)
+        _check_sinks(rule.sinks, (B, H, T), q.device)
 
 
-def _check_sinks(sinks: Tensor, H: int, device: torch.device) -> None:
+def _check_sinks(sinks: Tensor, shape: tuple[int, int, int], device: torch.device) -> None:
+    H = shape[1]
     if not isinstance(sinks, Tensor) or not sinks.is_floating_point():
         kind = sinks.dtype if isinstance(sinks, Tensor) else type(sinks).__name__
         raise ArgumentError(
             f"attend: sinks of {kind}. Give a tensor of {H} floats, one logit for each head."
         )
-    if sinks.shape != (H,):
+    if sinks.shape not in ((H,), shape):
         raise ShapeError(
-            f"attend: sinks {tuple(sinks.shape)} for {H} heads. Give one logit for each head."
+            f"attend: sinks {tuple(sinks.shape)} for {H} heads. Give one logit for each head, or "
+            f"for each query: [B, H, T]."
         )
     if sinks.device != device:
         raise ArgumentError(

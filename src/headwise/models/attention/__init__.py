@@ -2,6 +2,6 @@
 
 from headwise.models.attention._name import NAME
 from headwise.models.attention._register import register_attention, set_attention
-from headwise.models.attention._rule_mask import DESCRIPTIONS, RuleMask
+from headwise.models.attention._rule_mask import DESCRIPTIONS, RuleMask, unless_read
 
-__all__ = ["DESCRIPTIONS", "NAME", "RuleMask", "register_attention", "set_attention"]
+__all__ = ["DESCRIPTIONS", "NAME", "RuleMask", "register_attention", "set_attention", "unless_read"]

@@ -7,14 +7,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from headwise._torch_private import map_leaves, without_tensor_subclasses
-from headwise.masks import Mask, as_mask
+from headwise.masks import Mask
 
 
 class RuleMask(Tensor):
-    """Booleans `[B, 1, T, S]`, True = may attend, that are computed when they are first read.
+    """A mask `[B, 1, T, S]` whose entries are computed when they are first read.
 
-    The kernel reads the rule instead. Models that slice, combine or change their mask get, and
-    change, a tensor: from then on that tensor is the rule.
+    They are booleans, True = may attend, as under `sdpa`, or floats to add to the logits, as under
+    `eager`. The kernel reads the rule instead. Models that slice, combine or change their mask get,
+    and change, a tensor: from then on that tensor is the mask.
 
     Attributes:
         rule: Which of the first `n_keys` keys each query may attend to.
@@ -26,20 +27,32 @@ class RuleMask(Tensor):
     _entries: Tensor | None
 
     @classmethod
-    def of(cls, rule: Mask, shape: tuple[int, int, int, int], n_keys: int) -> "RuleMask":
+    def of(
+        cls,
+        rule: Mask,
+        shape: tuple[int, int, int, int],
+        n_keys: int,
+        dtype: torch.dtype = torch.bool,
+    ) -> "RuleMask":
         """A mask of this shape that takes no memory."""
-        mask = torch.zeros((), dtype=torch.bool).expand(shape).as_subclass(cls)
+        mask = torch.zeros((), dtype=dtype).expand(shape).as_subclass(cls)
         mask.rule, mask.n_keys, mask._entries = rule, n_keys, None
         return mask
+
+    def visible(self) -> Tensor:
+        """Which keys each query may attend to, as booleans."""
+        with without_tensor_subclasses():
+            B, _, T, S = self.shape
+        visible = self.rule.dense(T, self.n_keys).expand(B, 1, T, self.n_keys)
+        return pad(visible, (0, S - self.n_keys)) if self.n_keys < S else visible
 
     def entries(self) -> Tensor:
         """The mask as a plain tensor, the same one at every call."""
         if self._entries is None:
-            with without_tensor_subclasses():
-                B, _, T, S = self.shape
-            visible = self.rule.dense(T, self.n_keys).expand(B, 1, T, self.n_keys)
-            self._entries = pad(visible, (0, S - self.n_keys)) if self.n_keys < S else visible
-            self.rule, self.n_keys = as_mask(self._entries), S
+            self._entries = self.visible()
+            if self.dtype != torch.bool:
+                lowest = torch.finfo(self.dtype).min
+                self._entries = torch.zeros((), dtype=self.dtype).where(self._entries, lowest)
         return self._entries
 
     @classmethod
@@ -57,6 +70,12 @@ class RuleMask(Tensor):
 def as_tensor(x: Any) -> Any:
     """A mask as the tensor it stands for; anything else as it is."""
     return x.entries() if isinstance(x, RuleMask) else x
+
+
+def unless_read(mask: Any) -> Any:
+    """A mask, or its entries if they have been read: they may have been changed."""
+    is_read = isinstance(mask, RuleMask) and mask._entries is not None
+    return mask.entries() if is_read else mask
 
 
 # Properties that are read without computing the entries; compilers read all of them.

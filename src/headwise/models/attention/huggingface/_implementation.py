@@ -33,9 +33,11 @@ from headwise.kernels import (
     under_autocast,
 )
 from headwise.masks import Mask, as_mask
-from headwise.masks.parts import top_left
-from headwise.models.attention._rule_mask import RuleMask, as_tensor
-from headwise.models.attention.huggingface._rule import is_causal
+from headwise.masks.parts import split_additive, top_left
+from headwise.models.attention._name import NAME
+from headwise.models.attention._rule_mask import RuleMask, unless_read
+from headwise.models.attention.huggingface._rule import is_causal, select_keys, sinks_of
+from headwise.models.attention.huggingface._source import check_source
 
 try:
     from transformers.utils.output_capturing import _active_collector as _collector
@@ -43,7 +45,30 @@ except ImportError:  # early versions of transformers 5 have none
     _collector = None
 
 # What a call may have besides queries, keys, values and a mask.
-_EXTRA = frozenset(("softcap", "s_aux", "position_bias", "cache"))
+_EXTRA = frozenset(("softcap", "s_aux", "sinks", "indices", "position_bias"))
+_NOT_OF_SDPA = _EXTRA - {"position_bias"}
+# What else is read here, or by `is_causal`.
+_READ = frozenset(("is_causal", "output_attentions"))
+# What neither `eager` nor `sdpa` reads, and why the answer does not depend on it.
+IRRELEVANT = {
+    "queries and keys have been rotated by it, and the mask keeps packed texts apart": (
+        "cache_position", "position_ids",
+    ),
+    "the mask hides the keys outside of it": ("sliding_window",),
+    "it is for kernels without a mask; here the mask keeps packed texts apart": (
+        "cu_seq_lens_k", "cu_seq_lens_q", "max_length_k", "max_length_q", "seq_idx",
+    ),
+    "it says in which order a kernel adds up gradients": ("deterministic",),
+    "it is for the model around the attention": (
+        "input_ids", "num_items_in_batch", "output_hidden_states", "output_router_logits",
+        "return_dict", "use_cache",
+    ),
+    "tokenizers and processors return it, and models hand on what they do not read": (
+        "image_sizes", "length", "mm_token_type_ids", "special_tokens_mask", "token_type_ids",
+    ),
+}  # fmt: skip
+_MASK_DTYPES = {torch.bool, torch.float64, torch.float32, torch.bfloat16, torch.float16}
+_KNOWN = _EXTRA.union(_READ, *IRRELEVANT.values())
 
 
 def attention_forward(
@@ -62,14 +87,13 @@ def attention_forward(
     `sdpa`.
 
     Raises:
-        UnsupportedError: the layer passes sinks in a form of its own.
+        UnsupportedError: an argument is unknown, the mask is neither of booleans nor of floats, or
+            the module does for `sdpa` alone what its answer depends on.
     """
-    if more.get("sinks") is not None:
-        raise UnsupportedError(
-            f"headwise attention: {type(module).__name__} has sinks of an unsupported form. "
-            f"Load the model with attn_implementation='eager'."
-        )
-    call = Call(module, query, key, value, attention_mask, dropout, scaling, more)
+    check_source(type(module))
+    _check_arguments(module, attention_mask, more)
+    mask = unless_read(attention_mask)
+    call = Call(module, query, key, value, mask, dropout, scaling, more)
     route = call.plain_route()
     if route is not None:
         return route.heads(call), None
@@ -81,6 +105,24 @@ def attention_forward(
     if isinstance(result, AttendOutput):
         return result.heads.transpose(1, 2), result.weights
     return result.transpose(1, 2), None
+
+
+def _check_arguments(module: nn.Module, mask: Any, more: dict[str, Any]) -> None:
+    """Refuse what would be left out of account."""
+    name = type(module).__name__
+    unknown = sorted(key for key in more.keys() - _KNOWN if more[key] is not None)
+    if unknown:
+        raise UnsupportedError(
+            f"headwise attention: {name} passes {', '.join(unknown)}, which is not known here. "
+            f"Load the model with attn_implementation='sdpa' or 'eager'."
+        )
+    if mask is None or (isinstance(mask, Tensor) and mask.dtype in _MASK_DTYPES):
+        return
+    kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+    raise UnsupportedError(
+        f"headwise attention: {name} has a mask of {kind}. "
+        f"Give booleans (True = may attend) or floats (added to the logits)."
+    )
 
 
 class Call(NamedTuple):
@@ -102,7 +144,7 @@ class Call(NamedTuple):
         """A call from its keyword arguments."""
         more = dict(kwargs)
         dropout, scaling = more.pop("dropout", 0.0), more.pop("scaling", None)
-        return cls(module, q, k, v, mask, dropout, scaling, more)
+        return cls(module, q, k, v, unless_read(mask), dropout, scaling, more)
 
     @property
     def needs_weights(self) -> bool:
@@ -113,7 +155,7 @@ class Call(NamedTuple):
     def is_left_to_torch(self) -> bool:
         """Whether `sdpa` computes this, and the kernel would not do so faster."""
         q, k, v, more = self.q, self.k, self.v, self.more
-        if more.get("softcap") is not None or more.get("s_aux") is not None or self.needs_weights:
+        if self.needs_weights or any(more.get(name) is not None for name in _NOT_OF_SDPA):
             return False
         is_tensor = self.mask is not None and not isinstance(self.mask, RuleMask)
         has_tensor = is_tensor or more.get("position_bias") is not None
@@ -121,7 +163,7 @@ class Call(NamedTuple):
             return True
         fits = q.ndim == k.ndim == 4 and q.shape[0] == k.shape[0] and v.shape[:3] == k.shape[:3]
         mask_fits = self.mask is None or self.mask.ndim == 4
-        return not (fits and mask_fits) or more.get("cache") is not None
+        return not (fits and mask_fits)
 
     def plain_route(self) -> "Route | None":
         """How a call of queries, keys and values alone is computed; None for any other.
@@ -156,7 +198,7 @@ class Call(NamedTuple):
         if route is not None:
             q, k, v = self.q, self.k, self.v
             return None if route.rule is None else AttentionProblem(q, k, v, route.rule)
-        is_added = self.mask is not None and self.mask.is_floating_point()
+        is_added = self._float_mask is not None
         if self.is_left_to_torch or self.needs_weights or is_added or under_autocast(self.q):
             return None
         problem = self._problem()
@@ -177,23 +219,33 @@ class Call(NamedTuple):
         """The options of `attend`, but for dropout."""
         T, S = self.q.shape[2], self._n_keys()
         biases: list[Bias] = []
-        if self.mask is not None and self.mask.is_floating_point():
-            biases.append(TensorBias(self.mask))
+        visible, added = self._visible(T, S), self._float_mask
+        if added is not None:
+            hidden, added = split_additive(added, "headwise attention", allow_binary=True)
+            visible = hidden if visible is None else visible
+            biases += [] if added is None else [TensorBias(added)]
         position_bias = self.more.get("position_bias")
         if position_bias is not None and not _holds_zeros(position_bias):
             biases.append(TensorBias(position_bias[..., :S]))
         return {
-            "mask": self._visible(T, S),
+            "mask": select_keys(visible, self.more.get("indices"), self.k.shape[2], S),
             "bias": reduce(add, biases) if biases else None,
             "scale": self.scaling,
             "softcap": self.more.get("softcap"),
-            "sinks": self.more.get("s_aux"),
+            "sinks": sinks_of(self.more),
         }
+
+    @property
+    def _float_mask(self) -> Float[Tensor, "..."] | None:
+        """The mask if it is added to the logits; one that is a rule is not."""
+        if self.mask is None or isinstance(self.mask, RuleMask):
+            return None
+        return self.mask if self.mask.is_floating_point() else None
 
     @property
     def is_causal(self) -> bool:
         """Whether there is no mask and the call is causal."""
-        return self.mask is None and is_causal(self.module, self.q.shape[2], self.more)
+        return self.mask is None and is_causal(self.module, self.q.shape[2], self.more, NAME)
 
     def _n_keys(self) -> int:
         """The number of keys without the unused end of a cache, where that is known."""
@@ -224,9 +276,10 @@ _ROUTES: dict[Outline, Route] = {}
 
 def _by_torch(call: Call) -> Float[Tensor, "B T H Dv"]:
     """The heads by the function of `sdpa`."""
+    mask = call.mask.visible() if isinstance(call.mask, RuleMask) else call.mask
     heads, _ = sdpa_attention_forward(
-        call.module, call.q, call.k, call.v, as_tensor(call.mask), dropout=call.dropout,
-        scaling=call.scaling, **call.more,
+        call.module, call.q, call.k, call.v, mask, dropout=call.dropout,
+        scaling=call.scaling, **call.more | {"is_causal": call.is_causal},
     )  # fmt: skip
     return heads
 

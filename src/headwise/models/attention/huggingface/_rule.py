@@ -5,7 +5,7 @@ from operator import and_
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.utils.generic import is_flash_attention_requested
 
@@ -14,14 +14,22 @@ from headwise.kernels import AttentionRule, make_rule
 from headwise.masks import Mask, as_mask, causal, documents, from_flex, window
 from headwise.masks.parts import top_left
 from headwise.models.attention._name import NAME
-from headwise.models.attention._rule_mask import RuleMask
+from headwise.models.attention._rule_mask import RuleMask, unless_read
+from headwise.models.attention.huggingface._source import is_written_for_eager
 
 _FLEX, _CAUSAL = "flex_attention", causal()
 _NUMBERS = frozenset((float, type(None)))
 
 
-def is_causal(module: nn.Module, T: int, kwargs: dict[str, Any]) -> bool:
-    """Whether a call without a mask is causal: by its argument, else by its module's attribute."""
+def is_causal(module: nn.Module, T: int, kwargs: dict[str, Any], implementation: str) -> bool:
+    """Whether a call without a mask is causal: by its argument, else by its module's attribute.
+
+    Under `eager` it is not, nor under our name where a module was written for `eager`.
+    """
+    if implementation == NAME:
+        config = getattr(module, "config", None)
+        if is_written_for_eager(type(module) if config is None else type(config)):
+            return False
     argument = kwargs.get("is_causal")
     causal = getattr(module, "is_causal", True) if argument is None else argument
     return bool(causal) and T > 1
@@ -31,9 +39,10 @@ def keys_read(
     module: nn.Module, T: int, S: int, mask: Any, implementation: str, kwargs: dict[str, Any]
 ) -> int:
     """The number of keys that are read: some kernels skip the unused end of a static cache."""
+    mask = unless_read(mask)
     if isinstance(mask, RuleMask):
         return mask.n_keys
-    if implementation == NAME and mask is None and is_causal(module, T, kwargs):
+    if implementation == NAME and mask is None and is_causal(module, T, kwargs, implementation):
         return min(S, T)
     return min(S, mask.shape[1]) if mask is not None and _is_flash(implementation) else S
 
@@ -43,8 +52,9 @@ def rule_of(
 ) -> AttentionRule:
     """The rule by which the implementation computes weights from these arguments."""
     S, scale, softcap = k.shape[2], kwargs.get("scaling"), kwargs.get("softcap")
-    visible = _visible(module, implementation, q, S, mask, kwargs)
-    bias, sinks = _bias(kwargs.get("position_bias"), q, S), kwargs.get("s_aux")
+    visible = _visible(module, implementation, q, S, unless_read(mask), kwargs)
+    visible = select_keys(visible, kwargs.get("indices"), S, S)
+    bias, sinks = _bias(kwargs.get("position_bias"), q, S), sinks_of(kwargs)
     are_numbers = type(scale) is float and type(softcap) in _NUMBERS
     is_plain = (visible is None or visible is _CAUSAL) and bias is None and sinks is None
     if is_plain and are_numbers and not torch.compiler.is_compiling():
@@ -53,6 +63,30 @@ def rule_of(
         head_dim=q.shape[-1], mask=visible, scale=scale, bias=bias, softcap=softcap, sinks=sinks,
         is_added=True,
     )  # fmt: skip
+
+
+def sinks_of(kwargs: dict[str, Any]) -> Float[Tensor, " H"] | Float[Tensor, "B H T"] | None:
+    """One more logit in the denominator, of each head or of each query of it."""
+    sinks = kwargs.get("sinks")
+    return kwargs.get("s_aux") if sinks is None else sinks.squeeze(-1)
+
+
+def select_keys(
+    visible: Mask | Tensor | None, indices: Int[Tensor, "B T _"] | None, S: int, n_keys: int
+) -> Mask | Tensor | None:
+    """What is left to see where a sparse layer has selected keys, of the first `n_keys` of `S`.
+
+    Such layers put their selection into the mask for `eager` and `sdpa` alone.
+    """
+    if indices is None:
+        return visible
+    selected = indices.new_zeros(*indices.shape[:2], S, dtype=torch.bool)
+    selected = selected.scatter_(-1, indices.long(), True)[:, None, :, :n_keys]
+    if isinstance(visible, Tensor) and visible.is_floating_point():
+        return visible.masked_fill(~selected, -torch.inf)
+    if isinstance(visible, Tensor):
+        return visible & selected
+    return as_mask(selected) if visible is None else visible & as_mask(selected)
 
 
 @lru_cache(maxsize=64)
@@ -67,14 +101,16 @@ def _visible(
     module: nn.Module, implementation: str, q: Tensor, S: int, mask: Any, kwargs: dict[str, Any]
 ) -> Tensor | Mask | None:
     if _is_flash(implementation) and (mask is None or mask.ndim == 2):
-        return _flash_mask(module, q, S, mask, kwargs)
+        return _flash_mask(module, q, S, mask, implementation, kwargs)
     if isinstance(mask, RuleMask):
         return mask.rule
     if isinstance(mask, Tensor) and mask.ndim == 4:
         return mask[..., :S]
     if mask is None:
         # Without a mask, sdpa uses its kernel's causal flag; other kernels see every key.
-        if implementation in ("eager", _FLEX) or not is_causal(module, q.shape[2], kwargs):
+        if implementation in ("eager", _FLEX) or not is_causal(
+            module, q.shape[2], kwargs, implementation
+        ):
             return None
         return _CAUSAL if q.shape[2] == S else top_left(q.shape[2], S, q.device)
     try:
@@ -92,11 +128,16 @@ def _is_flash(implementation: str | None) -> bool:
 
 
 def _flash_mask(
-    module: nn.Module, q: Tensor, S: int, real: Tensor | None, kwargs: dict[str, Any]
+    module: nn.Module,
+    q: Tensor,
+    S: int,
+    real: Tensor | None,
+    implementation: str,
+    kwargs: dict[str, Any],
 ) -> Mask | None:
     """The mask of a flash kernel, from its causal flag, window, padding and packed texts."""
     masks: list[Mask] = []
-    if is_causal(module, q.shape[2], kwargs):
+    if is_causal(module, q.shape[2], kwargs, implementation):
         masks.append(causal())
     size = kwargs.get("sliding_window")
     if size is not None and size < S:
