@@ -155,7 +155,7 @@ def michel(options: argparse.Namespace) -> None:
     inputs, loss = task.training(options.scored)
     gradient = hw.importance(model, inputs, "gradient", loss=loss)
     orders = {
-        "gradient, each layer normalised (Michel et al.)": gradient.per_layer().order(),
+        "gradient, each layer normalized (Michel et al.)": gradient.per_layer().order(),
         "gradient": gradient.order(),
         "half-gate of embeddings (ours)": hw.importance(model, task.texts(options.scored)).order(),
     }

@@ -273,7 +273,7 @@ def lab_lines(runs: dict[str, hw.Roles], judged: Sequence[dict]) -> list[str]:
         table(["relation", *(f"seed {seed}" for seed in runs)], part_rows(runs), left_columns=1),
         "The loss of each run without its most important head, with its interval; this head was "
         "selected as the worst of many on these same texts:",
-        table(["behaviour", *(f"seed {seed}" for seed in runs)], effect_rows(runs), left_columns=1),
+        table(["behavior", *(f"seed {seed}" for seed in runs)], effect_rows(runs), left_columns=1),
         "Heads that back each other up:",
         "\n".join(
             f"- seed {seed}: {line}" for seed, roles in runs.items() for line in groups(roles)

@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/short_watch.py --into benchmarks/results/observing.md
 
-Every ratio is the median of ratios of neighbouring runs, in alternating order, on one thread.
+Every ratio is the median of ratios of neighboring runs, in alternating order, on one thread.
 """
 
 import argparse

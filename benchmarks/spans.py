@@ -4,7 +4,7 @@
 
 A Llama of 4 layers with 8 heads of 64 (2 key/value heads) reads texts under `observe`: with a
 default request, and with 16 named stretches of each text in addition, for all queries and for the
-last 32. Every ratio is the median of ratios of neighbouring runs, on one thread.
+last 32. Every ratio is the median of ratios of neighboring runs, on one thread.
 """
 
 import argparse

@@ -199,7 +199,7 @@ def simulated(content: Any) -> list[str]:
     titles = [f"{texts} texts" for texts in TEXTS]
     return [
         f"The share of {content['n']} simulations in which any of 100 hypotheses without an effect "
-        "got p ≤ .05, by sign flips · by the studentised bootstrap; .05 is promised:",
+        "got p ≤ .05, by sign flips · by the studentized bootstrap; .05 is promised:",
         table(["gain of a text over its null, 0 on average", *titles], content["errors"]),
         f"The share of {content['n']} simulations in which a head gets a label that is so much "
         "better than its rule, by the whole procedure · if every head were tested; and in which "
