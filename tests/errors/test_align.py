@@ -38,6 +38,10 @@ def test_bad_pairs_are_refused() -> None:
          r"a span is \(2, 2\)"),
         (hw.AlignedBatch(batch.inputs, batch.outputs, [[(0, 99)] * len(o) for o in batch.outputs]),
          "in a source of"),
+        (hw.AlignedBatch(batch.inputs, batch.outputs, batch.spans, first=1),
+         "a span of an output before first=1"),
+        (hw.AlignedBatch(batch.inputs, batch.outputs, batch.spans, first=99),
+         "output 0 has . tokens with first=99"),
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match=message):
             hw.find_alignment_heads(PlantedPairs(), wrong)

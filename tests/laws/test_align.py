@@ -1,6 +1,7 @@
 """Alignment by cross-attention: exact weights, the best monotone path, and planted heads."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from headwise.models import decoder_ids, fingerprint
 from headwise.roles import AlignmentHeads, alignment
 from headwise.roles.cross_attention import _weights
 from headwise.roles.cross_attention._align import aligned, monotone_spans
+from headwise.roles.cross_attention._aligned_batch import known_examples
 from oracles import padded
 from planted import TOKENIZER
 from planted_pairs import PlantedPairs, linked_pairs, sharp_t5, spelled
@@ -115,12 +117,55 @@ def test_no_weights_of_other_heads_are_computed(monkeypatch: pytest.MonkeyPatch)
     assert sorted(computed) == [2, 3]
 
 
-def test_a_prompt_and_what_follows_the_source_are_left_out() -> None:
+@pytest.mark.parametrize("first", range(5))
+def test_a_prompt_is_aligned_and_left_out(first: int) -> None:
+    """What comes before the first word is the prompt's, and not the word's."""
     model, source = sharp_t5(), {"input_ids": torch.tensor([SOURCES[0]])}
-    (whole,) = hw.align(model, source, TARGETS[1:], heads=(1, 1))
-    (rest,) = hw.align(model, source, TARGETS[1:], heads=(1, 1), first=2, lengths=[4])
-    assert (len(whole.spans), len(rest.spans)) == (5, 3)
-    assert (whole.spans[-1, 1], rest.spans[-1, 1]) == (6, 4)
+    (whole,) = hw.align(model, source, TARGETS[1:], heads=(1, 1), lengths=[4])
+    (rest,) = hw.align(model, source, TARGETS[1:], heads=(1, 1), first=first, lengths=[4])
+    assert rest.spans.tolist() == whole.spans[first:].tolist()
+    assert rest.mass.tolist() == whole.mass[first:].tolist()
+    assert (whole.spans[0, 0], whole.spans[-1, 1]) == (0, 4)
+
+
+def test_heads_are_found_behind_a_prompt() -> None:
+    """A prompt that nothing is known of changes no number: its tokens have no span."""
+    model = PlantedPairs().eval()
+    batches = [_stretched(16, seed) for seed in range(5)]
+    found, prompted = (
+        hw.find_alignment_heads(
+            model,
+            [
+                replace(x, first=first, spans=[[None] * first + [*s[first:]] for s in x.spans])
+                for x in batches
+            ],
+        )
+        for first in (0, 2)
+    )
+    assert (prompted.outcome, prompted.heads) == (found.outcome, found.heads)
+    assert prompted.error == 0.0
+    (example, *_) = known_examples(model, replace(batches[0], first=2))[1]
+    numbers, even, _ = example.places().T
+    assert numbers.tolist() == [token - 2 for token in example.tokens]
+    step = len(example.columns) / (example.n_outputs - 2)
+    np.testing.assert_allclose(even, numbers * step)
+
+
+def test_encoder_outputs_take_the_place_of_the_source() -> None:
+    model = sharp_t5()
+    batch = {name: padded(SOURCES, "right")[name] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        encoded = model.encoder(**batch)
+    mask = batch["attention_mask"]
+    for given in (encoded, (encoded.last_hidden_state,)):
+        inputs = {"encoder_outputs": given, "attention_mask": mask}
+        for ours, known in zip(
+            hw.align(model, inputs, TARGETS, heads=(1, 1)),
+            hw.align(model, batch, TARGETS, heads=(1, 1)),
+            strict=True,
+        ):
+            assert ours.spans.tolist() == known.spans.tolist()
+            np.testing.assert_allclose(ours.mass, known.mass, atol=1e-6)
 
 
 def test_a_planted_head_aligns_and_is_written(tmp_path: Path) -> None:

@@ -71,4 +71,6 @@ def model_inputs(batch: Any) -> Any:
     if not isinstance(batch, Mapping):
         return batch
     no_input = ("modality",) if isinstance(batch.get("modality"), str) else ()
-    return {name: model_inputs(x) for name, x in batch.items() if name not in no_input}
+    read = {name: model_inputs(x) for name, x in batch.items() if name not in no_input}
+    # An output of a model, such as `encoder_outputs`, is read by number too.
+    return type(batch)(**read) if hasattr(batch, "to_tuple") else read

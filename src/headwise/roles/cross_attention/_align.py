@@ -58,7 +58,8 @@ def align(
         outputs: The token ids of each output, as the model writes them.
         heads: Cross-attention heads, as `(layer, head)` or by name. None are those in the model's
             `generation_config.alignment_heads`.
-        first: The first output to align; those before it are a prompt.
+        first: The first output to return; those before it are a prompt. They are aligned too, so
+            that what comes before the first word, such as silence, is theirs.
         lengths: The number of source positions of each example. None takes all that are not
             padding; Whisper pads sound to 30 seconds, so give the frames of the sound itself.
     Returns:
@@ -78,10 +79,11 @@ def align(
         raise ArgumentError(f"align: heads={heads!r}. Give at least one cross-attention head.")
     weights = torch.stack([attention.weights(head).double() for head in known]).mean(0)
     columns = source_columns("align", attention, lengths)
-    return [
-        aligned(weights[row, first : len(output)][:, columns[row]].cpu().numpy())
+    whole = [
+        aligned(weights[row, : len(output)][:, columns[row]].cpu().numpy())
         for row, output in enumerate(outputs)
     ]
+    return [Alignment(each.spans[first:], each.mass[first:]) for each in whole]
 
 
 def aligned(weights: Float[np.ndarray, "T S"]) -> Alignment:

@@ -27,12 +27,14 @@ class AlignedBatch:
         spans: For each output its tokens' spans `(start, end)` of source positions, without the
             position `end`; None for a token without one.
         lengths: The number of source positions of each example; None for all that are not padding.
+        first: The first output with a span; those before it are a prompt, as in `align`.
     """
 
     inputs: Mapping[str, Any]
     outputs: Sequence[Sequence[int]]
     spans: Sequence[Sequence[KnownSpan]]
     lengths: Sequence[int] | None = None
+    first: int = 0
 
 
 def check_batches(batches: Sequence[AlignedBatch], most: int) -> None:
@@ -41,12 +43,17 @@ def check_batches(batches: Sequence[AlignedBatch], most: int) -> None:
             f"find_alignment_heads: most={most} of {len(batches)} batches. Give 1 or more of both."
         )
     for batch in batches:
-        outputs = check_outputs("find_alignment_heads", batch.outputs, 0)
+        outputs = check_outputs("find_alignment_heads", batch.outputs, batch.first)
         lengths = [len(output) for output in outputs]
         if lengths != [len(spans) for spans in batch.spans]:
             raise ArgumentError(
                 f"find_alignment_heads: spans of {[len(spans) for spans in batch.spans]} tokens "
                 f"for outputs of {lengths}. Give a span, or None, for each token."
+            )
+        if any(span is not None for spans in batch.spans for span in spans[: batch.first]):
+            raise ArgumentError(
+                f"find_alignment_heads: a span of an output before first={batch.first}. Give None "
+                f"for each token of the prompt."
             )
         wrong = [
             s for spans in batch.spans for s in spans if s is not None and not 0 <= s[0] < s[1]
@@ -65,6 +72,7 @@ class KnownExample:
     row: int
     columns: torch.Tensor
     n_outputs: int
+    first: int
     tokens: Sequence[int]
     spans: Sequence[tuple[int, int]]
 
@@ -85,9 +93,9 @@ class KnownExample:
 
     def places(self) -> Float[np.ndarray, "t 3"]:
         """For each token with a span: its number, its place if spread evenly, its true place."""
-        step = len(self.columns) / self.n_outputs
-        pairs = zip(self.tokens, self.spans, strict=True)
-        rows = [(token, token * step, start) for token, (start, _) in pairs]
+        step = len(self.columns) / (self.n_outputs - self.first)
+        pairs = zip((token - self.first for token in self.tokens), self.spans, strict=True)
+        rows = [(number, number * step, start) for number, (start, _) in pairs]
         return np.array(rows, dtype=np.float64).reshape(-1, 3)
 
     def chance(self) -> float:
@@ -108,5 +116,5 @@ def known_examples(
                 f"{len(columns[row])} positions. Give spans within the source."
             )
         tokens, inside = [token for token, _ in known], [span for _, span in known]
-        examples.append(KnownExample(row, columns[row], len(spans), tokens, inside))
+        examples.append(KnownExample(row, columns[row], len(spans), batch.first, tokens, inside))
     return attention, examples
