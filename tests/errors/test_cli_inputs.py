@@ -48,7 +48,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "trees.conllu").write_text("# text = I\n1\tI" + "\t_" * 8 + "\n", "utf-8")
     (place / "cut.safetensors").write_bytes((5000).to_bytes(8, "little") + b'{"a": {')
     (place / "rules.py").write_text(RULES, "utf-8")
-    (place / "far.jsonl").write_text(EXAMPLE + EXAMPLE.replace("5", "99"), "utf-8")
+    (place / "far.jsonl").write_text(EXAMPLE + "\n" + EXAMPLE.replace("5", "99"), "utf-8")
     for ending in ("csv", "json", "parquet"):
         (place / f"image.{ending}").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
     (place / "latin.csv").write_bytes("# él\n".encode("latin-1"))
@@ -190,7 +190,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("merge nowhere", "corpus: nowhere does not exist. Give a folder that a corpus job made."),
         (
             "heads model --examples far.jsonl",
-            "example 1 has the token id 99, and the model has 9. Give ids from 0 to 8.",
+            "find_heads: far.jsonl, line 3 has the token id 99, and the model has 9. Give ids",
         ),
         ("prune model --by tab.csv --remove 1 -o out", "prune: --remove 1. Give a share above 0"),
         ("prune model --by tab.csv --remove 0 -o out", "prune: --remove 0. Give a share above 0"),

@@ -77,7 +77,7 @@ def test_a_file_of_an_unknown_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{", "line 3: not JSON"),
+        ("{", r"line 3: not JSON \(Expecting .* at character 2\)\. Give one"),
         ("[1]", r"line 3: '\[1\]' is not an object with the key 'text'"),
         ('{"text": 5}', "line 3: 'text' is '5'"),
         ('{"text": "\\ud800"}', "line 3: 'text' holds a lone surrogate"),

@@ -134,7 +134,7 @@ def test_text_that_is_no_winobias(tmp_path, sentence, message):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", r"not JSON"),
+        ("{", r"not JSON \(Expecting .* at character 2\)\. Give one"),
         ("[" * 100_000, r"not JSON"),
         ("[1]", r"'\[1\]' is not an object with a text"),
         ('{"text": 3}', r"is not an object with a text"),

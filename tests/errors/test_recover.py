@@ -9,7 +9,7 @@ import torch
 import zoo
 from torch import nn
 
-from headwise import prune, recover
+from headwise import group_heads, prune, recover
 from headwise._tensors import read_with_metadata, write_tensors
 from headwise.errors import ArgumentError, HeadwiseError, InputError, OutputError, ShapeError
 from headwise.models import fingerprint
@@ -51,6 +51,22 @@ def test_the_full_model_itself() -> None:
     small = prune(teacher, "L0.H1")
     small.pooler = teacher.pooler
     _refused(ArgumentError, r"pooler\.dense\.weight is a weight of both", small, teacher)
+
+
+def test_the_full_model_in_place_of_the_smaller_one() -> None:
+    full = zoo.make("Llama")
+    layers = full.config.num_hidden_layers
+    n_heads, kv_heads = (
+        layers * full.config.num_attention_heads, layers * full.config.num_key_value_heads,
+    )  # fmt: skip
+    small = prune(full, ["L0.H0", "L0.H1"])
+    message = rf"the model to train has {n_heads} heads, and its teacher {n_heads - 2}\. Give the"
+    _refused(ArgumentError, message, full, small)
+    grouped = group_heads(full, n_kv_heads=1)
+    message = rf"the model to train has {kv_heads} kv heads, and its teacher {layers}\. Give the"
+    _refused(ArgumentError, message, full, grouped)
+    for student in (small, grouped):
+        assert len(recover(student, full, [BATCH], steps=1)) == 1
 
 
 def test_frozen_weights() -> None:

@@ -149,7 +149,7 @@ LINE: dict[str, Any] = {"text": "ab cd", "query": [3, 5], "right": [[0, 1]], "wr
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2: not JSON"),
+        ("{", r"line 2: not JSON \(Expecting .* at character 2\)\. Give one"),
         ("[]", "line 2: '\\[\\]' is not an object"),
         (json.dumps({k: v for k, v in LINE.items() if k != "query"}), "is not an object with text"),
         (json.dumps(LINE | {"ids": [1]}), "is not an object with text or ids"),

@@ -1,7 +1,7 @@
 """Examples of a task for heads: a text, a query, and what it should and should not attend to."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headwise.corpora._text import Span
 
@@ -23,6 +23,7 @@ class Example:
         wrong: The other candidates.
         answer: What follows the text, to measure what ablating heads does to it; a string, or
             token ids. Empty if unknown.
+        source: The file and line that it was read from, for errors.
     """
 
     text: str | Sequence[int]
@@ -30,3 +31,4 @@ class Example:
     right: Stretches
     wrong: Stretches
     answer: str | Sequence[int] = ()
+    source: str = field(default="", repr=False, compare=False)

@@ -16,7 +16,14 @@ from headwise._evaluation import differentiable_evaluation, in_evaluation
 from headwise._progress import Progress, shows_progress
 from headwise.errors import ArgumentError, ShapeError
 from headwise.lab import MiniGPT
-from headwise.models import check_model, fingerprint, tokenizer_of
+from headwise.models import (
+    AttentionCall,
+    Sites,
+    capture_calls,
+    check_model,
+    fingerprint,
+    tokenizer_of,
+)
 from headwise.recovery._checkpoint import RecoveryCheckpoint
 from headwise.scoring import BatchesLike, Inputs, digest_of, read_batches
 from headwise.surgery import prune
@@ -71,7 +78,8 @@ def recover(
         The loss at each step, before its update: in nats for logits, 0 … 2 for vectors.
     Raises:
         ArgumentError: `steps` or `rate` is not above 0, the models share weights, all weights
-            are frozen, a loss is not finite, or the models' outputs cannot be compared.
+            are frozen, the teacher has fewer heads, a loss is not finite, or the models' outputs
+            cannot be compared.
         InputError: the file to resume from is damaged, or about other models, batches or
             settings.
         OutputError: the file cannot be written.
@@ -81,6 +89,7 @@ def recover(
     model, teacher = (check_model("recover", module) for module in (model, teacher))
     _check(model, teacher, steps, rate)
     inputs = read_batches(batches, model, tokenizer)
+    _check_order(model, teacher, inputs[0])
     settings = {"steps": str(steps), "rate": str(rate), "seed": str(seed)}
     about = settings if resume is None else _about(model, teacher, inputs) | settings
     order = _order(len(inputs), steps, seed)
@@ -168,6 +177,31 @@ def _check(model: nn.Module, teacher: nn.Module, steps: int, rate: float) -> Non
             f"recover: all weights of {type(model).__name__} are frozen. Call requires_grad_() on "
             f"those to be trained."
         )
+
+
+def _check_order(model: nn.Module, teacher: nn.Module, batch: Inputs) -> None:
+    """Refuse a teacher with fewer heads, or with fewer kv heads if it has as many heads."""
+    student, full = (_count_heads(module, batch) for module in (model, teacher))
+    if full < student:
+        kind, which = ("heads", 0) if full[0] < student[0] else ("kv heads", 1)
+        raise ArgumentError(
+            f"recover: the model to train has {student[which]} {kind}, and its teacher "
+            f"{full[which]}. Give the smaller model first: recover(small, full, batches)."
+        )
+
+
+@torch.no_grad()
+def _count_heads(model: nn.Module, batch: Inputs) -> tuple[int, int]:
+    """How many query and kv heads a model computes in one pass."""
+    sites = Sites(model)
+
+    def record(call: AttentionCall) -> None:
+        sites.of(call, active)
+
+    with in_evaluation(model), capture_calls(model, record) as active:
+        model(**batch)
+    counts = [(site.n_heads, site.n_kv_heads) for site in sites.all()]
+    return sum(heads for heads, _ in counts), sum(kv_heads for _, kv_heads in counts)
 
 
 def _check_finite(loss: float, step: int, rate: float) -> None:

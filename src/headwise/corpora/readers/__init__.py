@@ -3,12 +3,14 @@
 from headwise.corpora.readers._conllu import parse_sentence, read_conllu
 from headwise.corpora.readers._coreference import read_gap, read_winobias
 from headwise.corpora.readers._examples import read_examples
+from headwise.corpora.readers._file import json_line
 from headwise.corpora.readers._lines import read_aligned, read_jsonl
 from headwise.corpora.readers._pairs import SentencePair, read_pairs
 from headwise.corpora.readers._plain import read_parallel, read_texts
 
 __all__ = [
     "SentencePair",
+    "json_line",
     "parse_sentence",
     "read_aligned",
     "read_conllu",

@@ -1,12 +1,12 @@
 """Examples of a task for heads, one JSON object per line."""
 
 import os
+from dataclasses import replace
 from typing import Any
 
 from headwise.corpora._examples import Example
-from headwise.corpora.readers._file import Fault, fault_at, lines_of
+from headwise.corpora.readers._file import Fault, fault_at, json_line, lines_of
 from headwise.errors import InputError
-from headwise.files import parse_json
 
 _WHO = "read_examples"
 _KEYS = ("text", "ids", "query", "right", "wrong", "answer")
@@ -24,7 +24,7 @@ def read_examples(path: str | os.PathLike[str]) -> list[Example]:
             The error names the line.
     """
     examples = [
-        _example(line, fault_at(_WHO, path, number))
+        replace(_example(line, fault_at(_WHO, path, number)), source=f"{path}, line {number}")
         for number, line in enumerate(lines_of(path, _WHO), 1)
         if line.strip()
     ]
@@ -34,10 +34,7 @@ def read_examples(path: str | os.PathLike[str]) -> list[Example]:
 
 
 def _example(line: str, fault: Fault) -> Example:
-    try:
-        fields = parse_json(line)
-    except ValueError as error:
-        raise fault(f"not JSON ({error}). Give one object per line.") from error
+    fields = json_line(line, fault)
     is_object = isinstance(fields, dict) and ("text" in fields) != ("ids" in fields)
     missing = [name for name in ("query", "right", "wrong") if not is_object or name not in fields]
     if not is_object or missing:

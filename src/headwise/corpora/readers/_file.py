@@ -4,12 +4,13 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from json import JSONDecodeError
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from headwise.corpora._text import AnnotatedText
 from headwise.errors import ArgumentError, InputError
-from headwise.files import kind_of
+from headwise.files import kind_of, parse_json
 
 
 @runtime_checkable
@@ -83,6 +84,21 @@ Fault = Callable[[str], InputError]
 def fault_at(who: str, path: str | os.PathLike[str], line: int) -> Fault:
     """Make errors that name the file and the line, counted from 1."""
     return lambda problem: InputError(f"{who}: {path}, line {line}: {problem}")
+
+
+def json_line(line: str, fault: Fault, parse: Callable[[str], Any] = parse_json) -> Any:
+    """The value of a JSON line.
+
+    Raises:
+        InputError: the line is not JSON.
+    """
+    try:
+        return parse(line)
+    except (ValueError, RecursionError) as error:
+        reason = str(error)
+        if isinstance(error, JSONDecodeError):  # which calls every line the first
+            reason = f"{error.msg} at character {error.colno}"
+        raise fault(f"not JSON ({reason}). Give one object per line.") from error
 
 
 @contextmanager

@@ -5,8 +5,14 @@ import re
 from typing import Any
 
 from headwise.corpora._text import AnnotatedText, Arc, Mention, Pair, Span
-from headwise.corpora.readers._file import Fault, check_filled, fault_at, lines_of, located_by
-from headwise.files import parse_json
+from headwise.corpora.readers._file import (
+    Fault,
+    check_filled,
+    fault_at,
+    json_line,
+    lines_of,
+    located_by,
+)
 
 _JSONL = "read_jsonl"
 _ALIGNED = "read_aligned"
@@ -48,10 +54,7 @@ _SHAPE = {int: "number", str: "name", bool: "true for a pronoun"}
 
 
 def _from_json(line: str, fault: Fault) -> AnnotatedText:
-    try:
-        fields = parse_json(line)
-    except ValueError as error:
-        raise fault(f"not JSON ({error}). Give one object per line.") from error
+    fields = json_line(line, fault)
     if not isinstance(fields, dict) or not isinstance(fields.get("text"), str):
         raise fault(f"{line[:40]!r} is not an object with a text. Give one object per line.")
     unknown = sorted(fields.keys() - {"text", "tags", *_ITEMS})

@@ -4,10 +4,11 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from headwise.corpora._text import AnnotatedText
-from headwise.corpora.readers import parse_sentence
+from headwise.corpora.readers import json_line, parse_sentence
 from headwise.corpora.streams._records import (
     Record,
     lines_between,
@@ -47,7 +48,7 @@ def read_paragraphs(part: FileRange, column: str) -> Iterator[AnnotatedText]:
 def read_objects(part: FileRange, column: str) -> Iterator[AnnotatedText]:
     """The text in each JSON line, whatever its other keys hold; null is an empty text."""
     for record in lines_between(part.path, part.start, part.stop):
-        fields = _parsed(record)
+        fields = json_line(record.text(), partial(_fault, record), _parse)
         if not isinstance(fields, dict) or column not in fields:
             raise _fault(
                 record,
@@ -60,16 +61,6 @@ def read_objects(part: FileRange, column: str) -> Iterator[AnnotatedText]:
         if text and not is_unicode(text):
             raise _fault(record, f"{column!r} holds a lone surrogate. Give valid Unicode.")
         yield AnnotatedText(text or "")
-
-
-def _parsed(record: Record) -> Any:
-    """The value of a JSON line."""
-    line = record.text()
-    try:
-        # Integers may be too long for an int.
-        return json.loads(line, parse_int=Decimal)
-    except (ValueError, RecursionError) as error:
-        raise _fault(record, f"not JSON ({error}). Give one object per line.") from error
 
 
 def read_sentences(part: FileRange, column: str) -> Iterator[AnnotatedText]:
@@ -149,6 +140,9 @@ def _rows_of_group(
         if before >= rows[1]:
             return
 
+
+# Integers may be too long for an int.
+_parse = partial(json.loads, parse_int=Decimal)
 
 READERS: Mapping[str, Callable[[FileRange, str], Iterator[AnnotatedText]]] = {
     "parquet": read_rows,

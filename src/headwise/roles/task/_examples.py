@@ -39,12 +39,13 @@ class TokenExample:
 
 
 def tokenized_examples(
-    examples: Several[Example], tokenizer: Any, limit: int
+    examples: Several[Example], tokenizer: Any, limit: int, model: nn.Module
 ) -> list[TokenExample]:
     """The examples in tokens.
 
     Raises:
-        ArgumentError: something is not an example, or one is malformed or longer than `limit`.
+        ArgumentError: something is not an example, or one is malformed, longer than `limit`, or
+            has a token id that the model does not have.
         UnsupportedError: texts are strings and the tokenizer does not report character offsets.
     """
     listed = list_items("find_heads", "examples", examples, Example)
@@ -55,32 +56,29 @@ def tokenized_examples(
             f"or token ids."
         )
     encoded = iter(token_offsets(tokenizer, texts) if texts else ())
+    size = getattr(getattr(model, "config", None), "vocab_size", None)
     read = []
     for number, example in enumerate(listed):
         tokens = next(encoded) if isinstance(example.text, str) else None
-        read.append(_read(f"find_heads: example {number}", example, tokens, tokenizer))
+        where = f"find_heads: {example.source or f'example {number}'}"
+        read.append(_read(where, example, tokens, tokenizer))
         if len(read[-1].ids) + len(read[-1].answer) > limit:
             raise ArgumentError(
-                f"find_heads: example {number} has {len(read[-1].ids)} tokens and an answer of "
+                f"{where} has {len(read[-1].ids)} tokens and an answer of "
                 f"{len(read[-1].answer)}, and the model reads {limit}. Shorten it."
             )
+        _check_ids(where, read[-1], size)
     return read
 
 
-def check_ids(examples: Sequence[TokenExample], model: nn.Module) -> None:
-    """Refuse token ids that the model does not have, if its configuration says how many it has.
-
-    Raises:
-        ArgumentError: an id is negative or too large.
-    """
-    size = getattr(getattr(model, "config", None), "vocab_size", None)
-    for number, example in enumerate(examples):
-        for token in (*example.ids, *example.answer):
-            if isinstance(size, int) and not 0 <= token < size:
-                raise ArgumentError(
-                    f"find_heads: example {number} has the token id {token}, and the model has "
-                    f"{size}. Give ids from 0 to {size - 1}."
-                )
+def _check_ids(where: str, example: TokenExample, size: Any) -> None:
+    """Refuse token ids that the model does not have, if its configuration says how many it has."""
+    for token in (*example.ids, *example.answer):
+        if isinstance(size, int) and not 0 <= token < size:
+            raise ArgumentError(
+                f"{where} has the token id {token}, and the model has {size}. Give ids from 0 to "
+                f"{size - 1}."
+            )
 
 
 def _read(

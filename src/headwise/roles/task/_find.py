@@ -12,7 +12,7 @@ from headwise.errors import ArgumentError
 from headwise.models import check_model, context_of, fingerprint, tokenizer_of, without_compiler
 from headwise.roles.evaluation import check_reads_one_text
 from headwise.roles.task._answers import answer_effect
-from headwise.roles.task._examples import TokenExample, check_ids, tokenized_examples
+from headwise.roles.task._examples import TokenExample, tokenized_examples
 from headwise.roles.task._table import TaskHeads, digest_of
 from headwise.roles.task._trial import TaskTrial
 from headwise.roles.testing import FEWEST_TEXTS, Evidence, judge
@@ -75,8 +75,7 @@ def find_heads(
             f"split. Leave splits= out."
         )
     limit = context_of(model, tokenizer, max_tokens)
-    read = tokenized_examples(examples, tokenizer, limit)
-    check_ids(read, model)
+    read = tokenized_examples(examples, tokenizer, limit, model)
     if len(read) < 2:
         raise ArgumentError(f"find_heads: {len(read)} examples. Give {2 * FEWEST_TEXTS} or more.")
     trial = TaskTrial.of(model, read, evidence, most, on_progress)
