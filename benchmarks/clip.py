@@ -4,8 +4,7 @@
 
 All variants train copies of one model, interleaved. Ratios are medians of ratios of the same
 round, with a 95 % interval. "No head over the bar" is the usual step; "all heads" scales the
-weights of every head at each step, the most that a clip can cost. A clip that looks ahead runs the
-batch once more, without gradients, when a head is near the bar.
+weights of every head at each step, the most that a clip can cost.
 
 Models can be measured one at a time, with --models and --json, and written to a page together:
 
@@ -37,10 +36,7 @@ ALONE = "unwatched"
 
 
 class Training:
-    """A model with its optimizer, a monitor of every n-th step and a clip, each if it is named.
-
-    The clip looks ahead if `near` says which share of the bar is near.
-    """
+    """A model with its optimizer, a monitor of every n-th step and a clip, each if it is named."""
 
     def __init__(
         self,
@@ -48,7 +44,6 @@ class Training:
         ids: torch.Tensor,
         every: int | None = None,
         bar: float | None = None,
-        near: float | None = None,
     ) -> None:
         self._model, self._ids, self._open = copy.deepcopy(model), ids, ExitStack()
         # At a rate of 0 the work of every step is the same.
@@ -58,12 +53,9 @@ class Training:
             watched = HeadMonitor(self._model, every, statistics=["max_logit"])
             self._monitor = self._open.enter_context(watched)
         if bar is not None:
-            self._clip = QKClip(self._monitor, bar, near=0.5 if near is None else near)
-        self._looks = near is not None
+            self._clip = QKClip(self._monitor, bar)
 
     def step(self) -> None:
-        if self._looks:
-            self._clip.look_ahead(self._ids)
         self._optimizer.zero_grad()
         logits = self._model(self._ids)
         nn.functional.cross_entropy(logits[:, :-1].mT, self._ids[:, 1:]).backward()
@@ -89,8 +81,6 @@ def steps(options: argparse.Namespace) -> Iterator[Row]:
             "clip, no head over the bar": Training(model, ids, 1, NEVER),
             "clip, all heads": Training(model, ids, 1, ALWAYS),
             "clip, every 10th step": Training(model, ids, 10, NEVER),
-            "looks ahead, no head near": Training(model, ids, 1, NEVER, near=0.5),
-            "looks ahead, a head near": Training(model, ids, 1, NEVER, near=0.0),
         }
         works: dict[str, Work] = {who: training.step for who, training in trainings.items()}
         times = timed_for(works, options.seconds, options.clock)

@@ -7,7 +7,7 @@ loss; none of them goes off at the right rate.
     python examples/entropy_collapse.py --seeds 0 1 2 3 4
 
 With `--clip` those at the rate that is too high are trained in three ways: without QK-clip, with a
-clip after every step, and with a clip that also looks ahead at every batch. Does it bound the
+clip after every step. Does it bound the
 logits, and is the loss any lower?
 
     python examples/entropy_collapse.py --clip 100
@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from headwise.corpora import EOS, PAD, Grammar
 from headwise.lab import MiniGPT, TrainSettings, make_tokenizer
-from headwise.monitor import Above, Alarm, Below, ClipReport, HeadMonitor, LookAhead, QKClip
+from headwise.monitor import Above, Alarm, Below, ClipReport, HeadMonitor, QKClip
 
 RIGHT_RATE, TOO_HIGH = 0.002, 0.06
 # QK-clip steps in at 100; a head with an entropy of .1 nats attends to hardly more than one token.
@@ -67,8 +67,6 @@ class Run:
     highest: float = -math.inf  # logit of any head at any watched step
     above: int = 0  # steps with a logit of more than 1.2 times the bar
     clipped_steps: int = 0
-    looked_steps: int = 0
-    passes: int = 0  # forward passes that looked ahead
 
     def record(self, alarm: Alarm) -> None:
         self.first.setdefault(str(alarm.rule), alarm)
@@ -83,11 +81,8 @@ class Run:
             self.highest = max(self.highest, largest)
             self.above += bar is not None and largest > 1.2 * bar
 
-    def follow_clips(self, ahead: LookAhead | None, report: ClipReport) -> None:
-        if ahead is not None:
-            self.looked_steps += bool(ahead.passes)
-            self.passes += ahead.passes
-        self.clipped_steps += bool(report.heads or (ahead and ahead.heads))
+    def follow_clips(self, report: ClipReport) -> None:
+        self.clipped_steps += bool(report.heads)
 
     def evaluate(self, step: int, loss: float) -> None:
         self.last = loss
@@ -99,14 +94,12 @@ def train(
     every: int,
     watch_every: int | None = None,
     bar: float | None = None,
-    looks: bool = False,
 ) -> Run:
     """Train one model with a monitor, and with QK-clip if there is a bar.
 
     Args:
         every: The steps from one evaluation to the next.
         watch_every: The steps from one watched step to the next. None is `every`.
-        looks: Whether the clip looks ahead at every batch.
     """
     torch.manual_seed(settings.seed)
     grammar = settings.grammar()
@@ -123,7 +116,6 @@ def train(
     with HeadMonitor(model, watch_every or every, rules=RULES, on_alarm=run.record) as monitor:
         clip = None if bar is None else QKClip(monitor, bar)
         for ids in batches(settings, grammar):
-            ahead = clip.look_ahead(ids[:, :-1]) if clip is not None and looks else None
             optimizer.param_groups[0]["lr"] = settings.learning_rate_at(monitor.steps)
             loss = loss_of(ids)
             optimizer.zero_grad()
@@ -132,7 +124,7 @@ def train(
             optimizer.step()
             run.follow_logits(monitor.step(), bar)
             if clip is not None:
-                run.follow_clips(ahead, clip.step())
+                run.follow_clips(clip.step())
             run.follow(monitor.steps, loss.item())
             if monitor.steps % every == 0:
                 with torch.no_grad():
@@ -178,10 +170,10 @@ def clip_row(clip: str, run: Run) -> str:
 
 
 def clip_table(rows: Sequence[str]) -> str:
-    """Runs without a clip, with one, and with one that looks ahead, as a Markdown table."""
+    """Runs without a clip and with one, as a Markdown table."""
     titles = ["seed", "clip", "largest logit", "steps above 1.2 x the bar", "steps with a clip"]
-    titles += ["steps that looked ahead", "passes", "lowest validation loss", "last"]
-    marks = ["--:", ":--", *["--:"] * 7]
+    titles += ["lowest validation loss", "last"]
+    marks = ["--:", ":--", *["--:"] * 5]
     return "\n".join([f"| {' | '.join(titles)} |", f"| {' | '.join(marks)} |", *rows])
 
 
@@ -217,9 +209,8 @@ def compare_clipped(options: argparse.Namespace) -> None:
     for seed in options.seeds:
         settings = settings_of(seed, TOO_HIGH, options.steps)
         print(clip_row("none", train(settings, options.every)), flush=True)
-        for clip, looks in (("after each step", False), ("looks ahead", True)):
-            run = train(settings, options.every, watch_every=1, bar=options.clip, looks=looks)
-            print(clip_row(clip, run), flush=True)
+        run = train(settings, options.every, watch_every=1, bar=options.clip)
+        print(clip_row("after each step", run), flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

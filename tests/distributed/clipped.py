@@ -48,49 +48,35 @@ def train(
     model: nn.Module,
     batches: list[Tensor],
     group: dist.ProcessGroup | None = None,
-    looks: bool = False,
 ) -> list[list[tuple[str, float]]]:
-    """The clipped heads of each step, with their factors: before it if a clip looks ahead."""
+    """The clipped heads of each step, with their factors."""
     optimizer = torch.optim.SGD(model.parameters(), lr=8.0)
     clips = []
     with HeadMonitor(model, 1, statistics=["max_logit"], group=group) as monitor:
         clip = QKClip(monitor, BAR)
         for batch in batches:
-            if looks:
-                ahead = clip.look_ahead(batch)
-                clips.append([(str(head.head), head.factor) for head in ahead.heads])
             model(batch).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
             monitor.step()
-            if looks:
-                within = monitor.latest.values["max_logit"] <= BAR * (1 + 1e-9)
-                assert within.all(), "a logit of a training pass is over the bar"
             report = clip.step()
-            if not looks:
-                clips.append([(str(head.head), head.factor) for head in report.heads])
+            clips.append([(str(head.head), head.factor) for head in report.heads])
     return clips
 
 
 def main(rank: int, world: int, store: str) -> None:
     dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world)
     alone = [dist.new_group([other]) for other in range(world)][rank]
-    results = {
-        (way, looks): result(way, rank, world, alone, looks)
-        for way in WAYS
-        for looks in (False, True)
-    }
+    results = {way: result(way, rank, world, alone) for way in WAYS}
     torch.save(results, Path(f"{store}.{rank}.pt"))
     dist.destroy_process_group()
 
 
-def result(
-    way: str, rank: int, world: int, alone: dist.ProcessGroup, looks: bool
-) -> dict[str, Any]:
+def result(way: str, rank: int, world: int, alone: dist.ProcessGroup) -> dict[str, Any]:
     whole = way == "tensor parallel"  # each rank has some of the heads, and reads all texts
     batches = [batch if whole else batch.chunk(world)[rank] for batch in texts()]
     model = wrap(make_model(), way, world)
-    clips = train(model, batches, alone if whole else None, looks)
+    clips = train(model, batches, alone if whole else None)
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     weights = {
         name: weight.full_tensor() if isinstance(weight, DTensor) else weight

@@ -59,57 +59,6 @@ def test_a_step_follows_one_of_the_monitor() -> None:
         clip.step()
 
 
-@pytest.mark.parametrize("near", [-0.1, 1.5, float("nan"), True, "0.5", None])
-def test_near_is_a_share_of_the_bar(near: Any) -> None:
-    with (
-        _monitor() as monitor,
-        pytest.raises(ArgumentError, match=rf"QKClip: near={near!r}\. Give a share of the bar"),
-    ):
-        QKClip(monitor, near=near)
-
-
-def test_looking_ahead_takes_a_batch_and_an_open_monitor() -> None:
-    layer = MultiHeadAttention(8, 2)
-    with _monitor(layer) as monitor:
-        clip = QKClip(monitor)
-        for batch, message in (
-            (None, r"QKClip\.look_ahead: batch=None\. Give the batch"),
-            ("a text", r"QKClip\.look_ahead: batch holds the text 'a text'"),
-            (["a text"], r"QKClip\.look_ahead: batch holds the text 'a text'"),
-            ([], r"QKClip\.look_ahead: batch holds no batch"),
-        ):
-            with pytest.raises(ArgumentError, match=message):
-                clip.look_ahead(batch)
-    with pytest.raises(ArgumentError, match=r"QKClip\.look_ahead: the monitor is closed"):
-        clip.look_ahead(X)
-
-
-def test_a_batch_without_attention_is_refused() -> None:
-    class Optional(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = MultiHeadAttention(8, 2)
-
-        def forward(self, x: Tensor, attends: bool = True) -> Tensor:
-            return self.layer(x) if attends else x
-
-    model = Optional()
-    with _monitor(model) as monitor:
-        clip = QKClip(monitor, reference=[X])
-        with pytest.raises(UnsupportedError, match="no attention was captured in Optional"):
-            clip.look_ahead((X, False))
-
-
-def test_a_logit_of_the_next_batch_that_is_no_number_is_refused() -> None:
-    layer = MultiHeadAttention(8, 2)
-    with _monitor(layer) as monitor:
-        clip = QKClip(monitor, 1e-3)
-        before = {name: x.clone() for name, x in layer.state_dict().items()}
-        with pytest.raises(UnsupportedError, match=r"QKClip\.look_ahead: the largest .* is nan"):
-            clip.look_ahead(X * float("nan"))
-        assert all(torch.equal(x, before[name]) for name, x in layer.state_dict().items())
-
-
 def test_the_reference_is_a_batch() -> None:
     with _monitor() as monitor:
         with pytest.raises(ArgumentError, match="QKClip: reference holds no batch"):

@@ -98,9 +98,7 @@ from headwise.models.ownership import (
     output_dependence,
     output_difference,
     output_projection,
-    rehearse,
     replace_heads,
-    restore_rows,
     scale_rows,
 )
 
@@ -187,10 +185,8 @@ __all__ = [
     "reads_two_texts",
     "reason_unsupported",
     "register_attention",
-    "rehearse",
     "remember_fingerprint",
     "replace_heads",
-    "restore_rows",
     "run_uncompiled",
     "save",
     "scale_rows",

@@ -3,7 +3,7 @@
 from headwise.monitor._alarms import Above, Alarm, AlarmedHead, AlarmRule, Below
 from headwise.monitor._log import Log, ScalarWriter
 from headwise.monitor._monitor import HeadMonitor
-from headwise.monitor.clip import ClippedHead, ClipReport, LookAhead, QKClip
+from headwise.monitor.clip import ClippedHead, ClipReport, QKClip
 
 __all__ = [
     "Above",
@@ -15,7 +15,6 @@ __all__ = [
     "ClippedHead",
     "HeadMonitor",
     "Log",
-    "LookAhead",
     "QKClip",
     "ScalarWriter",
 ]

@@ -20,7 +20,7 @@ from headwise.models.ownership._attention import (
 from headwise.models.ownership._edit import check_edits_reach, edit_heads
 from headwise.models.ownership._kept_heads import KeptHeads, keep_heads, kept_indices, spread
 from headwise.models.ownership._logit_rows import LogitRows, find_logit_rows
-from headwise.models.ownership._logit_scaling import restore_rows, scale_rows
+from headwise.models.ownership._logit_scaling import scale_rows
 from headwise.models.ownership._model_runs import (
     batches_of,
     call_model,
@@ -29,7 +29,6 @@ from headwise.models.ownership._model_runs import (
     first_batch,
     float_outputs,
     output_difference,
-    rehearse,
 )
 from headwise.models.ownership._output_dependence import output_dependence
 from headwise.models.ownership._ownership_map import (
@@ -75,9 +74,7 @@ __all__ = [
     "output_dependence",
     "output_difference",
     "output_projection",
-    "rehearse",
     "replace_heads",
-    "restore_rows",
     "scale_rows",
     "spread",
 ]

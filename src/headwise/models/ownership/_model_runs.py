@@ -1,13 +1,10 @@
 """Run a model on a batch, or on a short example made for it, and compare its outputs."""
 
 import inspect
-import random
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
@@ -46,49 +43,10 @@ def call_model(model: nn.Module, batch: Any) -> Any:
         return _call(model, batch)
 
 
-@torch.no_grad()
-def rehearse(model: nn.Module, batches: Sequence[Any]) -> None:
-    """Run a model on batches as the next passes of its training will, and leave no trace.
-
-    It runs in its own mode and draws the random numbers that those passes would draw. Random
-    states and buffers, such as the running statistics of a batch norm, are restored.
-    """
-    keeps_casts = torch.is_autocast_cache_enabled()
-    # Weights that autocast casts without gradients would be reused in the training pass.
-    torch.set_autocast_cache_enabled(False)
-    try:
-        with _restored(model), warnings.catch_warnings():
-            # Layers whose activations are checkpointed miss the gradients.
-            warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
-            for batch in batches:
-                _call(model, batch)
-    finally:
-        torch.set_autocast_cache_enabled(keeps_casts)
-
-
 def _call(model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, tuple) else model(batch)
-
-
-@contextmanager
-def _restored(model: nn.Module) -> Iterator[None]:
-    """Restore random states and the buffers of a model when the block ends."""
-    kept = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - models draw from it
-    try:
-        with torch.random.fork_rng(_cuda_devices(model)):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
-        for module, name, buffer, values in kept:
-            setattr(module, name, buffer.copy_(values))
 
 
 @contextmanager

@@ -12,12 +12,12 @@ from headwise.monitor._monitor import HeadMonitor
 
 
 def check_numbers(
-    method: str, site: Site, values: Float64[np.ndarray, " H"], is_defined: Bool[np.ndarray, " H"]
+    site: Site, values: Float64[np.ndarray, " H"], is_defined: Bool[np.ndarray, " H"]
 ) -> None:
     for head, value, defined in zip(site.heads(), values, is_defined, strict=True):
         if not defined or math.isnan(value) or value == math.inf:
             raise UnsupportedError(
-                f"QKClip.{method}: the largest logit of {head} ({site.name}) is "
+                f"QKClip.step: the largest logit of {head} ({site.name}) is "
                 f"{float(value) if defined else 'unknown'}. Nothing was scaled. Go back to a "
                 f"checkpoint with finite logits, or leave the layer out with "
                 f"HeadMonitor(layers=...)."
@@ -46,12 +46,3 @@ def checked_bar(max_logit: Any) -> float:
             f"QKClip: max_logit={max_logit!r}. Give a number above 0, 100 for example."
         )
     return float(max_logit)
-
-
-def checked_share(near: Any) -> float:
-    is_number = isinstance(near, int | float | np.number) and not isinstance(near, bool)
-    if not is_number or not 0 <= near <= 1:
-        raise ArgumentError(
-            f"QKClip: near={near!r}. Give a share of the bar from 0 to 1, 0.5 for example."
-        )
-    return float(near)

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float64
-from torch import Tensor
 
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import (
@@ -14,7 +13,6 @@ from headwise.models import (
     Site,
     find_logit_rows,
     first_batch,
-    restore_rows,
     scale_rows,
 )
 from headwise.monitor._monitor import HeadMonitor
@@ -24,16 +22,11 @@ from headwise.monitor.clip._checks import (
     check_numbers,
     checked_bar,
     checked_monitor,
-    checked_share,
 )
-from headwise.monitor.clip._rehearsal import Rehearsal, next_batches
-from headwise.monitor.clip._reports import ClippedHead, ClipReport, LookAhead
-from headwise.tables import Head
+from headwise.monitor.clip._reports import ClippedHead, ClipReport
 
 _EPS = float(np.finfo(np.float32).eps)
 _LEAST_MARGIN = 8 * _EPS  # logits are sums of rounded products in float32
-# Each pass settles one more layer, unless layers share their weights or half precision rounds.
-_PASSES_PER_LAYER = 2
 
 
 class QKClip(TrainerEvents):
@@ -52,8 +45,7 @@ class QKClip(TrainerEvents):
     The largest logit is that of `scale · q·k` over visible keys, before any softcap and without
     position biases, over all ranks of the monitor; a capped one is inferred, up to eight times the
     cap. It is that of the step's batches under the weights before the step: the next batch may pass
-    the bar. `look_ahead(batch)` before the model is trained on a batch keeps that batch below the
-    bar, too. If the monitor watches only every n-th step, the steps in between are not clipped:
+    the bar. If the monitor watches only every n-th step, the steps in between are not clipped:
     watch every step (`every=1`) to bound all of them.
 
     Which weights scale which head is found once, when the clip is made, by running the model in
@@ -61,8 +53,6 @@ class QKClip(TrainerEvents):
     scaled, and is undone. The weights may be sharded by FSDP2, or be DTensors along one axis.
 
     A clip is a callback of `transformers.Trainer`, after its monitor: `callbacks=[monitor, clip]`.
-    A callback does not get the next batch, so it does not look ahead; a trainer whose
-    `training_step` first calls `clip.look_ahead(inputs)` does.
 
     Args:
         monitor: Watches `max_logit` of the model that is trained. Its layers are clipped.
@@ -70,11 +60,9 @@ class QKClip(TrainerEvents):
         reference: A batch that the model can be run on, or a list of batches whose first one is
             used: keyword arguments, a tuple of arguments, or a single argument. None generates a
             short example input.
-        near: `look_ahead` runs a batch if a logit of the latest watched step reached this share
-            of the bar, 0 … 1. With 0 it runs every batch.
     Raises:
         ArgumentError: `monitor` is not an open `HeadMonitor` of `max_logit`, the bar is not a
-            positive number, `near` is not a share, or no example input can be guessed.
+            positive number, or no example input can be guessed.
         UnsupportedError: the logits of a head are unknown, or cannot be scaled by weights of its
             own: behind a norm whose gain all heads share, or by tied or frozen weights.
     Source:
@@ -98,14 +86,11 @@ class QKClip(TrainerEvents):
         max_logit: float = 100.0,
         *,
         reference: Any = None,
-        near: float = 0.5,
     ) -> None:
         self._monitor = checked_monitor(monitor)
-        self._bar, self._near = checked_bar(max_logit), checked_share(near)
+        self._bar = checked_bar(max_logit)
         batch = first_batch(monitor.model, reference, "QKClip")
         self._rows = find_logit_rows(monitor.model, batch, monitor.layers)
-        self._rehearsal = Rehearsal(monitor.model, monitor.layers, monitor.group)
-        self._is_near = True  # until a step was watched
         self._steps = monitor.steps
         self._watched: list[int] = []
 
@@ -139,60 +124,10 @@ class QKClip(TrainerEvents):
         statistics = monitor.latest
         heads: tuple[ClippedHead, ...] = ()
         if statistics is not None:
-            logits = self._logits(statistics, "step")
-            heads, _ = self._clip(logits)
-            largest = max(float(values.max()) for values in logits.values())
-            self._is_near = largest >= self._near * self._bar or self._near == 0
+            heads = self._clip(self._logits(statistics))
             self._watched.append(monitor.steps)
         self._steps = monitor.steps
         return ClipReport(monitor.steps, statistics is not None, heads)
-
-    def look_ahead(self, batch: Any) -> LookAhead:
-        """Clip the heads whose logits would pass the bar on a batch, before it is trained on.
-
-        Call it with the batch of the step that begins, before its forward pass. If a logit of the
-        latest watched step was near the bar, or no step was watched yet, this runs the model on
-        the batch without gradients, in the mode that it is in. Heads that pass the bar are clipped,
-        and the batch is run again, since a clip changes what later layers read, until no head
-        passes. In the training pass that follows, all logits are then at or below the bar, up to
-        rounding; with dropout too, if nothing else draws random numbers of torch in between.
-
-        Apart from the clipped weights nothing changes: no random state, no buffer such as the
-        running statistics of a batch norm, no mode, no count of the monitor. All weights are as
-        they were if an exception is raised. Every rank calls it with a batch of its own. Call it
-        inside `torch.autocast` if the model is trained there.
-
-        Args:
-            batch: As the model takes it: keyword arguments, a tuple of arguments, or a single
-                argument. A list of batches if a step accumulates gradients over several.
-        Returns:
-            The clipped heads, and how often the batch was run: at most twice for each layer and
-            once more. Heads may then still be over the bar, where layers share their weights.
-        Raises:
-            ArgumentError: the monitor is closed, or `batch` is None, a text or an empty list.
-            UnsupportedError: a largest logit is not a number, no attention was captured, or the
-                heads are not those that were found when the clip was made.
-        """
-        monitor = checked_monitor(self._monitor, "QKClip.look_ahead")
-        batches = next_batches(batch, monitor.model)
-        step = monitor.steps + 1
-        if not self._rehearsal.is_any(self._is_near):
-            return LookAhead(step, 0, (), within_bar=True)
-        clipped: dict[Head, ClippedHead] = {}
-        saved: dict[str, Tensor] = {}
-        passes, most, is_over = 0, 1, True
-        try:
-            while is_over and passes < most:
-                statistics = self._rehearsal.run(batches)
-                heads, changed = self._clip(self._logits(statistics, "look_ahead"))
-                saved = changed | saved
-                clipped |= {x.head: x.after(clipped.get(x.head)) for x in heads}
-                is_over = self._rehearsal.is_any(bool(heads))
-                passes, most = passes + 1, _PASSES_PER_LAYER * len(statistics.sites) + 1
-        except BaseException:
-            restore_rows(monitor.model, saved)
-            raise
-        return LookAhead(step, passes, tuple(clipped.values()), within_bar=not is_over)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by `transformers.Trainer` after an optimizer step."""
@@ -204,10 +139,8 @@ class QKClip(TrainerEvents):
             f"steps={self._steps}, watched={len(self._watched)}>"
         )
 
-    def _clip(
-        self, logits: Mapping[Site, Float64[np.ndarray, " H"]]
-    ) -> tuple[tuple[ClippedHead, ...], dict[str, Tensor]]:
-        """The heads that passed the bar, and the former values of the weights that were scaled."""
+    def _clip(self, logits: Mapping[Site, Float64[np.ndarray, " H"]]) -> tuple[ClippedHead, ...]:
+        """The heads that passed the bar, after their weights were scaled."""
         factors: dict[str, Float64[np.ndarray, " H"]] = {}
         heads: list[ClippedHead] = []
         for site, largest in logits.items():
@@ -220,17 +153,16 @@ class QKClip(TrainerEvents):
                 if clipped[1] > self._bar
             ]
         if not heads:
-            return (), {}
+            return ()
         changes = (
             part
             for site_name, factor in factors.items()
             for part in self._rows[site_name].scaled(torch.from_numpy(factor))
         )
-        return tuple(heads), scale_rows(self._monitor.model, changes)
+        scale_rows(self._monitor.model, changes)
+        return tuple(heads)
 
-    def _logits(
-        self, statistics: StepStatistics, method: str
-    ) -> dict[Site, Float64[np.ndarray, " H"]]:
+    def _logits(self, statistics: StepStatistics) -> dict[Site, Float64[np.ndarray, " H"]]:
         """The largest logits of the heads of each site, before any softcap."""
         values, is_defined = statistics.values["max_logit"], statistics.defined["max_logit"]
         logits: dict[Site, Float64[np.ndarray, " H"]] = {}
@@ -241,11 +173,11 @@ class QKClip(TrainerEvents):
             if rows is None or len(rows.groups) != site.n_heads:
                 known = "none" if rows is None else str(len(rows.groups))
                 raise UnsupportedError(
-                    f"QKClip.{method}: {site.name} has {site.n_heads} heads, where {known} were "
+                    f"QKClip.step: {site.name} has {site.n_heads} heads, where {known} were "
                     f"found when the clip was made. Make it with a reference that reaches all "
                     f"layers, after the last change of the model."
                 )
-            check_numbers(method, site, values[part], is_defined[part])
+            check_numbers(site, values[part], is_defined[part])
             logits[site] = _uncapped(values[part], rows.softcap)
         return logits
 

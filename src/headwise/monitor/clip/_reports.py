@@ -1,7 +1,7 @@
 """What a clip did: the heads that it scaled, and by how much."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from headwise.tables import Head
 
@@ -20,12 +20,6 @@ class ClippedHead:
     head: Head
     max_logit: float
     factor: float
-
-    def after(self, earlier: "ClippedHead | None") -> "ClippedHead":
-        """This clip and an earlier one of the same head together."""
-        if earlier is None:
-            return self
-        return replace(earlier, factor=earlier.factor * self.factor)
 
 
 @dataclass(frozen=True)
@@ -46,31 +40,6 @@ class ClipReport:
         if not self.watched:
             return f"step {self.step}: not watched"
         return f"step {self.step}: clipped {_named(self.heads)}"
-
-
-@dataclass(frozen=True)
-class LookAhead:
-    """What `QKClip.look_ahead` did.
-
-    Attributes:
-        step: The optimizer step that begins.
-        passes: How many times the batch was run; 0 if no head was near the bar.
-        heads: The heads that were clipped, with their largest logits when they first passed the
-            bar. A head that was clipped again in a later pass has the product of its factors.
-        within_bar: Whether no head passed the bar in the last pass. True if there was none.
-    """
-
-    step: int
-    passes: int
-    heads: tuple[ClippedHead, ...]
-    within_bar: bool
-
-    def __str__(self) -> str:
-        if not self.passes:
-            return f"before step {self.step}: no head near the bar"
-        passes = "1 pass" if self.passes == 1 else f"{self.passes} passes"
-        left = "" if self.within_bar else "; heads are still over the bar"
-        return f"before step {self.step}: {passes}, clipped {_named(self.heads)}{left}"
 
 
 def _named(heads: Sequence[ClippedHead]) -> str:
