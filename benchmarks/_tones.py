@@ -17,7 +17,7 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
-import headwise as hw
+from headwise.roles import AlignedBatch
 
 BINS, POSITIONS = 24, 64  # of a spectrogram; two frames make one source position
 BOS, EOS, FIRST_WORD, N_WORDS = 1, 2, 4, 20
@@ -42,7 +42,7 @@ def speech_model(seed: int = 0) -> nn.Module:
     return WhisperForConditionalGeneration(config)
 
 
-def speech(n: int, seed: int) -> hw.AlignedBatch:
+def speech(n: int, seed: int) -> AlignedBatch:
     """Utterances of four to seven different words, with the borders of each word."""
     rng = torch.Generator().manual_seed(seed)
     features = 0.3 * torch.randn(n, BINS, 2 * POSITIONS, generator=rng)
@@ -58,7 +58,7 @@ def speech(n: int, seed: int) -> hw.AlignedBatch:
             at += length + _between(1, 5, rng)
         outputs.append([FIRST_WORD + word for word in words] + [EOS])
         spans.append([*borders, None])
-    return hw.AlignedBatch({"input_features": features}, outputs, spans)
+    return AlignedBatch({"input_features": features}, outputs, spans)
 
 
 def transliteration_model(seed: int = 0) -> nn.Module:
@@ -72,7 +72,7 @@ def transliteration_model(seed: int = 0) -> nn.Module:
     return T5ForConditionalGeneration(config)
 
 
-def transliteration(n: int, seed: int) -> hw.AlignedBatch:
+def transliteration(n: int, seed: int) -> AlignedBatch:
     """Words of 8 to 13 units: two letters for one, one for one, or one for three, in order.
 
     Each half of a word prefers a kind of its own, so the place in the source does not follow from
@@ -95,7 +95,7 @@ def transliteration(n: int, seed: int) -> hw.AlignedBatch:
         outputs.append([*target, EOS])
         spans.append([*borders, None])
     ids = _padded(sources, 0)
-    return hw.AlignedBatch({"input_ids": ids, "attention_mask": (ids > 0).long()}, outputs, spans)
+    return AlignedBatch({"input_ids": ids, "attention_mask": (ids > 0).long()}, outputs, spans)
 
 
 def _units(rng: torch.Generator) -> list[tuple[int, int]]:
@@ -130,7 +130,7 @@ def train(model: nn.Module, task: Any, steps: int, size: int = 32, rate: float =
     return sum(losses[-20:]) / len(losses[-20:])
 
 
-def batches(task: Any, n: int, size: int = 20, seed: int = 0) -> Iterator[hw.AlignedBatch]:
+def batches(task: Any, n: int, size: int = 20, seed: int = 0) -> Iterator[AlignedBatch]:
     """Held-out batches of `n` examples in all."""
     for number in range(n // size):
         yield task(size, seed=seed + number)

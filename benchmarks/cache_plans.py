@@ -24,7 +24,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import headwise as hw
-from headwise.caching import METHODS, CachePlan, CacheScores, LayerCachePlan
+from headwise.caching import METHODS, CachePlan, CacheScores, LayerCachePlan, cache_scores
 from headwise.scoring import rank_correlation
 from headwise.tables import save_figure
 
@@ -97,7 +97,7 @@ def score_all(
     scores = {}
     for method in methods:
         start = time.process_time()
-        scores[method] = hw.cache_scores(model, batches, method, sinks=SINKS, window=window, **how)
+        scores[method] = cache_scores(model, batches, method, sinks=SINKS, window=window, **how)
         print(f"scored by {method} in {time.process_time() - start:.1f} s", flush=True)
     return scores
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, T5Config, T5ForConditionalGeneration
 
-import headwise as hw
 from headwise.corpora import AnnotatedText
+from headwise.roles import AlignedBatch
 from oracles import padded
 
 
@@ -77,14 +77,14 @@ class _CrossAttention(nn.Module):
         return nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=mask)
 
 
-def spelled(n: int, seed: int) -> hw.AlignedBatch:
+def spelled(n: int, seed: int) -> AlignedBatch:
     rng = np.random.default_rng(seed)
     sources = [(1 + rng.permutation(20)[: rng.integers(3, 9)]).tolist() for _ in range(n)]
     batch = padded(sources, "right")
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     outputs = [[letter + 20 for letter in source] for source in sources]
     spans: list[Any] = [[(place, place + 1) for place in range(len(s))] for s in sources]
-    return hw.AlignedBatch(inputs, outputs, spans)
+    return AlignedBatch(inputs, outputs, spans)
 
 
 LINKS = ((3, 0), (4, 1), (5, 2))

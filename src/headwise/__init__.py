@@ -1,7 +1,7 @@
 """Multi-head attention, head by head.
 
-Build attention (`attend`, `MultiHeadAttention` with `RoPE`, `ALiBi`, `T5Bias` and `KVCache`,
-`masks`, and the definition in `reference`), observe every head of a model while it runs
+Build attention (`attend`, `MultiHeadAttention` with `RoPE` and `KVCache`, `masks`, and the
+definition in `reference`), observe every head of a model while it runs
 (`observe`, `Request`, `HeadTable`) or trains (`HeadMonitor`), find the role of each head
 (`find_roles`) and its importance (`importance`, `ablate`, `prune_curves`), make the model smaller
 (`plan`, `costs`, `prune`, `group_heads`, `recover`, `save`), and see the results on one page
@@ -19,26 +19,17 @@ if TYPE_CHECKING:
     from headwise import reference as reference
     from headwise._progress import progress as progress
     from headwise.caching import CachePlan as CachePlan
-    from headwise.caching import CacheScores as CacheScores
     from headwise.caching import cache_plan as cache_plan
-    from headwise.caching import cache_scores as cache_scores
     from headwise.caching import load_duo_attention as load_duo_attention
     from headwise.caching import retrieval_batches as retrieval_batches
     from headwise.caching import save_duo_attention as save_duo_attention
     from headwise.corpora import Example as Example
-    from headwise.errors import HeadwiseError as HeadwiseError
     from headwise.jobs import corpus as corpus
     from headwise.kernels import attend as attend
-    from headwise.layer import ALiBi as ALiBi
     from headwise.layer import KVCache as KVCache
-    from headwise.layer import LinearScaling as LinearScaling
-    from headwise.layer import Llama3Scaling as Llama3Scaling
     from headwise.layer import MultiHeadAttention as MultiHeadAttention
-    from headwise.layer import NTKScaling as NTKScaling
     from headwise.layer import PerHeadKVCache as PerHeadKVCache
     from headwise.layer import RoPE as RoPE
-    from headwise.layer import T5Bias as T5Bias
-    from headwise.layer import YaRN as YaRN
     from headwise.models import ablate as ablate
     from headwise.models import fast_attention as fast_attention
     from headwise.models import load as load
@@ -48,16 +39,12 @@ if TYPE_CHECKING:
     from headwise.monitor import HeadMonitor as HeadMonitor
     from headwise.monitor import QKClip as QKClip
     from headwise.recovery import recover as recover
-    from headwise.report import Comparison as Comparison
-    from headwise.report import Study as Study
     from headwise.report import compare as compare
     from headwise.report import load_study as load_study
     from headwise.report import look as look
     from headwise.report import study as study
-    from headwise.roles import AlignedBatch as AlignedBatch
     from headwise.roles import Evidence as Evidence
     from headwise.roles import Roles as Roles
-    from headwise.roles import TaskHeads as TaskHeads
     from headwise.roles import align as align
     from headwise.roles import find_alignment_heads as find_alignment_heads
     from headwise.roles import find_heads as find_heads
@@ -71,7 +58,6 @@ if TYPE_CHECKING:
     from headwise.surgery import group_heads as group_heads
     from headwise.surgery import plan as plan
     from headwise.surgery import prune as prune
-    from headwise.tables import Curves as Curves
     from headwise.tables import Head as Head
     from headwise.tables import HeadTable as HeadTable
     from headwise.tables import Scores as Scores
@@ -79,22 +65,13 @@ if TYPE_CHECKING:
     from headwise.watch import observe as observe
 
 _HOME = {
-    "ALiBi": "layer",
-    "AlignedBatch": "roles",
     "CachePlan": "caching",
-    "CacheScores": "caching",
-    "Comparison": "report",
     "Costs": "surgery",
-    "Curves": "tables",
     "Head": "tables",
     "HeadMonitor": "monitor",
     "HeadTable": "tables",
-    "HeadwiseError": "errors",
     "KVCache": "layer",
-    "LinearScaling": "layer",
-    "Llama3Scaling": "layer",
     "MultiHeadAttention": "layer",
-    "NTKScaling": "layer",
     "PerHeadKVCache": "layer",
     "Plan": "surgery",
     "QKClip": "monitor",
@@ -104,15 +81,10 @@ _HOME = {
     "Roles": "roles",
     "Scores": "tables",
     "RoPE": "layer",
-    "Study": "report",
-    "T5Bias": "layer",
-    "TaskHeads": "roles",
-    "YaRN": "layer",
     "ablate": "models",
     "align": "roles",
     "attend": "kernels",
     "cache_plan": "caching",
-    "cache_scores": "caching",
     "corpus": "jobs",
     "compare": "report",
     "costs": "surgery",

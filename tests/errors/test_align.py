@@ -7,7 +7,7 @@ import transformers
 import headwise as hw
 from headwise.corpora import AnnotatedText
 from headwise.errors import ArgumentError, HeadError, InputError, UnsupportedError
-from headwise.roles import alignment
+from headwise.roles import AlignedBatch, alignment
 from planted import TOKENIZER
 from planted_pairs import PlantedPairs, linked_pairs, sharp_t5, spelled
 
@@ -33,10 +33,10 @@ def test_bad_pairs_are_refused() -> None:
         hw.align(model, source, TARGETS, heads=(0, 0), first=3)
     batch = spelled(2, 0)
     for wrong, message in (
-        (hw.AlignedBatch(batch.inputs, batch.outputs, [[], []]), "spans of"),
-        (hw.AlignedBatch(batch.inputs, batch.outputs, [[(2, 2)] * len(o) for o in batch.outputs]),
+        (AlignedBatch(batch.inputs, batch.outputs, [[], []]), "spans of"),
+        (AlignedBatch(batch.inputs, batch.outputs, [[(2, 2)] * len(o) for o in batch.outputs]),
          r"a span is \(2, 2\)"),
-        (hw.AlignedBatch(batch.inputs, batch.outputs, [[(0, 99)] * len(o) for o in batch.outputs]),
+        (AlignedBatch(batch.inputs, batch.outputs, [[(0, 99)] * len(o) for o in batch.outputs]),
          "in a source of"),
         (hw.AlignedBatch(batch.inputs, batch.outputs, batch.spans, first=1),
          "a span of an output before first=1"),

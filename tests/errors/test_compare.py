@@ -11,7 +11,7 @@ import headwise as hw
 from headwise.corpora import SPECIALS
 from headwise.errors import ArgumentError, HeadError, InputError
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
-from headwise.report import compare_tables
+from headwise.report import Comparison, compare_tables
 from planted import TOKENIZER, WORDS, lines
 from studies import make_roles, make_study
 from tables_of_texts import make_table, with_heads
@@ -105,8 +105,8 @@ def test_a_page_is_html_and_a_file_holds_a_comparison(tmp_path: Path) -> None:
         comparison.report(tmp_path / "page.txt")
     table = make_table().save(tmp_path / "table.json")
     with pytest.raises(InputError, match=r"Comparison\.load: .*table\.json holds a table of"):
-        hw.Comparison.load(table)
+        Comparison.load(table)
     saved = comparison.save(tmp_path / "comparison.json")
     saved.write_text(saved.read_text("utf-8").replace('"texts": [\n  40,', '"texts": [\n  4, 4,'))
     with pytest.raises(InputError, match=r"comparison\.json is incomplete or damaged.*not pairs"):
-        hw.Comparison.load(saved)
+        Comparison.load(saved)

@@ -14,11 +14,11 @@ import transformers
 import zoo
 from torch import nn
 
-from headwise import ALiBi, MultiHeadAttention, RoPE, load, prune, save
+from headwise import MultiHeadAttention, RoPE, load, prune, save
 from headwise.errors import ArgumentError, InputError, OutputError, UnsupportedError
 from headwise.files import _scratch
 from headwise.lab import MiniGPT, MiniGPTConfig
-from headwise.layer import YaRN
+from headwise.layer import ALiBi, YaRN
 from headwise.models.checkpoints import _save
 from headwise.models.checkpoints.formats import _formats
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import headwise as hw
 from command import headwise
 from headwise.lab import MiniGPT, MiniGPTConfig, save
+from headwise.report import Comparison
 from planted import TOKENIZER, lines
 
 
@@ -47,7 +47,7 @@ def test_two_models_are_compared(place: Path) -> None:
     assert "after − before" in figure.read_text("utf-8")
     saved = place / "compare.csv"
     assert headwise("compare", *models, "--text", place / "texts.txt", "-o", saved).code == 0
-    assert hw.Comparison.load(saved).summary == done.out.strip()
+    assert Comparison.load(saved).summary == done.out.strip()
 
 
 def test_two_tables_are_compared(place: Path) -> None:

@@ -69,6 +69,10 @@ def test_a_public_name_exists_and_is_documented(name: str) -> None:
     assert (getattr(headwise, name).__doc__ or "").strip()
 
 
+def test_there_are_at_most_fifty_public_names() -> None:
+    assert len(headwise.__all__) <= 50
+
+
 def test_an_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         headwise.no_such_name  # noqa: B018

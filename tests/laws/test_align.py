@@ -17,7 +17,7 @@ import headwise as hw
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.kernels import weights_of_head
 from headwise.models import decoder_ids, fingerprint
-from headwise.roles import AlignmentHeads, alignment
+from headwise.roles import AlignedBatch, AlignmentHeads, alignment
 from headwise.roles.cross_attention import _weights
 from headwise.roles.cross_attention._align import aligned, monotone_spans
 from headwise.roles.cross_attention._aligned_batch import known_examples
@@ -186,7 +186,7 @@ def test_a_planted_head_aligns_and_is_written(tmp_path: Path) -> None:
     assert few.outcome == "not tested: 5 held-out examples, 30 needed"
 
 
-def _stretched(n: int, seed: int) -> hw.AlignedBatch:
+def _stretched(n: int, seed: int) -> AlignedBatch:
     """Each letter stands in the source one to six times; all but the first belong to the next one.
 
     That is where the planted head looks: at what follows the letter written before.
@@ -202,15 +202,15 @@ def _stretched(n: int, seed: int) -> hw.AlignedBatch:
         list(pairwise([*start, len(source)])) for start, source in zip(starts, sources, strict=True)
     ]
     inputs = {name: padded(sources, "right")[name] for name in ("input_ids", "attention_mask")}
-    return hw.AlignedBatch(inputs, batch.outputs, spans)
+    return AlignedBatch(inputs, batch.outputs, spans)
 
 
-def _trailing(n: int, seed: int) -> hw.AlignedBatch:
+def _trailing(n: int, seed: int) -> AlignedBatch:
     """A letter for each output, then letters that nothing is written for."""
     batch = spelled(n, seed)
     ids = torch.cat([batch.inputs["input_ids"], torch.full((n, 6), 45)], 1)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    return hw.AlignedBatch(inputs, batch.outputs, batch.spans)
+    return AlignedBatch(inputs, batch.outputs, batch.spans)
 
 
 def test_no_head_is_found_where_counting_outputs_is_enough() -> None:

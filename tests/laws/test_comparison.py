@@ -18,7 +18,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 import headwise as hw
 from headwise.lab import MiniGPT, MiniGPTConfig
-from headwise.report import compare_tables
+from headwise.report import Comparison, compare_tables
 from headwise.report.comparison._compare import _stages
 from headwise.report.comparison.page._render import page_style, render
 from headwise.tables import Head, HeadTable, ratio_interval
@@ -253,7 +253,7 @@ def test_what_was_saved_loads_equal(ending: str, tmp_path: Path) -> None:
     small = with_heads(before, before.heads[1:])
     for pair in ((before, after, (was, now)), (before, small, None)):
         comparison = replace(compare_tables(*pair, draws=600), titles=("a", HOSTILE))
-        loaded = hw.Comparison.load(comparison.save(tmp_path / f"comparison{ending}"))
+        loaded = Comparison.load(comparison.save(tmp_path / f"comparison{ending}"))
         pd.testing.assert_frame_equal(loaded.frame(), comparison.frame())
         if comparison.roles is not None:
             pd.testing.assert_frame_equal(loaded.roles, comparison.roles)

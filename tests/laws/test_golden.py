@@ -19,8 +19,10 @@ import transformers
 from torch import Tensor, nn
 
 import headwise as hw
+from headwise.caching import cache_scores
 from headwise.corpora import Grammar, annotate
 from headwise.lab._data import encode_lines
+from headwise.report import Comparison
 from headwise.watch import DEFAULT
 from planted import IDS as IDS_OF
 from planted import TOKENIZER, WORDS, PlantedGPT
@@ -242,7 +244,7 @@ def _caches() -> pd.DataFrame:
         rows += [(name, f"logit {i}", value) for i, value in enumerate(logits[0, -1].tolist())]
     rows += [
         ("scores", f"L{layer}.KV{head}", value)
-        for (layer, head), value in hw.cache_scores(_llama(), texts, **sizes).by_head().items()
+        for (layer, head), value in cache_scores(_llama(), texts, **sizes).by_head().items()
     ]
     frame = pd.DataFrame(rows, columns=["plan", "what", "value"])
     return frame.assign(says=frame["plan"].map(dict(zip(plans, said, strict=True))).fillna(""))
@@ -374,7 +376,7 @@ def test_an_earlier_checkpoint_opens(name: str) -> None:
 def _open(name: str, path: Path) -> Any:
     kinds = {
         "table": hw.HeadTable, "scores": hw.Scores, "plan": hw.Plan, "roles": hw.Roles,
-        "cache-plan": hw.CachePlan, "comparison": hw.Comparison, "costs": hw.Costs,
+        "cache-plan": hw.CachePlan, "comparison": Comparison, "costs": hw.Costs,
     }  # fmt: skip
     if name == "task-heads":
         return hw.load_heads(path)

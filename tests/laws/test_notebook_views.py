@@ -11,7 +11,7 @@ import torch
 
 import headwise as hw
 from headwise import masks
-from headwise.report import compare_tables
+from headwise.report import Study, compare_tables
 from headwise.tables import Curves
 from studies import make_heads, make_roles, make_study
 from tables_of_texts import make_table
@@ -25,7 +25,7 @@ def _scores() -> hw.Scores:
     return hw.Scores(HEADS, np.arange(len(HEADS)), values, method=HOSTILE, loss=HOSTILE)
 
 
-def _study() -> hw.Study:
+def _study() -> Study:
     study = make_study(24, 16, title=HOSTILE, relations={HOSTILE: HOSTILE})
     return study.with_roles(make_roles(study, range(100), HOSTILE))
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import headwise as hw
 from double import Double, doubled
-from headwise.caching import CachePlan, LayerCachePlan
+from headwise.caching import CachePlan, LayerCachePlan, cache_scores
 from headwise.caching._methods import StreamedModel
 from headwise.models import find_attentions, fingerprint
 from headwise.scoring import find_loss
@@ -47,7 +47,7 @@ def streaming(layer: int, head: int) -> CachePlan:
 )
 def test_leave_one_out_is_what_the_cache_loses(name: str, padding: int) -> None:
     model, texts = zoo.make(name), batches(padding=padding)
-    scores = hw.cache_scores(model, texts, "leave-one-out", sinks=SINKS, window=WINDOW)
+    scores = cache_scores(model, texts, "leave-one-out", sinks=SINKS, window=WINDOW)
     loss = find_loss(None, model, texts[0])
     for (layer, head), expected in scores.by_head().items():
         increases = []
@@ -63,7 +63,7 @@ def test_gradients_equal_finite_differences(at: float) -> None:
     with Double():
         model, texts = doubled(zoo.make("Llama")), batches(1)
         method = {0.5: "half-gate", 1.0: "gradient"}[at]
-        scores = hw.cache_scores(model, texts, method, sinks=SINKS, window=WINDOW)
+        scores = cache_scores(model, texts, method, sinks=SINKS, window=WINDOW)
         loss = find_loss(None, model, texts[0])
         streamed = StreamedModel(
             model, find_attentions(model, texts[0]), loss, texts, SINKS, WINDOW
@@ -92,7 +92,7 @@ def test_open_gates_change_no_bit() -> None:
 
 def test_mass_is_that_of_the_weights_outside() -> None:
     model, texts = zoo.make("Llama"), batches(1, padding=3)
-    scores = hw.cache_scores(model, texts, "mass", sinks=SINKS, window=WINDOW)
+    scores = cache_scores(model, texts, "mass", sinks=SINKS, window=WINDOW)
     model.set_attn_implementation("eager")
     with torch.no_grad():
         weights = model(**texts[0], output_attentions=True).attentions
@@ -118,7 +118,7 @@ def test_a_head_that_reads_only_its_window_loses_nothing(method: str) -> None:
     width = model.config.head_dim
     with torch.no_grad():
         model.model.layers[1].self_attn.v_proj.weight[width:] = 0
-    scores = hw.cache_scores(model, batches(), method, sinks=SINKS, window=WINDOW)
+    scores = cache_scores(model, batches(), method, sinks=SINKS, window=WINDOW)
     losses = scores.by_head()
     if method == "mass":  # which does not know about values
         assert losses[1, 1] > 0.01
@@ -142,7 +142,7 @@ def test_scoring_leaves_the_model_as_it_was() -> None:
 @pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
 def test_a_plan_keeps_the_heads_that_lose_most(keep: float) -> None:
     model = zoo.make("Llama")
-    scores = hw.cache_scores(model, batches(), "leave-one-out", sinks=SINKS, window=WINDOW)
+    scores = cache_scores(model, batches(), "leave-one-out", sinks=SINKS, window=WINDOW)
     plan = hw.cache_plan(
         model, batches(), keep=keep, sinks=SINKS, window=WINDOW, method="leave-one-out"
     )
