@@ -6,9 +6,8 @@ loss; none of them goes off at the right rate.
 
     python examples/entropy_collapse.py --seeds 0 1 2 3 4
 
-With `--clip` those at the rate that is too high are trained in three ways: without QK-clip, with a
-clip after every step. Does it bound the
-logits, and is the loss any lower?
+With `--clip` those at the rate that is too high are trained in two ways: without QK-clip, and with
+a clip after every step. Does it bound the logits, and is the loss any lower?
 
     python examples/entropy_collapse.py --clip 100
 """
@@ -161,7 +160,7 @@ def table(runs: Sequence[Run]) -> str:
 
 def clip_row(clip: str, run: Run) -> str:
     """One line of the table of clipped runs."""
-    clips: Sequence[object] = [run.above, run.clipped_steps, run.looked_steps, run.passes]
+    clips: Sequence[object] = [run.above, run.clipped_steps]
     if clip == "none":
         clips = ["–"] * len(clips)
     losses = [f"{run.validation.lowest:.2f}", f"{run.last:.2f}"]

@@ -1,6 +1,5 @@
 """What a reader can do on the page: words, lines, thumbnails, links, copies, print, no script."""
 
-import csv
 import json
 import re
 from collections.abc import Callable
@@ -241,39 +240,6 @@ def test_links_lead_to_a_head_and_a_statistic(open_page: Open) -> None:
     for hostile in ("#%", "#L9.H9/none", "#<script>"):
         page.evaluate("(hash) => { location.hash = hash; }", hostile)
     expect(page.locator("#head-title")).to_have_text("L0.H1")
-
-
-def test_tables_are_copied_and_pictures_saved(open_page: Open) -> None:
-    study = full_study()
-    page = open_page(study, accept_downloads=True)
-    page.evaluate(
-        "Object.defineProperty(navigator, 'clipboard', { value: {"
-        " writeText: async (text) => { window.copied = text; } } })"
-    )
-    page.locator("[data-copy=table]").click()
-    expect(page.locator("[data-copy=table]")).to_have_text("Copied")
-    lines = page.evaluate("window.copied").split("\n")
-    assert len(lines) == 1 + len(study.table.heads)
-    assert lines[0].startswith("Head,Entropy,Largest weight")
-    mean = study.table.mean("entropy")
-    assert [float(line.split(",")[1]) for line in lines[1:]] == pytest.approx(mean, abs=6e-4)
-    page.locator("[data-copy=numbers]").click()
-    expect(page.locator("[data-copy=numbers]")).to_have_text("Copied")
-    _, *rows = csv.reader(page.evaluate("window.copied").split("\n"))
-    assert {len(row) for row in rows} == {5}
-    assert rows[0][0] == "Entropy; how widely the head spreads its attention"
-    row = study.table.row(page.locator("#head-title").inner_text())
-    assert int(rows[0][4]) == study.table.count("entropy")[row]
-    for name in ("overview-pictures", "lines", "map", "curves", "plan-map"):
-        with page.expect_download() as download:
-            page.locator(f"[data-save={name}]").click()
-        assert download.value.suggested_filename == f"{name}.svg"
-        text = Path(download.value.path()).read_text("utf-8")
-        assert text.startswith("<svg")
-        assert "xmlns=" in text
-        assert "class=" not in text
-        assert re.search(r"<(rect|path)", text)
-        assert ("rotate(-90" in text) == (name == "map")
 
 
 @pytest.mark.parametrize("width", [390, 1000])

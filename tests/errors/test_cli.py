@@ -118,21 +118,21 @@ def test_impossible_arguments(place: Path, arguments: tuple[str, ...], tells: st
 @pytest.mark.parametrize(
     ("flags", "tells"),
     [
-        (("--d-model", "30"), "train: --d-model 30 is not a multiple of --heads 4. Give a multi"),
+        (("--d-model", "30"), "d_model=30 is not a multiple of n_heads=4. Give a multi"),
         (
             ("--heads", "4", "--kv-heads", "3"),
-            "train: --heads 4 is not a multiple of --kv-heads 3. Give a multiple.",
+            "n_heads=4 is not a multiple of n_kv_heads=3. Give a multiple.",
         ),
-        (("--kv-heads", "0"), "train: --heads 4 is not a multiple of --kv-heads 0."),
-        (("--steps", "0"), "train: --steps is 0. Give 1 or more."),
-        (("--context", "5"), "train: --context is 5. Give 33 or more."),
-        (("--dropout", "1.5"), "train: --dropout is 1.5. Give a share"),
-        (("--lr", "-1"), "train: --lr is -1.0. Give a positive number."),
-        (("--layers", "0"), "train: --layers is 0. Give a positive number."),
-        (("--repeat-share", "2"), "train: --repeat-share is 2.0. Give a share"),
+        (("--kv-heads", "0"), "n_heads=4 is not a multiple of n_kv_heads=0."),
+        (("--steps", "0"), "steps is 0. Give 1 or more."),
+        (("--context", "5"), "context is 5. Give 33 or more."),
+        (("--dropout", "1.5"), "dropout is 1.5. Give a share"),
+        (("--lr", "-1"), "learning_rate is -1.0. Give a positive number."),
+        (("--layers", "0"), "n_layers is 0. Give a positive number."),
+        (("--repeat-share", "2"), "repeat_share is 2.0. Give a share"),
         (
             ("--d-model", "100000"),
-            "train: --d-model 100000, --layers 3, --mlp-ratio 2, --context 40 give 240,004,000,000",
+            "d_model=100000, n_layers=3, mlp_ratio=2, context=40 give 240,004,000,000",
         ),
         (("--out", "good.txt"), "good.txt cannot be created"),
     ],
@@ -140,7 +140,9 @@ def test_impossible_arguments(place: Path, arguments: tuple[str, ...], tells: st
 def test_impossible_training_sizes_and_folders(
     place: Path, flags: tuple[str, ...], tells: str
 ) -> None:
-    assert tells in refused(place, "train", *flags)
+    line = refused(place, "train", *flags)
+    assert tells in line
+    assert flags[0] in line or flags[0] == "--out"
 
 
 def test_training_does_not_overwrite_a_model_of_other_origin(place: Path) -> None:

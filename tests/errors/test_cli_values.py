@@ -4,11 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from command import headwise
 from folders import write_llama
-from headwise.cli._arguments import with_option_names
+from headwise.cli._app import app
 
+COMMANDS = get_command(app).commands
 WORDS = ("<pad>", "<bos>", "<eos>", "one", "two", "three")
 
 # A correct command line of every command; all its files exist.
@@ -133,29 +135,34 @@ def test_an_argument_that_is_no_number(place: Path, command: str, value: str) ->
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("group model --kv-heads 2 -o small", "group: --kv-heads 2, but the model has 3. "),
-        ("cache model --text good.txt --keep 7", "cache: --keep 7.0. Give a share"),
-        ("cache model --text good.txt --window 0,8", "cache: --window 0,8. Give a number"),
-        ("corpus model --data good.txt -o run --shards 9999999", "corpus: --shards 9999999. "),
-        ("train --heads 3 --out lab", "train: --d-model 128 is not a multiple of --heads 3. "),
-        ("train --lr 0 --out lab", "train: --lr is 0.0. "),
-        ("count --d-model 10 --heads 3", "of --heads 3. Give a multiple, or --head-dim."),
-        ("look model words --target x", "look: --target x is for an encoder-decoder"),
+        ("group model --kv-heads 2 -o small", "n_kv_heads=2, but the model has 3. "),
+        ("cache model --text good.txt --keep 7", "keep=7.0. Give a share"),
+        ("cache model --text good.txt --window 0,8", "window=[0, 8]. Give a number"),
+        ("corpus model --data good.txt -o run --shards 9999999", "shards=9999999. "),
+        ("train --heads 3 --out lab", "d_model=128 is not a multiple of n_heads=3. "),
+        ("train --lr 0 --out lab", "learning_rate is 0.0. "),
+        ("count --d-model 10 --heads 3", "of n_heads=3. Give a multiple, or head_dim."),
+        ("look model words --target x", "target='x' is for an encoder-decoder"),
         ("look model good.txt", "good.txt is a file, and TEXT is the sentence itself. "),
     ],
 )
 def test_errors_of_the_library_name_the_option(place: Path, line: str, message: str) -> None:
-    assert message in refused(place, *line.split())
+    told = refused(place, *line.split())
+    assert message in told
+    for option in re.findall(r"--(?!text|data|out)[a-z-]+", line):
+        assert option in told
 
 
-def test_only_names_of_arguments_become_options() -> None:
-    options = {"max_tokens": "--max-tokens", "loss": "--loss", "per_text": "--per-text"}
-    for message, expected in (
-        ("f: loss='lm' or loss=, in max_tokens.", "do: --loss lm or --loss, in --max-tokens."),
-        ("f: pass Request(per_text=True).", "do: pass --per-text."),
-        ("f: the loss grows in my/max_tokens.txt.", "f: the loss grows in my/max_tokens.txt."),
+def test_an_error_of_the_library_is_followed_by_the_options() -> None:
+    command = COMMANDS["importance"]
+    message = "importance: method='gates' fits no loss. Give method='half-gate', or another loss=."
+    told = " Here method= is --method, loss= is --loss."
+    assert command.with_options(message) == message + told
+    for message in (
+        "load: no model. Name a headwise.json.",
+        "load: sinks=2. Call prepare() first.",
     ):
-        assert with_option_names(message, options, "do") == expected
+        assert command.with_options(message) == message
 
 
 @pytest.mark.parametrize("value", ["99999999999999999999999", "4294967296"])

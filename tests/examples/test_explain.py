@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from headwise.cli._worked_example import figures, render, run
+from headwise.cli.commands._explain import figures, render, run
 from headwise.errors import InputError
-from headwise.example import WorkedExample, worked_example
+from headwise.example import WorkedExample, load_example, worked_example
 
 
 def shown(example: WorkedExample, width: int = 80) -> str:
@@ -55,7 +55,7 @@ def test_bars_are_as_long_as_the_weights(width: int, full_bar: int):
 
 def test_json_equals_what_python_computes():
     console = Console(file=io.StringIO(), width=40)
-    run(None, None, True, console)
+    run(worked_example(), True, console)
     held = json.loads(console.file.getvalue())
     assert held == figures(worked_example())
     assert held["heads"] == [[0.62, 0.19, 0.085, 0.21], [0.355, 0.41, 0.12, 0.275]]
@@ -70,7 +70,7 @@ def test_files_of_the_user_are_shown(tmp_path: Path):
     weights.write_text('{"tokens": "yo trabajo", "query": "yo", "heads": [{"trabajo": 1}]}')
     values.write_text('{"trabajo": [-0.5, 12]}')
     console = Console(file=io.StringIO(), width=80)
-    run(weights, values, False, console)
+    run(load_example(weights, values), False, console)
     text = console.file.getvalue()
     assert "What 'yo' attends to   heads 1 x width 2 = d_model 2" in text
     assert "[-.5 12]" in text
@@ -80,7 +80,7 @@ def test_files_of_the_user_are_shown(tmp_path: Path):
 def test_a_bad_file_prints_nothing(tmp_path: Path):
     console = Console(file=io.StringIO())
     with pytest.raises(InputError, match="nowhere"):
-        run(tmp_path / "nowhere", None, False, console)
+        run(load_example(tmp_path / "nowhere", None), False, console)
     assert console.file.getvalue() == ""
 
 

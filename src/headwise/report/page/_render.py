@@ -27,7 +27,7 @@ _TEXT_SCRIPTS = (
     *("heads/tabs", "text/words", "text/lines", "text/map", "text/thumbs"),
 )
 _HEAD_SCRIPTS = ("heads/overview", "heads/heatmap", "heads/panel", "heads/table")
-_LAST_SCRIPTS = ("core/scroll", "heads/export", "heads/links")
+_LAST_SCRIPTS = ("core/scroll", "heads/links")
 _STYLES = ("colors", "page", "pictures", "words", "narrow")
 # Rows of the table that is there without a script.
 _STATIC_ROWS = 300
