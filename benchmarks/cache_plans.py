@@ -1,8 +1,7 @@
-r"""Accuracy and loss against the share of the cache, by score.
+r"""Accuracy and loss against the share of the cache.
 
     OMP_NUM_THREADS=1 python benchmarks/_retrieval.py --into RETRIEVAL    # 40 minutes
     OMP_NUM_THREADS=1 python benchmarks/cache_plans.py retrieval --model RETRIEVAL --into DIR
-    OMP_NUM_THREADS=1 python benchmarks/cache_plans.py scores --model RETRIEVAL --into DIR
     OMP_NUM_THREADS=1 python benchmarks/cache_plans.py perplexity --language FOLDER \
         --text FILE --into DIR
     python benchmarks/cache_plans.py picture --into DIR    # draws what `retrieval` wrote
@@ -12,7 +11,6 @@ Each part prints its figures and writes them as JSON into --into.
 
 import argparse
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import headwise as hw
-from headwise.caching import METHODS, CachePlan, CacheScores, LayerCachePlan, cache_scores
-from headwise.scoring import rank_correlation
+from headwise.caching import CachePlan, CacheScores, LayerCachePlan, cache_scores
 from headwise.tables import save_figure
 
 SINKS, WINDOW = 4, 64
@@ -90,18 +87,6 @@ def scoring_batches(length: int, n: int, seed: int) -> list[dict[str, torch.Tens
     return [{"input_ids": t.ids[i : i + 1], "labels": t.labels[i : i + 1]} for t, i in rows]
 
 
-def score_all(
-    model: nn.Module, batches: Any, window: int, methods: Sequence[str], **how: Any
-) -> dict[str, CacheScores]:
-    """The scores of a model by each method, with the seconds printed."""
-    scores = {}
-    for method in methods:
-        start = time.process_time()
-        scores[method] = cache_scores(model, batches, method, sinks=SINKS, window=window, **how)
-        print(f"scored by {method} in {time.process_time() - start:.1f} s", flush=True)
-    return scores
-
-
 def ordered(scores: CacheScores) -> list[tuple[int, int]]:
     """The kv heads from the one that loses most."""
     return [scores.heads[i] for i in np.argsort(-scores.mean, kind="stable")]
@@ -112,7 +97,7 @@ def retrieval(args: argparse.Namespace) -> dict[str, Any]:
     model = open_retrieval(args.model)
     questions = Questions(model, args.length, args.questions, seed=100)
     batches = scoring_batches(args.scoring_length, args.texts, seed=500)
-    scores = score_all(model, batches, WINDOW, list(METHODS))
+    scores = {"half-gate": cache_scores(model, batches, sinks=SINKS, window=WINDOW)}
     full = questions.accuracy(None)
     result: dict[str, Any] = {"length": args.length, "full": full, "curves": {}, "random": {}}
     print(f"full cache: {full:.3f}", flush=True)
@@ -127,10 +112,10 @@ def retrieval(args: argparse.Namespace) -> dict[str, Any]:
     result["full_heads"] = {
         m: ordered(score)[: len(score.heads) // 2] for m, score in scores.items()
     }
-    result["uniform"] = uniform(questions, scores["mass"].heads, args.length)
-    result["random"] = random_plans(questions, list(scores["mass"].heads), args.random)
+    result["uniform"] = uniform(questions, scores["half-gate"].heads, args.length)
+    result["random"] = random_plans(questions, list(scores["half-gate"].heads), args.random)
     result["stability"] = {method: score.stability() for method, score in scores.items()}
-    result["kv_heads"] = len([head for head in scores["mass"].heads if head[0] == 0])
+    result["kv_heads"] = len([head for head in scores["half-gate"].heads if head[0] == 0])
     result["losses"] = {method: score.mean.tolist() for method, score in scores.items()}
     return result
 
@@ -160,43 +145,6 @@ def random_plans(
     return band
 
 
-def compare_scores(args: argparse.Namespace) -> dict[str, Any]:
-    """Spearman's correlation of each score with leaving heads out, over heads that lose."""
-    result = {}
-    cases: dict[str, tuple[nn.Module, Any, int, dict[str, Any]]] = {}
-    if args.model:
-        model = open_retrieval(args.model)
-        cases["retrieval"] = (
-            model,
-            scoring_batches(args.scoring_length, args.texts, 500),
-            WINDOW,
-            {},
-        )
-    if args.language and args.text:
-        language = hw.load(args.language).eval()
-        tokenizer = hw.load_tokenizer(args.language)
-        texts = paragraphs(args.text, args.texts)
-        cases["language"] = language, texts, 32, {"tokenizer": tokenizer}
-    for folder in args.more or []:
-        batches = scoring_batches(args.scoring_length, args.texts, 500)
-        cases[folder.name] = open_retrieval(folder), batches, WINDOW, {}
-    for name, (model, batches, window, how) in cases.items():
-        scores = score_all(model, batches, window, list(METHODS), **how)
-        truth = scores["leave-one-out"]
-        low, high = truth.interval()
-        loses = (low > 0) | (high < 0)
-        rows = {
-            method: (
-                rank_correlation(score.mean[loses], truth.mean[loses]),
-                rank_correlation(score.mean, truth.mean),
-            )
-            for method, score in scores.items()
-        }
-        result[name] = {"heads": int(loses.sum()), "of": len(loses), "rank_correlation": rows}
-        print(name, result[name], flush=True)
-    return result
-
-
 def paragraphs(path: Path, n: int) -> list[str]:
     """Passages of a text, evenly spaced."""
     text = path.read_text("utf-8")
@@ -211,13 +159,14 @@ def perplexity(args: argparse.Namespace) -> dict[str, Any]:
     chosen, held_out = texts[::2], texts[1::2]
     result: dict[str, Any] = {}
     for window in (16, 32, 64):
-        scores = score_all(model, chosen, window, list(METHODS), tokenizer=tokenizer)
+        half_gate = cache_scores(model, chosen, tokenizer=tokenizer, sinks=SINKS, window=window)
+        scores = {"half-gate": half_gate}
         evaluate = loss_on(model, held_out, tokenizer)
         curves = {
             method: {share: evaluate(by_order(ordered(score), share, window)) for share in SHARES}
             for method, score in scores.items()
         }
-        heads, rng = list(scores["mass"].heads), np.random.default_rng(0)
+        heads, rng = list(scores["half-gate"].heads), np.random.default_rng(0)
         orders = [[heads[i] for i in rng.permutation(len(heads))] for _ in range(args.random)]
         random = [evaluate(by_order(order, 0.5, window)) for order in orders]
         result[str(window)] = {"curves": curves, "random": random}
@@ -264,7 +213,6 @@ def picture(args: argparse.Namespace) -> dict[str, Any]:
 
 PARTS = {
     "retrieval": retrieval,
-    "scores": compare_scores,
     "perplexity": perplexity,
     "picture": picture,
 }
@@ -276,7 +224,6 @@ def main() -> None:
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--model", type=Path, help="the trained retrieval model")
     parser.add_argument("--kvpress", type=Path, help="the file that kvpress_scores.py wrote")
-    parser.add_argument("--more", type=Path, nargs="*", help="further retrieval models")
     parser.add_argument("--language", type=Path, help="a folder of a language model")
     parser.add_argument("--text", type=Path, help="a text for the language model")
     parser.add_argument("--length", type=int, default=4096)

@@ -81,7 +81,6 @@ def main() -> None:
         *(batches_of(model, tokenizer, stories[start::2]) for start in (0, 1)), options.recover
     )
     methods = {
-        "mean": {"method": "mean"},
         "fit": {},
         "fit to texts": {"reference": texts.reference},
     }

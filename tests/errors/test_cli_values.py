@@ -137,7 +137,7 @@ def test_an_argument_that_is_no_number(place: Path, command: str, value: str) ->
     [
         ("group model --kv-heads 2 -o small", "n_kv_heads=2, but the model has 3. "),
         ("cache model --text good.txt --keep 7", "keep=7.0. Give a share"),
-        ("cache model --text good.txt --window 0,8", "window=[0, 8]. Give a number"),
+        ("cache model --text good.txt --sinks 4 --window 999", "window=999 keep all"),
         ("corpus model --data good.txt -o run --shards 9999999", "shards=9999999. "),
         ("train --heads 3 --out lab", "d_model=128 is not a multiple of n_heads=3. "),
         ("train --lr 0 --out lab", "learning_rate is 0.0. "),

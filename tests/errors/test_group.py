@@ -30,21 +30,16 @@ def test_a_single_head_cannot_be_grouped() -> None:
         group_heads(_llama(1), 1)
 
 
-def test_an_unknown_method() -> None:
-    with pytest.raises(ArgumentError, match=r"method='median'. Choose 'fit' or 'mean'"):
-        group_heads(_llama(), 2, method="median")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
-    ("method", "reference", "message"),
+    ("reference", "message"),
     [
-        ("fit", [], "group_heads: reference holds no batch. Give one or more"),
-        ("mean", ["a text"], "group_heads: reference holds the text 'a text'"),
+        ([], "group_heads: reference holds no batch. Give one or more"),
+        (["a text"], "group_heads: reference holds the text 'a text'"),
     ],
 )
-def test_an_unusable_reference(method: Any, reference: list[Any], message: str) -> None:
+def test_an_unusable_reference(reference: list[Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        group_heads(_llama(), 2, method=method, reference=reference)
+        group_heads(_llama(), 2, reference=reference)
 
 
 @pytest.mark.parametrize("name", ["Bert", "GPT2", "GPTNeoX", "BloomForCausalLM"])

@@ -59,7 +59,7 @@ def test_without_a_text_spans_that_occur_twice_are_read(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--window", "5,x"], "--window 5,x is not a number of tokens"),
+        (["--window", "5,x"], "Invalid value for '--window': '5,x'"),
         (["--keep", 0.5, "--loss", 1], "--keep and --loss are both given"),
         (["-o", "plan.txt"], "plan.txt does not end in .json"),
     ],

@@ -101,7 +101,6 @@ def test_a_file_of_the_wrong_kind_is_named_for_what_it_is(place: Path, tmp_path:
         (("observe", "m", "--txt", "a"), "--text"),
         (("importance", "m", "--text", "a", "--method", "half-gat"), "Did you mean half-gate?"),
         (("importance", "m", "--text", "a", "--loss", "labels"), "Did you mean label?"),
-        (("cache", "m", "--method", "outputs"), "Did you mean output?"),
         (("observe", "m", "--text", "a", "--statistics", "entrpy"), "Did you mean entropy?"),
         (("observe", "m", "--text", "a", "--statistics", "top(frist)"), "Did you mean first?"),
         (("roles", "m", "--text", "SOME", "--nulls", "permutd"), "Did you mean permuted?"),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headwise import MultiHeadAttention, RoPE
 from headwise.models import find_attentions
-from headwise.surgery.grouping._cluster import cluster, neighbors
+from headwise.surgery.grouping._cluster import cluster
 from headwise.surgery.grouping._fit import Features, Fit, fit
 from headwise.surgery.grouping._rows import layout_of, traced
 from headwise.surgery.grouping._symmetries import (
@@ -150,10 +150,6 @@ def test_similar_heads_form_a_group(n_groups: int, size: int, seed: int) -> None
     assert sorted(groups) == sorted(
         np.flatnonzero(kinds == kind).tolist() for kind in range(n_groups)
     )
-
-
-def test_neighbors_are_grouped_in_order() -> None:
-    assert neighbors(6, 2) == [[0, 1, 2], [3, 4, 5]]
 
 
 @pytest.mark.parametrize("pairing", ["half", "interleaved"])

@@ -120,13 +120,6 @@ def test_a_saved_model_is_compared_on_tensors(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
-def test_the_mean_of_groups_is_checked_on_a_reference() -> None:
-    model, batch = CASES["Llama"].make()
-    small = hw.group_heads(model, 1, method="mean", reference=[batch])
-    expected = hw.group_heads(model, 1, method="mean")
-    assert torch.equal(small(**batch)[0], expected(**batch)[0])
-
-
 @pytest.mark.parametrize("name", ["ViTMAEForPreTraining", "ViltModel"])
 def test_models_that_draw_at_random_are_cut(name: str) -> None:
     model, batch = CASES[name].make()

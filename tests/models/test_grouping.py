@@ -1,5 +1,6 @@
 """Grouping undoes the maps that queries and outputs can absorb, and changes nothing else."""
 
+import copy
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -191,8 +192,6 @@ def test_copies_under_random_maps_are_recovered(name: str, n_kv_heads: int) -> N
     assert {key: x.shape for key, x in small.named_parameters()} == {
         key: x.shape for key, x in target.named_parameters()
     }
-    plain = group_heads(wide, 2, method="mean")
-    assert (_logits(plain) - expected).abs().max() > 0.01
 
 
 def test_each_layer_is_reported() -> None:
@@ -216,30 +215,19 @@ def test_clipped_features_are_only_averaged() -> None:
     assert {(layer.keys, layer.values) for layer in layers} == {("averaged", "averaged")}
 
 
-@torch.no_grad()
-def test_the_mean_is_the_mean_of_neighbors() -> None:
-    model = _make("Qwen2", 8)
-    layers: list[GroupedLayer] = []
-    small = group_heads(model, 2, method="mean", on_layer=layers.append)
-    for attention, grouped in zip(_attentions(model), _attentions(small), strict=True):
-        old, new = _heads(attention, 8), _heads(grouped, 2)
-        for part in old:
-            expected = old[part]
-            if part[0] in "kv":
-                expected = expected.unflatten(0, (2, 4)).mean(1)
-            torch.testing.assert_close(new[part], expected, rtol=0, atol=1e-12)
-    assert layers[0].groups == ((0, 1, 2, 3), (4, 5, 6, 7))
-    assert (layers[0].keys, layers[0].values) == ("averaged", "averaged")
-
-
 @pytest.mark.parametrize("reference", [False, True])
 def test_fitted_heads_lose_less_than_their_mean(reference: bool) -> None:
     model = _make("Llama", 8)
     options = {"reference": [{"input_ids": IDS}]} if reference else {}
     expected = _logits(model)
     fit = _logits(group_heads(model, 4, **options)) - expected
-    mean = _logits(group_heads(model, 4, method="mean")) - expected
-    assert fit.norm() < 0.9 * mean.norm()
+    averaged = copy.deepcopy(model)
+    with torch.no_grad():  # neighbors share their mean, as Ainslie et al. 2023 begin
+        for attention in _attentions(averaged):
+            for projection in (attention.k_proj, attention.v_proj):
+                rows = projection.weight.unflatten(0, (4, 2, -1))
+                rows.copy_(rows.mean(1, keepdim=True).expand_as(rows))
+    assert fit.norm() < 0.9 * (_logits(averaged) - expected).norm()
 
 
 def test_padding_does_not_count_in_the_reference() -> None:

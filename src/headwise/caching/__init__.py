@@ -3,13 +3,11 @@
 from headwise.caching._cache_plan import cache_plan, cache_scores
 from headwise.caching._duo_attention import load_duo_attention, save_duo_attention
 from headwise.caching._layer_plan import LayerCachePlan
-from headwise.caching._methods import METHODS
 from headwise.caching._plan import CachePlan
 from headwise.caching._retrieval import retrieval_batches
 from headwise.caching._scores import CacheScores
 
 __all__ = [
-    "METHODS",
     "CachePlan",
     "CacheScores",
     "LayerCachePlan",

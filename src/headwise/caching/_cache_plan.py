@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from headwise._progress import Progress, shows_progress
-from headwise.caching._choose import Choice, in_order, keep_first, within_bytes
 from headwise.caching._layer_plan import LayerCachePlan
 from headwise.caching._plan import CachePlan
-from headwise.caching._scores import CacheScores, ScoringTexts
+from headwise.caching._scores import CacheScores, KVHead, ScoringTexts
 from headwise.errors import ArgumentError
 from headwise.models import CacheLayer, check_model, find_cache_layers, fingerprint
 from headwise.scoring import BatchesLike, rank_correlation
@@ -24,7 +23,6 @@ from headwise.shapes import is_size
 def cache_scores(
     model: nn.Module,
     texts: BatchesLike,
-    method: str = "half-gate",
     *,
     tokenizer: Any = None,
     sinks: int = 4,
@@ -36,29 +34,24 @@ def cache_scores(
     """Score how much the loss grows when a kv head keeps only its first and latest tokens.
 
     A gate mixes two outputs of the query heads that read a kv head: 1 reads all tokens, 0 only
-    the first `sinks` of the text and the last `window`. The methods:
-
-    - `half-gate`: −∂loss/∂gate with all gates at ½; one backward pass for all heads.
-    - `gradient`: the same with all gates at 1.
-    - `leave-one-out`: the increase of the loss when one head streams; one pass for each head.
-    - `mass`: the attention weights outside of the kept tokens; no loss is needed.
-    - `output`: the norm by which the head's contribution to the residual stream changes.
+    the first `sinks` of the text and the last `window`. The score is −∂loss/∂gate with all gates
+    at ½ (half-gate), from one backward pass for all heads.
 
     Args:
         texts: Texts or batches, in every form that `importance` takes.
         objective: The loss, as `loss` of `importance`; labels may leave tokens out.
         max_tokens: The most tokens in one text. None is the model's limit.
     Returns:
-        A loss for each kv head and text, in units of the loss; masses are shares.
+        A loss for each kv head and text, in units of the loss.
     Raises:
-        ArgumentError: no text is longer than what is kept, or the method does not exist.
+        ArgumentError: no text is longer than what is kept.
         UnsupportedError: the model has no cache of keys and values alone, or its heads cannot be
             gated exactly.
     """
-    _check_sizes(sinks, [window])
+    _check_sizes(sinks, window)
     model = check_model("cache_scores", model)
     reading = ScoringTexts.read(model, texts, tokenizer, max_tokens, objective)
-    return reading.score(method, sinks, window, on_progress)
+    return reading.score(sinks, window, on_progress)
 
 
 @shows_progress("Planning the cache")
@@ -73,9 +66,8 @@ def cache_plan(
     bytes: int | None = None,
     loss: float | None = None,
     sinks: int = 4,
-    window: int | Sequence[int] = 256,
+    window: int = 256,
     n_tokens: int | None = None,
-    method: str = "half-gate",
     objective: Any = None,
     per_layer: bool = False,
     domains: Mapping[str, BatchesLike] | None = None,
@@ -95,10 +87,7 @@ def cache_plan(
         keep: The largest share of kv heads that keep all tokens.
         bytes: The most bytes of the cache of one text of `n_tokens`.
         loss: The largest increase of the mean loss; found by measuring plans.
-        window: How many of the last tokens the others keep, a query's own included. With
-            several sizes each head gets its own: the choice that loses least in the bytes that
-            the largest size for all would take. If the measured loss is no lower, all get the
-            largest.
+        window: How many of the last tokens the others keep, a query's own included.
         n_tokens: The length of a text for which bytes are counted. None is the longest text.
         per_layer: Whether all layers keep the same share.
         domains: Other texts by name, to report how far their scores agree.
@@ -116,25 +105,21 @@ def cache_plan(
     """
     goals = {"full": full, "keep": keep, "bytes": bytes, "loss": loss}
     goal = _check_goals(goals)
-    windows = list(window) if isinstance(window, Sequence) else [window]
-    _check_sizes(sinks, windows)
-    windows = sorted(set(windows))
+    _check_sizes(sinks, window)
     model = check_model("cache_plan", model)
     if full is not None:
-        return _of_heads(model, full, sinks, windows)
+        return _of_heads(model, full, sinks, window)
     if texts is None:
         raise ArgumentError(f"cache_plan: {goal}={goals[goal]} without texts. Give texts.")
     reading = ScoringTexts.read(model, texts, tokenizer, max_tokens, objective)
-    scores = {size: reading.score(method, sinks, size, on_progress) for size in windows}
+    scores = reading.score(sinks, window, on_progress)
     planner = _Planner(reading, scores, sinks, per_layer, n_tokens or reading.longest)
     plan = planner.by(goal, goals[goal])
     others = {
-        name: ScoringTexts.read(model, other, tokenizer, max_tokens, objective).score(
-            method, sinks, windows[0]
-        )
+        name: ScoringTexts.read(model, other, tokenizer, max_tokens, objective).score(sinks, window)
         for name, other in (domains or {}).items()
     }
-    return replace(plan, measured={**plan.measured, **_agreement(scores[windows[0]], others)})
+    return replace(plan, measured={**plan.measured, **_agreement(scores, others)})
 
 
 class _Planner:
@@ -143,15 +128,14 @@ class _Planner:
     def __init__(
         self,
         reading: ScoringTexts,
-        scores: Mapping[int, CacheScores],
+        scores: CacheScores,
         sinks: int,
         per_layer: bool,
         n_tokens: int,
     ) -> None:
         self._reading, self._scores, self._sinks = reading, scores, sinks
-        self._losses = {window: score.by_head() for window, score in scores.items()}
-        self._n_tokens, self._largest = n_tokens, max(scores)
-        self._order = in_order(self._losses[self._largest], per_layer)
+        self._losses, self._n_tokens = scores.by_head(), n_tokens
+        self._order = _in_order(self._losses, per_layer)
 
     def by(self, goal: str, value: Any) -> CachePlan:
         """The plan for one of the goals."""
@@ -159,13 +143,7 @@ class _Planner:
         n_full = self._fewest(base + value) if goal == "loss" else self._number(goal, value)
         plan = self._plan(n_full)
         lost = self._reading.loss_of(plan)
-        if len(self._scores) > 1:
-            mixed = self._several(plan.nbytes(self._n_tokens))
-            mixed_loss = self._reading.loss_of(mixed)
-            if mixed_loss < lost:
-                plan, lost = mixed, mixed_loss
-        method = self._scores[self._largest].method
-        why = f"{goal}={value:g} by {method} of the loss {self._reading.loss.name}"
+        why = f"{goal}={value:g} by half-gate of the loss {self._reading.loss.name}"
         measured = {"loss of the full cache": base, "loss of this cache": lost}
         return replace(plan, why=why, measured=measured)
 
@@ -194,23 +172,10 @@ class _Planner:
                 low = middle + 1
         return high
 
-    def _several(self, budget: int) -> CachePlan:
-        sizes = {
-            (layer.layer, head): {
-                window: layer.token_bytes * layer.tokens(self._n_tokens, self._sinks, [window])
-                for window in (*self._losses, None)
-            }
-            for layer in self._plan(0).layers
-            for head in range(len(layer.windows))
-        }
-        return self._of(within_bytes(self._losses, sizes, budget))
-
     def _plan(self, n_full: int) -> CachePlan:
-        return self._of(keep_first(self._order, n_full, self._largest))
-
-    def _of(self, choice: Choice) -> CachePlan:
-        losses = self._losses[min(self._losses)]
-        layers = []
+        window = self._scores.window
+        choice = {head: None if i < n_full else window for i, head in enumerate(self._order)}
+        losses, layers = self._losses, []
         for layer in self._reading.layers:
             heads = [(layer.layer, head) for head in range(layer.n_kv_heads)]
             windows = tuple(choice[head] for head in heads)
@@ -219,6 +184,19 @@ class _Planner:
             )
         plan = CachePlan(tuple(layers), self._sinks)
         return _for_model(plan, self._reading.model, self._reading.layers)
+
+
+def _in_order(losses: Mapping[KVHead, float], per_layer: bool) -> list[KVHead]:
+    """The kv heads from the one that loses most when it streams to the one that loses least.
+
+    Args:
+        per_layer: Whether the first ones of all layers come before all second ones.
+    """
+    ordered = sorted(losses, key=lambda head: -losses[head])
+    if not per_layer:
+        return ordered
+    within = {head: [x for x in ordered if x[0] == head[0]].index(head) for head in ordered}
+    return sorted(ordered, key=lambda head: within[head])
 
 
 def _for_model(plan: CachePlan, model: nn.Module, layers: Sequence[CacheLayer]) -> CachePlan:
@@ -231,18 +209,11 @@ def _for_model(plan: CachePlan, model: nn.Module, layers: Sequence[CacheLayer]) 
 
 
 def _of_heads(
-    model: nn.Module, full: Mapping[int, Sequence[int]], sinks: int, windows: Sequence[int]
+    model: nn.Module, full: Mapping[int, Sequence[int]], sinks: int, window: int
 ) -> CachePlan:
-    if len(windows) > 1:
-        raise ArgumentError(
-            f"cache_plan: window={list(windows)} with full=. Give one window, or texts to "
-            f"choose windows by."
-        )
     layers = find_cache_layers(model)
     counts = [layer.n_kv_heads for layer in layers]
-    plan = CachePlan.of(
-        full, n_layers=len(layers), n_kv_heads=counts, sinks=sinks, window=windows[0]
-    )
+    plan = CachePlan.of(full, n_layers=len(layers), n_kv_heads=counts, sinks=sinks, window=window)
     return replace(_for_model(plan, model, layers), why="kv heads by name")
 
 
@@ -268,10 +239,8 @@ def _check_goals(goals: Mapping[str, Any]) -> str:
     return goal
 
 
-def _check_sizes(sinks: int, windows: Sequence[Any]) -> None:
-    if not windows or not all(is_size(window) for window in windows):
-        raise ArgumentError(
-            f"cache_plan: window={list(windows)}. Give a number of tokens from 1 on, or several."
-        )
+def _check_sizes(sinks: Any, window: Any) -> None:
+    if not is_size(window):
+        raise ArgumentError(f"cache_plan: window={window!r}. Give a number of tokens from 1 on.")
     if not (is_size(sinks) or sinks == 0):
         raise ArgumentError(f"cache_plan: sinks={sinks!r}. Give a number of tokens from 0 on.")

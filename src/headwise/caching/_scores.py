@@ -13,8 +13,8 @@ from torch import nn
 
 from headwise._evaluation import differentiable_evaluation, in_evaluation
 from headwise._progress import Progress
-from headwise.caching._methods import METHODS, StreamedModel, real_tokens
 from headwise.caching._plan import CachePlan
+from headwise.caching._streamed_model import StreamedModel, real_tokens
 from headwise.errors import ArgumentError, ShapeError, UnsupportedError
 from headwise.models import (
     CacheLayer,
@@ -37,16 +37,14 @@ class CacheScores:
     Attributes:
         heads: The layer and the kv head of each column.
         per_text: The loss of each kv head in each text.
-        method: "half-gate", "gradient", "leave-one-out", "mass" or "output".
         window: The tokens that a streaming head keeps besides the first ones.
-        loss: The loss that methods with a loss measure.
+        loss: The name of the loss.
     Raises:
         ShapeError: the columns are not one for each head, or there is no text.
     """
 
     heads: tuple[KVHead, ...]
     per_text: Float64[np.ndarray, "M N"]
-    method: str
     window: int
     loss: str = ""
 
@@ -83,7 +81,7 @@ class CacheScores:
         return rank_correlation(self.per_text[::2].mean(0), self.per_text[1::2].mean(0))
 
     def frame(self) -> pd.DataFrame:
-        """A row for each kv head: name, layer, kv_head, loss with its 95 % interval, method."""
+        """A row for each kv head: name, layer, kv_head, loss with its 95 % interval, window."""
         low, high = self.interval()
         return pd.DataFrame(
             {
@@ -93,7 +91,6 @@ class CacheScores:
                 "loss": self.mean,
                 "ci_low": low,
                 "ci_high": high,
-                "method": self.method,
                 "window": self.window,
             }
         )
@@ -138,20 +135,13 @@ class ScoringTexts:
         """The tokens of the longest text."""
         return max(int(real_tokens(batch).sum(1).max()) for batch in self.batches)
 
-    def score(
-        self, method: str, sinks: int, window: int, on_progress: Progress | None = None
-    ) -> CacheScores:
+    def score(self, sinks: int, window: int, on_progress: Progress | None = None) -> CacheScores:
         """What each kv head loses when it keeps these tokens alone.
 
         Raises:
-            ArgumentError: there is no such method, or no text is longer than what is kept.
+            ArgumentError: no text is longer than what is kept.
             UnsupportedError: the heads of the model cannot be gated exactly.
         """
-        if method not in METHODS:
-            raise ArgumentError(
-                f"cache_plan: method={method!r} is not one of {', '.join(METHODS)}. Give one of "
-                f"them."
-            )
         if self.longest <= sinks + window:
             most = self.longest - sinks - 1
             smaller = f", or a window up to {most}" if most > 0 else ""
@@ -170,8 +160,8 @@ class ScoringTexts:
                     f"full={{layer: [kv heads]}}."
                 )
             streamed = StreamedModel(self.model, attentions, self.loss, self.batches, sinks, window)
-            values = METHODS[method](streamed, report).double().cpu().numpy()
-        return CacheScores(tuple(streamed.heads), values, method, window, self.loss.name)
+            values = streamed.scores(report).double().cpu().numpy()
+        return CacheScores(tuple(streamed.heads), values, window, self.loss.name)
 
     @torch.no_grad()
     def loss_of(self, plan: CachePlan) -> float:

@@ -3,14 +3,13 @@
 from headwise.surgery._choose_heads import plan
 from headwise.surgery._plan import LayerPlan, Plan, amount
 from headwise.surgery._prune import prune
-from headwise.surgery.grouping import GroupedLayer, Method, group_heads
+from headwise.surgery.grouping import GroupedLayer, group_heads
 from headwise.surgery.pricing import Costs, PassTimes, costs, time_passes
 
 __all__ = [
     "Costs",
     "GroupedLayer",
     "LayerPlan",
-    "Method",
     "PassTimes",
     "Plan",
     "amount",

@@ -2,15 +2,13 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from headwise.cli._options import Force, Json, Model, Shared, check_folder, check_output
 from headwise.cli._print import print_json, print_note, print_table
 from headwise.errors import ArgumentError
-
-MethodName = Literal["half-gate", "gradient", "leave-one-out", "mass", "output"]
 
 Text = Annotated[
     Path | None,
@@ -34,11 +32,10 @@ MostBytes = Annotated[
 ]
 MostLoss = Annotated[float | None, typer.Option(help="The largest increase of the mean loss.")]
 Sinks = Annotated[int, typer.Option(min=0, help="How many first tokens the other heads keep.")]
-WindowSizes = Annotated[
-    str,
+Window = Annotated[
+    int,
     typer.Option(
-        help="How many last tokens the other heads keep, fewer than the texts have; or several "
-        "numbers to choose from: 64,256."
+        min=1, help="How many last tokens the other heads keep, fewer than the texts have."
     ),
 ]
 Lengths = Annotated[
@@ -58,7 +55,6 @@ NumberOfTexts = Annotated[
         show_default="all; without --text 16",
     ),
 ]
-ScoringMethod = Annotated[MethodName, typer.Option(help="How kv heads are scored.")]
 
 
 @dataclass(frozen=True)
@@ -69,8 +65,7 @@ class CacheGoal:
     bytes: MostBytes = None
     loss: MostLoss = None
     sinks: Sinks = 4
-    window: WindowSizes = "256"
-    method: ScoringMethod = "half-gate"
+    window: Window = 256
 
 
 @dataclass(frozen=True)

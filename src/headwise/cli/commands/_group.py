@@ -1,7 +1,7 @@
 """`headwise group`: a model whose heads share keys and values, with a smaller cache."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -14,16 +14,9 @@ from headwise.cli._options import (
     check_folder,
 )
 from headwise.cli._print import print_json, print_result
-from headwise.errors import ArgumentError
 from headwise.files import MODEL_FILES
 
 KvHeads = Annotated[int, typer.Option("--kv-heads", min=1, help="Key/value heads per layer.")]
-MethodName = Annotated[
-    Literal["fit", "mean"],
-    typer.Option(
-        help="fit: group similar heads and fit their weights. mean: average neighboring heads."
-    ),
-]
 Text = Annotated[
     Path | None,
     typer.Option(
@@ -37,7 +30,6 @@ def group(
     model: Model,
     n_kv_heads: KvHeads,
     out: OutputFolder,
-    method: MethodName = "fit",
     text: Text = None,
     force: Force = False,
     as_json: Json = False,
@@ -50,14 +42,10 @@ def group(
     before and after.
     """
     check_folder(out, *MODEL_FILES, force=force)
-    if method == "mean" and text is not None:
-        raise ArgumentError(
-            f"group: --text {text} with --method mean, which fits nothing. Leave one of them out."
-        )
     from headwise.cli import tasks
     from headwise.surgery import amount
 
-    result = tasks.group_model(model, n_kv_heads, method, text, shared, out, force)
+    result = tasks.group_model(model, n_kv_heads, text, shared, out, force)
     if as_json:
         print_json(result)
         return

@@ -8,7 +8,6 @@ from headwise.caching import CachePlan, cache_plan, retrieval_batches
 from headwise.cli._options import Shared
 from headwise.cli.tasks._models import open_model
 from headwise.cli.tasks._texts import note_split_texts, read_drawn_texts
-from headwise.errors import ArgumentError
 from headwise.models import context_of
 
 # The share of kv heads that keep all tokens, where no goal is set.
@@ -16,24 +15,12 @@ _KEEP = 0.5
 _TEXTS, _TOKENS = 16, 1024  # of retrieval, where no file is given
 
 
-def plan_cache(
-    name: str, path: Path | None, shared: Shared, window: str, **settings: Any
-) -> CachePlan:
+def plan_cache(name: str, path: Path | None, shared: Shared, **settings: Any) -> CachePlan:
     """Plan the cache of a model.
 
     Args:
-        window: One size, or several with commas between them.
         settings: Further arguments of `cache_plan`.
-
-    Raises:
-        ArgumentError: the window sizes are not numbers.
     """
-    try:
-        windows = [int(size) for size in window.split(",")]
-    except ValueError as error:
-        raise ArgumentError(
-            f"cache: --window {window} is not a number of tokens. Write 256, or 64,256."
-        ) from error
     read = [] if path is None else read_drawn_texts(path, shared)
     model, tokenizer = open_model(name, shared)
     texts: Any = read
@@ -50,7 +37,6 @@ def plan_cache(
             model,
             texts,
             tokenizer=tokenizer,
-            window=windows,
             max_tokens=shared.max_tokens,
             on_progress=on_progress,
             **settings,

@@ -10,13 +10,12 @@ from headwise.cli.tasks._models import count_parameters, open_model
 from headwise.cli.tasks._texts import note_split_texts, read_drawn_texts
 from headwise.models import save, source_files
 from headwise.scoring import read_batches
-from headwise.surgery import GroupedLayer, Method, costs, group_heads
+from headwise.surgery import GroupedLayer, costs, group_heads
 
 
 def group_model(
     name: str,
     n_kv_heads: int,
-    method: Method,
     text: Path | None,
     shared: Shared,
     out: Path,
@@ -40,7 +39,7 @@ def group_model(
     if texts is not None:
         note_split_texts(texts, model, tokenizer, shared)
         reference = read_batches(texts, model, tokenizer, shared.max_tokens)
-    grouped = group_heads(model, n_kv_heads, method=method, reference=reference, on_layer=on_layer)
+    grouped = group_heads(model, n_kv_heads, reference=reference, on_layer=on_layer)
     before, after = costs(model), costs(grouped)
     all_costs = {
         f"{cost} of heads": (before.after((), cost), after.after((), cost)) for cost in before.own

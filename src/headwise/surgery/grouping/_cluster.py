@@ -6,11 +6,6 @@ import numpy as np
 from jaxtyping import Float64
 
 
-def neighbors(n: int, n_groups: int) -> list[list[int]]:
-    """Group neighboring heads."""
-    return np.arange(n).reshape(n_groups, -1).tolist()
-
-
 def cluster(distances: Float64[np.ndarray, "n n"], n_groups: int) -> list[list[int]]:
     """Find groups of equal size with small distances within them.
 

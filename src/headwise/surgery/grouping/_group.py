@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +35,6 @@ from headwise.surgery.grouping._symmetries import (
     symmetries_of_values,
 )
 
-Method = Literal["fit", "mean"]
-
 
 @shows_progress("Grouping heads")
 @torch.inference_mode(False)
@@ -44,7 +42,6 @@ def group_heads(
     model: nn.Module,
     n_kv_heads: int,
     *,
-    method: Method = "fit",
     reference: Iterable[Any] | None = None,
     on_layer: Callable[[GroupedLayer], None] | None = None,
 ) -> nn.Module:
@@ -68,22 +65,20 @@ def group_heads(
         model: A Hugging Face model whose configuration has `num_key_value_heads`, or a
             `SentenceTransformer` around one. It is not changed.
         n_kv_heads: Key/value heads per layer: a divisor of their present number.
-        method: "fit", or "mean": the plain mean of neighbors, without mixing.
         reference: Batches, each the model's keyword arguments, a tuple of arguments or the only
             one. The fit minimises the loss on them. None minimises it over isotropic inputs.
-            "mean" only runs the first one, to find the heads and to check the outputs.
         on_layer: Called after each layer with a `GroupedLayer`: its groups, what was mixed and
             what is lost.
     Returns:
         The grouped model, in the mode of the model.
     Raises:
-        ArgumentError: the number is not a smaller divisor of the present number, the method is
-            unknown, or the reference is empty or holds texts.
+        ArgumentError: the number is not a smaller divisor of the present number, or the
+            reference is empty or holds texts.
         UnsupportedError: the configuration has no number of kv heads, heads were pruned before,
             keys or values are not rows of a linear layer, positions are bound to heads, or
             weights are quantised, under adapters or spread over devices.
     Source:
-        Means: Ainslie et al. 2023 (arXiv:2305.13245); leading directions: Yu et al. 2024
+        Grouped heads: Ainslie et al. 2023 (arXiv:2305.13245); leading directions: Yu et al. 2024
         (arXiv:2406.07056); equality up to absorbed maps: Jin et al. 2024 (arXiv:2412.20677).
 
     Example:
@@ -97,17 +92,14 @@ def group_heads(
     outer, model = without_compiler(model), check_model("group_heads", model)
     refuse_packed(model, "group_heads")
     count = KvHeadCount.of(model)
-    batches = _checked(count, n_kv_heads, method, reference)
+    batches = _checked(count, n_kv_heads, reference)
     batch = batches[0] if batches else example_input(model)
     layers = _layers(model, count, batch)
     factors = covariance_factors(model, {x.attention: x.layout for x in layers}, batches)
     small = deepcopy(model)
     groupings = []
     for layer in layers:
-        if method == "mean":
-            grouping = Grouping.pooled(model, layer, n_kv_heads)
-        else:
-            grouping = Grouping.fitted(model, layer, n_kv_heads, factors)
+        grouping = Grouping.fitted(model, layer, n_kv_heads, factors)
         grouping.write_repeated(model, small)
         groupings.append(grouping)
         if on_layer is not None:
@@ -124,11 +116,7 @@ def group_heads(
     return small if outer is model else around(outer, small)
 
 
-def _checked(
-    count: KvHeadCount, n_kv_heads: int, method: str, reference: Iterable[Any] | None
-) -> list[Any]:
-    if method not in ("fit", "mean"):
-        raise ArgumentError(f"group_heads: method={method!r}. Choose 'fit' or 'mean'.")
+def _checked(count: KvHeadCount, n_kv_heads: int, reference: Iterable[Any] | None) -> list[Any]:
     batches = batches_of(reference, "group_heads")
     number = count.number
     if type(n_kv_heads) is not int or not 0 < n_kv_heads < number or number % n_kv_heads:

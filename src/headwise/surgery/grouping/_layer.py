@@ -1,7 +1,7 @@
 """The grouping of one attention's heads: what they share, and what queries and outputs absorb."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
 from headwise.models import Attention, OutputProjection, OwnershipMap
-from headwise.surgery.grouping._cluster import cluster, neighbors
+from headwise.surgery.grouping._cluster import cluster
 from headwise.surgery.grouping._fit import Features, Fit, fit
 from headwise.surgery.grouping._rows import HeadRows, Layout
-from headwise.surgery.grouping._symmetries import Symmetries, none_free
+from headwise.surgery.grouping._symmetries import Symmetries
 
 
 @dataclass(frozen=True)
@@ -84,20 +84,7 @@ class Grouping:
         """Groups of heads that lose little by sharing, found by clustering."""
         keys, values = _keys_of(model, layer, factors), _values_of(model, layer, factors)
         distances = _distances(keys, layer.keys) + _distances(values, layer.values)
-        return cls._of(layer, cluster(distances, n_groups), keys, values)
-
-    @classmethod
-    def pooled(cls, model: nn.Module, layer: UngroupedLayer, n_groups: int) -> "Grouping":
-        """Groups of neighbors, which share their mean."""
-        groups = neighbors(layer.layout.n_kv_heads, n_groups)
-        unmixed = replace(layer, keys=none_free(), values=none_free())
-        keys, values = _keys_of(model, unmixed, {}), _values_of(model, unmixed, {})
-        return cls._of(unmixed, groups, keys, values)
-
-    @classmethod
-    def _of(
-        cls, layer: UngroupedLayer, groups: list[list[int]], keys: Features, values: Features
-    ) -> "Grouping":
+        groups = cluster(distances, n_groups)
         key_fits = [fit(keys.subset(group), layer.keys) for group in groups]
         value_fits = [fit(values.subset(group), layer.values) for group in groups]
         return cls(layer, groups, key_fits, value_fits)
