@@ -4,6 +4,7 @@
 values are right, in a commit of its own that says why.
 """
 
+import inspect
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -64,6 +65,9 @@ BATCH = {"input_ids": IDS, "attention_mask": (IDS != 0).long()}
 _SIZES = {"vocab_size": 19, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
+# What Transformers calls a cache since 5.24, and before.
+_NAMES = inspect.signature(transformers.LlamaForCausalLM.forward).parameters
+_CACHE = "cache" if "cache" in _NAMES else "past_key_values"
 _UNEVEN, _EVEN = {0: [0, 1], 1: [0, 1, 2]}, {0: [0, 1], 1: [2, 3]}
 
 
@@ -239,7 +243,7 @@ def _caches() -> pd.DataFrame:
     for name, plan in plans.items():
         said.append(str(plan))
         with plan.cache(_llama()) as cache, torch.no_grad():
-            logits = _llama()(**texts[0], past_key_values=cache).logits
+            logits = _llama()(**texts[0], **{_CACHE: cache}).logits
         rows += [(name, "bytes", cache.nbytes)]
         rows += [(name, f"logit {i}", value) for i, value in enumerate(logits[0, -1].tolist())]
     rows += [
