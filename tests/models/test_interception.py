@@ -179,7 +179,7 @@ def test_a_site_that_begins_to_attend_by_hand_is_refused_and_then_followed() -> 
     model = Model()
     with _understood(model) as watch:
         model.layers[1].by_hand = True
-        with pytest.raises(UnsupportedError, match="computes attention by hand, which no earlier"):
+        with pytest.raises(UnsupportedError, match="computes a softmax by hand, which no earlier"):
             model(X)
         before = watch.table().count("lse")
         model(X)

@@ -56,7 +56,6 @@ from headwise.models.capture import (
     Text,
     Understanding,
     capture_calls,
-    reason_unsupported,
 )
 from headwise.models.checkpoints import (
     Format,
@@ -183,7 +182,6 @@ __all__ = [
     "output_projection",
     "pad",
     "reads_two_texts",
-    "reason_unsupported",
     "register_attention",
     "remember_fingerprint",
     "replace_heads",

@@ -23,7 +23,6 @@ from headwise.models import (
     Understanding,
     capture_calls,
     output_projection,
-    reason_unsupported,
 )
 from headwise.tables import Totals
 from headwise.watch._accumulator import Accumulator
@@ -182,18 +181,13 @@ class Recorder:
         is_backward = in_backward() and not self._inputs.inside
         return is_backward or max(0, self._inputs.passes - 1) % self._every > 0
 
-    def _place(self, call: AttentionCall) -> _Place | None:
-        """Where a call belongs; None, and its module is listed, if it is not within a text."""
+    def _place(self, call: AttentionCall) -> _Place:
+        """Where a call belongs."""
         sites, active = self._sites, self._active
-        inputs = self._inputs.of(sites.place_of(call, active)[0])
-        module_call, tokens = active.call_of(call.module), inputs.text.tokens
-        reason = reason_unsupported(call, module_call, tokens)
-        if reason is not None:
-            sites.unsupported[sites.name_of(call.module)] = reason
-            return None
         site = sites.of(call, active)
-        sites.learn(call, active, tokens)
-        return site, inputs, module_call
+        inputs = self._inputs.of(sites.place_of(call, active)[0])
+        sites.learn(call, active, inputs.text.tokens)
+        return site, inputs, active.call_of(call.module)
 
     def _add(
         self, call: AttentionCall, place: _Place, *, need_heads: bool, verify: bool

@@ -6,7 +6,7 @@ from headwise.models.capture._capture import capture_calls
 from headwise.models.capture._inputs import InputTracker, StackInputs, Text
 from headwise.models.capture._interception import Understanding
 from headwise.models.capture._module_call import ModuleCall
-from headwise.models.capture._sites import Coverage, Site, Sites, reason_unsupported
+from headwise.models.capture._sites import Coverage, Site, Sites
 from headwise.models.capture._stacks import Stacks
 from headwise.models.capture._torch_calls import ordinary_path
 from headwise.models.capture.softmax import SoftmaxCall
@@ -26,5 +26,4 @@ __all__ = [
     "Understanding",
     "capture_calls",
     "ordinary_path",
-    "reason_unsupported",
 ]

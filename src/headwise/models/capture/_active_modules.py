@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise._count_names import HEADS
 from headwise._torch_private import in_backward, in_func_transform, without_function_modes
 from headwise.errors import UnsupportedError
 from headwise.models._hooks import Hooks
@@ -20,17 +19,17 @@ from headwise.models.capture._interception import (
     Interception,
     Understanding,
 )
-from headwise.models.capture._module_call import ModuleCall
-
-
-def heads_of(module: nn.Module) -> int:
-    """The number of heads that a module declares; 1 if it declares none."""
-    counts = [getattr(module, name, None) for name in (*HEADS, "nhead")]
-    return next((count for count in counts if isinstance(count, int) and count > 0), 1)
+from headwise.models.capture._module_call import ModuleCall, reason_unsupported
 
 
 def _token_vectors(args: Iterable[Any]) -> list[Tensor]:
     return [x for x in args if isinstance(x, Tensor) and x.ndim == 3 and x.is_floating_point()]
+
+
+def _n_ids(values: Iterable[Any]) -> int | None:
+    """The length of the first argument that may be token ids; None if none may."""
+    ids = (x for x in values if isinstance(x, Tensor) and x.ndim == 2)
+    return next((x.shape[1] for x in ids if not x.is_floating_point()), None)
 
 
 def _running(known: Container[int]) -> list[nn.Module]:
@@ -60,8 +59,6 @@ class ActiveModules:
             so that the function mode must skip what they call.
         understanding: What earlier passes have shown about the model.
         interception: What intercepts its calls.
-        unmatched_softmax: The number of axes of a softmax whose product with values was not
-            found, by the identity of its module.
         is_open: Whether the capture still runs. Whatever remains of a closed one does nothing.
     """
 
@@ -83,7 +80,6 @@ class ActiveModules:
         self.captured_elsewhere = 0
         self.understanding = understanding or Understanding()
         self.interception: Interception | None = None
-        self.unmatched_softmax: dict[int, int] = {}
 
     @property
     def called(self) -> set[int]:
@@ -152,7 +148,11 @@ class ActiveModules:
             self.attends(call.module)
         elif self.calls:  # no hook on the module has asked for its thread
             self._check_thread(threading.get_ident())
-        self._on_call(call)
+        reason = reason_unsupported(call, self.call_of(call.module), self.calls)
+        if reason is None:
+            self._on_call(call)
+        else:
+            self.understanding.unsupported[id(call.module)] = reason
 
     def attends(self, module: nn.Module) -> None:
         """Record that a module attends: it is followed, and what contains several such modules."""
@@ -233,7 +233,7 @@ class ActiveModules:
             inputs = _token_vectors(values)
         if is_whole and self.calls:  # otherwise the projections inside have no hooks
             self.calls[-1].project(inputs)
-        self.calls.append(ModuleCall(module, inputs, has_own_hook, thread=thread))
+        self.calls.append(ModuleCall(module, inputs, has_own_hook, _n_ids(values), thread=thread))
         self.called.add(id(module))
         self.captured_elsewhere += has_own_hook
 

@@ -27,8 +27,9 @@ from headwise._torch_private import (
 from headwise.errors import UnsupportedError
 from headwise.kernels import make_rule
 from headwise.masks.parts import top_left
-from headwise.models.capture._active_modules import ActiveModules, heads_of
+from headwise.models.capture._active_modules import ActiveModules
 from headwise.models.capture._call import AttentionCall, uncompiled
+from headwise.models.capture._module_call import heads_of
 from headwise.models.capture.softmax import SoftmaxTracker
 
 

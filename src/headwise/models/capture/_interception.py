@@ -23,6 +23,8 @@ class Understanding:
         unhooked: By module that attends, whether it needs no hook: its calls name it, and it
             attends once in a pass, with a query for each token of its stack.
         calls: The ways in which the model was called, each understood by one whole pass.
+        unsupported: Why attention of a module is not captured, by the module's identity.
+        other_softmax: The modules with a softmax that is not attention, by identity.
         needs_all: Whether every call must be followed: a softmax outside of fused attention is
             followed from function to function; compiled code is intercepted as a whole; and the
             modules around and inside one tell apart where its keys come from, if some of its
@@ -33,6 +35,8 @@ class Understanding:
     needed: set[int] = field(default_factory=set)
     unhooked: dict[int, bool] = field(default_factory=dict)
     calls: set[Hashable] = field(default_factory=set)
+    unsupported: dict[int, str] = field(default_factory=dict)
+    other_softmax: set[int] = field(default_factory=set)
     needs_all: bool = False
 
 

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from headwise.models._sharded import first_head_of
-from headwise.models.capture._active_modules import ActiveModules, heads_of
+from headwise.models.capture._active_modules import ActiveModules
 from headwise.models.capture._call import AttentionCall
-from headwise.models.capture._module_call import ModuleCall
+from headwise.models.capture._module_call import ModuleCall, input_shape
 from headwise.models.capture._stacks import Stacks, is_attention
 from headwise.tables import Head
 
-# An unmatched softmax over more axes than these is taken for attention that was not captured.
-_SOFTMAX_AXES, _SOFTMAX_AXES_OF_ATTENTION = 3, 2
+_NO_ATTENTION = "not watched: a softmax that is not attention"
 
 
 @dataclass(frozen=True, eq=False)  # sites are looked up at every call, by identity
@@ -63,9 +62,6 @@ class Sites:
     A module that is called several times in one pass, such as a shared layer, has one site for
     each call. But calls on parts of the same queries share a site: an image tower may attend
     within one image after the other.
-
-    Attributes:
-        unsupported: Why the calls of a module are not supported, by the module's name.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -73,7 +69,6 @@ class Sites:
         self._modules = dict(model.named_modules())
         self._names = {id(module): name for name, module in self._modules.items()}
         self._sites: dict[tuple[int, int], Site] = {}
-        self.unsupported: dict[str, str] = {}
         self._places: dict[int, tuple[str, bool]] = {}  # of modules: stack and cross-attention
         self._module_calls: dict[int, list[ModuleCall | None]] = {}  # of this pass
         self._pass: ModuleCall | None = None
@@ -86,21 +81,21 @@ class Sites:
 
     def uncaptured(self, active: ActiveModules) -> list[Site]:
         """Modules that should attend but were not captured, each with its name and the reason."""
-        unmatched = [
-            name
-            for name, module in self._modules.items()
-            if name not in self.unsupported and _has_unmatched_softmax(module, active)
-        ]
-        known = [*unmatched, *self.unsupported] + [site.name for site in self._sites.values()]
+        understood = active.understanding
+        why = understood.unsupported
+        reasons = {name: why[key] for key, name in self._names.items() if key in why}
+        known = [*reasons, *(site.name for site in self._sites.values())]
         silent: list[str] = []
         for name, module in self._modules.items():  # outer modules come first
             near = any(_inside(name, place) or _inside(place, name) for place in known + silent)
             if is_attention(module) and not near:
                 silent.append(name)
-        reasons = {name: _reason(self._modules[name], active) for name in unmatched + silent}
+        reasons |= {name: _reason(self._modules[name], active) for name in silent}
+        others = [name for key, name in self._names.items() if key in understood.other_softmax]
+        reasons = dict.fromkeys(others, _NO_ATTENTION) | reasons
         return [
             Site(name, self.stacks.of(name, False)[0], watched=reason)
-            for name, reason in (self.unsupported | reasons).items()
+            for name, reason in sorted(reasons.items(), key=lambda item: item[1] == _NO_ATTENTION)
         ]
 
     def known(self, call: AttentionCall, active: ActiveModules) -> Site | None:
@@ -184,14 +179,7 @@ def _inside(name: str, outer: str) -> bool:
     return name == outer or name.startswith(f"{outer}.") or outer == ""
 
 
-def _has_unmatched_softmax(module: nn.Module, active: ActiveModules) -> bool:
-    axes = active.unmatched_softmax.get(id(module), 0)
-    return axes > (_SOFTMAX_AXES_OF_ATTENTION if is_attention(module) else _SOFTMAX_AXES)
-
-
 def _reason(module: nn.Module, active: ActiveModules) -> str:
-    if id(module) in active.unmatched_softmax:
-        return "not captured: no product of its softmax with values was found"
     if id(module) in active.called:
         return "not captured: called, but without a softmax over queries and keys in this thread"
     return "not called"
@@ -250,36 +238,9 @@ class Coverage:
         return str(self._latest[site]) if site in self._latest else ""
 
 
-def reason_unsupported(
-    call: AttentionCall, module_call: ModuleCall | None, tokens: int | None
-) -> str | None:
-    """Why a call is not attention between the tokens of a text; None if it is.
-
-    The shapes of the module's inputs decide: a layer that receives windows attends within texts.
-    """
-    shape = _input_shape(module_call)
-    H, T, S = call.q.shape[1], call.q.shape[2], call.k.shape[2]
-    if shape is not None and shape[1] > T and T not in shape and _are_chunks(call.module, H):
-        return f"not supported: attends among {T} positions where it was given {shape[1]} tokens"
-    if shape is None or T in (tokens, *shape[1:]):
-        return None
-    if T == S and shape[2] == H * T and call.v.shape[-1] == shape[1]:
-        return f"not supported: attends among {T} channels of each head, not among tokens"
-    windows = call.q.shape[0] * T == shape[0] * shape[1]
-    if shape[1] > T and T not in shape and T == S and not windows:
-        return f"not supported: attends among {T} positions where it was given {shape[1]} tokens"
-    return None
-
-
-def _are_chunks(module: nn.Module, H: int) -> bool:
-    """Whether `H` heads are several chunks of the heads that a module declares."""
-    heads = heads_of(module)
-    return 1 < heads < H and H % heads == 0
-
-
 def _covered(call: AttentionCall, module_call: ModuleCall | None, tokens: int | None) -> Covered:
     B, T = call.q.shape[0], call.q.shape[2]
-    shape = _input_shape(module_call)
+    shape = input_shape(module_call)
     if shape is not None and T not in shape and shape[1] > T:
         if shape[0] * shape[1] == B * T:
             return Covered(B * T, B * T, T)
@@ -287,10 +248,6 @@ def _covered(call: AttentionCall, module_call: ModuleCall | None, tokens: int | 
     if tokens is not None and tokens > T:  # latents or pooled positions instead of tokens
         return Covered(B * T, B * tokens)
     return Covered(B * T, B * T)
-
-
-def _input_shape(module_call: ModuleCall | None) -> tuple[int, ...] | None:
-    return None if module_call is None or not module_call.inputs else module_call.inputs[0].shape
 
 
 def _is_first(module_call: ModuleCall, site: Hashable) -> bool:

@@ -23,14 +23,21 @@ class Product:
     values: Float[Tensor, "*shared S Dv"]
     heads: Float[Tensor, "*lead T Dv"]
 
-    def transposed(self) -> "Product":
-        """The same product with its factors swapped."""
-        return Product(self.values.mT, self.weights.mT, self.heads.mT)
-
 
 def is_product(func: Callable[..., Any]) -> bool:
     """Whether a torch function computes a matrix product and nothing else."""
     return func in _MATMUL or func is torch.einsum
+
+
+def has_matrix(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether a factor of a product is a matrix, which is the same for all texts.
+
+    Queries, keys and values are not; the weights of a router, a table of embeddings and a list of
+    experts are.
+    """
+    factors = [x for arg in args for x in (arg if isinstance(arg, list | tuple) else [arg])]
+    tensors = [x for x in factors if isinstance(x, Tensor)]
+    return any(x.ndim < 3 for x in (tensors[1:] if func in ADDED_PRODUCTS else tensors))
 
 
 def product_within(
@@ -51,9 +58,10 @@ def read_product(
     """
     if func is torch.einsum:
         return _read_einsum(args, output, weights)
-    left_factor, right_factor = args[:2]
-    product = Product(left_factor, right_factor, output)
-    return product if id(left_factor) in weights else product.transposed()
+    left, right = args[:2]
+    factors = (left, right, output) if id(left) in weights else (right.mT, left.mT, output.mT)
+    # Weights that all texts or heads share are not those of heads.
+    return Product(*factors) if factors[0].shape[:-1] == factors[2].shape[:-1] else None
 
 
 def _read_einsum(

@@ -14,11 +14,14 @@ from headwise._torch_private import version_of
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowRequest, RowStatistics, make_rule
 from headwise.masks import as_mask
-from headwise.models.capture._active_modules import ActiveModules, heads_of
+from headwise.models.capture._active_modules import ActiveModules
 from headwise.models.capture._call import AttentionCall, uncompiled
+from headwise.models.capture._module_call import heads_of
+from headwise.models.capture._stacks import is_attention
 from headwise.models.capture.softmax._matmul import (
     ADDED_PRODUCTS,
     Product,
+    has_matrix,
     is_product,
     product_within,
     read_product,
@@ -29,6 +32,7 @@ _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
 _DROPOUT = (F.dropout, torch.dropout)
 # A softmax without a product after this many later softmaxes is not attention.
 _PENDING = 4
+_NO_PRODUCT = "not captured: no product of its softmax with values was found"
 
 
 @dataclass(eq=False)
@@ -68,15 +72,17 @@ class _PendingSoftmax:
     scores: Tensor | None  # products of queries and keys, if known
     hidden: Tensor | None  # which keys a mask hides; None if unknown
     module: nn.Module
+    are_scores: bool | None  # whether its logits are products; None if they were not followed
     weights: dict[int, Tensor] = field(default_factory=dict)
     dropped: bool = False
-    prepared: bool = True  # whether what comes before the softmax was followed
 
 
 class SoftmaxTracker:
     """Follows the weights of every softmax over the last axis to their product with values.
 
-    A module whose softmax has no such product is noted in `ActiveModules.unmatched_softmax`.
+    A softmax is attention if its logits are products of queries with keys, and its weights have a
+    product with values. Neither is a matrix that all texts share, as in a router, a mixture of
+    layers or streams, or a table of embeddings. Every other softmax is noted.
     """
 
     def __init__(self, active: ActiveModules) -> None:
@@ -102,7 +108,10 @@ class SoftmaxTracker:
             self._pending.remove(pending)
             # Approximations of attention multiply weights with weights, which gives no heads.
             is_square = sum(id(x) in pending.weights for x in _flat(args)) > 1
-            product = None if is_square else read_product(func, args, output, pending.weights)
+            if has_matrix(func, args):
+                pending.are_scores = False
+            unread = is_square or pending.are_scores is False
+            product = None if unread else read_product(func, args, output, pending.weights)
             return self._finish(pending, product)
         elif isinstance(output, Tensor) and output.shape.numel() == pending.logits.shape.numel():
             pending.weights[id(output)] = output
@@ -120,7 +129,7 @@ class SoftmaxTracker:
         self._begin(weights, logits, dim)
         if len(self._pending) == before:
             return False
-        self._pending[-1].prepared = False
+        self._pending[-1].are_scores = None
         return True
 
     def clear(self) -> None:
@@ -133,7 +142,11 @@ class SoftmaxTracker:
     def _begin(
         self, weights: Tensor, input: Tensor, dim: int | None = None, *_: Any, **__: Any
     ) -> None:
-        if input.ndim < 3 or dim not in (-1, input.ndim - 1) or weights is input:
+        if weights is input:
+            return
+        module = self._active.innermost(nn.Softmax)
+        if input.ndim < 3 or dim not in (-1, input.ndim - 1):
+            self._note_other(module)
             return
         self._active.understanding.needs_all = True
         scores, self._scores = self._scores, None
@@ -142,16 +155,25 @@ class SoftmaxTracker:
             unchanged = version_of(scores[0]) == scores[1]
             scores = scores if same_size and unchanged else None
         hidden = self._masks.hidden_of(input)
-        module = self._active.innermost(nn.Softmax)
-        pending = _PendingSoftmax(input, scores and scores[0], hidden, module)
+        are_scores = self._masks.are_scores(input)
+        pending = _PendingSoftmax(input, scores and scores[0], hidden, module, are_scores)
         pending.weights[id(weights)] = weights
         self._pending.append(pending)
         if len(self._pending) > _PENDING:
             self._give_up(self._pending.pop(0))
 
     def _give_up(self, pending: _PendingSoftmax) -> None:
-        axes = self._active.unmatched_softmax.get(id(pending.module), 0)
-        self._active.unmatched_softmax[id(pending.module)] = max(axes, pending.logits.ndim)
+        """Note a softmax that is not attention, or is attention that cannot be captured."""
+        known, key = self._active.understanding, id(pending.module)
+        if pending.are_scores or is_attention(pending.module):
+            known.unsupported.setdefault(key, _NO_PRODUCT)
+        else:
+            self._note_other(pending.module)
+
+    def _note_other(self, module: nn.Module) -> None:
+        """Note a softmax that is not attention, if the module is certain."""
+        if self._active.is_whole:
+            self._active.understanding.other_softmax.add(id(module))
 
     def _pending_of(self, args: Any) -> _PendingSoftmax | None:
         tensors = _flat(args)
@@ -170,11 +192,19 @@ class SoftmaxTracker:
             self._scores = (output, version_of(output)) if has_version else None
 
     def _complete(self, pending: _PendingSoftmax, product: Product | None) -> AttentionCall | None:
+        if pending.are_scores is False:
+            self._note_other(pending.module)
+            return None
         shape = None if product is None else _four_axes(pending, product, self._active)
         if product is None or shape is None:
             self._give_up(pending)
             return None
-        _check_prepared(pending)
+        if pending.are_scores is None:
+            raise UnsupportedError(
+                f"observe: {type(pending.module).__name__} computes a softmax by hand, which no "
+                f"earlier forward pass did, so it is unknown whether that is attention, and what "
+                f"its masks are. Run the pass again: every function is followed from now on."
+            )
         B, H, T, S = shape
         logits = pending.logits.detach().reshape(shape)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -203,15 +233,6 @@ class SoftmaxTracker:
             logits = self._active.detach(pending.logits).reshape(visible.shape)
             wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
             return _plain(pending, wide, visible)
-
-
-def _check_prepared(pending: _PendingSoftmax) -> None:
-    if not pending.prepared:
-        raise UnsupportedError(
-            f"observe: {type(pending.module).__name__} computes attention by hand, which no "
-            f"earlier forward pass did, so the masks of this call were not followed. Run the pass "
-            f"again: every function is followed from now on."
-        )
 
 
 def _flat(args: Any) -> list[Any]:

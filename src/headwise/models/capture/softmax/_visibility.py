@@ -1,4 +1,4 @@
-"""Which keys a mask hides from a softmax, according to how the mask entered its logits.
+"""What the logits of a softmax are: products of queries and keys, and which keys a mask hides.
 
 Logits alone are ambiguous: a saturated head gives a key a logit as low as a mask does. So scores
 are followed to their softmax, and values that are added to them or filled into them reveal the
@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from headwise._torch_private import without_function_modes
-from headwise.models.capture.softmax._matmul import is_product
+from headwise.models.capture.softmax._matmul import has_matrix, is_product
 
 # A value that hides a key is at most this.
 _LOW = -1000.0
@@ -35,6 +35,9 @@ _MOVE = {
 }  # fmt: skip
 
 Hidden = Bool[Tensor, "..."]
+# A tensor that is followed, the entries that are hidden in it (None: nothing), and whether it
+# follows from products of queries and keys.
+Followed = tuple[weakref.ref[Tensor], Hidden | None, bool]
 # The name of a function, and its arguments.
 FunctionCall = tuple[str, tuple[Any, ...], dict[str, Any]]
 
@@ -43,8 +46,7 @@ class MaskTracker:
     """Follows scores and their masks to the softmax."""
 
     def __init__(self) -> None:
-        # The tensors that are followed, and the entries that are hidden in each; None: nothing.
-        self._followed: list[tuple[weakref.ref[Tensor], Hidden | None]] = []
+        self._followed: list[Followed] = []
 
     def clear(self) -> None:
         """End the pass."""
@@ -59,7 +61,8 @@ class MaskTracker:
         if not isinstance(result, Tensor) or not result.is_floating_point() or result.ndim < 2:
             return
         product = is_product(func) or name == "baddbmm"
-        known = {} if product else self._known(args)
+        # A linear layer makes something new, like a product.
+        known = {} if product or name == "linear" else self._known(args)
         fills = name in _FILL or name in ("where", "__setitem__")
         if name.endswith("_like") or not (known or product or fills):
             return
@@ -67,11 +70,21 @@ class MaskTracker:
             newly_hidden = _hidden_by_call((name, args, kwargs), result, set(known))
             follows, inherited = _inherited(func, (name, args, kwargs), result, known)
             if product or follows or newly_hidden is not None:
-                self._enter(result, _union(newly_hidden, inherited), name)
+                is_scores = product and not has_matrix(func, args)
+                is_scores |= follows and self._are_scores(args)
+                self._enter(result, _union(newly_hidden, inherited), name, is_scores)
+
+    def are_scores(self, logits: Tensor) -> bool:
+        """Whether the logits of a softmax follow from products of queries and keys."""
+        return self._are_scores([logits])
+
+    def _are_scores(self, args: Any) -> bool:
+        arguments = {id(x) for x in _tensors(args)}
+        return any(is_scores and id(ref()) in arguments for ref, _, is_scores in self._followed)
 
     def hidden_of(self, logits: Tensor) -> Hidden | None:
         """Which logits of a softmax are hidden; None if they were not followed to it."""
-        for ref, hidden in self._followed:
+        for ref, hidden, _ in self._followed:
             if ref() is logits:
                 return torch.zeros_like(logits, dtype=torch.bool) if hidden is None else hidden
         return None
@@ -81,20 +94,20 @@ class MaskTracker:
         if not self._followed:
             return {}
         arguments = {id(x) for x in _tensors(args)}
-        alive = [(ref(), hidden) for ref, hidden in self._followed]
+        alive = [(ref(), hidden) for ref, hidden, _ in self._followed]
         return {id(x): hidden for x, hidden in alive if x is not None and id(x) in arguments}
 
-    def _enter(self, x: Tensor, hidden: Hidden | None, name: str) -> None:
+    def _enter(self, x: Tensor, hidden: Hidden | None, name: str, is_scores: bool) -> None:
         in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-        followed: list[tuple[weakref.ref[Tensor], Hidden | None]] = []
-        for ref, before in self._followed:
+        followed: list[Followed] = []
+        for ref, before, were_scores in self._followed:
             tensor = ref()
             if tensor is None or tensor is x:
                 continue
             if in_place and hidden is not None and _is_same_memory(tensor, x):
                 before = hidden.reshape(tensor.shape)
-            followed.append((ref, before))
-        self._followed = [*followed[1 - _FOLLOWED :], (weakref.ref(x), hidden)]
+            followed.append((ref, before, were_scores))
+        self._followed = [*followed[1 - _FOLLOWED :], (weakref.ref(x), hidden, is_scores)]
 
 
 def visible_keys(
