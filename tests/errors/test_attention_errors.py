@@ -100,6 +100,24 @@ def test_continuous_batching_refuses_it_by_name() -> None:
         model.generate_batch([[5, 6, 7]], generation_config=transformers.GenerationConfig())
 
 
+@pytest.mark.parametrize(("name", "argument"), [("Gemma2", "softcap"), ("GptOss", "s_aux")])
+def test_what_sdpa_leaves_out(name: str, argument: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, sdpa = zoo.make(name), transformers.AttentionInterface._global_mapping["sdpa"]
+
+    def of_an_early_version(*args: Any, softcap: Any = None, **kwargs: Any) -> Any:
+        return sdpa(*args, **kwargs)
+
+    monkeypatch.setitem(
+        transformers.AttentionInterface._global_mapping, "sdpa", of_an_early_version
+    )
+    model.config._attn_implementation = "sdpa"
+    advice = (
+        rf"{name}Attention passes {argument}, which 'sdpa' leaves out\. .*'eager' or 'headwise'"
+    )
+    with hw.observe(model), pytest.raises(UnsupportedError, match=advice):
+        model(torch.tensor([[5, 9, 7]]))
+
+
 # It counts from the sizes of a model, which it does not run.
 RUNS_NO_MODEL = "count"
 

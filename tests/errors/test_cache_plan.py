@@ -163,7 +163,7 @@ def test_gradients_weights_and_dropout_are_refused() -> None:
         read(model, cache)
 
 
-@pytest.mark.parametrize("name", ["position_bias", "sinks"])
+@pytest.mark.parametrize("name", ["indices", "position_bias", "sinks"])
 def test_attention_that_adds_to_the_logits_is_refused(name: str) -> None:
     model = llama()
     with plan().cache(model) as cache:

@@ -21,7 +21,7 @@ PROMPTS = padded([[5, 9, 7, 3, 11], [4, 6, 8]], "left")
 NAMES = ("BloomForCausalLM", "DeepseekV3", "Falcon", "GPT2", "GPTJForCausalLM", "GPTNeoX")
 NAMES += ("GPTNeoForCausalLM", "Gemma3", "GptOss", "Mistral", "OPT", "Qwen3")
 # These models have no static cache.
-DYNAMIC = ("BloomForCausalLM", "Falcon", "GPTNeoForCausalLM", "GPTJForCausalLM")
+DYNAMIC = ("Falcon", "GPTNeoForCausalLM", "GPTJForCausalLM")
 
 
 def _assert_alike(first: HeadTable, second: HeadTable) -> None:

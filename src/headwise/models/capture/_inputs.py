@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from types import FunctionType
 from typing import Any
@@ -47,6 +47,15 @@ class Text:
             self.cached if self.cached is not None else default.cached,
             self.tokens if self.tokens is not None else default.tokens,
         )
+
+    def written(self) -> "Text":
+        """The same text without columns of its mask that a static cache has not written yet."""
+        if self.real is None or self.cached is None or self.tokens is None:
+            return self
+        total = int(self.cached) + self.tokens
+        if total >= self.real.shape[1] or bool(self.real[:, total:].any()):
+            return self
+        return replace(self, real=self.real[:, :total])
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ class _Mean:
     def of(
         cls, attention: Attention, heads: Float[Tensor, "B T H Dv"], inputs: InputTracker
     ) -> "_Mean":
-        real = _real(inputs.of(attention.site.stack).text.real, heads)
+        real = _real(inputs.of(attention.site.stack).text.written().real, heads)
         chosen = torch.where(real[..., None, None], heads, 0.0)
         dims = tuple(range(heads.ndim - 2))
         return cls(chosen.double().sum(dims), real.sum())

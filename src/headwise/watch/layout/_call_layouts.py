@@ -170,7 +170,7 @@ def _located(call: AttentionCall, inputs: StackInputs, kind: str) -> tuple[Text,
     if kind == "cross":
         key_text = inputs.cross_text.filled(Text(real=call.real))
         return inputs.text, key_text, positions_across(call, inputs.text, key_text)
-    text = inputs.text.filled(Text(real=call.real))
+    text = inputs.text.filled(Text(real=call.real)).written()
     if kind == "condensed":
         return text, Text(), positions_across(call, text, Text())
     return text, text, positions_within(call, text)

@@ -19,6 +19,7 @@ from headwise.models.attention.huggingface._source import is_written_for_eager
 
 _FLEX, _CAUSAL = "flex_attention", causal()
 _NUMBERS = frozenset((float, type(None)))
+_NOT_OF_SDPA = ("softcap", "s_aux", "sinks")
 
 
 def is_causal(module: nn.Module, T: int, kwargs: dict[str, Any], implementation: str) -> bool:
@@ -50,7 +51,18 @@ def keys_read(
 def rule_of(
     module: nn.Module, implementation: str, q: Tensor, k: Tensor, mask: Any, kwargs: dict[str, Any]
 ) -> AttentionRule:
-    """The rule by which the implementation computes weights from these arguments."""
+    """The rule by which the implementation computes weights from these arguments.
+
+    Raises:
+        UnsupportedError: `sdpa` leaves an argument out, or the mask cannot be read.
+    """
+    if implementation == "sdpa":
+        for name in _NOT_OF_SDPA:
+            if kwargs.get(name) is not None:
+                raise UnsupportedError(
+                    f"observe: {type(module).__name__} passes {name}, which 'sdpa' leaves out. "
+                    f"Load the model with attn_implementation='eager' or 'headwise'."
+                )
     S, scale, softcap = k.shape[2], kwargs.get("scaling"), kwargs.get("softcap")
     visible = _visible(module, implementation, q, S, unless_read(mask), kwargs)
     visible = select_keys(visible, kwargs.get("indices"), S, S)

@@ -26,6 +26,7 @@ KNOWN_CHOICES = {
     "glm5_next": "it makes the mask of `eager` for all but `sdpa`",
     "glm_moe_dsa": _INDICES,
     "hy_v4": _INDICES,
+    "hy_v4_vl": _INDICES,
     "minimax_m3_vl": "it passes `block_indices=`, which are refused",
     "mistral_large4": _INDICES,
 }

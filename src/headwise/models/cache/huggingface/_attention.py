@@ -60,7 +60,7 @@ def _check(module: nn.Module, call: Call) -> None:
         raise UnsupportedError(
             f"CachePlan.cache: {name} has dropout {call.dropout}. Call model.eval() before."
         )
-    for argument in ("position_bias", "sinks"):
+    for argument in ("indices", "position_bias", "sinks"):
         if call.more.get(argument) is not None:
             raise UnsupportedError(
                 f"CachePlan.cache: {name} gives {argument} to its attention, which cannot be read "
