@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 
 from headwise.roles.relations import Role
+from headwise.roles.task._examples import TokenExample
+from headwise.roles.task._masses import Masses
+from headwise.roles.task._trial import TaskTrial
 from headwise.roles.testing import Family, has_role, judge
 from headwise.roles.testing._significance import step_down
-from headwise.tables import ratio_interval
+from headwise.tables import Head, ratio_interval
 
 ROLE = Role("simulated", "", lambda text: (), "word", bar=0.1, points=0.1)
 HEADS = 300
@@ -117,3 +120,86 @@ def simulated_family(rng: np.random.Generator, texts: int, better: float) -> Fam
     measures = {"chosen_half": shown, "chosen_baseline": np.full(HEADS, 0.5)}
     names = {"rule": ["rule"]}
     return Family(value, np.ones_like(value), {"rule": rule}, (ROLE,), names, measures)
+
+
+TASK_HEADS, TASK_BIAS, ALIKE = 72, 0.5, 40
+
+
+def task_outcomes(
+    examples: int, candidates: int, others: str, planted: float | None, repeats: int
+) -> tuple[float, float, float]:
+    """How often `find_heads` finds the planted head; if all were tested; how often any other.
+
+    The whole procedure on simulated masses: halves, set, strongest baselines, screen, test, bars.
+
+    Args:
+        others: What 40 of the other 71 heads do, the rest being noise: `noise`; `place` (they
+            attend to the first candidate); `rule` (the first candidate is right half of the time,
+            and so are they, in other examples). Each of the 40 differs in one example.
+        planted: How often the first head is right; None plants nothing, and its place counts as
+            another head.
+    """
+    counts = np.zeros(3)
+    for seed in range(repeats):
+        rng = np.random.default_rng([seed, examples, candidates])
+        family = task_trial(rng, examples, candidates, others, planted).family()
+        everything = replace(family, measures={"chosen_half": family.measures["chosen_half"]})
+        chosen, whole = (
+            has_role(each, judge([each], draws=1000, seed=seed, intervals=False)[0])
+            for each in (family, everything)
+        )
+        wrong = chosen if planted is None else chosen[1:-1]  # the set follows the planted head
+        counts += [chosen[0], whole[0], wrong.any()]
+    found, found_of_all, wrongly = counts / repeats
+    return found, found_of_all, wrongly
+
+
+def task_trial(
+    rng: np.random.Generator, examples: int, candidates: int, others: str, planted: float | None
+) -> TaskTrial:
+    """A simulated model, shuffled examples and six null models."""
+    places = rng.permuted(np.tile(np.arange(candidates), (examples, 1)), axis=1)
+    if others == "rule":  # stretches are listed with the right one first
+        swapped = np.flatnonzero(
+            rng.random(examples) < (TASK_BIAS * candidates - 1) / (candidates - 1)
+        )
+        first = places[swapped].argmin(1)
+        places[swapped, first] = places[swapped, 0]
+        places[swapped, 0] = 0
+    query = ((2 * candidates, 2 * candidates + 1),)
+    read = [
+        TokenExample(
+            (0,) * query[0][1], query, tuple((2 * k, 2 * k + 2) for k in row.tolist()), 1, ()
+        )
+        for row in places
+    ]
+    nulls = [("shuffled", _task_masses(rng, places, others if others == "place" else "noise"))]
+    nulls += [
+        (name, _task_masses(rng, places, "noise"))
+        for name in ("permuted", "random")
+        for _ in range(3)
+    ]
+    masses = _task_masses(rng, places, others, planted)
+    return TaskTrial.of_masses(read, masses, nulls, int(rng.integers(1 << 30)), None)
+
+
+def _task_masses(
+    rng: np.random.Generator, places: np.ndarray, others: str, planted: float | None = None
+) -> Masses:
+    n, K = places.shape
+    mass = rng.random((n, K, TASK_HEADS))
+    if planted is not None:
+        chosen = np.where(rng.random(n) < planted, 0, rng.integers(1, K, n))
+        mass[np.arange(n), chosen, 0] += 1
+    if others != "noise":
+        alike = places.argmin(1)
+        if others == "rule":
+            alike = np.where(rng.random(n) < TASK_BIAS, 0, rng.integers(1, K, n))
+        for head in range(1, 1 + ALIKE):
+            chosen, away = alike.copy(), rng.integers(n)
+            chosen[away] = (chosen[away] + 1) % K
+            mass[np.arange(n), chosen, head] += 1
+    right = np.zeros((n, K), dtype=bool)
+    right[:, 0] = True
+    heads = tuple(Head("", head // 12, head % 12) for head in range(TASK_HEADS))
+    return Masses(heads, mass, np.ones_like(right), right)

@@ -1,16 +1,17 @@
 """How sure the statistics of this library are: error rates, coverage, other texts, other draws.
 
     python benchmarks/uncertainty.py simulate --keep runs
+    python benchmarks/uncertainty.py simulate-tasks --keep runs
     python benchmarks/uncertainty.py simulate-elbows --keep runs
     python benchmarks/uncertainty.py elbows MODEL --pairs stsb-en-dev.csv --keep runs
     python benchmarks/uncertainty.py corpora MODEL --trees dev.conllu --coref gap.tsv --keep runs
     python benchmarks/uncertainty.py publish --keep runs --into benchmarks/results/uncertainty.md
 
-`simulate` and `simulate-elbows` need no model: data with a known answer go through the test and the
-intervals. `elbows`
-repeats the protocol of docs/pruning.md on independent draws of sentences, and compares the numbers
-of removable heads with the intervals of each draw. `corpora` finds roles and scores heads on two
-corpora apart, and on short and long texts of one. Each stores JSON; `publish` writes the page.
+The simulations need no model: data with a known answer go through the test and the intervals.
+`elbows` repeats the protocol of docs/pruning.md on independent draws of sentences, and compares the
+numbers of removable heads with the intervals of each draw. `corpora` finds roles and scores heads
+on two corpora apart, and on short and long texts of one. Each stores JSON; `publish` writes the
+parts of a page that have results.
 """
 
 import argparse
@@ -25,7 +26,15 @@ import numpy as np
 from _commands import run_command
 from _elbow_simulations import KINDS, coverage
 from _report import insert, table
-from _simulations import GAINS, covered, false_discoveries, hits, importances, outcomes
+from _simulations import (
+    GAINS,
+    covered,
+    false_discoveries,
+    hits,
+    importances,
+    outcomes,
+    task_outcomes,
+)
 from scipy.stats import spearmanr
 
 import headwise as hw
@@ -37,6 +46,12 @@ POINTS = (4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16)
 TEXTS = (30, 60, 135, 270)
 SCORED, EVALUATED = (16, 64), (16, 64, 200)  # texts, in simulations of elbows
 KNOWN = {"treebank": "trees", "paragraphs": "coref"}  # corpora whose tables roles.py keeps
+EXAMPLES, CANDIDATES = (60, 120), (2, 3, 6)
+WHAT_OTHERS_DO = {
+    "noise": "the others at random",
+    "place": "40 look at the first candidate",
+    "rule": "40 are right as often as the best rule, half of the time",
+}
 BETTER = (0.0, 0.1, 0.2, 0.3)  # than a rule, as a share of queries
 
 
@@ -66,6 +81,25 @@ def simulate(options: argparse.Namespace) -> None:
         "simulate",
         {"errors": errors, "found": found, "coverage": coverage, "n": options.repeats},
     )
+
+
+def simulate_tasks(options: argparse.Namespace) -> None:
+    """How often `find_heads` finds a planted head, and how often one that is none."""
+    found = [
+        [f"{candidates} candidates; {WHAT_OTHERS_DO[others]}", *(
+            "{:.3f} · {:.3f} · {:.3f}".format(
+                *task_outcomes(examples, candidates, others, 0.9, options.repeats))
+            for examples in EXAMPLES)]
+        for candidates in CANDIDATES for others in ("noise", "place")
+    ]  # fmt: skip
+    wrong = [
+        [f"{candidates} candidates; {WHAT_OTHERS_DO[others]}", *(
+            f"{task_outcomes(examples, candidates, others, None, options.repeats)[2]:.3f}"
+            for examples in EXAMPLES)]
+        for candidates in CANDIDATES for others in ("noise", "rule")
+        if (candidates, others) != (2, "rule")  # chance is right as often as the rule
+    ]  # fmt: skip
+    save(options, "simulate-tasks", {"found": found, "wrong": wrong, "n": options.repeats})
 
 
 def simulate_elbows(options: argparse.Namespace) -> None:
@@ -191,7 +225,7 @@ def publish(options: argparse.Namespace) -> None:
     for name, lines in PARTS.items():
         path = options.keep / f"{FILES.get(name, name)}.json"
         written = lines(json.loads(path.read_text("utf-8"))) if path.exists() else []
-        if written:
+        if written and f": {name} -->" in options.into.read_text("utf-8"):
             insert("\n\n".join(written), options.into, name)
 
 
@@ -207,6 +241,18 @@ def simulated(content: Any) -> list[str]:
         table(["better than the rule by", *titles], content["found"]),
         f"The share of {5 * content['n']} simulations in which the 95 % interval held the truth:",
         table(["what is estimated", *titles], content["coverage"]),
+    ]
+
+
+def simulated_tasks(content: Any) -> list[str]:
+    titles = [f"{examples} examples" for examples in EXAMPLES]
+    return [
+        f"The share of {content['n']} simulations in which a planted head, right in 90 % of the "
+        "examples, is found among 72 · if every head were tested, none screened out · in which "
+        "another head is found:",
+        table(["example", *titles], content["found"]),
+        "Without a planted head, the share in which any head or the set is found:",
+        table(["example", *titles], content["wrong"]),
     ]
 
 
@@ -292,6 +338,7 @@ def compared(names: tuple[str, str], found: Any) -> list[str]:
 PARTS = {
     "simulate": simulated,
     "simulate-elbows": simulated_elbows,
+    "simulate-tasks": simulated_tasks,
     "elbows": drawn_elbows,
     "corpora": partial(compared, ("treebank", "paragraphs")),
     "lengths": partial(compared, ("short", "long")),
@@ -305,6 +352,9 @@ def main() -> None:
     simulating = parts.add_parser("simulate")
     simulating.add_argument("--repeats", type=int, default=200)
     simulating.set_defaults(run=simulate)
+    simulating_tasks = parts.add_parser("simulate-tasks")
+    simulating_tasks.add_argument("--repeats", type=int, default=200)
+    simulating_tasks.set_defaults(run=simulate_tasks)
     simulating_elbows = parts.add_parser("simulate-elbows")
     simulating_elbows.add_argument("--repeats", type=int, default=300)
     simulating_elbows.set_defaults(run=simulate_elbows)
@@ -326,11 +376,13 @@ def main() -> None:
     )
     comparing.set_defaults(run=corpora)
     publishing = parts.add_parser("publish")
-    publishing.add_argument("--into", required=True)
+    publishing.add_argument("--into", type=Path, required=True)
     publishing.set_defaults(run=publish)
     for part in (drawing, comparing):
         part.add_argument("model")
-    run_command(parser, (simulating, simulating_elbows, drawing, comparing, publishing))
+    run_command(
+        parser, (simulating, simulating_tasks, simulating_elbows, drawing, comparing, publishing)
+    )
 
 
 if __name__ == "__main__":

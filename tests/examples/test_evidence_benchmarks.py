@@ -9,6 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binom
 
 from headwise.corpora import AnnotatedText, Mention
 
@@ -25,6 +26,46 @@ def benchmarks() -> Iterator[None]:
 @pytest.fixture
 def coreference(benchmarks: None) -> ModuleType:
     return importlib.import_module("_coreference")
+
+
+@pytest.mark.parametrize(
+    ("candidates", "others", "repeats"),
+    [
+        (6, "noise", 10),
+        pytest.param(3, "noise", 100, marks=pytest.mark.full),
+        pytest.param(6, "place", 100, marks=pytest.mark.full),
+    ],
+)
+def test_a_planted_head_of_a_task_is_found(candidates: int, others: str, repeats: int) -> None:
+    """One that is right in 90 % of 60 examples, in at least 80 % of the simulations."""
+    simulations = importlib.import_module("_simulations")
+    found, unscreened, wrong = simulations.task_outcomes(60, candidates, others, 0.9, repeats)
+    assert found >= 0.8
+    assert unscreened <= found
+    assert wrong <= most(repeats)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "others", "repeats"),
+    [
+        (2, "noise", 10),
+        pytest.param(2, "place", 200, marks=pytest.mark.full),
+        pytest.param(3, "rule", 200, marks=pytest.mark.full),
+        pytest.param(6, "rule", 200, marks=pytest.mark.full),
+    ],
+)
+def test_no_head_of_a_task_is_found_where_none_is(
+    candidates: int, others: str, repeats: int
+) -> None:
+    simulations = importlib.import_module("_simulations")
+    for examples in (60, 120) if repeats > 10 else (60,):
+        _, _, wrong = simulations.task_outcomes(examples, candidates, others, None, repeats)
+        assert wrong <= most(repeats)
+
+
+def most(repeats: int) -> float:
+    """The largest share of simulations that a rate of 5 % gives with a probability of 99 %."""
+    return float(binom.ppf(0.99, repeats, 0.05)) / repeats
 
 
 @pytest.mark.parametrize("kind", [0, 1, 2])

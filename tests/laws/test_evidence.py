@@ -157,6 +157,13 @@ def test_columns_of_zeros_and_equal_columns():
     assert 0 < step_down([np.ones((40, 1), np.float32)], draws=999)[0][0] < 0.01
 
 
+@pytest.mark.parametrize("gain", [5 / 6, 0.8319444, 0.2, 7.0])
+def test_a_gain_that_is_equal_in_all_texts_is_found(gain):
+    """Its resamples differ by rounding alone, and no t may be computed from that."""
+    gains = np.full((30, 2), gain, np.float32)
+    assert (step_down([gains], [np.array([-1.0, -1.0])], draws=400)[0] < 0.01).all()
+
+
 def test_no_hypotheses_have_no_p():
     p = step_down([np.zeros((40, 0), np.float32), np.ones((35, 1), np.float32)], draws=99)
     assert [len(values) for values in p] == [0, 1]

@@ -68,6 +68,15 @@ def test_a_planted_head_is_found_and_no_other(found: TaskHeads) -> None:
     assert found.set_row["outcome"] == "found"
     others = found.frame()[found.frame()["name"] != RETRIEVAL]
     assert set(others["outcome"]) == {"not found"}
+    # Each says why, and what the planted head is compared with does not depend on the hopeless.
+    assert (others["p_adj"] == 1).all()
+    assert (
+        others["why"]
+        .str.fullmatch(r"lift -?[\d.]+ on the selection half, 0.125 needed for a test")
+        .all()
+    )
+    assert rows["why"][0] == ""
+    assert rows["p_adj"][0] < 1e-4
     assert (others["effect"] < 0.5).all()
     assert found.frame()["null.chance"].round(6).eq(round(1 / 6, 6)).all()
 
@@ -100,7 +109,9 @@ def test_a_model_that_learned_nothing_has_none() -> None:
     assert not len(none.found())
     assert not none.set_row["found"]
     assert none.set_row["outcome"] == "not found"
-    with pytest.raises(hw.errors.ArgumentError, match="the set was not found"):
+    assert none.set_row["why"] in str(none)
+    assert none.set_row["why"]
+    with pytest.raises(hw.errors.ArgumentError, match=r"the set was not found \(lift -?\d"):
         none.export("heads.json", "vllm-hook", model_name="a/b")
 
 

@@ -40,7 +40,7 @@ def find_heads(
     the same model with permuted and with initial weights, the same head on texts whose stretches
     have exchanged their tokens, and random heads of the model. A head is found if its lift (the
     share of the range above the strongest baseline) is .25 on both halves and p < .05, adjusted
-    over all heads and the set together.
+    over what is tested: the heads, and the set, whose lift is .125 on the first half.
 
     The set grows greedily by the head whose addition to the mean mass decides most examples of the
     first half. If examples have answers, the set is ablated and the loss on held-out answers
@@ -79,11 +79,11 @@ def find_heads(
     if len(read) < 2:
         raise ArgumentError(f"find_heads: {len(read)} examples. Give {2 * FEWEST_TEXTS} or more.")
     trial = TaskTrial.of(model, read, evidence, most, on_progress)
-    (verdict,) = judge([trial.family()], seed=evidence.seed)
-    found = trial.found(verdict)
+    family = trial.family()
+    (verdict,) = judge([family], seed=evidence.seed)
     chosen = [trial.masses.heads[head] for head in trial.chosen]
     held = [e for e, selected in zip(read, trial.selection, strict=True) if not selected]
-    frame = trial.frame(verdict, found)
+    frame = trial.frame(family, verdict)
     (set_row,) = frame.iloc[-1:].to_dict("records")
     return TaskHeads(
         rows=frame.iloc[:-1].reset_index(drop=True),

@@ -78,6 +78,7 @@ def _evidence(row: Mapping[str, Any]) -> dict[str, Any]:
     evidence: dict[str, Any] = {
         "found": _flag(row["found"]),
         "outcome": _text(row["outcome"]),
+        "why": _text(row.get("why", "")),  # files of version 0.1 have none
         "effect": _number(row["effect"]),
         "null": _text(row["null"]),
     }

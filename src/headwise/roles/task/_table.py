@@ -30,12 +30,14 @@ class TaskHeads:
 
     Attributes:
         rows: A row per head. `outcome` is `found` (then `found` is true), `not found`, or
-            `not tested: ` and what is missing. `effect` is the share of examples that the head
-            decides correctly, with its interval (95 %, over examples) from `ci_low` to `ci_high`;
-            `null` is the strongest baseline, `baseline` its share, `lift` the share of the range
-            above it, `p_adj` the p adjusted over all heads and the set; `contrast` the mean margin
-            of mass; `n` the held-out examples, `chosen_half` the effect on the selection half;
-            `null.…` is the share of each baseline; `in_set` whether the head is in the set.
+            `not tested: ` and what is missing; `why` is the reason of `not found`. `effect` is the
+            share of examples that the head decides correctly, with its interval (95 %, over
+            examples) from `ci_low` to `ci_high`; `null` is the strongest baseline, `baseline` its
+            share, `lift` the share of the range above it, `p_adj` the p adjusted over all heads
+            that are tested, and the set, and 1 where the lift on the selection half is too small
+            for a test; `contrast` the mean margin of mass; `n` the held-out examples,
+            `chosen_half` the effect on the selection half; `null.…` is the share of each baseline;
+            `in_set` whether the head is in the set.
         heads: The heads of the set, in the order in which they joined.
         set_row: The same numbers for the set.
         answers: The effect of ablating the set on answers; None without answers.
@@ -120,7 +122,7 @@ class TaskHeads:
             )
         if heads is None and not self.set_row["found"]:
             raise ArgumentError(
-                f"TaskHeads.export: the set was {self.set_row['outcome']}. Give heads=, or find a "
+                f"TaskHeads.export: the set was {_outcome(self.set_row)}. Give heads=, or find a "
                 f"set that beats its baselines."
             )
         known = [Head.parse(row) for row in self.rows["name"]]
@@ -142,7 +144,7 @@ class TaskHeads:
             f"{counted(found, 'head')} of {len(self.rows)} found",
             f"the set {names} decides {row['effect']:.1%} of {counted(int(row['n']), 'example')} "
             f"correctly [{row['ci_low']:.1%}, {row['ci_high']:.1%}], against {row['baseline']:.1%} "
-            f"of {printable(row['null']) or 'no baseline'}: {row['outcome']}",
+            f"of {printable(row['null']) or 'no baseline'}: {_outcome(row)}",
         ]
         lines += [] if self.answers is None else [str(self.answers)]
         return "\n".join(lines)
@@ -158,6 +160,11 @@ class TaskHeads:
 def digest_of(examples: Sequence[TokenExample]) -> str:
     """The SHA-256 of examples, from their tokens and stretches."""
     return hashlib.sha256(repr(list(examples)).encode()).hexdigest()
+
+
+def _outcome(row: Mapping[str, Any]) -> str:
+    why = printable(row["why"])
+    return f"{row['outcome']} ({why})" if why else str(row["outcome"])
 
 
 def _plain(row: Mapping[Any, Any]) -> dict[str, Any]:

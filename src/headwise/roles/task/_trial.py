@@ -12,13 +12,22 @@ from torch import nn
 
 from headwise._display import counted
 from headwise._progress import Passes, Progress
+from headwise.roles.relations import Role
 from headwise.roles.results import outcomes
 from headwise.roles.task._examples import TokenExample
 from headwise.roles.task._masses import POSITIONS, Masses, chance, masses_of, positional_hits
 from headwise.roles.task._table import NULLS
-from headwise.roles.testing import FEWEST_TEXTS, LEVEL, Evidence, Family, Verdict, halves, lift
+from headwise.roles.testing import (
+    FEWEST_TEXTS,
+    Evidence,
+    Family,
+    Verdict,
+    halves,
+    has_role,
+    why_not,
+)
 
-BAR = 0.25  # of the lift, as for roles
+_TASK = Role("task", "", lambda text: ())  # for its bars, which are those of roles
 LARGEST_SET = 0.05  # of all heads
 # How a baseline is named in the table.
 _NULL_NAMES = {
@@ -56,10 +65,33 @@ class TaskTrial:
         most: int | None,
         on_progress: Progress | None,
     ) -> "TaskTrial":
-        selection = halves(len(examples), evidence.seed)
         shuffles = evidence.wants("shuffled")
         passes = Passes(on_progress, len(examples) * (1 + shuffles + evidence.n_models))
         masses = masses_of(model, examples, passes)
+        others = []
+        if shuffles:
+            rng = np.random.default_rng(evidence.seed)
+            dealt = [example.shuffled(rng) for example in examples]
+            others.append(("shuffled", masses_of(model, dealt, passes)))
+        for name, null_model in evidence.models_like(model):
+            others.append((name, masses_of(null_model, examples, passes)))
+        return cls.of_masses(examples, masses, others, evidence.seed, most)
+
+    @classmethod
+    def of_masses(
+        cls,
+        examples: Sequence[TokenExample],
+        masses: Masses,
+        others: Sequence[tuple[str, Masses]],
+        seed: int,
+        most: int | None,
+    ) -> "TaskTrial":
+        """Choose the set and the strongest baselines on the selection half.
+
+        Args:
+            others: The masses of the shuffled examples and of null models, by the name of the null.
+        """
+        selection = halves(len(examples), seed)
         N = len(masses.heads)
         size = most or ceil(LARGEST_SET * N)
         chosen = masses.best_set(selection, size)
@@ -71,48 +103,37 @@ class TaskTrial:
             "heads": np.column_stack(
                 [
                     _columns(masses.hits().mean(-1), N)[:, :-1],
-                    masses.random_sets(len(chosen), evidence.seed),
+                    masses.random_sets(len(chosen), seed),
                 ]
             ),
         }
-        names = _NULL_NAMES | {"position": POSITIONS[rule]}
-        if shuffles:
-            rng = np.random.default_rng(evidence.seed)
-            dealt = masses_of(model, [e.shuffled(rng) for e in examples], passes)
-            nulls["shuffled"] = _with_set(dealt, chosen)
-        for name, null_model in evidence.models_like(model):
-            null = masses_of(null_model, examples, passes)
-            hits = _best(null, selection, size)
+        for name, null in others:
+            shuffled = name == "shuffled"  # the same heads; a null model gives its best one
+            hits = _with_set(null, chosen) if shuffled else _best(null, selection, size)
             nulls[name] = _stronger(nulls.get(name), hits, selection)
+        names = _NULL_NAMES | {"position": POSITIONS[rule]}
         return cls(masses, selection, chosen, nulls, names)
 
     def family(self) -> Family:
         """The hypotheses on the held-out examples: every head, and the set."""
-        held = ~self.selection
-        value = _with_set(self.masses, self.chosen)[held]
-        nulls = {name: self._null(name, held, value.shape) for name in NULLS}
-        return Family(value, np.ones_like(value), nulls)
+        hits, held = _with_set(self.masses, self.chosen), ~self.selection
+        missing = np.full(hits.shape, np.nan)
+        nulls = {name: self.nulls.get(name, missing)[held] for name in NULLS}
+        measures = {
+            "chosen_half": hits[self.selection].mean(0),
+            "chosen_baseline": np.max(
+                [null[self.selection].mean(0) for null in self.nulls.values()], axis=0
+            ),
+        }
+        return Family(hits[held], np.ones_like(hits[held]), nulls, (_TASK,), measures=measures)
 
-    def _null(
-        self, name: str, held: Bool[np.ndarray, " M"], shape: tuple[int, ...]
-    ) -> Float[np.ndarray, "held C"]:
-        return self.nulls[name][held] if name in self.nulls else np.full(shape, np.nan)
-
-    def found(self, verdict: Verdict) -> Bool[np.ndarray, " C"]:
-        """Which heads, and last the set, are significant and clear the bar on both halves."""
-        selected = _with_set(self.masses, self.chosen)[self.selection].mean(0)
-        found: Bool[np.ndarray, " C"] = verdict.p < LEVEL
-        for effect in (selected, verdict.effect):
-            found &= lift(effect, verdict.baseline) >= BAR
-        return found
-
-    def frame(self, verdict: Verdict, found: Bool[np.ndarray, " C"]) -> pd.DataFrame:
+    def frame(self, family: Family, verdict: Verdict) -> pd.DataFrame:
         """A row per head, and a last one for the set."""
+        found = has_role(family, verdict)
         heads, held = self.masses.heads, ~self.selection
         margins = np.column_stack(
             [self.masses.margins(), self.masses.margins(self.masses.of_set(self.chosen))]
         )
-        hits = _with_set(self.masses, self.chosen)
         null = [NULLS[row] if row >= 0 else "" for row in verdict.null.tolist()]
         columns: dict[str, Any] = {
             "name": [*map(str, heads), ""],
@@ -122,6 +143,7 @@ class TaskTrial:
             "in_set": [*(head in self.chosen for head in range(len(heads))), True],
             "found": found,
             "outcome": outcomes(found, verdict.p, verdict.texts, np.zeros(len(found), dtype=bool)),
+            "why": why_not(family, verdict),
             "effect": verdict.effect,
             "null": [self.null_names.get(name, "") for name in null],
             "baseline": verdict.baseline,
@@ -131,7 +153,7 @@ class TaskTrial:
             "p_adj": verdict.p,
             "contrast": margins[held].mean(0),
             "n": verdict.n,
-            "chosen_half": hits[self.selection].mean(0),
+            "chosen_half": family.measures["chosen_half"],
         }
         columns |= {f"null.{name}": rates for name, rates in zip(NULLS, verdict.rates, strict=True)}
         return pd.DataFrame(columns)

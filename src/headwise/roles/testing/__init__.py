@@ -12,6 +12,7 @@ from headwise.roles.testing._evidence import (
     is_promising,
     judge,
     lift,
+    why_not,
 )
 from headwise.roles.testing._families import (
     NULLS,
@@ -61,4 +62,5 @@ __all__ = [
     "probe_trial",
     "step_down",
     "text_trial",
+    "why_not",
 ]

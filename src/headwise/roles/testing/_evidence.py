@@ -229,6 +229,32 @@ def is_promising(family: Family) -> Bool[np.ndarray, " C"]:
     return ~unpromising
 
 
+def why_not(family: Family, verdict: Verdict) -> list[str]:
+    """Why each tested hypothesis is not found, in words; "" for the others."""
+    found, promising, (bars, _) = has_role(family, verdict), is_promising(family), _bars(family)
+    selected = family.measures["chosen_half"]
+    screened = lift(selected, family.measures["chosen_baseline"])
+    lifts = {"selection": lift(selected, verdict.baseline), "held-out": verdict.lift}
+    tests = int((promising & ~np.isnan(verdict.p)).sum())
+    reasons = [""] * len(found)
+    for column in np.flatnonzero(~found & ~np.isnan(verdict.p)):
+        bar, p = bars[column], verdict.p[column]
+        below = [
+            f"lift {each[column]:.2f} on the {half} half, {bar:g} needed"
+            for half, each in lifts.items()
+            if each[column] < bar
+        ]
+        if verdict.baseline[column] >= 1:
+            below = ["its strongest baseline is always right"]
+        reasons[column] = "; ".join([f"p = {p:.2g} among {tests} tested", *below])
+        if not promising[column]:
+            reasons[column] = (
+                f"lift {screened[column]:.2f} on the selection half, {_PROMISING * bar:g} needed "
+                f"for a test"
+            )
+    return reasons
+
+
 def _bars(family: Family) -> tuple[Column, Column]:
     """The lift and the points over the strongest null that each hypothesis needs."""
     heads = family.value.shape[1] // max(1, len(family.roles))

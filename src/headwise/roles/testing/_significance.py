@@ -83,7 +83,11 @@ def _resampled_t(gains: Sequence[PerText], draws: int, seed: int) -> Iterator[Re
     rng = np.random.default_rng(seed)
     centred = [(gain - gain.mean(0, dtype=np.float64)).astype(np.float32) for gain in gains]
     squares = [np.square(gain) for gain in centred]
-    floors = [_LEAST_VARIANCE * square.mean(0) for square in squares]
+    # Equal gains differ from their mean by rounding alone, whose t could be any number.
+    floors = [
+        np.maximum(_LEAST_VARIANCE * square.mean(0), (_LEAST_DEVIATION * gain.mean(0)) ** 2)
+        for gain, square in zip(gains, squares, strict=True)
+    ]
     for start in range(0, draws, _CHUNK):
         size = min(_CHUNK, draws - start)
         columns = []
