@@ -57,7 +57,9 @@ TOPICS = {
         ),
     ),
     "texts.md": Topic("Texts and annotations", ("corpora",), ("corpora",)),
-    "report.md": Topic("Studies, pages and comparisons", ("report", "_progress")),
+    "report.md": Topic(
+        "Studies, pages and comparisons", ("report", "_progress"), ("report.Comparison",)
+    ),
     "jobs.md": Topic(
         "Corpora on many machines",
         ("jobs",),
