@@ -302,3 +302,24 @@ def test_every_statistic_stays_in_its_range(seed: int, size: int, scale: float) 
             found = column[~np.isnan(column)]
             assert ((found >= low - 1e-9) & (found <= high + 1e-9)).all(), name
         np.testing.assert_array_equal(np.isnan(table.mean(name)), table.count(name) == 0)
+
+
+@settings(max_examples=15)
+@given(size=st.integers(3, 9), seed=st.integers(0, 9))
+def test_a_key_that_no_query_sees_is_a_token(size: int, seed: int) -> None:
+    """A sparse mask says nothing about padding; `masks.padding` and a mask of keys alone do."""
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randn(2, size, 12, generator=rng, dtype=torch.float64)
+    sparse = torch.rand(2, 1, size, size, generator=rng) > 0.3
+    sparse[:, :, :, 1], sparse[:, :, :, 0] = False, True
+    real = torch.ones(2, size, dtype=torch.bool)
+    real[1, -1] = False
+    for mask, expected in (
+        (masks.as_mask(sparse), 2 * size),
+        (masks.as_mask(sparse) & masks.padding([size, size - 1]), 2 * size - 1),
+        (masks.as_mask(sparse) & masks.as_mask(real[:, None, None]), 2 * size - 1),
+    ):
+        with torch.no_grad(), observe(LAYER, Request(queries="all")) as watch:
+            LAYER(x, mask=mask)
+        assert (watch.table().count("first") == expected).all()
+        assert (watch.table().count("lse") == expected).all()

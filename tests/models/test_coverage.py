@@ -196,3 +196,22 @@ def test_tables_of_other_queries_do_not_add() -> None:
         tables[0] + tables[1]
     with pytest.raises(ArgumentError, match=r"Request: queries='each'\. Give 'eligible' or 'all'"):
         Request(queries="each")
+
+
+def test_a_sparse_model_counts_every_query_without_a_mask_of_the_text() -> None:
+    """Its mask hides some tokens from every query, which are no padding."""
+    config = transformers.DeepseekV32Config(
+        hidden_size=24, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=4,
+        vocab_size=23, intermediate_size=32, q_lora_rank=12, kv_lora_rank=12, qk_nope_head_dim=6,
+        qk_rope_head_dim=4, v_head_dim=5, index_n_heads=2, index_head_dim=8, index_topk=3,
+        max_position_embeddings=64, first_k_dense_replace=1, attn_implementation="eager",
+    )  # fmt: skip
+    torch.manual_seed(1)
+    model = transformers.DeepseekV32ForCausalLM(config).eval()
+    ids = torch.randint(3, 20, (2, 23))
+    said = _watched(model, ids, attention_mask=torch.ones_like(ids)).table()
+    table = _watched(model, ids).table()
+    assert said.count("lse").tolist() == [46.0] * 4
+    for name in said.statistics:
+        np.testing.assert_array_equal(table.count(name), said.count(name))
+        np.testing.assert_array_equal(table.mean(name), said.mean(name), err_msg=name)

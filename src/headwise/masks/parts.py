@@ -13,7 +13,7 @@ from headwise.masks._rules import Window, _Documents, _Padding
 from headwise.masks._tensors import Dense, as_mask, split_additive
 from headwise.masks.tiles import Tile
 
-__all__ = ["Dense", "MaskParts", "a_tensor", "split_additive", "top_left"]
+__all__ = ["Dense", "MaskParts", "a_tensor", "keys_alone", "split_additive", "top_left"]
 
 
 def top_left(T: int, S: int, device: torch.device | None = None) -> Mask:
@@ -58,6 +58,20 @@ class MaskParts:
     ) -> Bool[Tensor, "#B #H #T #S"] | None:
         """The rest as a tensor."""
         return None if self.rest is None else self.rest.tile(Tile.whole(T, S, device))
+
+
+def keys_alone(
+    mask: Mask | None, T: int, S: int, device: torch.device
+) -> Bool[Tensor, "#B S"] | None:
+    """The keys that the parts about keys alone allow: padding, and tensors with a row for all
+    queries; None if there are none."""
+    keys: Tensor | None = None
+    for part in _leaves(mask):
+        is_row = isinstance(part, Dense) and part.visible.shape[1:3] == (1, 1)
+        if is_row or isinstance(part, _Padding):
+            row = part.tile(Tile(T, S, range(1), range(S), device))[:, 0, 0].expand(-1, S)
+            keys = row if keys is None else keys & row
+    return keys
 
 
 def _leaves(mask: Mask | None) -> Iterator[Mask]:

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from headwise.errors import UnsupportedError
+from headwise.masks.parts import keys_alone
 from headwise.masks.tiles import Tile
 from headwise.models import AttentionCall, Text
 from headwise.watch.layout._text_layout import TextLayout, text_layout
@@ -83,12 +84,16 @@ def positions_within(call: AttentionCall, text: Text) -> Positions:
     A prefix that the model or its wrapper puts before the text is part of the text.
     """
     B, T, S = call.q.shape[0], call.q.shape[2], call.k.shape[2]
-    if text.real is not None and (text.real.shape[1] < T or not _describes(text.real, call)):
+    is_partial = text.real is not None and (
+        text.real.shape[1] < T or not _describes(text.real, call)
+    )
+    if is_partial:
         text = replace(text, real=None, positions=None)  # describes only part of these tokens
     if text.real is None and T < S:
         total, real = _cached(call, text)
     else:
-        real = _visible_to_any(call) if text.real is None else _fit(text.real, B, S, call.k.device)
+        device = call.k.device
+        real = _said(call, is_partial) if text.real is None else _fit(text.real, B, S, device)
         # A preallocated cache is longer than the text, and the queries are the end of the text.
         total = S if text.real is None else min(S, text.real.shape[1])
     if total < T:
@@ -137,7 +142,7 @@ def positions_across(call: AttentionCall, queries: Text, keys: Text) -> Position
     """Positions in cross-attention: queries of one text, keys of another."""
     B, T, S = call.q.shape[0], call.q.shape[2], call.k.shape[2]
     if keys.real is None or not _describes(keys.real, call):
-        real = _visible_to_any(call)
+        real = _said(call, keys.real is not None)
     else:
         real = _fit(keys.real, B, S, call.k.device)
     mask = None if queries.real is None else queries.real[:, -T:]
@@ -217,8 +222,24 @@ def _describes(real: Bool[Tensor, "B n"], call: AttentionCall) -> bool:
     return real.shape[1] == S or not bool((_visible_to_any(call) & ~fit).any())
 
 
+def _said(call: AttentionCall, is_partial: bool) -> Bool[Tensor, "B S"]:
+    """Which keys are not padding, if no mask of the text describes them.
+
+    A mask of queries and keys does not say: a sparse one may hide a token from every query.
+
+    Args:
+        is_partial: Whether there is a mask of the text, which the model has extended. Then padding
+            is what no query sees.
+    """
+    B, T, S = call.q.shape[0], call.q.shape[2], call.k.shape[2]
+    if is_partial:
+        return _visible_to_any(call)
+    keys = keys_alone(call.rule.visible, T, S, call.k.device)
+    return _fit(None, B, S, call.k.device) if keys is None else keys.expand(B, S)
+
+
 def _visible_to_any(call: AttentionCall) -> Bool[Tensor, "B S"]:
-    """Which keys any query may attend to; the others are padding, whether or not it is marked."""
+    """Which keys any query may attend to."""
     B, T, S = call.q.shape[0], call.q.shape[2], call.k.shape[2]
     reached = torch.zeros(B, S, dtype=torch.bool, device=call.k.device)
     for last in range(T, 0, -_ROWS):  # from the end: one row of a causal mask sees every key
@@ -241,6 +262,8 @@ def _cached(call: AttentionCall, text: Text) -> tuple[int, Bool[Tensor, "B S"]]:
     sees = index >= 0 if visible is None else visible.any(1)[:, 0]
     seen_keys = index[sees.expand(B, S).any(0)]
     total = int(seen_keys.max()) + 1 if len(seen_keys) else 0
+    if text.cached is not None:  # the last query of a sparse attention may not see its own key
+        total = max(total, min(S, int(text.cached) + T))
     start = index.new_zeros(B, 1)
     if text.positions is not None:  # columns before position 0 are padding
         start = total - 1 - text.positions[:, -1:].to(index.device).expand(B, 1)
