@@ -314,3 +314,36 @@ def test_queries_that_cannot_be_placed_are_refused() -> None:
         observe(Backwards()) as watch,
     ):
         watch._model(torch.randn(1, 4, 3))
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_model_on_the_meta_device_is_refused(by_hand: bool) -> None:
+    class OnMeta(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if by_hand:
+                return (x @ x.mT).masked_fill(x[..., :1] > 0, -1e9).softmax(-1) @ x
+            return nn.functional.scaled_dot_product_attention(x, x, x)
+
+    x = torch.zeros(1, 2, 3, 4, device="meta")
+    refused = pytest.raises(UnsupportedError, match="OnMeta is called on the meta device")
+    with refused, observe(OnMeta()) as watch:
+        watch._model(x)
+    ids = torch.zeros(1, 3, dtype=torch.long, device="meta")
+    refused = pytest.raises(UnsupportedError, match="BertModel is called on the meta device")
+    with refused, observe(_bert().to("meta")) as watch:
+        watch._model(ids)
+
+
+def test_all_heads_of_a_layer_have_their_weights_together() -> None:
+    with torch.no_grad(), observe(_bert(), Request(maps=True)) as watch:
+        watch._model(**padded([[1, 2, 3]], "right"))
+    layer = watch.weights("L1", rows=slice(1, 3))
+    assert layer.shape == (1, 3, 2, 3)
+    for head in range(3):
+        assert torch.equal(layer[:, head], watch.weights((1, head), rows=slice(1, 3)))
+    with pytest.raises(HeadError, match="'L2' names no head"):
+        watch.weights("L2")
+    with observe(_bert()) as watch:
+        watch._model(**padded([[1, 2, 3]], "right"))
+    with pytest.raises(ArgumentError, match="weights: maps=False"):
+        watch.weights("L1")

@@ -109,7 +109,10 @@ class Maps:
         return self._received[site][1][:, index]
 
     @torch.no_grad()
-    def weights(self, head: HeadLike, rows: Rows) -> Float[Tensor, "B R S"]:
+    def weights(self, head: HeadLike, rows: Rows) -> Float[Tensor, "B *H R S"]:
+        layers = {str(site.heads()[0]).rpartition(".")[0]: site for site in self._calls}
+        if isinstance(head, str) and head in layers:
+            return torch.stack([self.weights(each, rows) for each in layers[head].heads()], 1)
         call, index, queries = self._select("weights", head, rows)
         return torch.cat(list(_in_blocks(call, index, queries)), 1)
 

@@ -155,14 +155,15 @@ class Watch:
         """
         return self._recorder.spans.per_query(span, head)
 
-    def weights(self, head: HeadLike, rows: Rows = None) -> Float[Tensor, "B R S"]:
-        """The exact attention weights of one head on the last batch.
+    def weights(self, head: HeadLike, rows: Rows = None) -> Float[Tensor, "B *H R S"]:
+        """The exact attention weights of one head, or of all heads of a layer, on the last batch.
 
         Keys that a query may not attend to have weight 0; padding queries have the weights that
-        the model gives them. Only the map of this head is computed.
+        the model gives them. Only the maps of these heads are computed.
 
         Args:
-            head: `"L5.H3"`, `(5, 3)` or a `Head`.
+            head: `"L5.H3"`, `(5, 3)` or a `Head`; `"L5"` is all heads of a layer, along a second
+                axis.
             rows: The queries, as columns of the batch. None is all: a result of `T` x `S` numbers.
         Raises:
             ArgumentError: the request has no maps, or rows lie outside the text.

@@ -223,8 +223,14 @@ class ActiveModules:
         if self.calls:
             self._check_thread(thread)
             self._leave(module)  # an interrupt may have left an earlier call open
+        values = [*args, *kwargs.values()]
+        if not self.calls and any(isinstance(x, Tensor) and x.is_meta for x in values):
+            raise UnsupportedError(
+                f"observe: {type(module).__name__} is called on the meta device, which holds no "
+                f"numbers. Load its weights, and give it inputs on their device."
+            )
         self._intercept(module, args, kwargs, is_compiled)
-        values, is_whole = [*args, *kwargs.values()], self.is_whole
+        is_whole = self.is_whole
         if is_whole and not is_compiled:
             # What is read here must not reach our own function mode, if it is on.
             with without_function_modes():

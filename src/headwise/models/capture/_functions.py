@@ -1,5 +1,6 @@
 """Capture functions of torch: fused attention, and attention that a module implements by hand."""
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -24,7 +25,6 @@ from headwise._torch_private import (
     push_function_mode,
     stop_observing_operators,
 )
-from headwise.errors import UnsupportedError
 from headwise.kernels import make_rule
 from headwise.masks.parts import top_left
 from headwise.models.capture._active_modules import ActiveModules
@@ -129,9 +129,15 @@ class FunctionCapture(TorchFunctionMode):
         heads = self._answer(*args, **kwargs)
         if heads is not None:
             return heads
-        output = func(*args, **kwargs)
+        output, active = func(*args, **kwargs), self._active
+        query, module = args[0] if args else kwargs["query"], active.innermost()
+        if not _have_heads(query, module):
+            shape = tuple(query.shape)
+            why = f"not supported: which axes of its queries {shape} are heads is unknown"
+            active.understanding.unsupported[id(module)] = why
+            return output
         with torch.no_grad():
-            self._active.on_call(_call(self._active, output, *args, **kwargs))
+            active.on_call(_call(active, output, *args, **kwargs))
         return output
 
     def _answer(
@@ -191,12 +197,13 @@ def _call(
     enable_gqa: bool = False,
 ) -> AttentionCall:
     """A call of `scaled_dot_product_attention`, from its arguments and its output."""
-    module = active.innermost()
+    module, lead = active.innermost(), query.shape[:-2]
     tensors = (active.detach(x) for x in (query, key, value, output))
-    q, k, v, heads = (_four_axes(x, module) for x in tensors)
+    q, k, v, heads = (_four_axes(x, lead, module) for x in tensors)
     T, S = q.shape[2], k.shape[2]
     mask = None if attn_mask is None else active.detach(attn_mask)
-    mask = mask.expand(1, *mask.shape) if mask is not None and mask.ndim == 3 else mask
+    if mask is not None and mask.ndim > 2:
+        mask = _four_axes(mask, lead, module)
     rule = make_rule(head_dim=q.shape[-1], mask=mask, scale=scale, is_added=True)
     if is_causal:  # beside a mask, too
         causal = top_left(T, S, q.device)
@@ -212,14 +219,27 @@ def _call(
     )  # fmt: skip
 
 
-def _four_axes(x: Tensor, module: nn.Module) -> Float[Tensor, "B H T D"]:
-    if x.ndim == 3:  # texts and heads share the first axis
-        heads = heads_of(module)
-        heads = heads if x.shape[0] % heads == 0 else 1
-        return x.reshape(-1, heads, *x.shape[1:])
-    if x.ndim != 4:
-        raise UnsupportedError(
-            f"observe: {type(module).__name__} attends with tensors of shape {tuple(x.shape)}. "
-            f"Use tensors of shape [batch, heads, tokens, width]."
-        )
-    return x
+def _four_axes(x: Tensor, lead: torch.Size, module: nn.Module) -> Shaped[Tensor, "#B #H _ _"]:
+    """The queries, keys, values, heads or mask of a call whose queries have these leading axes."""
+    heads = heads_of(module)
+    if len(lead) == 2:
+        return x if x.ndim == 4 else x[None]  # a mask of all texts
+    if len(lead) == 1:  # texts and heads share the first axis
+        heads = heads if lead[0] % heads == 0 else 1
+        return x.expand(*lead, *x.shape[-2:]).reshape(-1, heads, *x.shape[-2:])
+    if not lead:  # one head of one text
+        return x[None, None]
+    if x.ndim > 2 and x.shape[-3] not in (1, lead[-1]):  # heads that share keys and values
+        x = x.repeat_interleave(lead[-1] // x.shape[-3], -3)
+    x = x.expand(*lead, *x.shape[-2:])
+    return x.flatten(0, -4) if lead[-1] == heads else x.flatten(1, -3)
+
+
+def _have_heads(query: Tensor, module: nn.Module) -> bool:
+    """Whether the axes of queries say what is a head: in more than four, the module's number does.
+
+    Its heads are the last axis before the tokens, beside windows of a text, or the product of all
+    but the first, which are then groups.
+    """
+    lead = query.shape[:-2]
+    return len(lead) < 3 or heads_of(module) in (lead[-1], math.prod(lead[1:]))
