@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from command import headwise
-from headwise.files import _scratch
+from headwise.files import _atomic
 
 # A command line up to its output, and the ending of the output. The model does not exist: if the
 # work had begun, the error would name it.
@@ -49,7 +49,7 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(_scratch.tempfile, "mkdtemp", refuse)
+    monkeypatch.setattr(_atomic.tempfile, "mkdtemp", refuse)
 
 
 def _refused(place: Path, line: str) -> str:

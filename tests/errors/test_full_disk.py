@@ -16,7 +16,7 @@ import headwise as hw
 from headwise.caching import CachePlan, save_duo_attention
 from headwise.corpora import Example, Grammar
 from headwise.errors import OutputError
-from headwise.files import _scratch
+from headwise.files import _atomic
 from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer, train
 from headwise.lab import save as save_lab
 from headwise.models.checkpoints import _save
@@ -108,7 +108,7 @@ def read_only() -> Iterator[None]:
         raise OSError(errno.EROFS, "Read-only file system")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_scratch.tempfile, "mkdtemp", refuse)
+        patch.setattr(_atomic.tempfile, "mkdtemp", refuse)
         yield
 
 

@@ -16,7 +16,6 @@ from torch import nn
 
 from headwise import MultiHeadAttention, RoPE, load, prune, save
 from headwise.errors import ArgumentError, InputError, OutputError, UnsupportedError
-from headwise.files import _scratch
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.layer import ALiBi, YaRN
 from headwise.models.checkpoints import _save
@@ -220,7 +219,6 @@ def test_a_move_that_fails_puts_the_old_folder_back(
 ) -> None:
     held = {path.name: path.read_bytes() for path in saved.iterdir()}
     rename = Path.rename
-    monkeypatch.setattr(_scratch, "exchange", lambda *_: False)
 
     def fail(self: Path, target: Path) -> Path:
         if self.name == "new":

@@ -14,7 +14,7 @@ import headwise as hw
 from corpus_files import random_texts, write_jsonl, write_model, write_parquet, write_texts
 from headwise.errors import InputError, OutputError
 from headwise.files import claim
-from headwise.files._scratch import PREFIX
+from headwise.files._atomic import PREFIX
 from headwise.jobs import CorpusJob, ImportanceRequest, merge_corpus
 from headwise.tables import COLUMNS, HeadTable
 from headwise.watch import Watch
@@ -162,7 +162,7 @@ def test_what_killed_processes_left_is_deleted(model: Path, data: Path, tmp_path
     job.run()
     for name in (".job.lock", ".model.lock", "shards/.00000.lock"):
         (tmp_path / "run" / name).touch()
-    dead = tmp_path / f"run/shards/{PREFIX}dead/new"
+    dead = tmp_path / f"run/shards/{PREFIX}{2**22 + 1}-dead/new"  # more than the largest process id
     dead.mkdir(parents=True)
     job.run()
     assert not list((tmp_path / "run").rglob(".*"))

@@ -2,46 +2,87 @@
 
 import errno
 import os
+import re
+import shlex
 import subprocess
 import sys
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
+import headwise as hw
 from headwise._tensors import write_tensors
-from headwise.errors import OutputError
-from headwise.files import _scratch, files_beside, folder_beside, write_beside
+from headwise.errors import InputError, OutputError
+from headwise.files import _atomic, files_beside, folder_beside, sweep, write_beside
+from headwise.lab import load as load_mini_gpt
+from headwise.report import load_study
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no fork")
 WRITER = Path(__file__).parent / "killed_writer.py"
 
 
-@pytest.mark.parametrize(
-    ("kind", "exchange"),
-    [("file", "yes"), ("folder", "yes"), ("folder", "no"), ("files", "yes"), ("files", "no")],
-)
-def test_a_write_killed_at_any_step_leaves_a_whole_file(
-    kind: str, exchange: str, tmp_path: Path
+@pytest.mark.parametrize("kind", ["file", "folder", "files"])
+def test_a_write_killed_at_any_step_leaves_a_whole_file_or_says_where_it_is(
+    kind: str, tmp_path: Path
 ) -> None:
-    command = [sys.executable, str(WRITER), kind, exchange, str(tmp_path)]
+    command = [sys.executable, str(WRITER), kind, str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": str(WRITER.parents[1])}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 30
 
 
-def test_the_operating_system_exchanges_folders_atomically(tmp_path: Path) -> None:
-    for name in ("one", "other"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "content").write_text(name)
-    assert _scratch.exchange(tmp_path / "one", tmp_path / "other") == sys.platform.startswith(
-        "linux"
-    )
-    assert (tmp_path / "one" / "content").read_text() == "other"
-    with pytest.raises(OSError, match="No such file"):
-        _scratch.exchange(tmp_path / "one", tmp_path / "nowhere")
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_of_two_writers_without_force_the_later_one_is_refused(kind: str, tmp_path: Path) -> None:
+    def write(path: Path, text: str) -> None:
+        (path if kind == "file" else path / "content").write_text(text)
+
+    write_new = partial(write_beside if kind == "file" else folder_beside, force=False)
+    target = tmp_path / "target"
+    with pytest.raises(OutputError, match=rf"{target} exists: another process has written it"):  # noqa: PT012, SIM117
+        with write_new(target) as later:
+            write(later, "later")
+            with write_new(target) as first:
+                write(first, "first")
+    content = target if kind == "file" else target / "content"
+    assert content.read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
+def test_a_file_without_links_is_still_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    for text in ("first", "later"):
+        with suppress(OutputError), write_beside(tmp_path / "target", force=False) as beside:
+            beside.write_text(text)
+    assert (tmp_path / "target").read_text() == "first"
+
+
+@pytest.mark.parametrize("name", ["small", "it's small"])
+def test_a_folder_that_a_kill_has_moved_is_named_by_load_and_save(
+    name: str, tmp_path: Path
+) -> None:
+    folder, old = tmp_path / name, tmp_path / f"{name}.headwise-old"
+    hw.save(hw.MultiHeadAttention(6, 2), folder)
+    folder.rename(old)
+    line = f"mv {shlex.quote(str(old))} {shlex.quote(str(folder))}"
+    for kind, work in (
+        (InputError, lambda: hw.load(folder)),
+        (InputError, lambda: load_study(folder)),
+        (InputError, lambda: load_mini_gpt(folder)),
+        (OutputError, lambda: hw.save(hw.MultiHeadAttention(6, 2), folder)),
+    ):
+        with pytest.raises(kind, match=rf"its former content is .*Restore it: {re.escape(line)}$"):
+            work()
+    subprocess.run(line, shell=True, check=True)
+    assert hw.load(folder).n_heads == 2
 
 
 def test_cleaning_up_keeps_files_of_a_living_process(tmp_path: Path) -> None:
@@ -53,35 +94,10 @@ def test_cleaning_up_keeps_files_of_a_living_process(tmp_path: Path) -> None:
         (folder / "content").write_text("mine")
         with write_beside(tmp_path / "other.json") as open_file:
             open_file.write_text("other")
-        _scratch.sweep(tmp_path)
+        sweep(tmp_path)
         assert file.read_text() == "one"
         assert (folder / "content").read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "one.json", "other.json"]
-
-
-@pytest.mark.parametrize("moment", ["before it is opened", "before it is locked"])
-def test_a_folder_that_is_swept_before_it_is_locked_is_made_again(
-    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between its creation and its lock, another process takes the folder for a dead one's."""
-    name = "mkdtemp" if moment == "before it is opened" else "_open_folder"
-    module = _scratch.tempfile if name == "mkdtemp" else _scratch
-    make, swept = getattr(module, name), []
-
-    def make_and_sweep(*args: Any, **options: Any) -> Any:
-        made = make(*args, **options)
-        if not swept:
-            swept.append(made)
-            _scratch.sweep(tmp_path)
-            assert not [*tmp_path.iterdir()]
-        return made
-
-    monkeypatch.setattr(module, name, make_and_sweep)
-    with write_beside(tmp_path / "one.json") as file:
-        file.write_text("one")
-    assert swept
-    assert (tmp_path / "one.json").read_text() == "one"
-    assert [path.name for path in tmp_path.iterdir()] == ["one.json"]
 
 
 def test_a_folder_that_is_removed_is_named(tmp_path: Path) -> None:
@@ -93,14 +109,17 @@ def test_a_folder_that_is_removed_is_named(tmp_path: Path) -> None:
 
 
 def test_cleaning_up_keeps_files_of_others(tmp_path: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
     for name in (".headwise-00000000-abc.json", ".one-abc.json", "headwise-abc"):
         (tmp_path / name).write_text("theirs")
-    (tmp_path / f"{_scratch.PREFIX}link").symlink_to(tmp_path / "headwise-abc")
-    (tmp_path / f"{_scratch.PREFIX}dead.json").write_text("half")
+    (tmp_path / f"{_atomic.PREFIX}{dead.pid}-link").symlink_to(tmp_path)
+    (tmp_path / f"{_atomic.PREFIX}{dead.pid}-abc").mkdir()
+    (tmp_path / f"{_atomic.PREFIX}1-abc").mkdir()  # another user's process
     with write_beside(tmp_path / "one.json") as file:
         file.write_text("one")
-    assert len(list(tmp_path.iterdir())) == 5
-    assert not (tmp_path / f"{_scratch.PREFIX}dead.json").exists()
+    assert len(list(tmp_path.iterdir())) == 6
+    assert not (tmp_path / f"{_atomic.PREFIX}{dead.pid}-abc").exists()
 
 
 def test_files_have_the_mode_of_any_new_file(tmp_path: Path) -> None:
@@ -163,35 +182,16 @@ def test_a_full_disk_is_an_output_error(write, tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["plain", "with a folder", "working folder"])
-def test_files_are_replaced_together_and_others_stay(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "target"
-    target.mkdir()
+def test_files_are_replaced_and_others_stay(tmp_path: Path) -> None:
     for name in ("a", "b", "other"):
-        (target / name).write_text(f"old {name}")
-    if kind == "with a folder":
-        (target / "inner").mkdir()
-    if kind == "working folder":
-        monkeypatch.chdir(target)
-    before = target.stat().st_ino
-    with files_beside(target, last="a") as new:
+        (tmp_path / name).write_text(f"old {name}")
+    (tmp_path / "inner").mkdir()
+    with files_beside(tmp_path, last="a") as new:
         for name in ("a", "b", "c"):
             (new / name).write_text(f"new {name}")
-    files = {path.name: path.read_text() for path in target.iterdir() if path.is_file()}
+    files = {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}
     assert files == {"a": "new a", "b": "new b", "c": "new c", "other": "old other"}
-    # A folder that others use stays the same one.
-    assert (target.stat().st_ino == before) == (kind != "plain")
-    assert [path.name for path in tmp_path.iterdir()] == ["target"]
-
-
-def test_equal_files_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("same")
-    before = (tmp_path / "a").stat().st_ino
-    with files_beside(tmp_path, last="a") as new:
-        (new / "a").write_text("same")
-    assert (tmp_path / "a").stat().st_ino == before
+    assert (tmp_path / "inner").is_dir()
 
 
 @pytest.mark.parametrize("name", ["a\0b", "half\ud800"])

@@ -27,6 +27,7 @@ from children import exit_status, start_child
 from soak.verbs import VERBS, Verb, write_often
 
 SCRATCH = ".headwise-"
+_MOVED, _UNREADABLE = ".headwise-old", "unreadable"
 _LATE = ("headwise", "pandas", "safetensors", "tokenizers", "torch", "transformers")
 
 
@@ -37,6 +38,7 @@ class Tally:
     kills: int = 0
     in_writes: int = 0
     old: int = 0
+    unreadable: int = 0
     new: int = 0
     seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
@@ -80,16 +82,24 @@ class Killer:
         return True
 
     def _check(self, folder: Path) -> None:
-        left = self._read(folder)
-        if left not in (self._old, self._new):
+        _restore_moved(folder)
+        left = self._read_left(folder)
+        if left not in (self._old, self._new, _UNREADABLE):
             raise ValueError("the folder holds neither the old result nor the new one")
         self.tally.new += left == self._new
         self.tally.old += left == self._old
+        self.tally.unreadable += left == _UNREADABLE
         self._finish(self._verb.work, folder)
         if self._read(folder) != self._new:
             raise ValueError("the second run ended with another result")
         if _files(folder) != self._files:
             raise ValueError(f"left behind: {sorted(_files(folder) ^ self._files)}")
+
+    def _read_left(self, folder: Path) -> str:
+        """What a kill has left. Files of a folder that are replaced one by one are not read while
+        the one that names them is away."""
+        name = self._verb.named_by
+        return _UNREADABLE if name and not list(folder.rglob(name)) else self._read(folder)
 
     def _copy(self) -> Path:
         folder = self._place / "work" / "results"
@@ -107,6 +117,14 @@ class Killer:
         out = self._place / "read"
         self._finish(lambda folder: out.write_text(self._verb.read(folder)), folder)
         return out.read_text()
+
+
+def _restore_moved(folder: Path) -> None:
+    """Do what `load` and `save` say of a folder that was being replaced."""
+    for old in folder.rglob(f"*{_MOVED}"):
+        target = old.with_name(old.name.removesuffix(_MOVED))
+        if not target.exists():
+            old.rename(target)
 
 
 def _import_modules_of(verb: Verb, place: Path) -> None:

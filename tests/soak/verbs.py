@@ -38,11 +38,14 @@ class Verb:
         work: Writes the results; started again after a kill.
         read: The content of the results in a folder, through their loader; "" if there are none.
         old: Writes results that the work replaces.
+        named_by: A file without which the others of a folder are not read, if they are replaced
+            one by one.
     """
 
     work: Callable[[Path], object]
     read: Callable[[Path], str]
     old: Callable[[Path], object] = lambda folder: None
+    named_by: str = ""
 
 
 def _model(seed: int = 0) -> MiniGPT:
@@ -201,11 +204,12 @@ def _digest(folder: Path, *names: str) -> str:
 
 
 VERBS = {
-    "train": Verb(_train, lambda folder: _read_lab(folder / "run")),
+    "train": Verb(_train, lambda folder: _read_lab(folder / "run"), named_by="headwise.json"),
     "save": Verb(
         lambda folder: save_lab(_model(1), _tokenizer(), folder),
         _read_lab,
         lambda folder: save_lab(_model(0), _tokenizer(), folder),
+        named_by="headwise.json",
     ),
     "observe": Verb(
         _observe,
@@ -233,7 +237,10 @@ VERBS = {
     ),
     "heads": Verb(_find_heads, _read_heads, lambda folder: _find_heads(folder, seed=1)),
     "cache pattern": Verb(
-        _cache, lambda folder: _read_cache(folder / "pattern"), lambda folder: _cache(folder, 2)
+        _cache,
+        lambda folder: _read_cache(folder / "pattern"),
+        lambda folder: _cache(folder, 2),
+        named_by="config.json",
     ),
     "plan": Verb(
         _plan,

@@ -200,6 +200,17 @@ def check_output(path: Path, *endings: str, force: bool) -> None:
     _check_absent(path, force)
 
 
+def write_output(save: Callable[[Path], object], path: Path, force: bool) -> Path:
+    """Write a file by `save`; without --force, one that another process has written stays.
+
+    Raises:
+        OutputError: the file exists by now, or cannot be written.
+    """
+    with write_beside(path, force) as beside:
+        save(beside)
+    return path
+
+
 def check_figure(path: Path | None, force: bool) -> None:
     """Refuse a figure that could not be drawn or written at the end of the work.
 

@@ -3,21 +3,23 @@
 from headwise.files._atomic import (
     MODEL_FILES,
     STUDY_FILES,
+    check_not_moved,
     check_writable,
     file_of_others,
     files_beside,
     folder_beside,
+    sweep,
     write_beside,
 )
 from headwise.files._claim import claim
 from headwise.files._json import build_from, parse_json, read_json, read_object, write_json
-from headwise.files._scratch import sweep
 from headwise.files._text import decode, is_unicode, kind_of
 
 __all__ = [
     "MODEL_FILES",
     "STUDY_FILES",
     "build_from",
+    "check_not_moved",
     "check_writable",
     "claim",
     "decode",

@@ -1,69 +1,111 @@
-"""Atomic writes: a temporary file or folder beside the target, then renamed into place."""
+"""Atomic writes: a temporary file or folder beside the target, then renamed into place.
+
+`os.link` and `os.rename` replace nothing: of two writers of one place, the later one is refused.
+With `force`, `os.replace` replaces a file at once, and two renames replace a folder. A process that
+is killed between those two leaves the old folder under another name, which the next `load` or
+`save` says.
+"""
 
 import errno
+import hashlib
 import os
+import platform
 import re
+import shlex
+import shutil
+import stat
+import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from headwise.errors import HeadwiseError, OutputError
-from headwise.files._scratch import (
-    PREFIX,
-    give_default_modes,
-    put_files_in_place,
-    put_in_place,
-    scratch_folder,
-    sync,
-)
+from headwise.errors import HeadwiseError, InputError, OutputError
 
 # A folder that holds one of these is a model's or a study's.
 MODEL_FILES = ("config.json", "headwise.json", "modules.json")
 STUDY_FILES = ("study.json",)
 
+# A temporary name says which process writes it, so that what a killed one has left can be deleted.
+# A process can only tell about those of its own host.
+_HOST = hashlib.blake2b(platform.node().encode("utf-8", "replace"), digest_size=4).hexdigest()
+PREFIX = f".headwise-{_HOST}-"
+_NEW = "new"  # in a temporary folder: the new content
+_OLD = ".headwise-old"  # the ending of a folder that is being replaced
+_UNABLE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
+_TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
+
 
 @contextmanager
-def write_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield the path of a new file beside `path`, which replaces `path` when the block succeeds.
+def write_beside(path: str | os.PathLike[str], force: bool = True) -> Iterator[Path]:
+    """Yield the path of a new file beside `path`, which becomes `path` when the block succeeds.
 
     The block writes the file. If it raises, the file is deleted and `path` stays as it was. If the
     process is killed, `path` is the old file or the complete new one, and the next write into the
     same folder deletes the temporary file. The temporary name keeps the ending, because writers
     choose their format by it.
 
+    Args:
+        force: Whether an existing file is replaced.
     Raises:
-        OutputError: the folder does not exist or cannot be written, the disk is full, or `path`
-            is a folder.
+        OutputError: the folder does not exist or cannot be written, the disk is full, `path` is a
+            folder, or it exists when the block ends and `force` is False.
     """
     target = Path(path)
     with _output_errors(target, "Choose a folder that exists and that you may write to."):
         if target.is_dir():
             raise OutputError(f"write: {target} is a folder. Name a file in it.")
         # In a folder of its own, because some writers make temporary files beside theirs.
-        with scratch_folder(target) as folder:
+        with _temporary_folder(target.parent) as folder:
             beside = folder / f"content{target.suffix}"
             yield beside
-            give_default_modes(folder)
-            sync(beside)
-            beside.replace(target)
-            sync(target.parent)
+            _give_default_modes(folder)
+            _sync(beside)
+            if force:
+                beside.replace(target)
+            else:
+                _link(beside, target)
+            _sync(target.parent)
+
+
+def _link(beside: Path, target: Path) -> None:
+    """Put a file where none is."""
+    try:
+        os.link(beside, target)
+    except OSError as error:
+        if error.errno in _UNABLE and not target.exists():  # a file system without links
+            beside.rename(target)
+            return
+        if target.exists():
+            raise OutputError(_taken("write", target, "--force")) from error
+        raise
+
+
+def _taken(function: str, target: Path, force: str) -> str:
+    return (
+        f"{function}: {target} exists: another process has written it in the meantime. Name "
+        f"another place, or replace it with {force}."
+    )
 
 
 @contextmanager
 def folder_beside(target: Path, force: bool, ours: Sequence[str] = ()) -> Iterator[Path]:
-    """Yield a new folder beside `target` that replaces `target` when the block succeeds.
+    """Yield a new folder beside `target` that becomes `target` when the block succeeds.
 
     If the block raises, the new folder is deleted and `target` stays as it was. If the process is
     killed, `target` is the old folder or the complete new one, and the next write beside it
-    deletes the temporary folder.
+    deletes the temporary folder; or the old folder has another name, as `check_not_moved` says.
 
     Args:
         ours: As in `file_of_others`: a folder with files of others is not replaced.
     Raises:
         OutputError: `target` is a file, a folder with content and `force` is False, or a folder
-            with files of others, or it cannot be written.
+            with files of others, or it cannot be written. A folder that another process has
+            written while the block ran is not replaced, either.
     """
     with _output_errors(target, "Choose another place.", "save"):
+        if moved := _moved(target):
+            raise OutputError(f"save: {moved}")
         empty = target.is_dir() and not any(target.iterdir())
         if target.exists() and not empty and not force:
             raise OutputError(f"save: {target} exists. Choose another folder, or pass force=True.")
@@ -75,10 +117,62 @@ def folder_beside(target: Path, force: bool, ours: Sequence[str] = ()) -> Iterat
                 f"Choose another folder."
             )
         target.parent.mkdir(parents=True, exist_ok=True)
-        with scratch_folder(target) as new:
+        with _temporary_folder(target.parent) as new:
             yield new
-            give_default_modes(new)
-            put_in_place(new, target)
+            _give_default_modes(new)
+            _sync_tree(new)
+            if force and target.exists():
+                _replace_folder(new, target)
+            else:
+                _rename_to_free_place(new, target)
+            _sync(target.parent)
+
+
+def _rename_to_free_place(new: Path, target: Path) -> None:
+    with suppress(OSError):
+        target.rmdir()  # an empty folder, which Windows would not replace
+    try:
+        new.rename(target)
+    except OSError as error:
+        if error.errno in _TAKEN or target.exists():
+            raise OutputError(_taken("save", target, "force=True (--force)")) from error
+        raise
+
+
+def _replace_folder(new: Path, target: Path) -> None:
+    """Replace a folder by two renames. No system call that Python knows exchanges two folders."""
+    old = target.with_name(target.name + _OLD)
+    shutil.rmtree(old, ignore_errors=True)  # `target` has replaced it already
+    target.rename(old)
+    try:
+        new.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def check_not_moved(folder: str | os.PathLike[str], function: str) -> None:
+    """Say where the content of a missing folder is, if a process was killed while it replaced it.
+
+    Raises:
+        InputError: the folder is missing, and its old content has another name.
+    """
+    if moved := _moved(Path(folder)):
+        raise InputError(f"{function}: {moved}")
+
+
+def _moved(target: Path) -> str:
+    """What to do about a folder whose content has another name; empty if there is none."""
+    with suppress(OSError, ValueError):
+        old = target.with_name(target.name + _OLD)
+        if old.is_dir() and not target.exists():
+            line = f"mv {shlex.quote(str(old))} {shlex.quote(str(target))}"
+            return (
+                f"{target} is missing, since a process was killed while it replaced this folder; "
+                f"its former content is {old}. Restore it: {line}"
+            )
+    return ""
 
 
 def file_of_others(folder: Path, ours: Sequence[str]) -> str:
@@ -102,7 +196,7 @@ def check_writable(target: Path) -> None:
     with _output_errors(target, "Choose another place."):
         path = target.absolute()
         first = next(p for p in (path, *path.parents) if p.parent.exists())
-        with scratch_folder(first):
+        with _temporary_folder(first.parent):
             pass
 
 
@@ -110,10 +204,8 @@ def check_writable(target: Path) -> None:
 def files_beside(folder: Path, last: str) -> Iterator[Path]:
     """Yield a new folder whose files replace those in `folder` when the block succeeds.
 
-    All of them are replaced together: if the process is killed, `folder` holds all the old files
-    or all the new ones. Other files stay. If a folder cannot be replaced as a whole, because it is
-    the working folder, a mount point or holds folders, the file `last` is removed first and
-    written last, so that old and new files are never read together.
+    Other files stay. The file `last` is removed first and written last, so that old and new files
+    are never read together. If the process is killed in between, `folder` has no such file.
 
     Args:
         folder: A folder that exists.
@@ -121,16 +213,90 @@ def files_beside(folder: Path, last: str) -> Iterator[Path]:
     Raises:
         OutputError: the folder cannot be written, or the disk is full.
     """
-    with (
-        _output_errors(folder, "Choose another place.", "save"),
-        scratch_folder(folder / last) as new,
-    ):
+    with _output_errors(folder, "Choose another place.", "save"), _temporary_folder(folder) as new:
         yield new
-        give_default_modes(new)
-        for path in (folder / name for name in os.listdir(new)):
-            if path.is_dir():
-                raise OutputError(f"save: {path} is a folder. Choose another place.")
-        put_files_in_place(new, folder, last)
+        _give_default_modes(new)
+        _sync_tree(new)
+        names = sorted(os.listdir(new), key=lambda name: (name == last, name))
+        for name in names:
+            if (folder / name).is_dir():
+                raise OutputError(f"save: {folder / name} is a folder. Choose another place.")
+        (folder / last).unlink(missing_ok=True)
+        for name in names:
+            (new / name).replace(folder / name)
+            _sync(folder)
+
+
+@contextmanager
+def _temporary_folder(parent: Path) -> Iterator[Path]:
+    """A new empty folder in `parent`, deleted after the block."""
+    sweep(parent)
+    folder = Path(tempfile.mkdtemp(dir=parent, prefix=f"{PREFIX}{os.getpid()}-"))
+    try:
+        (folder / _NEW).mkdir()
+        yield folder / _NEW
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Delete the temporary folders in `folder` that a dead process of this host has left."""
+    if sys.platform == "win32":
+        return  # where asking whether a process lives would end it
+    with suppress(OSError, ValueError), os.scandir(folder) as entries:
+        for entry in entries:
+            number = re.fullmatch(rf"{PREFIX}(\d+)-.*", entry.name)
+            if number and entry.is_dir(follow_symlinks=False) and not _lives(int(number[1])):
+                shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # another user's
+        pass
+    return True
+
+
+def _give_default_modes(new: Path) -> None:
+    """Give files the mode of any new file.
+
+    Some writers make a temporary file that only its owner may read. A file that more may read, or
+    execute, stays so.
+    """
+    sample = new.with_name("mode")
+    sample.touch()
+    default = sample.stat().st_mode
+    for path in new.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(stat.S_IMODE(path.stat().st_mode | default))
+
+
+def _sync_tree(folder: Path) -> None:
+    """Flush a folder and its content to disk, so that they survive a power loss."""
+    for path in folder.rglob("*"):
+        if not path.is_symlink():
+            _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to disk."""
+    is_folder = path.is_dir()
+    if is_folder and sys.platform == "win32":  # which cannot open folders
+        return
+    # Windows flushes only files that are open for writing.
+    handle = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        # Some file systems cannot flush a folder.
+        if not (is_folder and error.errno in _UNABLE):
+            raise
+    finally:
+        os.close(handle)
 
 
 @contextmanager
@@ -141,7 +307,8 @@ def _output_errors(target: Path, advice: str, function: str = "write") -> Iterat
         yield
     except HeadwiseError as error:
         # The block knows only the temporary path.
-        temporary = re.escape(str(target.parent / PREFIX)) + r"[^/\\]*[/\\]new"
+        temporary = re.escape(str(target.parent / PREFIX)) + rf"[^/\\]*[/\\]{_NEW}"
+        temporary += rf"([/\\]content{re.escape(target.suffix)})?"
         message = re.sub(temporary, lambda _: str(target), str(error))
         if message != str(error):
             raise type(error)(message) from error

@@ -1,12 +1,12 @@
 """Claims: a process that works on something keeps others from doing the same work."""
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headwise.errors import OutputError
-from headwise.files._scratch import lock
 
 
 @contextmanager
@@ -50,3 +50,18 @@ def _open_locked(path: str | os.PathLike[str], wait: bool) -> tuple[int, bool]:
         if not held or os.fstat(handle).st_nlink:
             return handle, held
         os.close(handle)
+
+
+def lock(handle: int, wait: bool) -> bool | None:
+    """Lock an open file; False if another process holds the lock, None if there are no locks."""
+    if sys.platform == "win32":
+        return None
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:  # this file system has no locks
+        return None
+    return True

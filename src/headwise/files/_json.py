@@ -1,5 +1,6 @@
 """JSON files: written whole, and read strictly: anything wrong is an InputError with the path."""
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -38,6 +39,17 @@ def parse_json(text: str) -> Any:
     return value
 
 
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """The content of a file; a pipe or a device, which may never end, is refused.
+
+    Raises:
+        OSError: it is no regular file, or cannot be read.
+    """
+    if (path := Path(path)).exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is a folder" if path.is_dir() else "no regular file")
+    return path.read_bytes()
+
+
 def write_json(content: Any, path: str | os.PathLike[str]) -> Path:
     """Write a value as indented JSON.
 
@@ -63,7 +75,7 @@ def read_json(
         InputError: the file cannot be read, or `parse_json` refuses its text.
     """
     try:
-        return parse_json(decode(Path(path).read_bytes()))
+        return parse_json(decode(read_regular(path)))
     except OSError as error:
         message, reason = problem or "cannot be read", str(error.strerror or error)
         raise InputError(f"{function}: {path} {message} ({reason}). {advice}") from error

@@ -14,7 +14,7 @@ from headwise._packages import require
 from headwise._size_limits import StoredSize, limit_model_size
 from headwise._tensors import read_tensors, write_tensors
 from headwise.errors import ArgumentError, InputError, OutputError
-from headwise.files import build_from, files_beside, read_object
+from headwise.files import build_from, check_not_moved, files_beside, read_object
 from headwise.lab._model import MiniGPT, MiniGPTConfig
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def read_model(folder: str | os.PathLike[str], begin: Begin | None = None) -> Mi
         begin: Called with the new model and the saved `cut`, before the weights are loaded.
     """
     folder = Path(folder)
+    check_not_moved(folder, "load")
     if not folder.is_dir():
         raise InputError(f"load: there is no folder {folder}. Name one that holds {_CONFIG}.")
     sizes = _existing(folder, _CONFIG)

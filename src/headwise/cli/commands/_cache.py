@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from headwise.cli._options import Force, Json, Model, Shared, check_folder, check_output
+from headwise.cli._options import (
+    Force,
+    Json,
+    Model,
+    Shared,
+    check_folder,
+    check_output,
+    write_output,
+)
 from headwise.cli._print import print_json, print_note, print_table
 from headwise.errors import ArgumentError
 
@@ -105,7 +113,7 @@ def cache(
     for name, value in plan.measured.items():
         print_note(f"{name}: {value:.4g}")
     if out is not None:
-        print_note(f"The plan: {plan.save(out)}")
+        print_note(f"The plan: {write_output(plan.save, out, force)}")
     if duo_attention is not None:
         print_note(f"The pattern: {tasks.save_duo_attention(plan, duo_attention)}")
     if as_json:

@@ -5,7 +5,15 @@ from typing import Annotated
 
 import typer
 
-from headwise.cli._options import Figure, Force, Json, Shared, check_figure, check_output
+from headwise.cli._options import (
+    Figure,
+    Force,
+    Json,
+    Shared,
+    check_figure,
+    check_output,
+    write_output,
+)
 from headwise.cli._print import print_json, print_note, print_result, print_table
 from headwise.errors import ArgumentError
 
@@ -76,7 +84,7 @@ def compare(
         print_result(comparison.summary)
     if out is not None:
         write = comparison.report if out.suffix == ".html" else comparison.save
-        print_note(f"The comparison is {write(out).resolve()}")
+        print_note(f"The comparison is {write_output(write, out, force).resolve()}")
     elif not as_json and not comparison.rows["outcome"].str.startswith("not tested").all():
         print_table(comparison.changed()[_COLUMNS])
 

@@ -16,6 +16,7 @@ from headwise.cli._options import (
     TableFile,
     check_output,
     names_in,
+    write_output,
 )
 from headwise.cli._print import print_heads, print_json, print_note
 from headwise.cli.commands._roles import print_roles
@@ -111,7 +112,7 @@ def merge(
     else:
         what, rows = counted(len(result.heads), "head"), result.frame()
     if out is not None:
-        print_note(f"{what}: {result.save(out)}")
+        print_note(f"{what}: {write_output(result.save, out, force)}")
     if as_json:
         print_json(rows.to_dict("records"))
     elif out is None and isinstance(result, tasks.Roles):

@@ -1,11 +1,12 @@
 """`headwise heads`: the heads that pick the right stretch of a text, as a file."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from headwise.cli._options import Force, Json, Model, Shared, check_output
+from headwise.cli._options import Force, Json, Model, Shared, check_output, write_output
 from headwise.cli._print import print_json, print_note, print_table
 from headwise.cli.commands._roles import Nulls, names_of
 
@@ -60,10 +61,11 @@ def heads(
     for line in (*found.notes, *str(found).split("\n")):
         print_note(line)
     if out is not None:
-        print_note(f"All heads with their evidence: {found.save(out)}")
+        print_note(f"All heads with their evidence: {write_output(found.save, out, force)}")
     for form, _, path in exports:
         if path is not None:
-            print_note(f"{form}: {found.export(path, form, model_name=found.name or model)}")
+            export = partial(found.export, format=form, model_name=found.name or model)
+            print_note(f"{form}: {write_output(export, path, force)}")
     rows = found.found()
     if as_json:
         print_json(rows.to_dict("records"))

@@ -16,6 +16,7 @@ from headwise.cli._options import (
     TableFile,
     check_figure,
     check_output,
+    write_output,
 )
 from headwise.cli._print import print_json, print_note, print_table
 from headwise.errors import ArgumentError
@@ -88,7 +89,9 @@ def importance(
     print_note(str(scores))
     if out is not None:
         least = ", ".join(map(str, scores.order()[:5]))
-        print_note(f"The least important heads are {least}: {scores.save(out)}")
+        print_note(
+            f"The least important heads are {least}: {write_output(scores.save, out, force)}"
+        )
     if figure is not None:
         print_note(f"A map of the scores: {tasks.save_figure(scores.plot(), figure)}")
     if as_json:

@@ -19,6 +19,7 @@ from headwise.cli._options import (
     check_figure,
     check_output,
     names_in,
+    write_output,
 )
 from headwise.cli._print import print_heads, print_json, print_note
 
@@ -55,7 +56,7 @@ def observe(
     requested.check()
     table = tasks.study_model(model, text, shared, requested, target=target).table
     if out is not None:
-        print_note(f"{counted(len(table.heads), 'head')}: {table.save(out)}")
+        print_note(f"{counted(len(table.heads), 'head')}: {write_output(table.save, out, force)}")
     if figure is not None:
         print_note(f"A map of each statistic: {tasks.draw_statistics(table, figure)}")
     if as_json:

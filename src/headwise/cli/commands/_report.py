@@ -1,12 +1,13 @@
 """`headwise report`: a page about every head of a model, of the Mini-GPT, or of a saved study."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headwise.cli._options import Force, Shared, Target, check_folder, check_output
+from headwise.cli._options import Force, Shared, Target, check_folder, check_output, write_output
 from headwise.cli._print import print_note, print_result
 from headwise.errors import ArgumentError
 from headwise.files import STUDY_FILES
@@ -125,7 +126,8 @@ def report(
         print_result(line)
     if save is not None:
         print_note(f"The study is saved in {study.save(save, force=force)}")
-    print_result(f"The page is {study.report(out, full=full).resolve()}")
+    write = partial(study.report, full=full)
+    print_result(f"The page is {write_output(write, out, force).resolve()}")
 
 
 def _study(

@@ -16,6 +16,7 @@ from headwise.cli._options import (
     TableFile,
     check_figure,
     check_output,
+    write_output,
 )
 from headwise.cli._print import print_json, print_note, print_table
 from headwise.errors import ArgumentError
@@ -131,7 +132,7 @@ def roles(
     for line in result.notes:
         print_note(line)
     if out is not None:
-        print_note(f"{result}: {result.save(out)}")
+        print_note(f"{result}: {write_output(result.save, out, force)}")
     if figure is not None:
         print_note(f"A map of the roles: {tasks.save_figure(result.plot(), figure)}")
     if as_json:

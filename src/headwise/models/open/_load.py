@@ -16,6 +16,7 @@ from headwise._packages import require
 from headwise._progress import shows_progress
 from headwise._size_limits import limit_model_size
 from headwise.errors import ArgumentError, HeadwiseError, InputError
+from headwise.files import check_not_moved
 from headwise.lab import read_model, read_tokenizer
 from headwise.models._device import check_device
 from headwise.models._progress_bars import progress_bar_in_terminals_only
@@ -143,6 +144,12 @@ def _folder(source: Any, caller: str) -> Path | None:
                 f"{caller}: {path} holds neither headwise.json nor config.json. Give a model's "
                 f"folder{f', such as {inner}' if inner else ''}."
             )
+        for inner in (*path.glob("*"), *path.glob("*/*")):  # a SentenceTransformer has folders
+            if inner.exists() and not (inner.is_file() or inner.is_dir()):
+                raise InputError(
+                    f"{caller}: {inner} is a pipe, a socket or a device, and only regular files "
+                    f"are read. Give a folder without it."
+                )
         _refuse_pickles(path)
         return path
     if path.exists():
@@ -150,6 +157,7 @@ def _folder(source: Any, caller: str) -> Path | None:
             f"{caller}: {path} is a file, not a folder. Give the folder of a model, which holds "
             f"config.json, or a hub name."
         )
+    check_not_moved(path, caller)
     if not _HUB_NAME.fullmatch(name):
         raise InputError(
             f"{caller}: {path} is not a folder.{_nearest_folder(path)} Give a model's folder or "

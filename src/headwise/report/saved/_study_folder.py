@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import InputError, OutputError
-from headwise.files import STUDY_FILES, build_from, folder_beside, read_object, write_json
+from headwise.files import (
+    STUDY_FILES,
+    build_from,
+    check_not_moved,
+    folder_beside,
+    read_object,
+    write_json,
+)
 from headwise.report._study_data import StudyData
 from headwise.report.saved._json_values import facts_of, text_of
 from headwise.report.saved._named_arrays import NamedArrays
@@ -63,6 +70,7 @@ def read_study(folder: Path) -> Fields:
     Raises:
         InputError: the folder is missing, or holds no complete study of this format.
     """
+    check_not_moved(folder, "load_study")
     if not (folder / _FACTS).is_file():
         raise InputError(
             f"load_study: {folder} is not the folder of a study: it has no {_FACTS}. {_ADVICE}"

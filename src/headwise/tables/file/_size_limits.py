@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow as pa
 
 from headwise.errors import InputError
-from headwise.tables.file._parquet_footer import column_chunks
 
 # Equal values take almost no space: a file may hold this many values, and this many more per byte.
 _SPARE_VALUES, _VALUES_PER_BYTE = 2**22, 16
@@ -18,6 +17,7 @@ _SPARE_VALUES, _VALUES_PER_BYTE = 2**22, 16
 _SPARE_BYTES, _BYTES_PER_BYTE = 2**26, 128
 # A record with a key of its own takes at least this many bytes of JSON, and a row of CSV two.
 _BYTES_PER_RECORD, _BYTES_PER_ROW = 8, 2
+_BATCH = 2**16
 
 
 def check_table_size(path: Path) -> None:
@@ -38,16 +38,23 @@ def check_table_size(path: Path) -> None:
 
 
 def _check_parquet(path: Path) -> None:
-    """Check the counts in the footer, and the texts that rows repeat."""
+    """Check the counts in the file's metadata, and the texts that rows repeat."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
-        rows, columns = file.metadata.num_rows, file.metadata.num_columns
-    chunks = column_chunks(path)
-    values = max(sum(chunk.n_values for chunk in chunks), rows * columns)
-    _check_values(path, values, rows, columns)
-    _check_bytes(path, sum(chunk.n_bytes for chunk in chunks))
-    texts = {chunk.path for chunk in chunks if chunk.is_text}
+        about = file.metadata
+        rows, columns = about.num_rows, about.num_columns
+        groups = [about.row_group(index) for index in range(about.num_row_groups)]
+        _check_values(path, rows * columns, rows, columns)
+        _check_bytes(path, sum(group.total_byte_size for group in groups))
+        # pyarrow ends the process if it is asked for a damaged column chunk. A scan, which keeps
+        # one batch of values, raises an exception for those.
+        file.scan_contents(batch_size=_BATCH)
+        chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
+        values = max(sum(chunk.num_values for chunk in chunks), rows * columns)
+        _check_values(path, values, rows, columns)
+        _check_bytes(path, sum(chunk.total_uncompressed_size for chunk in chunks))
+        texts = {chunk.path_in_schema for chunk in chunks if chunk.physical_type == "BYTE_ARRAY"}
     _check_bytes(path, sum(_text_bytes(path, name) for name in sorted(texts)))
 
 
