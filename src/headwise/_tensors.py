@@ -64,6 +64,8 @@ def read_with_metadata(
         InputError: the file cannot be read, or is not a complete safetensors file.
     """
     try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise OSError("it is no regular file")
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return tensors, file.metadata() or {}

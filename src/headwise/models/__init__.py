@@ -1,7 +1,7 @@
 """Other people's models: open them, find their heads, capture their attention calls."""
 
 from headwise.models._cache_names import cache_argument, cache_in
-from headwise.models._check import check_model, is_sentence_transformer, model_inputs
+from headwise.models._check import check_model, check_weights, is_sentence_transformer, model_inputs
 from headwise.models._compiled import is_compiled, run_uncompiled, without_compiler
 from headwise.models._device import check_device, device_of
 from headwise.models._fast_attention import fast_attention
@@ -144,6 +144,7 @@ __all__ = [
     "check_edits_reach",
     "check_model",
     "check_reads_text",
+    "check_weights",
     "compose_heads",
     "context_of",
     "count_cache_layers",

@@ -35,6 +35,28 @@ def check_model(caller: str, model: Any) -> nn.Module:
     return model.get_submodule(transformer_name(model, caller))
 
 
+def check_weights(caller: str, model: nn.Module, *, offloaded: bool = False) -> None:
+    """Refuse a model whose weights have no values here.
+
+    Args:
+        offloaded: Whether weights that accelerate loads for each call of a module will do.
+    Raises:
+        UnsupportedError: a weight is on the meta device.
+    """
+    name = next((name for name, weight in model.named_parameters() if weight.is_meta), None)
+    if name is None:
+        return
+    if not any(hasattr(module, "_hf_hook") for module in model.modules()):
+        raise UnsupportedError(
+            f"{caller}: {name} has no values: it is on the meta device. Load the weights first."
+        )
+    if not offloaded:
+        raise UnsupportedError(
+            f"{caller}: {name} is offloaded by accelerate, which loads it for each call alone. "
+            f"Load the weights first: open the model without offloading."
+        )
+
+
 def is_sentence_transformer(model: Any) -> bool:
     """Whether a model is a `SentenceTransformer`, without importing its package."""
     # An object of this class can only exist if its package has been imported.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from headwise._torch_private import is_materialized, version_of
 from headwise.errors import UnsupportedError
+from headwise.models._compiled import without_compiler
 from headwise.models._sharded import is_sharded, whole_tensor
 
 # Settings that quantised modules keep among their weights.
@@ -35,13 +36,17 @@ def fingerprint(model: nn.Module) -> str:
     Quantised weights are hashed as they are stored, those of torchao and others that wrap several
     tensors by these tensors and their settings; weights that accelerate has offloaded are
     read from where it keeps them; sharded ones are gathered one after the other, so that every
-    process must call this, and gets the fingerprint of the whole model.
+    process must call this, and gets the fingerprint of the whole model. A model inside
+    `DistributedDataParallel`, or compiled, has the fingerprint of the model itself.
 
     Returns:
         16 hexadecimal digits, equal for equal models.
     Raises:
         UnsupportedError: the values of a weight cannot be read.
     """
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        return fingerprint(model.module)
+    model = without_compiler(model)
     weights = _states_of(model)
     if weights is None:
         return hash_weights(model)

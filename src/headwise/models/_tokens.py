@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unicodedata import category
@@ -128,6 +129,22 @@ class TokenOffsets:
         ]
 
 
+@contextmanager
+def _panics_refused(tokenizer: Any) -> Iterator[None]:
+    """Refuse a tokenizer that ends in a panic of Rust, such as by a regular expression that takes
+    too many steps. Python has it as a `BaseException`, which no caller would catch."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        reason = (str(error).splitlines() or [""])[0][:200]
+        raise UnsupportedError(
+            f"encode: {type(tokenizer).__name__} failed in a text ({reason}). Its rules do not fit "
+            f"such texts: give shorter ones, or another tokenizer."
+        ) from None
+
+
 def pieces_of(
     tokenizer: Any, text: str, limit: int, *, target: bool = False, begin: bool = False
 ) -> list[list[int]]:
@@ -142,12 +159,14 @@ def pieces_of(
     check_tokenizer(tokenizer, "encode")
     tokenizer = untruncated(tokenizer)
     if is_tokenizer_of_rust(tokenizer):
-        ids = tokenizer.encode(text).ids
+        with _panics_refused(tokenizer):
+            ids = tokenizer.encode(text).ids
         return [ids[start : start + limit] for start in range(0, len(ids), limit)]
     argument = {"text_target" if target else "text": text}
     if getattr(tokenizer, "is_fast", False):
         options = {"truncation": True, "max_length": limit, "return_overflowing_tokens": True}
-        return list(tokenizer(**argument, **options)["input_ids"])
+        with _panics_refused(tokenizer):
+            return list(tokenizer(**argument, **options)["input_ids"])
     ids = tokenizer(**argument)["input_ids"]
     if len(ids) <= limit:
         return [ids]
@@ -168,7 +187,8 @@ def token_offsets(tokenizer: Any, texts: Sequence[str]) -> list[TokenOffsets]:
     check_tokenizer(tokenizer, "encode")
     tokenizer = untruncated(tokenizer)
     if is_tokenizer_of_rust(tokenizer):
-        encodings = tokenizer.encode_batch(list(texts)) if texts else []
+        with _panics_refused(tokenizer):
+            encodings = tokenizer.encode_batch(list(texts)) if texts else []
         columns = [(e.ids, e.offsets, e.special_tokens_mask, e.tokens) for e in encodings]
     elif not getattr(tokenizer, "is_fast", False):
         raise UnsupportedError(
@@ -178,14 +198,15 @@ def token_offsets(tokenizer: Any, texts: Sequence[str]) -> list[TokenOffsets]:
     elif not texts:  # some tokenizers reject an empty list
         return []
     else:
-        output = tokenizer(
-            list(texts),
-            truncation=False,
-            padding=False,
-            return_offsets_mapping=True,
-            return_special_tokens_mask=True,
-            verbose=False,  # the caller cuts texts that are too long
-        )
+        with _panics_refused(tokenizer):
+            output = tokenizer(
+                list(texts),
+                truncation=False,
+                padding=False,
+                return_offsets_mapping=True,
+                return_special_tokens_mask=True,
+                verbose=False,  # the caller cuts texts that are too long
+            )
         names = [output.tokens(number) for number in range(len(texts))]
         parts = (output["input_ids"], output["offset_mapping"], output["special_tokens_mask"])
         columns = list(zip(*parts, names, strict=True))

@@ -21,6 +21,7 @@ from headwise.models import (
     Sites,
     capture_calls,
     check_model,
+    check_weights,
     fingerprint,
     tokenizer_of,
 )
@@ -165,6 +166,8 @@ def _check(model: nn.Module, teacher: nn.Module, steps: int, rate: float) -> Non
         raise ArgumentError(
             f"recover: {steps=}, {rate=}. Give a whole number of steps and a rate above 0."
         )
+    for each in (model, teacher):
+        check_weights("recover", each, offloaded=each is teacher)
     teacher_weights = {weight.data_ptr() for weight in teacher.parameters()}
     for name, weight in model.named_parameters():
         if weight.data_ptr() in teacher_weights:

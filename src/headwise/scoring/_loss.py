@@ -173,6 +173,8 @@ def _token_loss(logits: Tensor, labels: Tensor, name: str) -> Tensor:
             f"loss {name}: {int((counts == 0).sum())} of {len(counts)} texts have no token to "
             f"predict. Leave them out."
         )
+    # Prompt tuning puts vectors of its own before the tokens of a text.
+    logits = logits[:, -labels.shape[1] :] if labels.shape[1] else logits
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     losses = F.cross_entropy(logits.mT, labels, ignore_index=IGNORED, reduction="none")
     return losses.sum(-1) / counts

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -205,18 +206,30 @@ def _fields_of(content: Mapping[str, Any]) -> tuple[Any, ...]:
     if content.get("format") != FORMAT:
         raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT!r}")
     layers = tuple(_layer(entry) for entry in content["layers"])
-    costs = {
-        str(name): (float(before), float(after))
-        for name, (before, after) in content.get("costs", {}).items()
-    }
-    return layers, str(content["model"]), str(content["why"]), costs
+    if not layers:
+        raise ValueError("it has no layer")
+    for name, value in (("model", content["model"]), ("why", content["why"])):
+        if not isinstance(value, str):
+            raise ValueError(f"its {name} is {value!r}, which is no text")
+    costs: dict[str, tuple[float, float]] = {}
+    for name, amounts in content.get("costs", {}).items():
+        before, after = amounts
+        if not all(type(x) in (int, float) and isfinite(x) and x >= 0 for x in amounts):
+            raise ValueError(f"its costs {name!r} are {amounts!r}, which are no amounts")
+        costs[name] = float(before), float(after)
+    return layers, content["model"], content["why"], costs
 
 
 def _layer(entry: Mapping[str, Any]) -> LayerPlan:
-    remove = tuple(entry["remove"])
+    remove, stack = entry["remove"], entry["stack"]
+    if not isinstance(remove, list) or not isinstance(stack, str):
+        raise ValueError(f"a layer removes {remove!r} from the stack {stack!r}")
     numbers = [entry["layer"], entry["n_heads"], *remove]
     if not all(type(number) is int for number in numbers):
         raise ValueError(f"{numbers} are not all whole numbers")
-    if entry["n_heads"] > _MOST_HEADS:  # a grid of heads is drawn, so they take memory
-        raise ValueError(f"{entry['n_heads']} heads in a layer; at most {_MOST_HEADS} are read")
-    return LayerPlan(str(entry["stack"]), entry["layer"], entry["n_heads"], remove)
+    # A grid of heads is drawn, so they take memory.
+    if not 1 <= entry["n_heads"] <= _MOST_HEADS or entry["layer"] < 0:
+        raise ValueError(
+            f"{entry['n_heads']} heads in layer {entry['layer']}; from 1 to {_MOST_HEADS} are read"
+        )
+    return LayerPlan(stack, entry["layer"], entry["n_heads"], tuple(remove))

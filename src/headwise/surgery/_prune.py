@@ -16,6 +16,7 @@ from headwise.models import (
     around,
     batches_of,
     check_model,
+    check_weights,
     compose_heads,
     differs_from_itself,
     edit_heads,
@@ -142,6 +143,7 @@ def refuse_packed(model: nn.Module, caller: str) -> None:
         raise UnsupportedError(
             f"{caller}: {type(model).__name__} holds adapters. Call merge_and_unload() first."
         )
+    check_weights(caller, model)
     for name, weight in model.named_parameters():
         if type(weight.data) is not Tensor or not weight.is_floating_point():
             raise UnsupportedError(

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from headwise._packages import is_tokenizer_of_rust
 from headwise._progress import shows_progress
-from headwise.errors import ArgumentError, OutputError
+from headwise.errors import ArgumentError, OutputError, UnsupportedError
 from headwise.files import MODEL_FILES, folder_beside
-from headwise.models._check import check_model
+from headwise.models._check import check_model, check_weights
 from headwise.models._compiled import without_compiler
 from headwise.models._progress_bars import progress_bar_in_terminals_only
 from headwise.models._tokens import check_tokenizer
@@ -99,6 +99,7 @@ def save(
             f"save: source={str(source)!r} for a SentenceTransformer, which brings its own files. "
             f"Leave it out."
         )
+    _check_weights(inner)
     check_tokenizer(tokenizer, "save")
     batch = None if reference is None else first_batch(inner, reference, "save")
     with folder_beside(Path(folder).absolute(), force, MODEL_FILES) as beside:
@@ -114,6 +115,28 @@ def save(
         check_fresh(reader, beside, inner, batch)
         _check_wrapped(format, beside, model, source)
     return Path(folder)
+
+
+def _check_weights(model: nn.Module) -> None:
+    """Refuse weights that no folder of this library could hold.
+
+    Raises:
+        UnsupportedError: the model holds adapters, or its weights are elsewhere, sharded or packed.
+    """
+    for name, module in model.named_modules():
+        # A tuner of PEFT may have been put into a model that is none of its own classes.
+        if hasattr(module, "peft_config") or type(module).__module__.startswith("peft.tuners"):
+            raise UnsupportedError(
+                f"save: {name or type(model).__name__} holds adapters. Merge them first, as "
+                f"merge_and_unload() of PEFT does, or save them with PEFT."
+            )
+    check_weights("save", model)
+    for name, value in model.state_dict().items():
+        if type(value) is not Tensor or value.is_quantized:
+            raise UnsupportedError(
+                f"save: {name} is a {type(value).__name__}, as weights that are quantised or "
+                f"sharded are. Save the model before it is quantised, or gather its weights first."
+            )
 
 
 def check_fresh(reader: Reader, folder: Path, model: nn.Module, batch: Any = None) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
 from headwise.layer import MultiHeadAttention
+from headwise.models._check import check_weights
 from headwise.models._compiled import run_uncompiled
 from headwise.models._hooks import Hooks
 from headwise.models._sharded import is_sharded
@@ -191,6 +192,7 @@ def find_attentions(
         UnsupportedError: no attention was captured, or the outputs of heads are changed before
             the output projection.
     """
+    check_weights("heads", model, offloaded=True)
     batch = example_input(model) if batch is None else batch
     search = _Search(model, needs_projections)
     with search.capturing():

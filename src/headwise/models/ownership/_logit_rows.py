@@ -129,6 +129,12 @@ def _rows_of(model: nn.Module, site: str, call: LogitCall, trace: LogitTrace) ->
         return _checked(model, site, call, groups, shared_rows)  # type: ignore[arg-type]
     groups, keys, are_shared = _key_groups(trace.dependence(call.k), len(call.q))
     queries = trace.dependence(call.q)
+    if not queries:
+        raise UnsupportedError(
+            f"QKClip: the queries of {site} come from no linear layer or norm whose weights can be "
+            f"scaled, as where they are packed by quantisation. Clip the model before it is "
+            f"quantised, or leave its layer out with HeadMonitor(layers=...)."
+        )
     if not are_shared:
         return _checked(model, site, call, groups, [("query", queries), ("key", keys)])
     common = _common_features(call.k, keys, trace)
@@ -171,6 +177,8 @@ def _common_features(
     """The features of keys that also depend on outputs which several heads share."""
     features = torch.diag_embed(torch.ones(k.shape[-1])).to(k)[:, None, None]  # D 1 1 D
     used = trace.dependence(features * k[0])
+    if not used:  # the keys come from packed weights, say
+        return torch.zeros(k.shape[-1], dtype=torch.bool, device=k.device)
     return torch.stack(
         [(units & ~own[name].any(0)).any(1) for name, units in used.items()]
     ).any(0).to(k.device)  # fmt: skip

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from headwise._evaluation import in_evaluation
 from headwise.errors import ArgumentError, HeadwiseError
 from headwise.layer import MultiHeadAttention
-from headwise.models._check import model_inputs
+from headwise.models._check import check_weights, model_inputs
+from headwise.models._device import device_of
 
 _TOKENS = 5
 # How far outputs may differ by rounding in another order, relative to their size.
@@ -102,6 +103,7 @@ def example_input(model: nn.Module) -> Any:
     Raises:
         ArgumentError: its inputs cannot be guessed, or it does not run on the guess.
     """
+    check_weights("heads", model, offloaded=True)
     batch = _guess(model)
     try:
         run(model, batch)
@@ -147,7 +149,8 @@ def _layer_input(model: nn.Module, like: Tensor) -> tuple[Tensor, ...] | None:
     """Random vectors for a bare attention or transformer layer; None for other models."""
 
     def vectors(width: int) -> Tensor:
-        return torch.randn(2, _TOKENS, width, dtype=like.dtype, generator=_seed()).to(like.device)
+        x = torch.randn(2, _TOKENS, width, dtype=like.dtype, generator=_seed())
+        return x.to(device_of(model))
 
     if isinstance(model, MultiHeadAttention):
         inputs = vectors(model.d_model), vectors(model.kdim), vectors(model.vdim)
@@ -170,7 +173,7 @@ def _argument(name: str, model: nn.Module, like: Tensor) -> Tensor | None:
     config = getattr(model, "config", None)
     encoder_decoder = getattr(config, "is_encoder_decoder", False)
     if name == "input_ids" or (name == "decoder_input_ids" and encoder_decoder):
-        return _ids(model).to(like.device)
+        return _ids(model).to(device_of(model))
     shape: tuple[int | None, ...] = (None,)
     if name == "pixel_values":
         config = getattr(config, "vision_config", config)
@@ -182,7 +185,7 @@ def _argument(name: str, model: nn.Module, like: Tensor) -> Tensor | None:
     sizes = [size for size in shape if isinstance(size, int)]
     if len(sizes) < len(shape):
         return None
-    return torch.randn(2, *sizes, dtype=like.dtype, generator=_seed()).to(like.device)
+    return torch.randn(2, *sizes, dtype=like.dtype, generator=_seed()).to(device_of(model))
 
 
 def _ids(model: nn.Module) -> Int[Tensor, "B T"]:

@@ -11,6 +11,7 @@ from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import (
     LogitRows,
     Site,
+    check_weights,
     find_logit_rows,
     first_batch,
     scale_rows,
@@ -89,6 +90,7 @@ class QKClip(TrainerEvents):
     ) -> None:
         self._monitor = checked_monitor(monitor)
         self._bar = checked_bar(max_logit)
+        check_weights("QKClip", monitor.model)
         batch = first_batch(monitor.model, reference, "QKClip")
         self._rows = find_logit_rows(monitor.model, batch, monitor.layers)
         self._steps = monitor.steps

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headwise._progress import Progress
-from headwise.errors import ArgumentError
+from headwise.errors import ArgumentError, UnsupportedError
 from headwise.scoring._gated_model import GatedModel
 from headwise.scoring.methods._method import HeadMask, PerHead
 
@@ -57,7 +57,7 @@ def curvature(gated: GatedModel, removed: HeadMask, on_progress: Progress) -> Pe
         for _ in range(_PROBES):
             probe = torch.randn(embeddings.shape, generator=rng, dtype=torch.float64)
             projection = (embeddings * probe.to(embeddings)).sum()
-            total += torch.autograd.grad(projection, gates, retain_graph=True)[0].square()
+            total += _gradient(projection, gates, retain_graph=True).square()
         curvatures.append(total / (2 * _PROBES))
         on_progress(index + 1, len(gated.batches))
     return torch.cat(curvatures)
@@ -79,6 +79,26 @@ def _gradients_of_batches(
     for index in range(len(gated.batches)):
         gates = gated.trainable_gates(index, start)
         losses = gated.losses(index, gates)
-        gradients.append(torch.autograd.grad(losses.sum(), gates)[0].abs())
+        gradients.append(_gradient(losses.sum(), gates).abs())
         on_progress(index + 1, len(gated.batches))
     return torch.cat(gradients)
+
+
+def _gradient(loss: Tensor, gates: Tensor, retain_graph: bool = False) -> Tensor:
+    """The gradient of a number with respect to the gates.
+
+    Raises:
+        UnsupportedError: none reaches the gates of any head.
+    """
+    try:
+        return torch.autograd.grad(loss, gates, retain_graph=retain_graph)[0]
+    except RuntimeError as error:
+        if "does not require grad" not in str(error) and "have been used in the graph" not in str(
+            error
+        ):
+            raise
+        raise UnsupportedError(
+            "importance: no gradient of the loss reaches the gates of the heads, as behind weights "
+            "that are packed by quantisation or in a pass under torch.no_grad(). Give "
+            "method='ablation'."
+        ) from error

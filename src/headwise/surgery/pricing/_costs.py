@@ -22,6 +22,7 @@ from headwise.models import (
     call_model,
     capture_calls,
     check_model,
+    check_weights,
     count_heads,
     find_attentions,
     find_ownership,
@@ -65,6 +66,7 @@ def costs(model: nn.Module, reference: Any = None, *, timed: bool = False) -> Co
             heads cannot be removed.
     """
     model = check_model("costs", model)
+    check_weights("costs", model)
     batch = first_batch(model, reference, "costs")
     attentions = find_attentions(model, batch)
     # Torch's own layers do not expose their heads; our equivalents cost the same.
