@@ -79,7 +79,7 @@ def test_the_overview_counts_heads_and_shows_their_intervals(open_page: Open) ->
     sentence = page.locator(".sentence")
     expect(sentence).to_contain_text("Of 8 heads, 2 look at the previous token")
     expect(sentence).to_contain_text("2 could be removed together for under 1 % more")
-    expect(sentence).to_contain_text("for 6 nothing found that these texts could show")
+    expect(sentence).to_contain_text("6 show nothing detectable in these texts")
     evidence = page.locator("#evidence-1")
     expect(evidence).not_to_be_visible()
     sentence.get_by_role("link", name="2").first.click()

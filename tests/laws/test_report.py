@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from headwise._display import counted
 from headwise.report import Sample, Study, TopPairs
 from headwise.report.page import render
+from headwise.report.page._overview import overview
 from headwise.report.page._payload import as_json, heads_shown_first, payload
 from headwise.report.page._pictures import curve_picture, round_ticks
 from headwise.report.page._visible_text import digits, probability, visible, visible_token
@@ -485,9 +486,35 @@ def test_the_sentence_counts_each_head_once_or_names_why() -> None:
     page = Page(render(study.with_roles(roles)))
     text = " ".join(render(study.with_roles(roles)).split())
     assert '<a class="count" href="#evidence-1">2</a> look at the previous token;' in text
-    assert 'for <a class="count" href="#evidence-2">4</a> nothing found' in text
+    assert '<a class="count" href="#evidence-2">4</a> show nothing detectable' in text
     assert page.inside["details"] is not None
     assert "0.875 [0.812, 0.938]" in text
+
+
+def test_a_head_is_placed_by_what_most_of_its_attention_does() -> None:
+    """Every null is beaten by an attention of 0.03, too; 0.88 of it is on a sink, or elsewhere."""
+    study = make_study(2, 3)
+    strong = make_roles(study, with_role=(1,))
+    weak = make_roles(study, with_role=(0, 1, 2), text="self")
+    weak.rows.loc[weak.rows["found"], "effect"] = 0.03
+    sinks = make_roles(study, with_role=(0, 3), text="first token")
+    rows = pd.concat([strong.rows, weak.rows, sinks.rows], ignore_index=True)
+    meanings = {**strong.meanings, **weak.meanings, **sinks.meanings}
+    study = study.with_roles(replace(strong, rows=rows, meanings=meanings))
+    shown = overview(study)
+    assert shown is not None
+    clauses = [(clause.count, clause.after) for clause in shown.clauses if clause.of_heads]
+    assert clauses == [
+        (1, "looks at the previous token"),
+        (1, "attends to a relation more than chance"),
+        (2, "are sinks, of which 0 take next to nothing from it, 1 of them with a weak role"),
+        (2, "show nothing detectable in these texts"),
+    ]
+    assert sum(count for count, _ in clauses) == len(study.table.heads)
+    cells = [square.cell for square in shown.maps[0].squares]
+    assert [bool(cell.color) for cell in cells] == [False, True, True, False, False, False]
+    assert [cell.letter for cell in cells] == ["○A", "B", "A", "○", "", ""]
+    assert "self more than chance" in cells[0].text
 
 
 def test_the_sentence_counts_roles_that_were_not_tested() -> None:

@@ -36,6 +36,7 @@ from headwise.roles.relations import (
 from headwise.roles.results import (
     Roles,
     by_nearness,
+    main_roles,
     rules_line,
     rules_of,
     shape_line,
@@ -77,6 +78,7 @@ __all__ = [
     "find_heads",
     "find_roles",
     "load_heads",
+    "main_roles",
     "merge_roles",
     "name_moving",
     "own_roles",

@@ -2,16 +2,18 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import pandas as pd
 
 from headwise._display import counted
 from headwise.report._study_data import StudyData
 from headwise.report.page._pictures import HeadCell, HeadMap, head_maps, tint
 from headwise.report.page._role_table import interval_text
 from headwise.report.page._visible_text import digits, visible
-from headwise.roles import Roles, shown_outcomes, signs_of
+from headwise.roles import Roles, main_roles, shown_outcomes, signs_of
 from headwise.tables import Curves, Head, category_marks
 
 # Roles named in the sentence; the legend has all of them.
@@ -33,7 +35,6 @@ class Clause:
     """A count in the sentence, and the table that it opens.
 
     Attributes:
-        before: Words before the count, including a space.
         after: Words after the count.
         title: The title of the table.
         columns: The titles of its columns.
@@ -43,7 +44,6 @@ class Clause:
     count: int
     after: str
     title: str
-    before: str = ""
     columns: tuple[str, ...] = _EVIDENCE
     rows: Sequence[Sequence[str]] = ()
     of_heads: bool = True
@@ -51,7 +51,7 @@ class Clause:
 
 @dataclass(frozen=True)
 class Mark:
-    """A role in the legend: its hue, its letter, and how many heads have it as their strongest."""
+    """A role in the legend: its hue, its letter, and on how many heads the map shows it."""
 
     name: str
     letter: str
@@ -74,31 +74,43 @@ def overview(study: StudyData) -> Overview | None:
     roles = study.roles
     if roles is None:
         return None
-    # The strongest role of each head.
-    strongest = roles.found().drop_duplicates("name").to_dict("records")
-    counts = Counter(row["label"] for row in strongest)
+    found, shapes = roles.found(), roles.shapes()
+    main = main_roles(found, shapes)
+    weak = found[~found["name"].isin(main["name"])].drop_duplicates("name")
+    shapes = shapes[~shapes["name"].isin(main["name"])]
+    counts = Counter([*main["label"], *weak["label"]])
     marks = category_marks([name for name, _ in counts.most_common()])
-    states = _states(roles)
-    cells = {
-        row["name"]: HeadCell(
-            tint(marks[row["label"]][0], row["lift"]),
-            marks[row["label"]][1],
-            visible(f"{row['label']}, lift {row['lift']:.2f}"),
-        )
-        for row in strongest
-    }
+    cells = _states(roles)
+    with_nothing = {name: cell for name, cell in cells.items() if not cell.letter}
+    for row in [*main.to_dict("records"), *weak.to_dict("records")]:
+        with_nothing.pop(row["name"], None)
+        cells[row["name"]] = _role_cell(row, *marks[row["label"]], cells[row["name"]], main)
     return Overview(
         lead=f"Of {counted(len(study.table.heads), 'head')}, ",
         clauses=[
-            *_role_clauses(roles, counts),
-            *_shape_clauses(roles),
+            *_role_clauses(main),
+            *_weak_clause(weak[~weak["name"].isin(shapes["name"])]),
+            *_shape_clauses(shapes, set(weak["name"])),
+            *_nothing_clauses(roles, with_nothing),
             *_removal_clause(study.curves),
-            *_nothing_clauses(roles, set(cells), states),
             *_untested_clause(roles),
         ],
         marks=[Mark(visible(name), *marks[name][::-1], counts[name]) for name in marks],
-        maps=head_maps(study.table.heads, states | cells),
+        maps=head_maps(study.table.heads, cells),
     )
+
+
+def _role_cell(
+    row: Mapping[Any, Any], color: str, letter: str, below: HeadCell, main: pd.DataFrame
+) -> HeadCell:
+    """The cell of a head with a role: colored unless a sink or all tokens take more attention."""
+    is_main = row["name"] in set(main["name"])
+    more = "" if is_main else " more than chance"
+    text = visible(f"{row['label']}{more}, lift {row['lift']:.2f}")
+    if not below.letter:
+        return HeadCell(tint(color, row["lift"]), letter, text)
+    fill = tint(color, row["lift"]) if is_main else ""
+    return HeadCell(fill, below.letter + letter, f"{below.text}; {text}")
 
 
 def _untested_clause(roles: Roles) -> list[Clause]:
@@ -110,7 +122,7 @@ def _untested_clause(roles: Roles) -> list[Clause]:
     rows = [[visible(text) for text in row] for row in untested.to_numpy()]
     after = f"of {counted(len(outcomes), 'role')} could not be tested on these texts"
     columns = ("Role", "Outcome")
-    return [Clause(len(rows), after, "Roles not tested", "", columns, rows, of_heads=False)]
+    return [Clause(len(rows), after, "Roles not tested", columns, rows, of_heads=False)]
 
 
 def _states(roles: Roles) -> dict[str, HeadCell]:
@@ -132,11 +144,24 @@ def _states(roles: Roles) -> dict[str, HeadCell]:
     return cells
 
 
-def _role_clauses(roles: Roles, counts: Mapping[str, int]) -> list[Clause]:
-    strongest = roles.found().drop_duplicates("name")
+def _weak_clause(weak: pd.DataFrame) -> list[Clause]:
+    """Heads that beat every null on a relation, but spend most of their attention elsewhere."""
+    rows = [
+        [name, visible(row["label"]), *evidence]
+        for row in weak.to_dict("records")
+        for name, *evidence in [_evidence(row)]
+    ]
+    if not rows:
+        return []
+    after = f"{'attends' if len(rows) == 1 else 'attend'} to a relation more than chance"
+    columns = ("Head", "Role", *_EVIDENCE[1:])
+    return [Clause(len(rows), after, "Weak roles", columns, rows)]
+
+
+def _role_clauses(main: pd.DataFrame) -> list[Clause]:
     clauses = []
-    for label in counts:
-        having = strongest[strongest["label"] == label].to_dict("records")
+    for label in dict.fromkeys(main["label"]):
+        having = main[main["label"] == label].to_dict("records")
         verb = "looks" if len(having) == 1 else "look"
         after = f"{verb} {_target(label)}"
         clauses.append(
@@ -172,8 +197,13 @@ def _evidence(row: Mapping[Any, Any]) -> list[str]:
     ]
 
 
-def _shape_clauses(roles: Roles) -> list[Clause]:
-    shapes = roles.shapes()
+def _shape_clauses(shapes: pd.DataFrame, with_role: Collection[str]) -> list[Clause]:
+    """Sinks, and then heads that attend to all tokens alike and are no sinks.
+
+    Args:
+        shapes: The heads of which no role takes most of the attention.
+        with_role: The heads that also attend to a relation more than chance.
+    """
     columns: tuple[str, ...] = ("Head", "Attention on the sink", "Weighted by value", "Sink")
     sinks = shapes[shapes["shape"].str.contains("sink")].to_dict("records")
     clauses = []
@@ -184,24 +214,21 @@ def _shape_clauses(roles: Roles) -> list[Clause]:
         known = any(row["carries"] for row in sinks)
         which = "all of which take" if empty == len(sinks) > 1 else f"of which {empty} {take}"
         of_which = f", {which} next to nothing from it" if known else ""
+        also = sum(row["name"] in with_role for row in sinks)
+        if also:
+            of_which += f", {also} of them with a weak role"
         rows = [
             [row["name"], _attention(row), digits(row["value"]), visible(row["token"])]
             for row in sinks
         ]
-        clauses.append(Clause(len(sinks), f"{are}{of_which}", "Sinks", "", columns, rows))
-    spread = shapes[shapes["shape"].str.contains("diffuse")].to_dict("records")
+        clauses.append(Clause(len(sinks), f"{are}{of_which}", "Sinks", columns, rows))
+    spread = shapes[shapes["shape"] == "diffuse"].to_dict("records")
     if spread:
         attend = "attends" if len(spread) == 1 else "attend"
-        rows = [
-            [
-                row["name"],
-                digits(row["evenness_beside_sinks" if "sink" in row["shape"] else "evenness"]),
-            ]
-            for row in spread
-        ]
+        rows = [[row["name"], digits(row["evenness"])] for row in spread]
         columns = ("Head", "Share of the entropy of even attention")
         after = f"{attend} to all tokens almost alike"
-        clauses.append(Clause(len(spread), after, "Diffuse heads", "", columns, rows))
+        clauses.append(Clause(len(spread), after, "Diffuse heads", columns, rows))
     return clauses
 
 
@@ -234,23 +261,20 @@ def _removal_clause(curves: Curves | None) -> list[Clause]:
     after = f"could be removed together for under 1 % more of the loss “{visible(curves.loss)}”"
     columns = ("Heads removed", "Growth of the loss")
     title = f"Removing heads by {visible(order)}"
-    return [Clause(int(curves.removed[last]), after, title, "", columns, rows, of_heads=False)]
+    return [Clause(int(curves.removed[last]), after, title, columns, rows, of_heads=False)]
 
 
-def _nothing_clauses(
-    roles: Roles, with_role: set[str], states: Mapping[str, HeadCell]
-) -> list[Clause]:
-    without = [name for name, cell in states.items() if name not in with_role and not cell.letter]
+def _nothing_clauses(roles: Roles, without: Mapping[str, HeadCell]) -> list[Clause]:
     groups = (
-        (False, "nothing found that these texts could show", "Nothing found"),
-        (True, "not tested, for lack of texts", "Not tested"),
+        (False, "shows", "show", "nothing detectable in these texts", "Nothing found"),
+        (True, "has", "have", "too few texts for any test", "Not tested"),
     )
     none = roles.none_found_by_head()
     clauses = []
-    for untested, after, title in groups:
-        names = [name for name in without if states[name].untested == untested]
+    for untested, verb, plural, what, title in groups:
+        names = [name for name, cell in without.items() if cell.untested == untested]
         if names:
+            after = f"{verb if len(names) == 1 else plural} {what}"
             rows = [[name, visible(none.get(name, ""))] for name in names]
-            columns = ("Head", "Tested")
-            clauses.append(Clause(len(names), after, title, "for ", columns, rows))
+            clauses.append(Clause(len(names), after, title, ("Head", "Tested"), rows))
     return clauses

@@ -9,7 +9,7 @@ from headwise.roles.results._rows import (
     outcomes,
     tested_rows,
 )
-from headwise.roles.results._shapes import shape_line, shapes_summary, signs_of
+from headwise.roles.results._shapes import main_roles, shape_line, shapes_summary, signs_of
 from headwise.roles.results._table import Roles
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "by_nearness",
     "labels_of_rows",
     "length_measures",
+    "main_roles",
     "outcomes",
     "rules_line",
     "rules_of",

@@ -260,9 +260,3 @@ def example_rows(
 def heads_with(found: pd.DataFrame, role: str) -> list[Head]:
     """The heads that have a role, from the largest lift down."""
     return [Head.parse(name) for name in found.loc[found["role"] == role, "name"]]
-
-
-def strongest_by_head(found: pd.DataFrame) -> dict[Head, tuple[str, float]]:
-    """The strongest role of each head that has one, with its lift."""
-    rows = found.drop_duplicates("name").to_dict("records")
-    return {Head.parse(row["name"]): (row["role"], row["lift"]) for row in rows}

@@ -16,6 +16,7 @@ from headwise.roles.testing import lift
 from headwise.tables import Head
 
 _BAR = 0.25  # of lift, for a sink
+_MOST = 0.5  # of its attention, for what a head is said to do
 EMPTY, BROADCASTING = "empty", "broadcasting"
 _LENGTH_COLUMNS = ("short", "long", "by_length", "by_length.low", "by_length.high")
 COLUMNS = (
@@ -62,6 +63,30 @@ def _shape_of(by_role: Mapping[str, Mapping[Any, Any]]) -> dict[str, Any]:
         shape |= {key: sink.get(key, np.nan) for key in _LENGTH_COLUMNS}
         shape["carries"] = _carries(sink)
     return shape
+
+
+def main_roles(found: pd.DataFrame, shapes: pd.DataFrame) -> pd.DataFrame:
+    """A row for each head whose attention mostly goes to a role: half of it, and not to a sink.
+
+    Beating every null takes little attention: a head may have found roles, and still spend most of
+    its attention elsewhere.
+
+    Args:
+        found: The rows of roles that heads have, from the largest lift down.
+    """
+    on_sink = found["name"].map(shapes.set_index("name")["attention"]).fillna(0.0)
+    is_most = found["effect"] >= np.maximum(on_sink.astype(float), _MOST)
+    return found[is_most].drop_duplicates("name")
+
+
+def categories_of(found: pd.DataFrame, shapes: pd.DataFrame) -> dict[Head, tuple[str, float]]:
+    """The role that a map of heads shows, and its lift; 0 where a sink takes most instead."""
+    main = main_roles(found, shapes)
+    weak = found[~found["name"].isin(main["name"])].drop_duplicates("name")
+    beside = weak["name"].isin(shapes["name"])
+    shown = pd.concat([main, weak.assign(lift=weak["lift"].where(~beside, 0.0))])
+    rows = shown.sort_index().to_dict("records")
+    return {Head.parse(row["name"]): (row["role"], row["lift"]) for row in rows}
 
 
 def _carries(sink: Mapping[Any, Any]) -> str:

@@ -21,10 +21,15 @@ from headwise.roles.results._rows import (
     example_rows,
     heads_with,
     labels_of_rows,
-    strongest_by_head,
 )
 from headwise.roles.results._saved_rows import SCHEMA, fields_of, metadata_of
-from headwise.roles.results._shapes import is_shape, shape_rows, shapes_summary, signs_of
+from headwise.roles.results._shapes import (
+    categories_of,
+    is_shape,
+    shape_rows,
+    shapes_summary,
+    signs_of,
+)
 from headwise.tables import (
     Head,
     HeadLike,
@@ -247,9 +252,10 @@ class Roles:
         return [Head.parse(name) for name in dict.fromkeys(self.rows["name"])]
 
     def plot(self, *, ax: Any = None) -> Any:
-        """Draw the strongest role of each head: a hue and a letter, paler where it is weaker.
+        """Draw the role of each head: a hue and a letter, paler where it is weaker.
 
-        Heads without a role are marked ○ where they are sinks, and ≈ where they attend diffusely.
+        Sinks are marked ○, and heads that attend diffusely ≈. They have a hue only if a role takes
+        half of their attention, and more than the sink.
 
         Args:
             ax: Matplotlib axes to draw on. None makes a figure.
@@ -259,8 +265,9 @@ class Roles:
             ArgumentError: `ax` is not axes.
             MissingPackageError: matplotlib is not installed.
         """
-        categories, signs = strongest_by_head(self.found()), signs_of(self.shapes())
-        return plot_categories("Roles.plot", self._heads(), categories, ax, signs)
+        shapes = self.shapes()
+        categories = categories_of(self.found(), shapes)
+        return plot_categories("Roles.plot", self._heads(), categories, ax, signs_of(shapes))
 
     def save(self, path: str | Path) -> Path:
         """Save the table; the file's ending decides the format: .parquet, .csv or .json.
@@ -297,4 +304,5 @@ class Roles:
         return at_prompt(f"Roles: {self}", shown)
 
     def _repr_html_(self) -> str:
-        return categories_html(f"Roles: {self}", self._heads(), strongest_by_head(self.found()))
+        categories = categories_of(self.found(), self.shapes())
+        return categories_html(f"Roles: {self}", self._heads(), categories)

@@ -26,6 +26,11 @@ def category_marks(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     return dict(zip(names, marks, strict=False))
 
 
+def opacity(strength: float) -> float:
+    """The opacity of a hue: paler where a strength, 0 to 1, is smaller, and none at 0."""
+    return PALEST + (1 - PALEST) * min(strength, 1.0) if strength > 0 else 0.0
+
+
 def category_styles(
     categories: Mapping[Head, tuple[str, float]],
 ) -> dict[str, tuple[int, str, str]]:
@@ -45,10 +50,11 @@ def plot_categories(
     """Draw the category of each head as a hue and a letter, and its strength as lightness.
 
     Args:
-        categories: The category and the strength, 0 to 1, of the heads that have one.
-        signs: A sign and its meaning for heads without a category.
+        categories: The category of the heads that have one, and its strength from 0 (the letter
+            alone, without a hue) to 1.
+        signs: A further sign of some heads, and its meaning.
     """
-    signs = {head: sign for head, sign in (signs or {}).items() if head not in categories}
+    signs = signs or {}
     grid = HeadGrid(heads)
     ax = grid.axes(function, ax)
     styles = category_styles(categories)
@@ -56,11 +62,11 @@ def plot_categories(
         row, column = grid.place(head)
         category, strength = categories.get(head, ("", 0.0))
         sign, _ = signs.get(head, ("", ""))
-        _, letter, hue = styles.get(category, (0, sign, "#ffffff"))
-        alpha = PALEST + (1 - PALEST) * min(max(strength, 0.0), 1.0)
+        _, letter, hue = styles.get(category, (0, "", "#ffffff"))
+        alpha = opacity(strength)
         square = {"markersize": 13, "markeredgecolor": "0.7", "markeredgewidth": 0.5}
         ax.plot(column, row, "s", markerfacecolor=(hue, alpha), **square)
-        ax.text(column, row, letter, ha="center", va="center_baseline", fontsize="small")
+        ax.text(column, row, sign + letter, ha="center", va="center_baseline", fontsize="small")
     for name, (count, letter, hue) in styles.items():
         text = printable(f"{letter}  {name}, {count}")
         ax.plot([], [], "s", color=hue, label=text)

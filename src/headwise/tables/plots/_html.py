@@ -9,7 +9,7 @@ from jaxtyping import Float64
 
 from headwise._display import printable
 from headwise.tables._heads import Head
-from headwise.tables.plots._categories import HUES, OTHERS, PALEST, category_styles
+from headwise.tables.plots._categories import HUES, OTHERS, category_styles, opacity
 from headwise.tables.plots._head_grid import HeadGrid
 from headwise.tables.plots._plot_area import PlotArea
 
@@ -47,8 +47,7 @@ def categories_html(
     """A small grid with the category of each head as a hue and a letter, and a legend.
 
     Args:
-        categories: The category and the strength, 0 to 1, of the heads that have one. Weaker
-            ones are paler.
+        categories: As in `plot_categories`.
     """
     grid, styles = HeadGrid(heads), category_styles(categories)
     side = _CELL + 4
@@ -57,11 +56,11 @@ def categories_html(
         row, column = grid.place(head)
         category, strength = categories.get(head, ("", 0.0))
         _, letter, hue = styles.get(category, (0, "", "#ffffff"))
-        opacity = PALEST + (1 - PALEST) * min(max(strength, 0.0), 1.0) if category else 1.0
+        alpha = opacity(strength) if category else 1.0
         x, y = side * column, side * row
         squares.append(
             f'<rect x="{x}" y="{y}" width="{side - 1}" height="{side - 1}" fill="{hue}" '
-            f'fill-opacity="{opacity:.2f}" stroke="#cccccc" stroke-width="0.5"><title>'
+            f'fill-opacity="{alpha:.2f}" stroke="#cccccc" stroke-width="0.5"><title>'
             f"{_text(str(head))}: {_text(category) or 'none'}</title></rect>"
             f'<text x="{x + side / 2 - 0.5}" y="{y + side - 4}" text-anchor="middle" '
             f'font-size="9">{letter}</text>'
