@@ -36,6 +36,8 @@ def test_the_plan_equals_that_of_the_library(folder: Path, tmp_path: Path) -> No
     assert plan.measured == pytest.approx(expected.measured)
     assert "2 of 4 kv heads keep all tokens, the others 4 first and 5 last ones" in done.err
     assert f"loss of this cache: {plan.measured['loss of this cache']:.4g}" in done.err
+    kept = plan.nbytes(1024)
+    assert f"cache of 1,024 tokens: {1024 * 4 * 32:,} bytes before, {kept:,} after" in done.err
     assert [row["name"] for row in json.loads(done.out)] == plan.frame()["name"].tolist()
     for keep in (None, 0.5):
         other = hw.load_duo_attention(pattern, keep)

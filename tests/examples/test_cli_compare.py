@@ -1,6 +1,7 @@
 """`headwise compare` on small untrained models and their tables."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,10 @@ def test_two_models_are_compared(place: Path) -> None:
     assert f"{place.name}/before" in written
     assert str(place) not in written
     assert "after − before" in figure.read_text("utf-8")
+    printed = headwise("compare", *models, "--text", place / "texts.txt").out
+    sizes = [abs(float(x)) for x in re.findall(r"L1.H0 .*", printed) for x in [x.split()[5]]]
+    assert sizes == sorted(sizes)  # the largest stands next to the prompt
+    assert len(sizes) > 1
     saved = place / "compare.csv"
     assert headwise("compare", *models, "--text", place / "texts.txt", "-o", saved).code == 0
     assert Comparison.load(saved).summary == done.out.strip()

@@ -12,7 +12,10 @@ from command import headwise
 from folders import write_llama
 
 WORDS = ("<pad>", "<s>", "</s>", "I", "you", "he", "work", "works", "they")
-TEXT = "I work you work he works\nyou work they work he works\nthey work he works I work\n"
+TEXT = (
+    "I work you work he works\nyou work they work he works\n"
+    "they work he works I work\nhe works you work I work\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +58,11 @@ def test_the_command_groups_like_the_library(place: Path) -> None:
     assert f"The grouped model is in {place / method}" in out
 
 
+def _loss(model: torch.nn.Module, texts: list[torch.Tensor]) -> float:
+    with torch.no_grad():
+        return sum(float(model(input_ids=x, labels=x).loss) for x in texts) / len(texts)
+
+
 @pytest.mark.full
 def test_a_text_is_the_reference_for_grouping(place: Path) -> None:
     code, out, err = _group(place, "fitted", "--text", place / "some.txt", "--json")
@@ -65,8 +73,11 @@ def test_a_text_is_the_reference_for_grouping(place: Path) -> None:
     ]
     assert result["costs"]["cache_bytes of heads"] == [384, 192]
     model, tokenizer = hw.load(place / "model"), hw.load_tokenizer(place / "fitted")
-    reference = [dict(tokenizer(line, return_tensors="pt")) for line in TEXT.splitlines()]
+    reference = [dict(tokenizer(line, return_tensors="pt")) for line in TEXT.splitlines()[::2]]
     reference = [{"input_ids": batch["input_ids"]} for batch in reference]
+    held_out = [tokenizer(x, return_tensors="pt")["input_ids"] for x in TEXT.splitlines()[1::2]]
+    losses = [_loss(each, held_out) for each in (model, hw.load(place / "fitted"))]
+    assert result["quality"]["nats per predicted token"] == pytest.approx(losses, rel=1e-4)
     small, loaded = hw.group_heads(model, 2, reference=reference), hw.load(place / "fitted")
     with torch.no_grad():
         expected = small(**reference[0]).logits

@@ -171,7 +171,7 @@ def test_plain_transformers_opens_the_stock_and_padded_formats(
         (("--force", "--rate", 0.1), "--rate 0.1 with --recover 0"),
         (("--force", "--rate", 0, "--recover", 3), "--rate 0 with --recover 3"),
         (("--force", "--text", "a", "--pairs", "b"), "--text and --pairs"),
-        (("--force", "--text", "one.txt", "--curve"), "--curve with 1 text"),
+        (("--force", "--text", "one.txt", "--curve"), "--text with 1 text"),
         (
             ("--force", "--text", "one.txt", "--beside", "two.parquet"),
             "two.parquet without --curve",

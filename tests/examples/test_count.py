@@ -74,6 +74,9 @@ def test_the_command_prints_what_is_counted():
     assert "2,359,296    3,072     28,311,552        36,864" in out
     assert "28,348,416 parameters together, 25.9% of the model's 109,482,240." in out
     assert f"{2 * 512**2 * 768 // 2:,}" in out  # logits of a layer
+    assert "An encoder reads all tokens at once: there is no cache." in out
+    assert "bytes" not in out
+    out = headwise("count", "gpt2", "--tokens", 512).out
     assert "3,072 bytes per token and layer, 36,864 per token, 18,874,368 in all." in out
 
 

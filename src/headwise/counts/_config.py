@@ -7,7 +7,7 @@ from reprlib import repr as brief
 from typing import Any, NamedTuple
 
 from headwise._count_names import CONFIG_HEADS, KV_HEADS
-from headwise.counts._families import FAMILIES, OMITTED
+from headwise.counts._families import ENCODERS, FAMILIES, OMITTED
 from headwise.counts._sizes import ModelSizes, layer_sizes
 from headwise.errors import InputError, ShapeError, UnsupportedError
 from headwise.files import read_json
@@ -74,7 +74,11 @@ def read_config(path: str | os.PathLike[str]) -> ModelSizes:
         message = str(error).removeprefix("layer_sizes: ")
         raise ShapeError(f"count: {config.path} has sizes that do not fit: {message}") from error
     name = config.path.parent.resolve().name
-    return ModelSizes(name, sizes, _need(config, "n_layers"), source=f"{config.path}{config.part}")
+    is_encoder = config.fields.get("model_type") in ENCODERS and not config.fields.get("is_decoder")
+    return ModelSizes(
+        name, sizes, _need(config, "n_layers"), source=f"{config.path}{config.part}",
+        has_cache=not is_encoder,
+    )  # fmt: skip
 
 
 def _read(path: Path) -> _Config:

@@ -24,7 +24,8 @@ def count(
         dtype: The dtype of cached keys and values.
     Returns:
         Plain data for JSON. `multiply_adds` are for the text, two FLOPs each. `cache_bytes` of
-        the layer and the model are per token, those of the text for all its keys. `share` is
+        the layer and the model are per token, those of the text for all its keys, all 0 for an
+        encoder. `share` is
         the attention's share of the whole model's parameters, from 0 to 1, None where their
         number is unknown.
     Raises:
@@ -46,7 +47,7 @@ def count(
             "biases": biases,
             "parameters": sum(layer.parameters().values()),
             "multiply_adds": multiply_adds,
-            "cache_bytes": layer.cache_bytes(dtype),
+            "cache_bytes": model.cache_bytes(dtype) // n_layers,
         },
         "model": {
             "layers": n_layers,

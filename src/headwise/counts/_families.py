@@ -29,6 +29,12 @@ _LLAMAS = ("llama", "llama4_text", "gemma", "gemma2", "gemma3_text", "vaultgemma
            "granite", "granitemoe", "smollm3", "modernbert", "eurobert", "apertus", "arcee",
            "bitnet", "nanochat", "phimoe")  # fmt: skip
 
+ENCODERS = frozenset(
+    ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "mpnet", "modernbert",
+     "eurobert", "vit")
+)  # fmt: skip
+"""Families whose queries see every key at once, and which so have no cache."""
+
 FAMILIES: Mapping[str, Biases] = {
     **dict.fromkeys(_ALL, Biases("QKVO")),
     **dict.fromkeys(_NONE, Biases("")),

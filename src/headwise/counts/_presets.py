@@ -34,7 +34,9 @@ def _models() -> dict[str, ModelSizes]:
     for biases, rows in (("QKVO", _BIASED), ("", _UNBIASED)):
         for name, (d_model, n_heads, n_kv_heads, n_layers, total, source) in rows.items():
             layer = layer_sizes(d_model, n_heads, n_kv_heads, biases=biases)
-            models[name] = ModelSizes(name, layer, n_layers, total, source)
+            models[name] = ModelSizes(
+                name, layer, n_layers, total, source, has_cache=not name.startswith("bert")
+            )
     return models
 
 

@@ -107,6 +107,7 @@ class ModelSizes:
     Attributes:
         all_parameters: The parameters of the whole model; None where they are unknown.
         source: The paper or file that the sizes come from.
+        has_cache: Whether keys and values are kept for later tokens; an encoder keeps none.
     """
 
     name: str
@@ -114,6 +115,7 @@ class ModelSizes:
     n_layers: int
     all_parameters: int | None = None
     source: str = ""
+    has_cache: bool = True
 
     def parameters(self) -> int:
         """The parameters of all attention layers together."""
@@ -124,8 +126,8 @@ class ModelSizes:
         return None if self.all_parameters is None else self.parameters() / self.all_parameters
 
     def cache_bytes(self, dtype: str = "bfloat16") -> int:
-        """The bytes of the keys and values of one token in all layers."""
-        return self.n_layers * self.layer.cache_bytes(dtype)
+        """The bytes of the keys and values of one token in all layers; 0 without a cache."""
+        return self.n_layers * self.layer.cache_bytes(dtype) if self.has_cache else 0
 
 
 def layer_sizes(

@@ -18,6 +18,8 @@ from headwise.cli._options import (
 from headwise.cli._print import print_json, print_note, print_table
 from headwise.errors import ArgumentError
 
+_LENGTHS = (1024, 8192)  # of the texts whose cache is told in bytes
+
 Text = Annotated[
     Path | None,
     typer.Option(
@@ -112,6 +114,12 @@ def cache(
     print_note(str(plan))
     for name, value in plan.measured.items():
         print_note(f"{name}: {value:.4g}")
+    for n_tokens in _LENGTHS:
+        kept, share = plan.nbytes(n_tokens), plan.share(n_tokens)
+        print_note(
+            f"cache of {n_tokens:,} tokens: {kept / share:,.0f} bytes before, {kept:,} after "
+            f"({share - 1:+.1%})"
+        )
     if out is not None:
         print_note(f"The plan: {write_output(plan.save, out, force)}")
     if duo_attention is not None:

@@ -60,9 +60,9 @@ def compare(
 ) -> None:
     """Compare two models head by head, on the same texts.
 
-    Prints what differs, the largest size first: the difference in standard deviations between
-    heads. With -o, writes a page or the whole table;
-    with --json, prints all rows as JSON. Heads of pruned models are matched by their original
+    Prints what differs, the largest size last, next to the prompt: the difference in standard
+    deviations between heads. With -o, writes a page or the whole table; with --json, prints all
+    rows as JSON. Heads of pruned models are matched by their original
     numbers.
     """
     if out is not None:
@@ -86,7 +86,7 @@ def compare(
         write = comparison.report if out.suffix == ".html" else comparison.save
         print_note(f"The comparison is {write_output(write, out, force).resolve()}")
     elif not as_json and not comparison.rows["outcome"].str.startswith("not tested").all():
-        print_table(comparison.changed()[_COLUMNS])
+        print_table(comparison.changed()[_COLUMNS].iloc[::-1])
 
 
 def _check_sides(names: list[str], text: Path | None, shared: Shared, roles: bool) -> None:

@@ -141,6 +141,9 @@ def _print_model(facts: Mapping[str, Any]) -> None:
     print_result(f"Queries {text['queries']:,}, keys {text['keys']:,}{cached}.")
     print_result(f"{model['flops']:.3g} FLOPs together: a multiply-add is two.")
     print_result("")
+    if not model["cache_bytes"]:
+        print_result("An encoder reads all tokens at once: there is no cache.")
+        return
     print_result(
         f"Keys and values in {model['cache_dtype']}: {facts['layer']['cache_bytes']:,} bytes per "
         f"token and layer, {model['cache_bytes']:,} per token, {text['cache_bytes']:,} in all."
@@ -186,7 +189,8 @@ def _print_list(models: Sequence[Mapping[str, Any]]) -> None:
     for facts in models:
         sizes, model = facts["sizes"], facts["model"]
         numbers = (model["layers"], *(sizes[name] for name in names))
-        weights, cache = f"{model['weights'] / 1e6:,.1f} M", f"{model['cache_bytes'] / 1e3:,.0f} kB"
+        weights = f"{model['weights'] / 1e6:,.1f} M"
+        cache = f"{model['cache_bytes'] / 1e3:,.0f} kB" if model["cache_bytes"] else "none"
         table.add_row(facts["name"], *map(str, numbers), weights, f"{model['share']:.0%}", cache)
     _print_whole(table)
     print_result(

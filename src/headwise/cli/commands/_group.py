@@ -39,7 +39,7 @@ def group(
     """Make the heads of a model share keys and values.
 
     The grouped model has fewer key/value heads, and so a smaller cache. Its costs are printed
-    before and after.
+    before and after, and with --text its loss.
     """
     check_folder(out, *MODEL_FILES, force=force)
     from headwise.cli import tasks
@@ -52,4 +52,8 @@ def group(
     for name, (before, after) in result["costs"].items():
         change = f"{after / before - 1:+.1%}"
         print_result(f"{name}: {amount(before)} before, {amount(after)} after ({change})")
+    for unit, (before, after) in result["quality"].items():
+        print_result(
+            f"{unit}: {before:.4g} before, {after:.4g} after (on every second text; the others fit)"
+        )
     print_result(f"The grouped model is in {out}")

@@ -134,20 +134,18 @@ def prune(
     if as_json:
         print_json(result)
         return
-    where = "the given texts" if share is not None else "held-out texts, every second one"
-    if share is not None and recovery.recover > 0:
-        where += ", on which the smaller model was trained"
-    _print_pruned(result, where, out, curve)
+    _print_pruned(result, out, curve)
 
 
-def _print_pruned(result: dict[str, Any], where: str, out: Path, curve: bool) -> None:
-    _print_quality(result, where)
+def _print_pruned(result: dict[str, Any], out: Path, curve: bool) -> None:
+    _print_quality(result)
     _print_costs(result)
     if curve:
         print_result(f"{_CURVES} {out}: curves.svg, curves.csv")
     print_result(f"The smaller model is in {out}")
 
 
+_WHERE = "(on every second text; the others fold and train the smaller model)"
 _CURVES = "Intervals are 95 % over resampled texts. The curves are in"
 
 
@@ -181,12 +179,12 @@ def _check_curve(curve: bool, beside: list[Path] | None) -> None:
         raise ArgumentError(f"prune: --beside {beside[0]} without --curve. Add --curve.")
 
 
-def _print_quality(result: Mapping[str, Any], where: str) -> None:
-    """Print the quality before and after, on which texts, with its unit."""
+def _print_quality(result: Mapping[str, Any]) -> None:
+    """Print the quality before and after, with its unit."""
     for unit, (before, after) in result["quality"].items():
         # Rounding errors of a distance from itself would read as a quality.
         before, after = (round(value, 6) + 0.0 for value in (before, after))
-        print_result(f"{unit}: {before:.4g} before, {after:.4g} after (on {where})")
+        print_result(f"{unit}: {before:.4g} before, {after:.4g} after {_WHERE}")
 
 
 def _print_costs(result: Mapping[str, Any]) -> None:

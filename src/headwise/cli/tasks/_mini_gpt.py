@@ -20,6 +20,12 @@ _CHECKPOINT, _FACTS = "training.safetensors", "training.json"
 
 def study_mini_gpt(folder: Path, settings: Mapping[str, Any], *, per_text: bool = False) -> Study:
     """Study the Mini-GPT of a folder; train it first if the folder has none."""
+    _check_ours(folder)
+    if not (folder / _FACTS).exists():
+        print_note(
+            f"No MODEL is named: a small language model is trained in the folder {folder}, which "
+            f"takes a few minutes, and studied. For your own: headwise report MODEL --text FILE"
+        )
     trained = train_mini_gpt(folder, settings)
     with progress_bar("Studying the Mini-GPT") as on_progress:
         return study_lab(trained, per_text=per_text, on_progress=on_progress)

@@ -21,6 +21,7 @@ from headwise.cli.tasks._curves import (
 from headwise.cli.tasks._models import count_parameters, open_model
 from headwise.cli.tasks._quality import QualityInputs
 from headwise.cli.tasks._texts import Texts, note_split_texts, sentences_of
+from headwise.corpora import SentencePair
 from headwise.errors import ArgumentError
 from headwise.models import (
     Format,
@@ -48,8 +49,7 @@ class PruneOptions:
 
     Attributes:
         by: The file with the scores that decide which heads are removed.
-        remove: The share of heads to remove; None is the elbow on every second text, and the
-            others measure.
+        remove: The share of heads to remove; None is the elbow on every second text.
         beside: Files with scores by other methods, whose curves are drawn too.
         recovery: The arguments of `recover`, which is called if there are steps.
         figure: A file for the map of removed heads.
@@ -137,14 +137,16 @@ def _note_plan(planned: Plan, options: PruneOptions) -> None:
 
 
 def _halves(texts: Texts, options: PruneOptions) -> tuple[Texts, Texts]:
-    """The texts that choose and train, and those that measure: the same, unless `remove` is None.
+    """The texts that choose, fold and train, and the others, which measure.
 
     Raises:
         ArgumentError: there are too few texts for two halves.
     """
-    if options.remove is not None:
+    if not texts:
         return texts, texts
-    check_texts_suffice(texts, "prune: --remove auto")
+    pairs = isinstance(texts[0], SentencePair)
+    option = "--remove auto" if options.remove is None else "--pairs" if pairs else "--text"
+    check_texts_suffice(texts, f"prune: {option}")
     return texts[::2], texts[1::2]
 
 

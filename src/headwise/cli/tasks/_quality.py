@@ -49,7 +49,11 @@ class QualityInputs:
     def compare(
         self, full: nn.Module, small: nn.Module, removed: Sequence[Head], heads: Sequence[Head]
     ) -> dict[str, tuple[float, float]]:
-        """The mean loss of the full and of the smaller model, by its unit, and the task's score."""
+        """The mean loss of the full and of the smaller model, by its unit, and the task's score.
+
+        Args:
+            removed: At least one head, for the point of the curve where the smaller model stands.
+        """
         # The heads that stay come last: a curve leaves out the last head of each layer.
         order = [*removed, *(head for head in heads if head not in removed)]
         curves = prune_curves(

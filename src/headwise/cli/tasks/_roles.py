@@ -1,16 +1,20 @@
 """The roles of a model's heads on texts."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from headwise._progress import progress_bar
+from headwise._progress import Progress, progress_bar
 from headwise.cli._options import Shared
+from headwise.cli._print import print_note
 from headwise.cli.tasks._models import open_model
 from headwise.cli.tasks._relations import load_relations
 from headwise.cli.tasks._texts import draw_texts
 from headwise.roles import Evidence, Relations, Roles, find_roles
+
+_SECONDS_BEFORE_NOTE = 5.0
 
 if TYPE_CHECKING:
     from headwise.corpora import AnnotatedText
@@ -36,6 +40,22 @@ def find_model_roles(
     return find_roles_of(name, model, tokenizer, drawn, evidence, shared.max_tokens, own)
 
 
+def noting_time(bar: Callable[..., None], advice: str) -> Progress:
+    """Progress that also notes once, with advice, how long all steps will take, if it is long."""
+    start, noted = time.monotonic(), False
+
+    def on_progress(done: int, total: int) -> None:
+        nonlocal noted
+        bar(done, total)
+        seconds = time.monotonic() - start
+        if not noted and done and seconds > _SECONDS_BEFORE_NOTE:
+            noted = True
+            minutes = seconds / done * total / 60
+            print_note(f"{total:,} steps take about {minutes:,.1f} minutes; {advice}")
+
+    return on_progress
+
+
 def find_roles_of(
     name: str,
     model: nn.Module,
@@ -44,9 +64,17 @@ def find_roles_of(
     evidence: Evidence,
     max_tokens: int | None,
     relations: Relations | None = None,
+    *,
+    without: str = "",
 ) -> Roles:
-    """Find the roles of the heads of an open model, behind a progress bar."""
-    with progress_bar(f"Finding the roles of the heads of {name}") as on_progress:
+    """Find the roles of the heads of an open model, behind a progress bar.
+
+    Args:
+        without: How to do without the roles, which is noted with the time that they take.
+    """
+    label = f"Finding the roles of the heads of {name}"
+    with progress_bar(label) as bar:
+        on_progress = noting_time(bar, without) if without else bar
         return find_roles(
             model,
             tokenizer,

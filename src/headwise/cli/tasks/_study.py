@@ -107,7 +107,15 @@ def study_model(
     if roles:
         evidence = Evidence(seed=shared.seed or 0)
         result = result.with_roles(
-            find_roles_of(name, model, tokenizer, texts, evidence, shared.max_tokens)
+            find_roles_of(
+                name,
+                model,
+                tokenizer,
+                texts,
+                evidence,
+                shared.max_tokens,
+                without="--no-roles leaves the roles out, which take most of the time",
+            )
         )
     return with_pruning(result, name, model, tokenizer, texts, shared) if pruning else result
 
