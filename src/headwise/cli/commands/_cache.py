@@ -18,7 +18,7 @@ from headwise.cli._options import (
 from headwise.cli._print import print_json, print_note, print_table
 from headwise.errors import ArgumentError
 
-_LENGTHS = (1024, 8192)  # of the texts whose cache is told in bytes
+_LENGTHS = (1024, 8192)  # tokens of the texts whose cache is printed
 
 Text = Annotated[
     Path | None,
