@@ -55,9 +55,13 @@ def check_source(module: type[nn.Module]) -> None:
         )
 
 
-@constant_when_traced
-@cache
+@constant_when_traced  # a compiler would look through a cached function
 def _is_known(file: str) -> bool:
+    return _found_known(file)
+
+
+@cache
+def _found_known(file: str) -> bool:
     package = file.removeprefix("transformers.models.").split(".")[0]
     return package in KNOWN_CHOICES or not _chooses(file)
 
@@ -69,14 +73,19 @@ def is_written_for_eager(cls: type[Any]) -> bool:
     `sdpa`, or that choose by the implementation's name, may rely on it: DeepSeek-V4 extends its
     mask by a bias, which it would leave out where `sdpa` has no mask, and turn around in booleans.
     """
-    file = cls.__module__.replace("configuration_", "modeling_")
-    return file in sys.modules and _is_written_for_eager(file, cls.__name__)
+    return _is_written_for_eager(
+        cls.__module__.replace("configuration_", "modeling_"), cls.__name__
+    )
+
+
+@constant_when_traced
+def _is_written_for_eager(file: str, config: str) -> bool:
+    return file in sys.modules and _found_written_for_eager(file, config)
 
 
 # Every layer asks at every token, which would take 40 µs: a tenth of a token in a small model.
-@constant_when_traced
 @cache
-def _is_written_for_eager(file: str, config: str) -> bool:
+def _found_written_for_eager(file: str, config: str) -> bool:
     models = _models(sys.modules[file])
     own = [model for model in models if getattr(model.config_class, "__name__", "") == config]
     return _chooses(file) or not all(model._supports_sdpa for model in own or models)
