@@ -126,7 +126,7 @@ STEPS = (
          f"{RESULTS}/smaller.md", ("random models",)),
     Step("clip", 1.2, "clip.py --clock cpu --seconds 20 --into {page}",
          f"{RESULTS}/clip.md"),
-    Step("corpus-sharding", 2.2, "corpus_sharding.py --into {page}", JOBS, ("sharding",),
+    Step("corpus-sharding", 1, "corpus_sharding.py --into {page}", JOBS, ("sharding",),
          threads=1),
     Step("long-text", 1, "long_text.py --into {page}", JOBS, ("length",), threads=1),
     Step("scale", 1.5, "scale.py --into {page}", JOBS, ("scale",), threads=1),

@@ -1,18 +1,15 @@
-"""What cutting a corpus into shards costs, and how much two workers gain.
+"""What cutting a corpus into shards costs.
 
     OMP_NUM_THREADS=1 python benchmarks/corpus_sharding.py --into benchmarks/results/corpus-jobs.md
 
-Overhead: the time of a job of many shards, the model already open, to that of one shard of the same
-texts, in paired rounds; what they take more, divided by their number, is what a shard costs besides
-its texts. Workers: one and two processes on the same job, by the wall clock, after
-they have opened the model: run it on a machine with two idle cores.
+The time of a job of many shards, the model already open, to that of one shard of the same texts,
+in paired rounds; what they take more, divided by their number, is what a shard costs besides its
+texts.
 """
 
 import argparse
 import shutil
-import statistics
 import tempfile
-import time
 from pathlib import Path
 
 import torch
@@ -21,7 +18,6 @@ from _report import cpu_name, insert, software, table
 from _timing import Paired, interleaved
 
 import headwise as hw
-from headwise.jobs import CorpusJob
 
 
 def main() -> None:
@@ -37,10 +33,7 @@ def main() -> None:
         place = Path(name)
         model = write_model(place / "model", width=256)
         data = write_corpus(place / "data.jsonl", options.bytes)
-        rows = [
-            *overhead_rows(model, data, place, options),
-            *worker_rows(model, data, place, options),
-        ]
+        rows = overhead_rows(model, data, place, options)
     text = f"{software()}, {cpu_name()}, one thread a process.\n\n" + table(
         ("", "time", "ratio"), rows
     )
@@ -75,34 +68,6 @@ def overhead_rows(
         ),
         ("a shard more", f"{cost.median:.0f} ms [{cost.low:.0f}, {cost.high:.0f}]", ""),
     ]
-
-
-def worker_rows(
-    model: Path, data: Path, place: Path, options: argparse.Namespace
-) -> list[tuple[str, str, str]]:
-    """Shards per second of one and of two workers, from the first finished shard to the last."""
-    rates: dict[int, list[float]] = {1: [], 2: []}
-    for number in range(options.rounds):
-        for workers in (1, 2) if number % 2 else (2, 1):
-            run = place / f"workers{workers}"
-            shutil.rmtree(run, ignore_errors=True)
-            rates[workers].append(
-                rate(hw.corpus(model, data, out=run, shards=options.shards), workers)
-            )
-    gain = statistics.median(two / one for one, two in zip(rates[1], rates[2], strict=True))
-    one, two = (statistics.median(rates[workers]) for workers in (1, 2))
-    return [
-        ("one worker", f"{one:.2f} shards/s", "1"),
-        ("two workers", f"{two:.2f} shards/s", f"{gain:.2f}"),
-    ]
-
-
-def rate(job: CorpusJob, workers: int) -> float:
-    """Shards per second without the start of the processes."""
-    times: list[float] = []
-    job.run(workers=workers, on_progress=lambda done, total: times.append(time.perf_counter()))
-    # The first shards are finished when all workers have begun; the last ones find them idle.
-    return (len(times) - 1 - 2 * workers) / (times[-1 - workers] - times[workers])
 
 
 if __name__ == "__main__":
