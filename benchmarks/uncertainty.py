@@ -4,6 +4,7 @@
     python benchmarks/uncertainty.py simulate-tasks --keep runs
     python benchmarks/uncertainty.py simulate-elbows --keep runs
     python benchmarks/uncertainty.py elbows MODEL --pairs stsb-en-dev.csv --keep runs
+    python benchmarks/uncertainty.py intervals MODEL --trees dev.conllu --keep runs
     python benchmarks/uncertainty.py corpora MODEL --trees dev.conllu --coref gap.tsv --keep runs
     python benchmarks/uncertainty.py publish --keep runs --into benchmarks/results/uncertainty.md
 
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from _commands import run_command
 from _elbow_simulations import KINDS, coverage
 from _report import insert, table
@@ -40,12 +42,13 @@ from scipy.stats import spearmanr
 import headwise as hw
 from headwise.corpora import AnnotatedText, read_conllu, read_gap, read_pairs
 from headwise.scoring import paired, read_batches
-from headwise.tables import Curves
+from headwise.tables import Curves, ratio_interval, studentized_interval
 
 POINTS = (4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16)
 TEXTS = (30, 60, 135, 270)
 SCORED, EVALUATED = (16, 64), (16, 64, 200)  # texts, in simulations of elbows
 KNOWN = {"treebank": "trees", "paragraphs": "coref"}  # corpora whose tables roles.py keeps
+OBSERVED, DRAWN = ("distance", "lse", "entropy", "max_weight"), (30, 100)
 EXAMPLES, CANDIDATES = (60, 120), (2, 3, 6)
 WHAT_OTHERS_DO = {
     "noise": "the others at random",
@@ -117,6 +120,36 @@ def simulate_elbows(options: argparse.Namespace) -> None:
 
 def shares(numbers: Sequence[float]) -> str:
     return " · ".join(f"{number:.2f}" for number in numbers)
+
+
+def intervals(options: argparse.Namespace) -> None:
+    """Coverage of intervals of statistics, where all texts of a corpus together are the truth."""
+    model, tokenizer = hw.load(options.model), hw.load_tokenizer(options.model)
+    texts = sorted({text.text for text in read_conllu(options.trees)}, key=len)
+    request = hw.Request(statistics=OBSERVED, per_text=True)
+    with torch.no_grad(), hw.observe(model, request) as watch:
+        for start in range(0, len(texts), 32):
+            batch = texts[start : start + 32]
+            model(**tokenizer(batch, padding=True, truncation=True, return_tensors="pt"))
+    rows = []
+    for texts_drawn, name in product(DRAWN, OBSERVED):
+        sums = watch.table().per_text(name)
+        truth, held, widths = watch.table().mean(name), np.zeros((2, sums.total.shape[1])), []
+        for seed in range(options.draws):
+            rng = np.random.default_rng([seed, texts_drawn])
+            drawn = rng.choice(len(texts), texts_drawn, replace=False)
+            ends = [
+                interval(sums.total[drawn], sums.count[drawn], draws=600, seed=seed)
+                for interval in (ratio_interval, studentized_interval)
+            ]
+            held += [(low <= truth) & (truth <= high) for low, high in ends]
+            widths.append(np.median((ends[1][1] - ends[1][0]) / (ends[0][1] - ends[0][0])))
+        held /= options.draws
+        cells = [f"{old:.3f} · {new:.3f}" for old, new in (held.mean(1), held.min(1))]
+        below = " · ".join(map(str, (held < 0.9).sum(1)))
+        rows.append([name, str(texts_drawn), *cells, below, f"{np.median(widths):.2f}"])
+        print(rows[-1], flush=True)
+        save(options, "intervals", {"rows": rows, "n": options.draws, "texts": len(texts)})
 
 
 def elbows(options: argparse.Namespace) -> None:
@@ -335,11 +368,29 @@ def compared(names: tuple[str, str], found: Any) -> list[str]:
     ]
 
 
+def drawn_intervals(content: Any) -> list[str]:
+    titles = [
+        "statistic",
+        "texts",
+        "held, mean over heads",
+        "worst head",
+        "heads below .9",
+        "width",
+    ]
+    return [
+        f"Draws of sentences from {content['texts']:,}, {content['n']} of each size; the truth is "
+        "the mean over all. The share of 95 % intervals that held it, by percentiles · "
+        "studentized; the width is that of the second in terms of the first:",
+        table(titles, content["rows"]),
+    ]
+
+
 PARTS = {
     "simulate": simulated,
     "simulate-elbows": simulated_elbows,
     "simulate-tasks": simulated_tasks,
     "elbows": drawn_elbows,
+    "intervals": drawn_intervals,
     "corpora": partial(compared, ("treebank", "paragraphs")),
     "lengths": partial(compared, ("short", "long")),
 }
@@ -364,6 +415,10 @@ def main() -> None:
     drawing.add_argument("--intervals", type=int, default=5, help="draws that get intervals")
     drawing.add_argument("--orders", type=int, default=10, help="redrawn orders of each interval")
     drawing.set_defaults(run=elbows)
+    covering = parts.add_parser("intervals")
+    covering.add_argument("--trees", type=Path, required=True)
+    covering.add_argument("--draws", type=int, default=200)
+    covering.set_defaults(run=intervals)
     comparing = parts.add_parser("corpora")
     comparing.add_argument("--trees", type=Path, required=True)
     comparing.add_argument("--coref", type=Path, required=True)
@@ -378,10 +433,11 @@ def main() -> None:
     publishing = parts.add_parser("publish")
     publishing.add_argument("--into", type=Path, required=True)
     publishing.set_defaults(run=publish)
-    for part in (drawing, comparing):
+    for part in (drawing, covering, comparing):
         part.add_argument("model")
     run_command(
-        parser, (simulating, simulating_tasks, simulating_elbows, drawing, comparing, publishing)
+        parser,
+        (simulating, simulating_tasks, simulating_elbows, drawing, covering, comparing, publishing),
     )
 
 

@@ -37,6 +37,7 @@ WITHOUT_TIME: set[Block] = {
     ("benchmarks/results/roles.md", "encoder"),
     ("benchmarks/results/corpus-jobs.md", "memory"),
     *(("benchmarks/results/uncertainty.md", part) for part in (
+        "intervals", "simulate-tasks",
         "corpora", "elbows", "lengths", "simulate", "simulate-elbows"
     )),
 }  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from headwise.errors import OutputError
-from headwise.tables import COLUMNS, Head, HeadTable, Totals
+from headwise.tables import COLUMNS, Head, HeadTable, TextSums, Totals, ratio_interval
 from strategies import tables
 
 
@@ -115,6 +115,20 @@ def test_the_width_of_an_interval_follows_the_spread_of_texts() -> None:
     np.testing.assert_allclose(high - low, expected, rtol=0.15)
     wider = table.interval("lse", level=0.99)
     assert wider[0] < low < high < wider[1]
+
+
+def test_an_interval_of_skewed_texts_holds_the_truth() -> None:
+    """Values that grow with the length of a text, as `distance` does, in 30 texts."""
+    held = np.zeros(2)
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        counts = np.ceil(rng.lognormal(2.5, 0.8, (30, 50)))
+        totals = counts**2 * rng.uniform(0.2, 0.4, (30, 50))
+        truth = 0.3 * np.exp(2.5 + 1.5 * 0.8**2)  # E(count²) / E(count), without rounding up
+        sums = TextSums(counts, totals, totals)
+        ends = sums.interval(0.95, 300, seed), ratio_interval(totals, counts, draws=300, seed=seed)
+        held += [((low <= truth) & (truth <= high)).mean() / 40 for low, high in ends]
+    assert held[0] > 0.78 > 0.7 > held[1]
 
 
 def test_a_statistic_without_rows_is_nan_and_not_zero() -> None:

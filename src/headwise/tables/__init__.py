@@ -5,6 +5,7 @@ from headwise.tables._bootstrap import (
     bootstrap_means,
     ratio_interval,
     resample_counts,
+    studentized_interval,
     tails_of,
 )
 from headwise.tables._columns import at_prompt, in_columns
@@ -66,6 +67,7 @@ __all__ = [
     "resample_counts",
     "resolve_heads",
     "save_figure",
+    "studentized_interval",
     "tails_of",
     "texts_of",
     "write_table_file",

