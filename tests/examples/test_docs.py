@@ -4,8 +4,10 @@ A ```python block of a document is written as at the prompt (`>>>`), or plainly,
 prints in a ```text block right below it. The blocks of a document share their names.
 """
 
+import ast
 import doctest
 import importlib
+import inspect
 import re
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import headwise
 from house.source import PACKAGE, ROOT, Source, sources
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -66,6 +69,39 @@ def test_the_code_of_a_document_runs(document: Path) -> None:
             exec(compile(code, where, "exec"), names)
         same = doctest.OutputChecker().check_output(printed, out.getvalue(), FLAGS)
         assert same, f"{where} prints\n{out.getvalue()}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
+def test_calls_within_sentences_have_the_arguments_that_they_need(document: Path) -> None:
+    """`hw.name(...)` must bind; an ellipsis, or a name without `hw.`, may leave arguments out."""
+    sentences = re.sub(r"^```.*?^```$", "", document.read_text("utf-8"), flags=re.M | re.DOTALL)
+    for code in re.findall(r"`([^`\n]+)`", sentences):
+        try:
+            nodes = list(ast.walk(ast.parse(code, mode="eval")))
+        except SyntaxError:  # prose, a path or a command
+            continue
+        for call in (node for node in nodes if isinstance(node, ast.Call)):
+            name = ast.unparse(call.func)
+            function: Any = headwise
+            for part in re.sub(r"^(hw|headwise)\.", "", name).split("."):
+                function = getattr(function, part, None)
+            if not callable(function):
+                continue
+            keywords = {keyword.arg or "": keyword.value for keyword in call.keywords}
+            values = [*call.args, *keywords.values()]
+            whole = name.startswith(("hw.", "headwise.")) and not any(map(_is_ellipsis, values))
+            signature = inspect.signature(function)
+            bind = signature.bind if whole else signature.bind_partial
+            try:
+                bind(*(arg for arg in call.args if not _is_ellipsis(arg)), **keywords)
+            except TypeError as error:
+                pytest.fail(f"`{code}`: {error}")
+            folds = ast.unparse(keywords.get("fold", ast.Constant(None))) == "'mean'"
+            assert not folds or "reference" in keywords, f"`{code}` needs reference="
+
+
+def _is_ellipsis(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is ...
 
 
 def test_the_readme_shows_code() -> None:
