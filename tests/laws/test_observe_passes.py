@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import transformers
 from torch import Tensor
 
 from headwise._library import library
+from headwise.models import cache_argument
 from headwise.tables import HeadTable
 from headwise.watch import Request, _accumulator, _short_calls, observe
 from oracles import assert_tables_close, padded
@@ -224,3 +226,52 @@ def test_an_interrupted_call_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> 
     for name in table.statistics:
         np.testing.assert_allclose(table.mean(name)[layer], expected.mean(name)[layer], rtol=1e-6)
     np.testing.assert_array_less(table.count("lse")[4:], expected.count("lse")[4:])
+
+
+FAILING = {
+    "default": Request(),
+    "all": Request(classes={"odd": {3, 5, 7}}, per_text=True, maps=True, received=True),
+    "spans": Request(spans=("doc",), per_query=True),
+}
+
+
+@pytest.mark.parametrize("calls", [1, 512])
+@pytest.mark.parametrize("kind", FAILING)
+def test_a_pass_that_ends_in_an_exception_counts_nowhere(
+    kind: str, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first layer has attended, and the caller goes on: as if the pass had not been."""
+    monkeypatch.setattr(_accumulator, "_CALLS", calls)
+    model, ids = _llama(), torch.tensor(TEXTS[2:])
+    layer = model.model.layers[1]
+    inner = layer.forward
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    def read(fails: bool) -> Any:
+        def run(part: Tensor, cache: Any) -> None:
+            begins, name = not cache.get_seq_length(), str(cache_argument(model))
+            for layer.forward in [fail, inner] if fails else [inner]:
+                if kind == "spans" and begins:
+                    watch.spans(doc=[(1, 3)])
+                with suppress(RuntimeError):
+                    model(part, **{name: deepcopy(cache) if layer.forward is fail else cache})
+
+        with torch.no_grad(), observe(model, FAILING[kind]) as watch:
+            run(ids[:, 1:], transformers.DynamicCache())
+            cache = transformers.DynamicCache()
+            for part in ids.split([3, 1, 1, 1, 1], 1):
+                run(part, cache)
+        return watch
+
+    watch, known = read(True), read(False)
+    assert_tables_close(watch.table(), known.table())
+    np.testing.assert_array_equal(watch.table().covered, known.table().covered)
+    assert [site.coverage for site in watch.sites()] == [site.coverage for site in known.sites()]
+    if kind == "all":
+        torch.testing.assert_close(watch.received("L0.H1"), known.received("L0.H1"))
+        torch.testing.assert_close(watch.weights("L0"), known.weights("L0"))
+    if kind == "spans":
+        masses = [w.per_query("doc", "L0.H1") for w in (watch, known)]
+        torch.testing.assert_close(*masses, equal_nan=True)

@@ -1,6 +1,7 @@
 """Sums of statistics by site and text, which become totals when a text has ended."""
 
 from collections.abc import Hashable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -99,6 +100,12 @@ class _SiteSums:
         by_name = totals.split(self._open.parts.shape[3])
         return dict(zip(self._request.names, by_name, strict=True))
 
+    def copy(self) -> "_SiteSums":
+        """The same sums, to go back to."""
+        same = copy(self)
+        same._by_text = list(self._by_text)
+        return same
+
     def by_text(self, n_texts: int) -> Float64[np.ndarray, "3 K texts H"]:
         """Count, total and even sums of all texts; zeros for texts without a call of the site."""
         assert self._open is not None
@@ -128,7 +135,8 @@ class _Waiting(NamedTuple):
 class Accumulator:
     """Sums by site and text. Texts are numbered in the order in which they are read.
 
-    A forward pass over a cache continues the texts of the pass before it.
+    A forward pass over a cache continues the texts of the pass before it. The calls of the current
+    pass stay apart until the next one begins, since it may yet end in an exception.
     """
 
     def __init__(self, request: Request) -> None:
@@ -137,6 +145,9 @@ class Accumulator:
         self._n_rows = 0
         self._sums: dict[Site, _SiteSums] = {}
         self._pass = -1
+        self._n_finished = 0  # of the calls that wait, how many belong to earlier passes
+        self._before: tuple[int, int, int, dict[str, tuple[int, int]]] = -1, 0, 0, {}
+        self._sums_before: dict[Site, _SiteSums] | None = None  # None: as they are now
         self._first = self._next = 0
         self._texts_of: dict[Site, int] = {}  # the number of texts of each site in this pass
         self._read: dict[str, tuple[int, int]] = {}  # by stack: number of texts, last column
@@ -149,6 +160,8 @@ class Accumulator:
         positions = call.layout.positions
         stack = site.stack.removesuffix("cross").removesuffix(".")
         if forward_pass != self._pass:
+            self._before = self._pass, self._first, self._next, dict(self._read)
+            self._n_finished, self._sums_before = len(self._waiting), None
             self._pass, self._texts_of = forward_pass, {}
             if not self._continues(stack, positions):
                 self._first, self._read = self._next, {}
@@ -163,10 +176,37 @@ class Accumulator:
             self._add_up()
         return first_text
 
+    def drop(self, forward_pass: int) -> None:
+        """Forget a pass, which has ended in an exception, if it is the current one."""
+        if forward_pass != self._pass:
+            return
+        if self._sums_before is not None:
+            self._sums = self._sums_before
+        self._waiting, dropped = (
+            self._waiting[: self._n_finished],
+            self._waiting[self._n_finished :],
+        )
+        self._n_rows -= sum(waiting.call.n_rows for waiting in dropped)
+        self._pass, self._first, self._next, self._read = self._before
+
     def _add_up(self) -> None:
-        """Add up the calls that wait: those on the same texts together, of whatever site."""
+        """Add up the calls that wait."""
+        finished, current = self._waiting[: self._n_finished], self._waiting[self._n_finished :]
+        self._add_together(finished)
+        if self._sums_before is None:
+            self._sums_before = {site: sums.copy() for site, sums in self._sums.items()}
+        self._add_together(current)
+        self._waiting, self._n_rows, self._n_finished = [], 0, 0
+        for waiting in (*finished, *current):
+            if isinstance(waiting.call, ShortCall):
+                waiting.call.batch.buffer.clear()
+        for site_sums in self._sums.values():
+            site_sums.close(self._first)
+
+    def _add_together(self, calls: Sequence[_Waiting]) -> None:
+        """Add up calls: those on the same texts together, of whatever site."""
         kinds: dict[Hashable, list[_Waiting]] = {}
-        for waiting in self._waiting:
+        for waiting in calls:
             kinds.setdefault(waiting.call.kind(self._request), []).append(waiting)
         for alike in kinds.values():
             sums, highest = _sums_of([waiting.call for waiting in alike], self._request)
@@ -178,12 +218,6 @@ class Accumulator:
                 if site not in self._sums:
                     self._sums[site] = _SiteSums(self._request)
                 self._sums[site].add(texts, highest[:, own].max(1))
-        waited, self._waiting, self._n_rows = self._waiting, [], 0
-        for waiting in waited:
-            if isinstance(waiting.call, ShortCall):
-                waiting.call.batch.buffer.clear()
-        for site_sums in self._sums.values():
-            site_sums.close(self._first)
 
     def _continues(self, stack: str, positions: Positions) -> bool:
         """Whether a pass continues the texts of the pass before it."""

@@ -147,6 +147,15 @@ class Decoding:
             return False
         return True
 
+    def drop(self, forward_pass: int) -> None:
+        """Forget the tokens of a pass, which has ended in an exception."""
+        for site, run in list(self.runs.items()):
+            if run.forward_pass == forward_pass:
+                run.n, run.forward_pass = run.n - 1, forward_pass - 1
+                if not run.n:
+                    del self.runs[site]
+        self.expected = {}
+
     def _may_wait(self, call: AttentionCall, inputs: StackInputs) -> bool:
         q, k = call.q, call.k
         is_token = type(call) is AttentionCall and q.shape[2] == 1 and call.real is None

@@ -87,6 +87,12 @@ class Maps:
             received = received + torch.nn.functional.pad(sums, (0, new_keys))
         self._received[site] = first_text, received
 
+    def copy(self) -> "Maps":
+        """The same maps, to go back to."""
+        same = Maps(self._keeps_maps, self._keeps_received)
+        same._calls, same._received = dict(self._calls), dict(self._received)
+        return same
+
     def layers(self, model: nn.Module) -> list[Layer]:
         if not self._keeps_maps:
             raise ArgumentError("Watch.layers: maps=False. Observe with Request(maps=True).")

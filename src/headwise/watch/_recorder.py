@@ -65,6 +65,8 @@ class Recorder:
         self._verified: set[Site] = set()
         self.coverage = Coverage()
         self.maps = Maps(request.maps, request.received)
+        self._before = 0, self.coverage, self.maps  # the current pass, and what was before it
+        self._inputs.on_failure = self._drop
 
     @property
     def passes(self) -> int:
@@ -175,8 +177,20 @@ class Recorder:
         self._answered.add(site)
         return None if rows is None or rows.heads is None else rows.heads.to(call.q.dtype)
 
+    def _drop(self) -> None:
+        """Forget the current forward pass, which has ended in an exception: it counts nowhere."""
+        number, coverage, maps = self._before
+        if number == self.passes:
+            self.coverage, self.maps = coverage, maps
+            self._accumulator.drop(number)
+            self._decoding.drop(number)
+            self.spans.drop()
+
     def _is_skipped(self) -> bool:
         """Whether the current forward pass is not watched."""
+        if self._before[0] != self.passes:
+            self._before = self.passes, self.coverage.copy(), self.maps.copy()
+            self.spans.begin()
         # Gradient checkpointing runs layers again in the backward pass: they were counted already.
         is_backward = in_backward() and not self._inputs.inside
         return is_backward or max(0, self._inputs.passes - 1) % self._every > 0

@@ -1,6 +1,7 @@
 """The text that a model reads: its token ids, and which of them are padding."""
 
 import inspect
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -84,6 +85,7 @@ class InputTracker:
     Attributes:
         passes: The number of forward passes so far: of the model, or of a stack by itself.
         inside: Whether a forward pass is running.
+        on_failure: Called when a forward pass ends in an exception.
     """
 
     def __init__(self, model: nn.Module, stacks: Mapping[str, nn.Module]) -> None:
@@ -93,6 +95,8 @@ class InputTracker:
         self._open: list[str] = []
         self._known: dict[str, StackInputs] = {}  # what `of` gave since the inputs changed
         self.passes = 0
+        self.on_failure: Callable[[], None] = lambda: None
+        self._outer_error: BaseException | None = None
 
     @property
     def inside(self) -> bool:
@@ -162,7 +166,9 @@ class InputTracker:
         if name == "":
             self._main, self._decoder = text, _text(arguments, "decoder_")
         self._close(name)
-        self.passes += not self._open
+        if not self._open:
+            self.passes += 1
+            self._outer_error = sys.exception()
         self._open.append(name)
         self._known = {}
 
@@ -171,6 +177,9 @@ class InputTracker:
         self._close(name)
         if name == "":
             self._main, self._decoder = Text(), Text()
+        # The model may run where an exception is being handled.
+        if not self._open and sys.exception() is not self._outer_error:
+            self.on_failure()
 
     def _close(self, name: str) -> None:
         """End a pass and all passes inside it: an interrupt may have left any of them open."""

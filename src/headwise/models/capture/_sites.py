@@ -197,10 +197,9 @@ class Covered:
     tokens: int
     window: int = 0
 
-    def add(self, more: "Covered") -> None:
-        self.captured += more.captured
-        self.tokens += more.tokens
-        self.window = max(self.window, more.window)
+    def __add__(self, more: "Covered") -> "Covered":
+        window = max(self.window, more.window)
+        return Covered(self.captured + more.captured, self.tokens + more.tokens, window)
 
     def __str__(self) -> str:
         if self.captured < self.tokens:
@@ -224,10 +223,14 @@ class Coverage:
             self._latest[site] = covered
         else:
             covered = Covered(covered.captured, 0, covered.window)
-            self._latest[site].add(covered)
-        if site not in self._sums:
-            self._sums[site] = Covered(0, 0)
-        self._sums[site].add(covered)
+            self._latest[site] += covered
+        self._sums[site] = self.of(site) + covered
+
+    def copy(self) -> "Coverage":
+        """The same sums, to go back to."""
+        same = Coverage()
+        same._sums, same._latest = dict(self._sums), dict(self._latest)
+        return same
 
     def of(self, site: Site) -> Covered:
         """The coverage of a site over all its calls."""

@@ -48,6 +48,20 @@ class Spans:
         self._begun: dict[str, int] = {}  # the first pass of each stack on these texts
         self._ends: dict[str, int] = {}
         self._kept: dict[Site, _Kept] = {}
+        self._before: tuple[dict[str, int], dict[str, int], dict[Site, int]] = {}, {}, {}
+
+    def begin(self) -> None:
+        """Remember what is kept before a forward pass."""
+        if self._names:
+            kept = {site: len(kept.mass) for site, kept in self._kept.items()}
+            self._before = dict(self._begun), dict(self._ends), kept
+
+    def drop(self) -> None:
+        """Forget the current forward pass, which has ended in an exception."""
+        self._begun, self._ends, numbers = self._before
+        for site, kept in self._kept.items():
+            for values in (kept.positions, kept.members, kept.mass):
+                del values[numbers.get(site, 0) :]
 
     def set(self, forward_pass: int, spans: TextSpans) -> None:
         """Set the stretches of the texts that begin, or go on, in a forward pass."""
