@@ -19,7 +19,7 @@ from headwise.caching import CachePlan, load_duo_attention, save_duo_attention
 from headwise.corpora import Example, Grammar, read_examples
 from headwise.corpora.streams import open_source
 from headwise.errors import OutputError
-from headwise.jobs import CorpusJob, RolesRequest, merge_corpus
+from headwise.jobs import CorpusJob, merge_corpus
 from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer
 from headwise.lab import load as load_lab
 from headwise.lab import save as save_lab
@@ -263,9 +263,9 @@ def _studies(folder: Path) -> Loaders:
     }
 
 
-def _job(folder: Path, request: hw.Request | RolesRequest) -> Loaders:
-    """The files of a finished job: of its model, its survey and a shard."""
-    run = _run_job(folder, request).folder.path
+def _job(folder: Path, request: hw.Request) -> Loaders:
+    """The files of a finished job: its description and a shard."""
+    run = _run_job(folder, request).path
     return {
         f"job {type(request).__name__}, {path.name}": Loader(path, lambda _: merge_corpus(run))
         for path in sorted(run.glob("**/*.*"))
@@ -273,12 +273,7 @@ def _job(folder: Path, request: hw.Request | RolesRequest) -> Loaders:
     }
 
 
-def _job_of_roles(folder: Path) -> Loaders:
-    evidence = hw.Evidence(nulls=("shuffled",), models=1, splits=1)
-    return _job(folder, RolesRequest(evidence=evidence))
-
-
-def _run_job(folder: Path, request: hw.Request | RolesRequest) -> CorpusJob:
+def _run_job(folder: Path, request: hw.Request) -> CorpusJob:
     folder.mkdir(parents=True, exist_ok=True)
     data = write_texts(folder / "texts.txt", lines(8))
     model = Planted((("offset -1", "same"),), causal=True)
@@ -295,7 +290,6 @@ def _files(folder: Path) -> list[Path]:
 SHARES = {
     ".parquet": 6, ".csv": 10, ".json": 10, "plans": 40, "task heads": 30, "checkpoints": 10,
     "texts": 50, "corpora": 10, "Hugging Face": 3, "studies": 10, "jobs": 10,
-    "jobs of roles": 1,
 }  # fmt: skip
 KINDS: dict[str, Callable[[Path], Loaders]] = {
     ".parquet": lambda folder: _tables(folder, ".parquet"),
@@ -309,5 +303,4 @@ KINDS: dict[str, Callable[[Path], Loaders]] = {
     "Hugging Face": _hugging_face,
     "studies": _studies,
     "jobs": lambda folder: _job(folder, hw.Request()),
-    "jobs of roles": _job_of_roles,
 }

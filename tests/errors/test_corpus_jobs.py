@@ -5,7 +5,6 @@ import gzip
 import json
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,21 +15,15 @@ import torch
 
 import headwise as hw
 from corpus_files import random_texts, write_jsonl, write_model, write_parquet, write_texts
-from headwise._tensors import write_tensors
-from headwise.corpora.streams import _records, open_source
+from headwise.corpora import streams
+from headwise.corpora.streams import open_source
 from headwise.errors import (
     ArgumentError,
     InputError,
     MissingPackageError,
     OutputError,
-    WorkerError,
 )
-from headwise.files import claim
-from headwise.jobs import CorpusJob, ImportanceRequest, ModelSource, RolesRequest, merge_corpus
-from headwise.jobs import _workers as workers
-from headwise.jobs.datatrove import WatchHeads
-from headwise.roles import RoleSums, Survey
-from planted import TOKENIZER, Planted, by_frequency
+from headwise.jobs import CorpusJob, ImportanceRequest, merge_corpus
 
 TEXTS = random_texts(12)
 
@@ -54,7 +47,7 @@ def done(model: Path, data: Path, tmp_path: Path) -> CorpusJob:
 
 
 def read(data: object, column: str = "text") -> list[str]:
-    return [text.text for text in open_source(data, column).texts(0, 1)]
+    return list(open_source(data, column).texts(0, 1))
 
 
 def test_a_glob_without_files(tmp_path: Path) -> None:
@@ -94,7 +87,7 @@ def test_lines_that_hold_no_text(line: str, reason: str, tmp_path: Path) -> None
 def test_a_text_that_is_not_utf_8(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"w1\nw2 \xff\n")
-    with pytest.raises(InputError, match=r"a\.txt is not UTF-8 \(byte 6 is 0xff\)"):
+    with pytest.raises(InputError, match=r"a\.txt, line 2: not UTF-8 \(byte 3 is 0xff\)"):
         read(path)
 
 
@@ -125,26 +118,22 @@ def test_a_line_of_conllu_that_is_none(tmp_path: Path) -> None:
 
 
 def test_a_huge_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_records, "LONGEST_RECORD", 50)
-    for between in ("\n", "\n\n"):
-        path = write_texts(tmp_path / "a.txt", ["w1", "w2 " * 20, "w3"], between)
-        with pytest.raises(InputError, match=r"a\.txt has a text of more than 50 bytes at byte"):
-            read(path)
-    path = write_texts(tmp_path / "a.txt", ["w1", "", *["w2 w3 w4"] * 9])
-    with pytest.raises(InputError, match="more than 50 bytes at byte 4"):
+    monkeypatch.setattr(streams, "LONGEST_LINE", 50)
+    path = write_texts(tmp_path / "a.txt", ["w1", "w2 " * 20, "w3"])
+    with pytest.raises(InputError, match=r"a\.txt, line 2: more than 50 bytes"):
         read(path)
 
 
 def test_parquet_that_is_none_or_has_no_texts(data: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no column 'body', only id, text"):
         read(data, "body")
-    with pytest.raises(InputError, match=r"the column 'id' of .* is int64"):
+    with pytest.raises(InputError, match=r"'id' is '0'\. Name the column"):
         read(data, "id")
     data.write_bytes(data.read_bytes()[:-9])
     with pytest.raises(InputError, match=r"data\.parquet cannot be read as Parquet"):
         read(data)
     data.write_bytes(b"")
-    with pytest.raises(InputError, match=r"data\.parquet is empty, and no Parquet file is"):
+    with pytest.raises(InputError, match=r"data\.parquet cannot be read as Parquet"):
         read(data)
 
 
@@ -165,13 +154,11 @@ def test_a_dataset_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Monke
     write_parquet(folder / "train-0.parquet", TEXTS)
     name = f"datasets:{folder}"
     with pytest.raises(InputError, match=r"has no column 'body', only id, text"):
-        open_source(name, "body")
-    with pytest.raises(InputError, match=r"example 0 of shard 0 of .* has id='0'"):
+        read(name, "body")
+    with pytest.raises(InputError, match=r"example 0 of shard 0 of .*: 'id' is '0'"):
         read(name, "id")
     with pytest.raises(InputError, match="split 'dev', cannot be opened"):
-        open_source(f"{name}:dev")
-    with pytest.raises(ArgumentError, match=r"shards=2, but the dataset .* has only 1 part"):
-        open_source(name).check_shards(2)
+        read(f"{name}:dev")
     with pytest.raises(ArgumentError, match=r"and 1 more"):
         open_source([name, "a.txt"])
     original = builtins.__import__
@@ -185,7 +172,7 @@ def test_a_dataset_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(
         MissingPackageError, match=r"datasets is not installed.*headwise\[datasets\]"
     ):
-        open_source(name)
+        read(name)
 
 
 @pytest.mark.parametrize("shards", [0, -1, 1.5, True, "3", 2**20 + 1])
@@ -197,11 +184,11 @@ def test_a_number_of_shards_that_is_none(shards: Any, data: Path, tmp_path: Path
 
 @pytest.mark.parametrize("shards", [0, -3, 10**15, "2", None])
 def test_a_description_with_a_number_of_shards_that_is_none(shards: Any, done: CorpusJob) -> None:
-    path = done.folder.path / "job.json"
+    path = done.path / "job.json"
     content = json.loads(path.read_text("utf-8"))
     path.write_text(json.dumps(content | {"shards": shards}), "utf-8")
-    with pytest.raises(InputError, match=r"job\.json has schema 1 and .* from 1 to 1,048,576"):
-        merge_corpus(done.folder.path)
+    with pytest.raises(InputError, match=r"job\.json has schema 2 and .* from 1 to 1,048,576"):
+        merge_corpus(done.path)
 
 
 @pytest.mark.parametrize("limit", [1, 0, -3, 2.5, "9"])
@@ -209,12 +196,6 @@ def test_a_number_of_tokens_that_is_none(limit: Any, data: Path, tmp_path: Path)
     with pytest.raises((ArgumentError, TypeError)):
         hw.corpus("model", data, out=tmp_path / "run", max_tokens=limit)
     assert not (tmp_path / "run").exists()
-
-
-def test_more_shards_than_bytes(tmp_path: Path) -> None:
-    path = write_texts(tmp_path / "a.txt", ["w1"])
-    with pytest.raises(ArgumentError, match="shards=3 for 2 bytes"):
-        hw.corpus("model", path, out=tmp_path / "run", shards=3)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +226,6 @@ def test_a_request_that_is_none(data: Path, tmp_path: Path) -> None:
         ("request", hw.Request(queries="all")),
         ("request", hw.Request(relations={"mine": lambda ids: [(i, 0) for i in ids]})),
         ("request", ImportanceRequest()),
-        ("request", RolesRequest()),
         ("shards", 4),
         ("max_tokens", 9),
         ("column", "id"),
@@ -258,7 +238,7 @@ def test_the_folder_of_another_job(
     with pytest.raises(InputError, match=r"run is the folder of another job: its \w+ is .*, not"):
         hw.corpus(model, data, **{"out": tmp_path / "run", name: value})
     write_parquet(tmp_path / "data2.parquet", TEXTS)
-    with pytest.raises(InputError, match="another job: its data is of files 1 entries, not 2"):
+    with pytest.raises(InputError, match=r"another job: its data is of files \[.*, not \["):
         hw.corpus(model, tmp_path / "data*.parquet", out=tmp_path / "run")
     assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
 
@@ -286,11 +266,6 @@ def test_a_folder_in_use_for_something_else(model: Path, data: Path, tmp_path: P
         hw.corpus(model, data, out=tmp_path / "run" / "thesis.txt")
     with pytest.raises(OutputError, match=r"thesis\.txt/run cannot be written"):
         hw.corpus(model, data, out=tmp_path / "run" / "thesis.txt" / "run")
-    with (
-        pytest.raises(OutputError, match=r"claim: .*lock cannot be written"),
-        claim(tmp_path / "nowhere" / "lock"),
-    ):
-        raise AssertionError("unreachable")
 
 
 def test_missing_shards_are_named(done: CorpusJob, tmp_path: Path) -> None:
@@ -304,7 +279,7 @@ def test_missing_shards_are_named(done: CorpusJob, tmp_path: Path) -> None:
 
 
 def test_a_folder_without_its_shards_begins_anew(done: CorpusJob) -> None:
-    shutil.rmtree(done.folder.path / "shards")
+    shutil.rmtree(done.path / "shards")
     assert done.unfinished() == [0, 1, 2]
     done.run()
     done.merge()
@@ -321,25 +296,16 @@ def overwrite(name: str, **changes: Any) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda run: (run / "shards/00001.parquet").unlink(), "shard 1, is missing"),
-        (
-            lambda run: (run / "shards/00001.parquet").write_bytes(b"half"),
-            "shard 1, has changed since it was written",
-        ),
+        (lambda run: (run / "shards/00001.parquet").unlink(), r"00001\.parquet"),
+        (lambda run: (run / "shards/00001.parquet").write_bytes(b"half"), r"00001\.parquet"),
         (lambda run: (run / "shards/00001.json").write_text("{"), r"00001\.json is not JSON"),
-        (overwrite("shards/00001.json", shard=2), "is of shard 2, not 1"),
-        (overwrite("shards/00001.json", headwise_shard=9), "is of shard 1, not 1"),
+        (overwrite("shards/00001.json", shard=2), "shard 1 in .* is of shard 2, not 1"),
         (overwrite("shards/00001.json", job="other"), "shard 1 in .* is of job 'other'"),
         (overwrite("shards/00001.json", model="other"), "shard 1 in .* is of model 'other'"),
-        (
-            lambda run: (run / "shards/00001.json").write_text('{"headwise_shard": 1}'),
-            r"00001\.json is damaged",
-        ),
-        (lambda run: (run / "model.json").unlink(), r"lacks model\.json, .* Delete .*00000\.json"),
-        (overwrite("model.json", model=5), r"model\.json holds .*, not the fingerprint"),
-        (overwrite("job.json", versions={"torch": "1"}), "were made with {'torch': '1'}"),
-        (overwrite("job.json", headwise_job=7), "has schema 7 and 3 shards, not 1"),
-        (overwrite("job.json", shards="many"), "has schema 1 and many shards"),
+        (overwrite("shards/00001.json", tokenizer="x"), "shard 1 in .* is of tokenizer 'x'"),
+        (overwrite("job.json", measured=5), r"job\.json is damaged"),
+        (overwrite("job.json", headwise_job=7), "has schema 7 and 3 shards, not 2"),
+        (overwrite("job.json", shards="many"), "has schema 2 and many shards"),
     ],
 )
 def test_damaged_shards_are_refused(
@@ -377,24 +343,14 @@ def test_merge_refuses_a_shard_of_another(
             merge()
 
 
-@pytest.mark.parametrize("in_memory", [False, True])
-def test_another_tokenizer_is_refused(
-    in_memory: bool, model: Path, data: Path, tmp_path: Path
-) -> None:
-    name = hw.load(model) if in_memory else model
+def test_shards_of_another_tokenizer_are_refused(model: Path, data: Path, tmp_path: Path) -> None:
     tokenizer = hw.load_tokenizer(model)
-    hw.corpus(name, data, out=tmp_path / "run", shards=3, tokenizer=tokenizer).run(shard=0)
-    tokenizer(["w1", "w2 w3"], padding=True, truncation=True)  # using it makes it no other
-    hw.corpus(name, data, out=tmp_path / "run", tokenizer=tokenizer).run(shard=1)
+    hw.corpus(model, data, out=tmp_path / "run", shards=2, tokenizer=tokenizer).run(shard=0)
     tokenizer.add_tokens("w9 w9")
-    job = hw.corpus(name, data, out=tmp_path / "run", tokenizer=tokenizer)
-    with pytest.raises(InputError, match=r"run was computed with the tokenizer \w+, not \w+\."):
-        job.run()
-    assert job.unfinished() == [2]
-
-
-def test_a_folder_without_weights_has_no_known_fingerprint(tmp_path: Path) -> None:
-    assert ModelSource(str(tmp_path)).weights() == ""
+    job = hw.corpus(model, data, out=tmp_path / "run", tokenizer=tokenizer)
+    job.run()
+    with pytest.raises(InputError, match=r"shard 1 in .*run is of tokenizer '\w+', not '\w+'"):
+        job.merge()
 
 
 def test_texts_without_a_token(model: Path, tmp_path: Path) -> None:
@@ -405,12 +361,12 @@ def test_texts_without_a_token(model: Path, tmp_path: Path) -> None:
         job.merge()
 
 
-@pytest.mark.parametrize("arguments", [{"shard": 3}, {"shard": -1}, {"workers": 0}])
-def test_shards_and_workers_that_do_not_exist(arguments: dict[str, int], done: CorpusJob) -> None:
-    with pytest.raises(ArgumentError, match=r"Give a shard from 0 to 2, or a number of workers"):
-        done.run(**arguments)
-    with pytest.raises(ArgumentError, match="shard=1, workers=2 of 3 shards"):
-        done.run(shard=1, workers=2)
+@pytest.mark.parametrize("shard", [3, -1, True])
+def test_shards_that_do_not_exist(shard: int, done: CorpusJob) -> None:
+    with pytest.raises(
+        ArgumentError, match=rf"shard={shard} of 3 shards\. Give a shard from 0 to 2"
+    ):
+        done.run(shard=shard)
 
 
 def test_a_model_in_memory_without_a_tokenizer(model: Path, data: Path, tmp_path: Path) -> None:
@@ -461,97 +417,3 @@ def test_a_folder_that_may_not_be_written(
 class Unsendable(torch.nn.Linear):
     def __reduce__(self) -> Any:
         raise TypeError("cannot pickle 'Unsendable'")
-
-
-def test_a_model_that_cannot_be_sent_to_workers(data: Path, tmp_path: Path) -> None:
-    job = hw.corpus(Unsendable(2, 2), data, out=tmp_path / "run", shards=2, tokenizer=1)
-    with pytest.raises(ArgumentError, match=r"cannot be sent to workers .*'Unsendable'"):
-        job.run(workers=2)
-
-
-def test_workers_in_a_script_without_a_guard(
-    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = hw.corpus(model, data, out=tmp_path / "run", shards=2)
-    process = workers.multiprocessing.current_process()
-    monkeypatch.setattr(process, "_inheriting", True, raising=False)
-    with pytest.raises(ArgumentError, match="workers=2 in a script that each worker runs again"):
-        job.run(workers=2)
-
-
-@pytest.mark.full
-def test_an_error_of_a_worker_is_raised_here(model: Path, tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", TEXTS)
-    path.write_text(path.read_text() + "{\n")
-    job = hw.corpus(model, path, out=tmp_path / "run", shards=3)
-    with pytest.raises(InputError, match="line 13: not JSON"):
-        job.run(workers=2)
-    assert job.unfinished() == [2]
-
-
-@pytest.mark.full
-def test_a_killed_worker_is_named(model: Path, data: Path, tmp_path: Path) -> None:
-    job = hw.corpus(model, data, out=tmp_path / "run", shards=3)
-
-    def kill_workers(done: int, total: int) -> None:
-        for child in workers.multiprocessing.active_children():
-            os.kill(child.pid or 0, signal.SIGKILL)
-
-    with pytest.raises(WorkerError, match=r"worker 0 was killed \(SIGKILL\)"):
-        job.run(workers=2, on_progress=kill_workers)
-    assert job.unfinished()
-    job.run()
-    other = hw.corpus(model, data, out=tmp_path / "other", shards=3)
-    other.run()
-    results = [j.merge().save(tmp_path / f"{n}.parquet") for n, j in enumerate((job, other))]
-    assert results[0].read_bytes() == results[1].read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"relations": {"mine": 3}}, r"RolesRequest: relations is \{'mine': 3\}"),
-        ({"evidence": "random"}, "RolesRequest: evidence='random'"),
-    ],
-)
-def test_a_request_for_roles_that_is_none(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        RolesRequest(**settings)
-
-
-@pytest.mark.parametrize(
-    ("about", "message"),
-    [
-        (None, "is not a complete safetensors file"),
-        (b"{", "is damaged"),
-        (b"[]", "holds no sums of roles"),
-        (b'{"headwise_role_sums": 9}', "holds no sums of roles"),
-    ],
-)
-def test_damaged_sums_of_roles(about: bytes | None, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "00000.safetensors"
-    if about is None:
-        path.write_bytes(b"no tensors")
-    else:
-        content = torch.frombuffer(bytearray(about), dtype=torch.uint8)
-        write_tensors({"about": content}, path)
-    with pytest.raises(InputError, match=rf"00000\.safetensors {message}"):
-        RoleSums.load(path)
-
-
-def test_a_damaged_survey() -> None:
-    with pytest.raises(InputError, match=r"survey\.json, .* is damaged"):
-        Survey.from_json({"limit": 3})
-
-
-def test_roles_of_texts_in_no_language_of_the_model(tmp_path: Path) -> None:
-    path = write_texts(tmp_path / "strange.txt", ["x y z", "z y x"])
-    planted = Planted((("first",),), causal=True, order=by_frequency(["w1 w2"]))
-    job = hw.corpus(planted, path, RolesRequest(), out=tmp_path / "run", tokenizer=TOKENIZER)
-    with pytest.raises(InputError, match="% of the tokens of these texts are unknown"):
-        job.run()
-
-
-def test_roles_of_documents_that_no_process_has_together(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"RolesRequest.*, which needs all texts"):
-        WatchHeads("model", tmp_path / "run", RolesRequest())  # type: ignore[arg-type]

@@ -8,7 +8,6 @@ import pytest
 import headwise as hw
 from command import headwise
 from corpus_files import random_texts, write_model, write_texts
-from headwise.roles import Roles
 from headwise.tables import HeadTable, Scores
 
 
@@ -47,28 +46,11 @@ def test_importance_of_a_corpus(place: Path) -> None:
     assert Scores.load(place / "scores.csv").method == "gradient"
 
 
-@pytest.mark.full
-def test_roles_of_a_corpus(place: Path) -> None:
-    write_texts(place / "many.txt", random_texts(60, seed=1))
-    run = place / "roles"
-    command = ("corpus", place / "model", "--data", place / "many.txt", "-o", run, "--shards", 2)
-    assert headwise(*command, "--roles").code == 0
-    merged = headwise("merge", run, "-o", place / "roles.csv")
-    assert merged.code == 0
-    assert Roles.load(place / "roles.csv").notes[0].startswith("60 distinct texts of 60")
-    assert "previous token" in headwise("merge", run).out
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         (("--importance", "gradient", "--per-text"), "--importance gradient with --statistics"),
-        (("--roles", "--per-text"), "--roles with --statistics or --per-text"),
-        (
-            ("--roles", "--importance", "gradient"),
-            "--importance gradient and --roles are both given",
-        ),
-        (("--shards", "2", "--shard", "2"), "--shard 2 of 2 shards"),
+        (("--shards", "2", "--shard", "2"), "shard=2 of 2 shards"),
         (("--statistics", "nothing"), "no statistic 'nothing'"),
         (("--data", "absent*.txt"), "no file matches 'absent*.txt'"),
         (("--device", "abacus"), "'abacus' cannot be used here"),

@@ -32,8 +32,6 @@ REFUSED = "reads a file that another reader has refused, to word the error"
 READ_ELSEWHERE = {
     "cli/tasks/_relations.py: _relation": OWN_CODE,
     "cli/tasks/_texts.py: _is_json": REFUSED,
-    "corpora/streams/_records.py: Record._beginning_of_file": REFUSED,
-    "corpora/streams/_records.py: Record.line_number": REFUSED,
     "models/checkpoints/_fresh_process.py: _encode_sentences": FRESH,
     "models/checkpoints/_fresh_process.py: _open_with_transformers": FRESH,
     "models/checkpoints/_fresh_process.py: _write_outputs": FRESH,
@@ -50,10 +48,8 @@ COMMAND = {
 }
 JOBS = "tests/errors/test_corpus_jobs.py"
 NO_FULL_DISK = COMMAND | {
-    "jobs/_run_folder.py: RunFolder._create": JOBS,
-    "jobs/_run_folder.py: RunFolder.check_model": JOBS,
-    "jobs/_run_folder.py: RunFolder.survey": JOBS,
-    "jobs/_run_folder.py: RunFolder.write": JOBS,
+    "jobs/_corpus.py: _begin": JOBS,
+    "jobs/_corpus.py: CorpusJob._write": JOBS,
 }
 NOT_KILLED = COMMAND | {"surgery/pricing/_cost_table.py: Costs.save": ONE_FILE}
 

@@ -11,11 +11,9 @@ import pandas as pd
 import pytest
 import torch
 
-import headwise as hw
 from command import headwise
 from headwise.corpora import AnnotatedText
 from headwise.errors import ArgumentError
-from headwise.jobs import RolesRequest, merge_corpus
 from headwise.lab import MiniGPT, MiniGPTConfig, save
 from headwise.roles import ChoiceRelation, Evidence, Roles, TokenText, find_roles, rules_of
 from headwise.roles.evaluation import RULES
@@ -215,28 +213,6 @@ def test_special_tokens_may_be_candidates_and_keep_their_places_in_another_order
     row = roles.frame().set_index("role").loc["own"]
     assert row["n"] == 2 * row["texts"]
     assert 0 <= row["null.shuffled"] <= 1
-
-
-def test_shards_find_the_same_choice(tmp_path: Path) -> None:
-    texts = [text.text for text in pronouns(70)]
-    (tmp_path / "texts.txt").write_text("\n\n".join(texts), "utf-8")
-    relations = {"own": CHOICE, "own back": ChoiceRelation(antecedent, names, incoming=True)}
-    model, evidence = Planted([("agree", "any")], causal=False), Evidence(("shuffled",), splits=2)
-    expected = find_roles(model, TOKENIZER, texts, relations=relations, evidence=evidence)
-    job = hw.corpus(
-        model, tmp_path / "texts.txt", RolesRequest(relations, evidence), out=tmp_path / "run",
-        shards=2, tokenizer=TOKENIZER,
-    )  # fmt: skip
-    job.run()
-    for merged in (job.merge(), merge_corpus(tmp_path / "run")):
-        frames = [
-            each.frame()[["role", "name", "effect", "rule.first"]] for each in (merged, expected)
-        ]
-        own = [
-            frame[frame["role"].str.startswith("own")].reset_index(drop=True) for frame in frames
-        ]
-        assert len(own[0]) == 4
-        pd.testing.assert_frame_equal(*own, rtol=1e-4)
 
 
 def own_effects(roles: Roles) -> pd.DataFrame:

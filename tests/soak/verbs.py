@@ -13,7 +13,6 @@ import torch
 import headwise as hw
 from headwise.caching import CachePlan, load_duo_attention, save_duo_attention
 from headwise.corpora import Example, Grammar
-from headwise.jobs import RolesRequest
 from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer, train
 from headwise.lab import load as load_lab
 from headwise.lab import save as save_lab
@@ -106,20 +105,6 @@ def _corpus(folder: Path) -> None:
     job = hw.corpus(_model(), folder / "texts.txt", **options)
     job.run()
     job.merge().save(folder / "table.json")
-
-
-def _roles(folder: Path) -> None:
-    request = RolesRequest(evidence=hw.Evidence(nulls=("permuted",), models=1, splits=2))
-    options = {"out": folder / "run", "shards": 3, "tokenizer": _tokenizer()}
-    job = hw.corpus(_model(), folder / "texts.txt", request, **options)
-    job.run()
-    job.merge().save(folder / "roles.csv")
-
-
-def _read_roles(folder: Path) -> str:
-    if not (folder / "roles.csv").exists():
-        return ""
-    return _read_table(hw.Roles, folder, "roles.csv")
 
 
 def _read_corpus(folder: Path) -> str:
@@ -228,7 +213,6 @@ VERBS = {
         _recover, lambda folder: _read_small(folder / "small"), lambda folder: _prune(folder, (0,))
     ),
     "corpus": Verb(_corpus, _read_corpus, _texts),
-    "roles of a corpus": Verb(_roles, _read_roles, _texts),
     "study": Verb(_study, lambda folder: _read_study(folder / "study"), lambda f: _study(f, 2)),
     "compare": Verb(
         _compare,

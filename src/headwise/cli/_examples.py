@@ -12,7 +12,7 @@ EXAMPLES = {
     "group": "headwise group Qwen/Qwen3-0.6B --kv-heads 4 --text texts.txt --out grouped",
     "cache": "headwise cache gpt2 --keep 0.5 --window 256 --out plan.json",
     "compare": "headwise compare gpt2 ./fine-tuned --text texts.txt --out compare.html",
-    "corpus": "headwise corpus gpt2 --data 'data/*.parquet' --out run --workers 2",
+    "corpus": "headwise corpus gpt2 --data 'data/*.parquet' --out run --shards 8",
     "merge": "headwise merge run --out table.parquet",
     "count": "headwise count --d-model 768 --heads 12 --layers 12 --tokens 1024",
     "explain": "headwise explain",

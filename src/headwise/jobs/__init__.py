@@ -1,16 +1,6 @@
 """Studies of corpora on several processes or machines: shards that add up to one result."""
 
-from headwise.jobs._corpus import corpus, merge_corpus
-from headwise.jobs._job import CorpusJob
-from headwise.jobs._model_source import ModelSource
-from headwise.jobs._roles import RolesRequest
-from headwise.jobs._scoring import ImportanceRequest
+from headwise.jobs._corpus import CorpusJob, ModelSource, corpus, merge_corpus
+from headwise.jobs._measure import ImportanceRequest
 
-__all__ = [
-    "CorpusJob",
-    "ImportanceRequest",
-    "ModelSource",
-    "RolesRequest",
-    "corpus",
-    "merge_corpus",
-]
+__all__ = ["CorpusJob", "ImportanceRequest", "ModelSource", "corpus", "merge_corpus"]

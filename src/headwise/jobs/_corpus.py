@@ -1,31 +1,187 @@
-"""`corpus`: a study of texts on several processes or machines."""
+"""`corpus`: a study of texts in shards, each measured by one call, in any process.
 
-from collections.abc import Mapping, Sequence
+run/job.json             what is measured, on which texts, in how many shards, by which versions
+run/shards/00003.parquet the result of a shard; one without a token has none
+run/shards/00003.json    written last: the shard is finished, by which model and tokenizer
+
+Two processes that measure one shard write the same, so none waits for another.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
 from importlib.metadata import version
+from itertools import count, groupby
 from pathlib import Path
-from typing import Any
+from reprlib import repr as shortened
+from typing import Any, Literal
 
+import torch
 from torch import nn
 
-from headwise.corpora.streams import open_source
-from headwise.errors import ArgumentError, InputError
-from headwise.files import build_from
-from headwise.jobs._job import CorpusJob, merged
-from headwise.jobs._measurement import Measurement
-from headwise.jobs._model_source import ModelSource, fingerprint_in_memory
-from headwise.jobs._roles import RoleEvidence, RolesRequest
-from headwise.jobs._run_folder import MOST_SHARDS, SCHEMA, RunFolder
-from headwise.jobs._scoring import Importance, ImportanceRequest
-from headwise.jobs._statistics import Statistics
-from headwise.roles import Roles
+from headwise._display import counted
+from headwise._progress import Progress
+from headwise.corpora.streams import DatasetStream, FileCorpus, open_source
+from headwise.errors import ArgumentError, InputError, OutputError
+from headwise.files import build_from, read_object, write_json
+from headwise.jobs._measure import ImportanceRequest, add_up, describe, measure
+from headwise.models import (
+    check_model,
+    fingerprint,
+    iter_pieces,
+    load,
+    load_tokenizer,
+    tokenizer_of,
+)
 from headwise.tables import HeadTable, Scores
 from headwise.watch import Request
+
+SCHEMA = 2
+# Their numbers are listed in memory.
+_MOST_SHARDS = 2**20
+# A text whose tokens show how a tokenizer cuts and changes texts.
+_PROBE = "The Cat's naïve 3rd  try:\n北京 IS ok…"
+_ADVICE = "Give a folder that a corpus job made."
+
+DtypeName = Literal["float32", "bfloat16", "float16", "float64"]
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model that each process of a job opens for itself.
+
+    Attributes:
+        name: A folder, or a name on the Hugging Face hub.
+        device: Where it runs.
+        dtype: The dtype to compute in. None is that of the saved model.
+        attn_implementation: What computes attention, as `load` takes it.
+    """
+
+    name: str
+    device: str = "cpu"
+    dtype: DtypeName | None = None
+    attn_implementation: str | None = None
+
+    def open(self) -> nn.Module:
+        """The model.
+
+        Raises:
+            InputError: it cannot be opened.
+        """
+        dtype = None if self.dtype is None else getattr(torch, self.dtype)
+        how: Any = {"device": self.device, "dtype": dtype}
+        return load(self.name, attn_implementation=self.attn_implementation, **how)
+
+
+@dataclass(frozen=True)
+class CorpusJob:
+    """A study of a corpus that is cut into shards; made by `corpus`.
+
+    Attributes:
+        model: The model in memory, or how each process opens it.
+        tokenizer: Its tokenizer. None is the one beside the model.
+        source: The corpus.
+        request: What is measured on each shard.
+        path: The folder of the results.
+        shards: The number of shards.
+        max_tokens: The most tokens in one text. None is the model's context.
+    """
+
+    model: nn.Module | ModelSource
+    tokenizer: Any
+    source: FileCorpus | DatasetStream
+    request: Request | ImportanceRequest
+    path: Path
+    shards: int
+    max_tokens: int | None = None
+
+    def unfinished(self) -> list[int]:
+        """The shards that have no result yet, in order."""
+        return _unfinished(self.path, self.shards)
+
+    def __repr__(self) -> str:
+        done = self.shards - len(self.unfinished())
+        return f"CorpusJob in {self.path}: {done} of {self.shards} shards finished"
+
+    def run(self, shard: int | None = None, *, on_progress: Progress | None = None) -> None:
+        """Measure one shard, or one after the other all that are unfinished.
+
+        A finished shard is skipped. Processes and machines may share the folder: give each its
+        shards, as the executors of datatrove, `torchrun`, an array of Slurm or a loop number them.
+
+        Args:
+            shard: The shard, from 0. None is all.
+            on_progress: Called with the number of finished shards and of all.
+        Raises:
+            ArgumentError: there is no such shard.
+            InputError: the model cannot be opened, or a text cannot be read.
+            OutputError: the folder cannot be written.
+        """
+        if shard is not None and (type(shard) is not int or not 0 <= shard < self.shards):
+            raise ArgumentError(
+                f"CorpusJob.run: shard={shard!r} of {self.shards} shards. Give a shard from 0 to "
+                f"{self.shards - 1}."
+            )
+        wanted = [n for n in self.unfinished() if shard in (None, n)]
+        if not wanted:
+            return
+        model, tokenizer = self._open()
+        identity = {"model": fingerprint(model), "tokenizer": _identify(tokenizer, model)}
+        for number in wanted:
+            read = partial(self.source.texts, number, self.shards)
+            result = measure(self.request, model, tokenizer, read, self.max_tokens)
+            self._write(number, result, identity)
+            if on_progress is not None:
+                on_progress(self.shards - len(self.unfinished()), self.shards)
+
+    def merge(self) -> Any:
+        """The result on the whole corpus, added up in the order of the shards.
+
+        Returns:
+            A `HeadTable`, or `Scores` for an `ImportanceRequest`. Equal to the result of one
+            process up to rounding, counts exactly; its bytes do not depend on who computed which
+            shard.
+        Raises:
+            InputError: shards are missing or damaged, or of another job, model or tokenizer, or
+                no text has a token.
+        """
+        return merge_corpus(self.path)
+
+    def _open(self) -> tuple[nn.Module, Any]:
+        """The model and the tokenizer in this process.
+
+        Raises:
+            ArgumentError: a model in memory comes without a tokenizer.
+            InputError: they cannot be opened.
+        """
+        model, tokenizer = self.model, self.tokenizer
+        if isinstance(model, ModelSource):
+            tokenizer = load_tokenizer(model.name) if tokenizer is None else tokenizer
+            model = model.open()
+        tokenizer = tokenizer_of(model, tokenizer)
+        if tokenizer is None:
+            raise ArgumentError(
+                f"corpus: {type(model).__name__} without a tokenizer. Give tokenizer=."
+            )
+        return check_model("corpus", model), tokenizer
+
+    def _write(self, shard: int, result: Any, facts: Mapping[str, Any]) -> None:
+        """Write the result of a shard, then that it is finished; each file is whole or absent."""
+        _make_folder(self.path)  # someone may have deleted it to begin anew
+        if result is not None:
+            result.save(_result(self.path, shard))
+        job = read_object(self.path / "job.json", "corpus", _ADVICE)
+        record = {"job": _digest(job), "shard": shard, **facts, "has_tokens": result is not None}
+        write_json(record, _record(self.path, shard))
 
 
 def corpus(
     model: nn.Module | ModelSource | str | Path,
     data: str | Path | Sequence[str | Path],
-    request: Request | ImportanceRequest | RolesRequest | None = None,
+    request: Request | ImportanceRequest | None = None,
     *,
     out: str | Path,
     shards: int | None = None,
@@ -33,12 +189,12 @@ def corpus(
     column: str = "text",
     max_tokens: int | None = None,
 ) -> CorpusJob:
-    """Cut the study of a corpus into shards that any process can compute.
+    """Cut the study of a corpus into shards that any process can measure.
 
-    The corpus is read text by text, so it may be larger than memory. It is cut into shards of
-    equally many bytes: Parquet files by rows, other files by their lines, paragraphs or
-    sentences. Texts of white space alone are left out. Each shard's result is written into `out`;
-    `job.merge()` adds them up.
+    The corpus is read text by text, so it may be larger than memory. Its files are dealt out to
+    the shards in turn, or the texts of the files where there are fewer of them. A text is a row
+    of a Parquet file, a line of a text file or of JSON, or a sentence of CoNLL-U; texts of white
+    space alone are left out. Each shard's result is written into `out`; `job.merge()` adds them up.
 
     The same call in another process, or on another machine with the same files, is the same job.
 
@@ -47,8 +203,8 @@ def corpus(
             device and a dtype too. Or a model in memory.
         data: One glob or several, of .parquet, .jsonl, .txt or .conllu files. Or
             `datasets:NAME:SPLIT`, a dataset that is streamed (the extra `datasets`).
-        request: The statistics to compute, `ImportanceRequest()` for the importance of heads, or
-            `RolesRequest()` for their roles. None is `Request()`.
+        request: The statistics to compute, or `ImportanceRequest()` for the importance of heads.
+            None is `Request()`.
         out: The folder of the results.
         shards: The number of shards. None is that of the job in `out`, or one for each 16 MiB.
         tokenizer: The model's tokenizer. None is the one beside it.
@@ -63,92 +219,163 @@ def corpus(
         MissingPackageError: a dataset is named, and `datasets` is not installed.
         OutputError: `out` cannot be written.
     """
-    source = open_source(data, column)
-    measurement = measurement_of(Request() if request is None else request)
+    source, folder = open_source(data, column), Path(out)
+    request = Request() if request is None else request
+    measured = describe(request)
     if isinstance(model, str | Path):
         model = ModelSource(str(model))
-    folder = Path(out)
+    description = folder / "job.json"
     if shards is None:
-        stored = (folder / "job.json").exists()
-        shards = RunFolder(folder, None).shards if stored else source.default_shards()
-    if type(shards) is not int or not 1 <= shards <= MOST_SHARDS:
+        stored = _read_job(folder) if description.exists() else {}
+        shards = stored.get("shards") or source.default_shards()
+    if type(shards) is not int or not 1 <= shards <= _MOST_SHARDS:
         raise ArgumentError(
-            f"corpus: shards={shards!r}. Give a whole number from 1 to {MOST_SHARDS:,}."
+            f"corpus: shards={shards!r}. Give a whole number from 1 to {_MOST_SHARDS:,}."
         )
-    source.check_shards(shards)
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 2):
         raise ArgumentError(f"corpus: max_tokens={max_tokens!r}. Give a whole number from 2 on.")
-    about = about_job(measurement, source.describe(), shards, max_tokens)
-    digest = fingerprint_in_memory(model)
-    run = RunFolder(folder, about)
-    if digest:
-        run.check_model(digest)
-    return CorpusJob(model, tokenizer, source, measurement, run, max_tokens, digest)
+    about = {
+        "headwise_job": SCHEMA,
+        "measured": measured,
+        "data": source.describe(),
+        "shards": shards,
+        "max_tokens": max_tokens,
+        "versions": {name: version(name) for name in ("headwise", "torch", "transformers")},
+    }
+    if not description.exists():
+        _begin(folder, about)
+    stored = _read_job(folder)
+    for name, value in json.loads(json.dumps(about)).items():
+        if stored.get(name) != value:
+            raise InputError(
+                f"corpus: {folder} is the folder of another job: its {name} is "
+                f"{_difference(stored.get(name), value)}. Name another folder."
+            )
+    return CorpusJob(model, tokenizer, source, request, folder, shards, max_tokens)
 
 
-def merge_corpus(folder: str | Path) -> HeadTable | Scores | Roles:
+def merge_corpus(folder: str | Path) -> HeadTable | Scores:
     """The result of a job from its folder alone, without the model; see `CorpusJob.merge`.
 
     Raises:
         InputError: the folder holds no job, or shards are missing, damaged, or of another job,
-            model or version.
+            model or tokenizer, or no text has a token.
     """
-    run = RunFolder(Path(folder), None)
-    versions = run.about.get("versions")
-    if versions != _versions():
+    path = Path(folder)
+    job = _read_job(path)
+    missing = _unfinished(path, job["shards"])
+    if missing:
         raise InputError(
-            f"corpus: the shards in {folder} were made with {versions}, and this is "
-            f"{_versions()}. Merge them with the versions that made them."
+            f"corpus: {path} lacks {len(missing)} of {counted(job['shards'], 'shard')}, with the "
+            f"numbers {_ranges(missing)}. Run the job again."
         )
-    path = run.path / "job.json"
-    measurement = build_from(
-        lambda: _described(run.about["measured"]), f"corpus: {path} is damaged", "Copy it again."
-    )
-    return merged(run, measurement)
-
-
-def _described(measured: Mapping[str, Any]) -> Measurement:
-    """The measurement of a job's description, which can merge shards but not measure."""
-    if measured["kind"] == "importance":
-        return Importance(ImportanceRequest())
-    if measured["kind"] == "roles":
-        return RoleEvidence.described(measured)
-    if measured["kind"] == "statistics":
-        return Statistics(Request())
-    raise ValueError(f"it measures {measured['kind']!r:.40}")
-
-
-def measurement_of(request: Request | ImportanceRequest | RolesRequest) -> Measurement:
-    """What a request measures.
-
-    Raises:
-        ArgumentError: it is not a request, or one that needs more than the texts of a shard.
-    """
-    if isinstance(request, ImportanceRequest):
-        return Importance(request)
-    if isinstance(request, RolesRequest):
-        return RoleEvidence(request)
-    if not isinstance(request, Request):
-        raise ArgumentError(
-            f"corpus: request={request!r:.60}. Give a Request(...), an ImportanceRequest(...) or "
-            f"a RolesRequest(...)."
+    kinds: dict[str, Any] = {"statistics": HeadTable, "importance": Scores}
+    kind = build_from(
+        lambda: kinds[job["measured"]["kind"]],
+        f"corpus: {path / 'job.json'} is damaged", "Copy it again.",
+    )  # fmt: skip
+    results = []
+    expected: dict[str, Any] = {"job": _digest(job)}
+    for shard in range(job["shards"]):
+        place = _record(path, shard)
+        record = read_object(place, "corpus", f"Delete {place.name}, and run the shard again.")
+        first = {name: record.get(name) for name in ("model", "tokenizer")}
+        expected = first | expected | {"shard": shard}
+        for name, value in expected.items():
+            if record.get(name) != value:
+                raise InputError(
+                    f"corpus: shard {shard} in {path} is of {name} {record.get(name)!r}, not "
+                    f"{value!r}. Delete {place.name}, and run it again."
+                )
+        if record.get("has_tokens"):
+            results.append(kind.load(_result(path, shard)))
+    if not results:
+        raise InputError(
+            f"corpus: {path} has {counted(job['shards'], 'shard')}, and no text with a token. "
+            f"Give texts with words."
         )
-    return Statistics(request)
+    return add_up(results)
 
 
-def about_job(
-    measurement: Measurement, data: Mapping[str, Any], shards: int, max_tokens: int | None
-) -> dict[str, Any]:
-    """The description of a job; another description is another job."""
-    return {
-        "headwise_job": SCHEMA,
-        "measured": measurement.describe(),
-        "data": data,
-        "shards": shards,
-        "max_tokens": max_tokens,
-        "versions": _versions(),
-    }
+def _read_job(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        problem = (
+            "is a file, not the folder of a corpus job" if folder.exists() else "does not exist"
+        )
+        raise InputError(f"corpus: {folder} {problem}. {_ADVICE}")
+    description = folder / "job.json"
+    if not description.exists():
+        raise InputError(
+            f"corpus: {folder} is not the folder of a corpus job: it has no job.json. {_ADVICE}"
+        )
+    job = read_object(description, "corpus", _ADVICE)
+    shards = job.get("shards")
+    is_number = type(shards) is int and 1 <= shards <= _MOST_SHARDS
+    if job.get("headwise_job") != SCHEMA or not is_number:
+        raise InputError(
+            f"corpus: {description} has schema {job.get('headwise_job')!r} and "
+            f"{str(shards)[:40]} shards, not {SCHEMA} and a number from 1 to {_MOST_SHARDS:,}. "
+            f"{_ADVICE}"
+        )
+    return job
 
 
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in ("headwise", "torch", "transformers")}
+def _begin(folder: Path, about: Mapping[str, Any]) -> None:
+    _make_folder(folder)
+    foreign = sorted(entry.name for entry in folder.iterdir() if entry.name[0] != ".")
+    if foreign != ["shards"]:
+        foreign.remove("shards")
+        raise InputError(f"corpus: {folder} holds {foreign[0]}, and no job. Name an empty folder.")
+    write_json(about, folder / "job.json")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        (folder / "shards").mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise OutputError(
+            f"corpus: {folder} cannot be written ({getattr(error, 'strerror', None) or error}). "
+            f"Name a folder that you may write to."
+        ) from error
+
+
+def _unfinished(folder: Path, shards: int) -> list[int]:
+    names: set[str] = set()
+    with suppress(OSError):
+        names = {entry.name for entry in (folder / "shards").iterdir()}
+    return [n for n in range(shards) if _record(folder, n).name not in names]
+
+
+def _record(folder: Path, shard: int) -> Path:
+    return folder / "shards" / f"{shard:05}.json"
+
+
+def _result(folder: Path, shard: int) -> Path:
+    return folder / "shards" / f"{shard:05}.parquet"
+
+
+def _digest(job: Mapping[str, Any]) -> str:
+    return blake2b(json.dumps(job, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def _identify(tokenizer: Any, model: nn.Module) -> str:
+    """Identifies a tokenizer by its vocabulary and the tokens of one text."""
+    vocabulary = sorted(getattr(tokenizer, "get_vocab", dict)().items())
+    pieces = [[*piece.source] for piece in iter_pieces(tokenizer, [(_PROBE, None)], model)]
+    return blake2b(f"{vocabulary}{pieces}".encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+
+def _difference(stored: Any, given: Any) -> str:
+    """How two JSON values differ, for an error message."""
+    if isinstance(stored, dict) and isinstance(given, dict):
+        name = next(n for n in (*given, *stored) if stored.get(n) != given.get(n))
+        return f"of {name} {_difference(stored.get(name), given.get(name))}"
+    return f"{shortened(stored)}, not {shortened(given)}"
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Numbers in ascending order, shortened: 0, 3-7, 9."""
+    steps = count()
+    groups = [list(group) for _, group in groupby(numbers, lambda number: number - next(steps))]
+    shown = [f"{g[0]}-{g[-1]}" if len(g) > 1 else str(g[0]) for g in groups]
+    return ", ".join(shown[:20]) + (" and more" if len(shown) > 20 else "")

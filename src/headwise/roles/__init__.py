@@ -1,9 +1,6 @@
 """What each head attends to, with evidence against baselines on held-out texts."""
 
 from headwise.roles._find import find_roles
-from headwise.roles._shards import merge_roles, sums_of_shard
-from headwise.roles._sums import RoleSums
-from headwise.roles._survey import Survey
 from headwise.roles.cross_attention import (
     AlignedBatch,
     Alignment,
@@ -63,9 +60,7 @@ __all__ = [
     "Pairs",
     "Relation",
     "Relations",
-    "RoleSums",
     "Roles",
-    "Survey",
     "TaskHeads",
     "TokenText",
     "agreement",
@@ -79,7 +74,6 @@ __all__ = [
     "find_roles",
     "load_heads",
     "main_roles",
-    "merge_roles",
     "name_moving",
     "own_roles",
     "repetition",
@@ -90,6 +84,5 @@ __all__ = [
     "shown_outcomes",
     "signs_of",
     "step_down",
-    "sums_of_shard",
     "translation",
 ]

@@ -19,7 +19,6 @@ from headwise.cli._options import (
     write_output,
 )
 from headwise.cli._print import print_heads, print_json, print_note
-from headwise.cli.commands._roles import print_roles
 from headwise.errors import ArgumentError
 
 MethodName = Literal["half-gate", "gradient", "curvature", "zero-ablation"]
@@ -39,14 +38,10 @@ Shards = Annotated[
     typer.Option(min=1, help="The number of shards.", show_default="one for each 16 MiB"),
 ]
 Shard = Annotated[int | None, typer.Option(min=0, help="Compute this shard only, from 0.")]
-Workers = Annotated[int, typer.Option(min=1, help="Processes that compute unfinished shards.")]
 Column = Annotated[str, typer.Option(help="The column or JSON key with the texts.")]
 Importance = Annotated[
     MethodName | None,
     typer.Option(help="Score heads by this method instead of computing statistics."),
-]
-FindRoles = Annotated[
-    bool, typer.Option("--roles", help="Find the roles of heads instead of computing statistics.")
 ]
 
 
@@ -56,36 +51,30 @@ def corpus(
     out: RunFolder,
     shards: Shards = None,
     shard: Shard = None,
-    workers: Workers = 1,
     column: Column = "text",
     statistics: Statistics = None,
     per_text: PerText = False,
     importance: Importance = None,
-    roles: FindRoles = False,
     *,
     options: ModelOptions,
 ) -> None:
     """Study the heads on a corpus of any size, in shards.
 
-    Finished shards are skipped: to resume an interrupted command, run it again. Several machines
-    may run it on one folder. `headwise merge OUT` adds up the shards.
+    Finished shards are skipped: to resume an interrupted command, run it again. Several processes
+    may share one folder, each with a --shard of its own. `headwise merge OUT` adds up the shards.
     """
-    named = f"--importance {importance}" if importance else "--roles"
-    if (importance or roles) and (statistics is not None or per_text):
+    if importance and (statistics is not None or per_text):
         raise ArgumentError(
-            f"corpus: {named} with --statistics or --per-text, which it does not use. Leave one of "
-            f"them out."
+            f"corpus: --importance {importance} with --statistics or --per-text, which it does not "
+            f"use. Leave one of them out."
         )
-    if importance and roles:
-        raise ArgumentError(f"corpus: {named} and --roles are both given. Give one of them.")
     from headwise.cli import tasks
 
     requested = tasks.RequestedStatistics(names_in(statistics), per_text)
     requested.check()
     settings = {"out": out, "shards": shards, "column": column}
-    kind = "roles" if roles else importance or requested
-    job = tasks.open_job(model, data, kind, options, **settings)
-    tasks.run_job(job, shard, workers)
+    job = tasks.open_job(model, data, importance or requested, options, **settings)
+    tasks.run_job(job, shard)
     missing = job.unfinished()
     done = f"{job.shards - len(missing)} of {counted(job.shards, 'shard')} finished: {out}"
     print_note(done if missing else f"{done}. Add them up with headwise merge {out}")
@@ -99,23 +88,17 @@ def merge(
 ) -> None:
     """Add up the shards of a corpus job.
 
-    Prints a row per head, or the roles that were found. With -o, writes the table; with --json,
-    prints JSON.
+    Prints a row per head. With -o, writes the table; with --json, prints JSON.
     """
     if out is not None:
         check_output(out, ".parquet", ".csv", ".json", force=force)
     from headwise.cli import tasks
 
     result = tasks.merge_corpus(run)
-    if isinstance(result, tasks.Roles):
-        what, rows = str(result), result.found()
-    else:
-        what, rows = counted(len(result.heads), "head"), result.frame()
     if out is not None:
+        what = counted(len(result.heads), "head")
         print_note(f"{what}: {write_output(result.save, out, force)}")
     if as_json:
-        print_json(rows.to_dict("records"))
-    elif out is None and isinstance(result, tasks.Roles):
-        print_roles(result)
+        print_json(result.frame().to_dict("records"))
     elif out is None:
-        print_heads(rows)
+        print_heads(result.frame())

@@ -19,14 +19,12 @@ from headwise.cli.tasks._study import RequestedStatistics, Shown, look_at_text, 
 from headwise.cli.tasks._texts import draw_texts, read_text_file, read_texts_or_pairs
 from headwise.jobs import merge_corpus
 from headwise.report import load_study
-from headwise.roles import Roles
 from headwise.tables import save_figure
 
 __all__ = [
     "SETTINGS",
     "PruneOptions",
     "RequestedStatistics",
-    "Roles",
     "Shown",
     "compare_files",
     "compare_models",

@@ -7,7 +7,7 @@ from headwise._progress import progress_bar
 from headwise.cli._options import ModelOptions
 from headwise.cli._print import print_note
 from headwise.cli.tasks._study import RequestedStatistics
-from headwise.jobs import CorpusJob, ImportanceRequest, ModelSource, RolesRequest, corpus
+from headwise.jobs import CorpusJob, ImportanceRequest, ModelSource, corpus
 from headwise.models import check_device, load_tokenizer
 from headwise.watch import Request
 
@@ -22,16 +22,14 @@ def open_job(
     """The job of a model; each process opens the model for itself.
 
     Args:
-        requested: The statistics, a method of importance, or "roles".
+        requested: The statistics, or a method of importance.
         settings: Further arguments of `corpus`.
     """
     device = str(check_device(options.device or "cpu", "--device"))
     source = ModelSource(name, device, options.dtype, options.attention)
     tokenizer = load_tokenizer(name)
-    request: Request | ImportanceRequest | RolesRequest | None
-    if requested == "roles":
-        request = RolesRequest()
-    elif isinstance(requested, str):
+    request: Request | ImportanceRequest | None
+    if isinstance(requested, str):
         request = ImportanceRequest(requested)
     else:
         request = requested.request(tokenizer)
@@ -39,13 +37,11 @@ def open_job(
     return corpus(source, list(data), request, **settings)
 
 
-def run_job(job: CorpusJob, shard: int | None, workers: int) -> None:
+def run_job(job: CorpusJob, shard: int | None) -> None:
     """Compute one shard, or all, behind a progress bar."""
     try:
-        with progress_bar(f"Computing shards of {job.folder.path}") as on_progress:
-            job.run(shard=shard, workers=workers, on_progress=on_progress)
+        with progress_bar(f"Computing shards of {job.path}") as on_progress:
+            job.run(shard, on_progress=on_progress)
     except KeyboardInterrupt:
-        print_note(
-            f"Run the same command again: it skips the finished shards in {job.folder.path}."
-        )
+        print_note(f"Run the same command again: it skips the finished shards in {job.path}.")
         raise
