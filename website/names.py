@@ -66,8 +66,6 @@ TOPICS = {
         (
             "jobs.ImportanceRequest",
             "jobs.ModelSource",
-            "jobs.RolesRequest",
-            "jobs.datatrove.WatchHeads",
         ),
     ),
     "counts.md": Topic("Parameters, work and cache bytes", (), ("counts",)),

@@ -9,7 +9,6 @@ HeadwiseError
 ├── InputError        a file or folder that cannot be read     (also a ValueError)
 ├── OutputError       a path that cannot be written            (also an OSError)
 ├── UnsupportedError  a model that cannot be handled exactly   (also a NotImplementedError)
-├── WorkerError       a process of a job ended too early       (also a RuntimeError)
 └── MissingPackageError  an optional package is not installed  (also an ImportError)
 
 A message reads `function: what is wrong (names and values). What to do.`
@@ -50,10 +49,6 @@ class OutputError(HeadwiseError, OSError):
 
 class UnsupportedError(HeadwiseError, NotImplementedError):
     """A model does something that cannot be handled exactly."""
-
-
-class WorkerError(HeadwiseError, RuntimeError):
-    """A process that worked on a job was killed; what others finished is kept."""
 
 
 class MissingPackageError(HeadwiseError, ImportError):

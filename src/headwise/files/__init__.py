@@ -11,7 +11,6 @@ from headwise.files._atomic import (
     sweep,
     write_beside,
 )
-from headwise.files._claim import claim
 from headwise.files._json import build_from, parse_json, read_json, read_object, write_json
 from headwise.files._text import decode, is_unicode, kind_of
 
@@ -21,7 +20,6 @@ __all__ = [
     "build_from",
     "check_not_moved",
     "check_writable",
-    "claim",
     "decode",
     "file_of_others",
     "files_beside",

@@ -97,14 +97,15 @@ def describe(request: Request | ImportanceRequest) -> dict[str, Any]:
 def _name_of(function: Callable[..., Any]) -> str:
     """The name of a function with a hash of its code, but not of what it closes over."""
     kind = function if hasattr(function, "__qualname__") else type(function)
-    code = getattr(function, "__code__", None)
-    parts = code and (code.co_code, code.co_names, *map(str, filter(_is_plain, code.co_consts)))
-    digest = blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+    digest = blake2b(_code_of(getattr(function, "__code__", None)), digest_size=8).hexdigest()
     return f"{kind.__module__}.{kind.__qualname__} {digest}"
 
 
-def _is_plain(constant: Any) -> bool:
-    return not isinstance(constant, CodeType)
+def _code_of(code: Any) -> bytes:
+    """Instructions, names and constants of a function and of those inside it."""
+    if not isinstance(code, CodeType):
+        return repr(code).encode()
+    return b"".join([code.co_code, repr(code.co_names).encode(), *map(_code_of, code.co_consts)])
 
 
 def measure(
