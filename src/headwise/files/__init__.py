@@ -8,7 +8,6 @@ from headwise.files._atomic import (
     file_of_others,
     files_beside,
     folder_beside,
-    sweep,
     write_beside,
 )
 from headwise.files._json import build_from, parse_json, read_json, read_object, write_json
@@ -29,7 +28,6 @@ __all__ = [
     "parse_json",
     "read_json",
     "read_object",
-    "sweep",
     "write_beside",
     "write_json",
 ]

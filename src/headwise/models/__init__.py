@@ -5,7 +5,7 @@ from headwise.models._check import check_model, check_weights, is_sentence_trans
 from headwise.models._compiled import is_compiled, run_uncompiled, without_compiler
 from headwise.models._device import check_device, device_of
 from headwise.models._fast_attention import fast_attention
-from headwise.models._fingerprint import fingerprint, remember_fingerprint
+from headwise.models._fingerprint import fingerprint
 from headwise.models._head_cache import (
     CacheLayer,
     count_cache_layers,
@@ -184,7 +184,6 @@ __all__ = [
     "pad",
     "reads_two_texts",
     "register_attention",
-    "remember_fingerprint",
     "replace_heads",
     "run_uncompiled",
     "save",

@@ -57,17 +57,6 @@ def fingerprint(model: nn.Module) -> str:
     return digest
 
 
-def remember_fingerprint(model: nn.Module, digest: str) -> None:
-    """Record the fingerprint of a model's present weights, so that they are not hashed again.
-
-    Only for weights that were hashed elsewhere, such as by another process that opened the same
-    files. Weights whose changes cannot be followed are hashed all the same.
-    """
-    weights = _states_of(model)
-    if weights is not None:
-        _known[model] = weights, digest
-
-
 def _states_of(model: nn.Module) -> Hashable:
     """The state of every weight; None if that of one is unknown."""
     weights = model.state_dict(keep_vars=True)
