@@ -1,5 +1,6 @@
 """Plans and models that cannot be pruned are refused, and the model is unchanged."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -165,10 +166,34 @@ def test_files_that_are_no_plan(tmp_path: Path) -> None:
     path.write_text(f'{{"format": "headwise-plan/1", "layers": [{layer}], "model": "", "why": ""}}')
     many = layer.replace("3", "2147483648").replace('"1"', "1")  # a grid of them takes gigabytes
     path.write_text(f'{{"format": "headwise-plan/1", "layers": [{many}], "model": "", "why": ""}}')
-    with pytest.raises(InputError, match="2147483648 heads in a layer; at most 65536 are read"):
+    with pytest.raises(InputError, match="2147483648 heads in layer 0; from 1 to 65536 are read"):
         Plan.load(path)
     path.write_text(f'{{"format": "headwise-plan/1", "layers": [{layer}], "model": "", "why": ""}}')
     with pytest.raises(InputError, match="not all whole numbers"):
+        Plan.load(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"layers": []}, "it has no layer"),
+        ({"model": None}, "its model is None, which is no text"),
+        ({"why": 3}, "its why is 3, which is no text"),
+        ({"costs": {"seconds": [1, "2"]}}, r"its costs 'seconds' are \[1, '2'\]"),
+        ({"costs": {"seconds": [True, 2]}}, r"its costs 'seconds' are \[True, 2\]"),
+        ({"costs": {"seconds": [-1, 2]}}, r"its costs 'seconds' are \[-1, 2\]"),
+        ({"costs": {"seconds": [float("nan"), 2]}}, r"its costs 'seconds' are \[nan, 2\]"),
+        ({"layers": [{"stack": 1, "layer": 0, "n_heads": 3, "remove": []}]}, "from the stack 1"),
+        ({"layers": [{"stack": "", "layer": 0, "n_heads": 3, "remove": ""}]}, "removes '' from"),
+        ({"layers": [{"stack": "", "layer": 0, "n_heads": 0, "remove": []}]}, "0 heads in layer 0"),
+        ({"layers": [{"stack": "", "layer": -1, "n_heads": 3, "remove": []}]}, "in layer -1"),
+    ],
+)
+def test_a_plan_with_a_wrong_value(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    path = Plan((LayerPlan("", 0, 3, (1,)),), "abc", "a reason").save(tmp_path / "plan.json")
+    assert Plan.load(path).removed
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(InputError, match=rf"plan.json holds no plan \(.*{says}"):
         Plan.load(path)
 
 

@@ -20,6 +20,7 @@ from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.layer import ALiBi, YaRN
 from headwise.models.checkpoints import _save
 from headwise.models.checkpoints.formats import _formats
+from headwise.models.checkpoints.formats._changes import apply_changes, differences_of
 
 IDS = torch.tensor([[9, 7, 12, 11]])
 
@@ -287,6 +288,19 @@ def test_a_foreign_manifest(saved: Path, spoil: Spoil, message: str) -> None:
     path.write_text(json.dumps(content))
     with pytest.raises(InputError, match=message):
         load(saved)
+
+
+@pytest.mark.parametrize("name", ["num_attention_heads", "all_head_size"])
+@pytest.mark.parametrize("count", [7, 2**40])
+def test_counts_that_the_weights_do_not_have(name: str, count: int) -> None:
+    sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 13}
+    config = transformers.BertConfig(**sizes, intermediate_size=16, max_position_embeddings=16)
+    small = prune(transformers.BertModel(config).eval(), {0: [1]})
+    changes = json.loads(json.dumps(differences_of(small)))
+    apply_changes(transformers.BertModel(config), changes)
+    changes["counts"]["encoder.layer.0.attention.self"][name] = count
+    with pytest.raises(InputError, match=rf"sets {name} of encoder.*self to {count} from (4|12)"):
+        apply_changes(transformers.BertModel(config), changes)
 
 
 def test_truncated_weights(saved: Path) -> None:

@@ -29,6 +29,8 @@ from headwise.models.checkpoints.formats._resize import (
 )
 
 FORMAT = "headwise-smaller/1"
+# They change by the share of the rows or columns that weights lose.
+_SHARES = {*HEADS, *KV_HEADS, *WIDTHS}
 _COUNTS = {*HEADS, *KV_HEADS, *QUERIES_PER_KV_HEAD, *WIDTHS}
 
 
@@ -111,8 +113,40 @@ class Differences:
                 )
         for name in (*self.counts, *self.heads):
             _module(model, name)
+        self._check_counts(model)
         biased = {name: heads for name, heads in self.heads.items() if name not in torch_layers}
         shrink(model, self.tensors, self.counts, biased)
+
+    def _check_counts(self, model: nn.Module) -> None:
+        """Refuse numbers of heads that the shapes of the weights around them do not have.
+
+        Raises:
+            InputError: no weight around a module has lost the same share of its rows or columns.
+        """
+        shapes = {name: tuple(x.shape) for name, x in model.named_parameters()}
+        for name, counts in self.counts.items():
+            module = _module(model, name)
+            around = name.rpartition(".")[0]
+            sizes = [
+                pair
+                for weight, shape in self.tensors.items()
+                if weight.startswith(around and f"{around}.") and weight in shapes
+                for pair in zip(shapes[weight], shape, strict=False)
+            ]
+            for key, count in counts.items():
+                place = module.config if key.startswith(CONFIG_PREFIX) else module
+                before = getattr(place, key.removeprefix(CONFIG_PREFIX), None)
+                is_heads = key.removeprefix(CONFIG_PREFIX) in _SHARES
+                if (
+                    is_heads
+                    and type(before) is int
+                    and not any(new * before == old * count for old, new in sizes)
+                ):
+                    raise InputError(
+                        f"load: headwise.json sets {key} of {name:.80} to {count} from "
+                        f"{before}, and no weight around it changes by this share. Save the model "
+                        f"again."
+                    )
 
     def _replace_torch_layers(self, model: nn.Module) -> list[str]:
         """Replace the layers of torch that keep some of their heads; returns their names."""
