@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
+from headwise.errors import UnsupportedError
 from headwise.tables import HeadTable
 from headwise.watch import observe
 from on_our_kernel import at_any_size as at_any_size
@@ -150,3 +151,33 @@ def test_a_model_may_run_in_another_thread_than_its_watch() -> None:
         thread.start()
         thread.join()
     assert (watch.table().count("lse") == 10).all()
+
+
+@pytest.mark.parametrize("kind", ["bert", "written"])
+def test_a_model_is_watched_by_one_thread_at_a_time(kind: str) -> None:
+    make, x = KINDS[kind]
+    model, refused = make().eval(), []
+
+    def watch_too() -> None:
+        with pytest.raises(UnsupportedError, match="another thread is watching this") as error:
+            _table(model, x, 1, lambda: None)
+        refused.append(error)
+
+    with torch.no_grad(), observe(model) as watch, observe(model) as inner:
+        thread = Thread(target=watch_too)
+        thread.start()
+        thread.join()
+        model(x)
+    assert refused
+    assert (watch.table().count("lse") == 10).all()
+    assert (inner.table().count("lse") == 10).all()
+    later = _in_another_thread(lambda: _table(model, x, 1, lambda: None))
+    assert (later.count("lse") == 10).all()
+
+
+def _in_another_thread(work: Callable[[], Any]) -> Any:
+    results: list[Any] = []
+    thread = Thread(target=lambda: results.append(work()))
+    thread.start()
+    thread.join()
+    return results[0]

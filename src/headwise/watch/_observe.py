@@ -1,12 +1,13 @@
 """`observe`: watch every head of a model while a block runs."""
 
+import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
 
-from headwise.errors import ArgumentError
+from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import check_model, is_compiled, run_uncompiled
 from headwise.watch._recorder import Recorder
 from headwise.watch._request import Request
@@ -60,7 +61,8 @@ def observe(
     Raises:
         ArgumentError: `model` is not a model, `every` is below 1, or `layers` are not numbers
             from 0 on.
-        UnsupportedError: a call cannot be captured exactly.
+        UnsupportedError: a call cannot be captured exactly, the model runs in two threads at once,
+            or another thread watches it.
 
     Example:
         >>> import torch
@@ -76,8 +78,32 @@ def observe(
         raise ArgumentError(f"observe: request={request!r}. Give a Request(...).")
     request = request or Request()
     recorder = Recorder(inner, request, layers, every)
-    with run_uncompiled() if is_compiled(model) else nullcontext(), recorder.recording(exact):
+    with (
+        _in_one_thread(inner),
+        run_uncompiled() if is_compiled(model) else nullcontext(),
+        recorder.recording(exact),
+    ):
         yield Watch(inner, request, layers, recorder)
+
+
+# The thread of each open watch, by the identity of its model, which the watch keeps alive.
+_THREADS: list[tuple[int, int]] = []
+
+
+@contextmanager
+def _in_one_thread(model: nn.Module) -> Iterator[None]:
+    """Refuse a model that another thread watches: a watch hooks the model for all threads."""
+    opened = id(model), threading.get_ident()
+    if any(watched == opened[0] and thread != opened[1] for watched, thread in _THREADS):
+        raise UnsupportedError(
+            f"observe: another thread is watching this {type(model).__name__}. Watch a copy in "
+            f"each thread (copy.deepcopy), or one after the other."
+        )
+    _THREADS.append(opened)
+    try:
+        yield
+    finally:
+        _THREADS.remove(opened)
 
 
 def check_arguments(function: str, model: Any, layers: Any, every: Any) -> nn.Module:
