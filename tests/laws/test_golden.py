@@ -293,8 +293,8 @@ def _task_heads() -> pd.DataFrame:
     minilm, tokenizer = _minilm()
     evidence = hw.Evidence(nulls=(), models=1)
     nouns = hw.find_heads(minilm, _nouns(), tokenizer=tokenizer, evidence=evidence)
-    # What p is adjusted for is not settled.
-    told = ["name", "effect", "contrast", "n", "chosen_half", "null.chance"]
+    told = ["name", "found", "outcome", "effect", "p_adj", "contrast", "n", "chosen_half"]
+    told += ["null.chance"]
     return pd.concat([planted.frame(), nouns.frame()], ignore_index=True)[told]
 
 
