@@ -53,6 +53,18 @@ CALLS: dict[str, tuple[Callable[[Any, Any, Path], Any], str]] = {
         "load: device: 'cuda:99' cannot be used here",
     ),
     "no source": (lambda model, tokenizer, out: hw.load(None), "load: source is a NoneType"),
+    "no folder": (
+        lambda model, tokenizer, out: hw.save(model, None),
+        "save: a NoneType is no path. Give one as a str or a pathlib.Path",
+    ),
+    "a number as a file": (
+        lambda model, tokenizer, out: hw.Plan.load(3),
+        "Plan.load: a int is no path",
+    ),
+    "no file of a table": (
+        lambda model, tokenizer, out: hw.HeadTable.load(None),
+        "HeadTable.load: a NoneType is no path",
+    ),
     "a model as source": (
         lambda model, tokenizer, out: hw.load_tokenizer(model),
         "load_tokenizer: source is a BertModel",

@@ -10,7 +10,7 @@ import numpy as np
 from headwise.caching._layer_plan import LayerCachePlan
 from headwise.caching._plan import CachePlan
 from headwise.errors import ArgumentError, InputError, OutputError
-from headwise.files import build_from, files_beside, read_object
+from headwise.files import as_path, build_from, files_beside, read_object
 
 _TABLE, _SETTINGS = "full_attention_heads.tsv", "config.json"
 _LARGEST = 1 << 22  # bytes of a table; the published ones have a few thousand
@@ -43,7 +43,7 @@ def save_duo_attention(plan: CachePlan, folder: str | Path) -> Path:
     values = (ranks + 0.5 * np.array(is_full)).reshape(len(plan.layers), -1)
     rows = ["\t".join(f"{value:.6f}" for value in row) for row in values]
     settings = {"sink_size": plan.sinks, "recent_size": min(sizes, default=1)}
-    folder = Path(folder)
+    folder = as_path("save_duo_attention", folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -69,7 +69,8 @@ def load_duo_attention(folder: str | Path, keep: float | None = None) -> CachePl
     """
     if keep is not None and not 0 <= keep <= 1:
         raise ArgumentError(f"load_duo_attention: keep={keep!r}. Give a share from 0 to 1.")
-    folder, caller = Path(folder), "load_duo_attention"
+    caller = "load_duo_attention"
+    folder = as_path(caller, folder)
     advice = f"Give a folder with {_TABLE} and {_SETTINGS}."
     settings = read_object(folder / _SETTINGS, caller, advice, "holds no pattern")
     rows = _read_table(folder / _TABLE, advice)

@@ -10,7 +10,7 @@ from headwise._count_names import CONFIG_HEADS, KV_HEADS
 from headwise.counts._families import ENCODERS, FAMILIES, OMITTED
 from headwise.counts._sizes import ModelSizes, layer_sizes
 from headwise.errors import InputError, ShapeError, UnsupportedError
-from headwise.files import read_json
+from headwise.files import as_path, read_json
 
 _FILE_NAMES = ("config.json", "headwise.json")
 _NAMES = {
@@ -54,7 +54,7 @@ def read_config(path: str | os.PathLike[str]) -> ModelSizes:
             cross-attention to an encoder; or some layers are not attention.
         ShapeError: the sizes do not fit together.
     """
-    config = _read(Path(path))
+    config = _read(as_path("read_config", path))
     for name, reason in _REFUSED.items():
         if config.fields.get(name):
             raise UnsupportedError(

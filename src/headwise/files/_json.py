@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from headwise.errors import HeadwiseError, InputError
 from headwise.files._atomic import write_beside
+from headwise.files._paths import as_path
 from headwise.files._text import decode
 
 # The errors of Python and its libraries for a missing value or a value of the wrong type.
@@ -56,9 +57,10 @@ def write_json(content: Any, path: str | os.PathLike[str]) -> Path:
     Raises:
         OutputError: the file cannot be written. No partial file is left behind.
     """
-    with write_beside(path) as beside:
+    target = as_path("save", path)
+    with write_beside(target) as beside:
         beside.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
-    return Path(path)
+    return target
 
 
 def read_json(
@@ -74,6 +76,7 @@ def read_json(
     Raises:
         InputError: the file cannot be read, or `parse_json` refuses its text.
     """
+    path = as_path(function, path)
     try:
         return parse_json(decode(read_regular(path)))
     except OSError as error:

@@ -14,7 +14,7 @@ from headwise._packages import require
 from headwise._size_limits import StoredSize, limit_model_size
 from headwise._tensors import read_tensors, write_tensors
 from headwise.errors import ArgumentError, InputError, OutputError
-from headwise.files import build_from, check_not_moved, files_beside, read_object
+from headwise.files import as_path, build_from, check_not_moved, files_beside, read_object
 from headwise.lab._model import MiniGPT, MiniGPTConfig
 
 if TYPE_CHECKING:
@@ -120,13 +120,14 @@ def read_tokenizer(folder: str | os.PathLike[str]) -> "tokenizers.Tokenizer":
 
 def make_folder(folder: str | os.PathLike[str]) -> Path:
     """The folder, created with its parents if it does not exist."""
+    folder = as_path("save", folder)
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(
             f"save: the folder {folder} cannot be created ({error.strerror}). Choose another place."
         ) from error
-    return Path(folder)
+    return folder
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import nn
 from headwise._display import counted, printable
 from headwise._evaluation import in_evaluation
 from headwise.errors import ArgumentError, InputError
+from headwise.files import as_path
 from headwise.models import (
     beginning_of,
     check_model,
@@ -54,7 +55,7 @@ class Look(LookData):
             ArgumentError: the path does not end in .html.
             OutputError: the file cannot be written; no partial file is left behind.
         """
-        return write_html("look", render_look(self), Path(path))
+        return write_html("look", render_look(self), as_path("Look.save", path))
 
     def open(self, path: str | os.PathLike[str]) -> bool:
         """Write the page and open it in a browser; false if there is none.

@@ -8,6 +8,7 @@ from typing import Any
 
 from headwise._display import counted, printable
 from headwise.errors import ArgumentError
+from headwise.files import as_path
 from headwise.report._study_data import StudyData
 from headwise.report.page import write_page
 from headwise.report.saved import read_study, write_study
@@ -101,7 +102,7 @@ class Study(StudyData):
             ArgumentError: the path does not end in .html.
             OutputError: the file cannot be written; no partial file is left behind.
         """
-        return write_page(self, Path(path), full=full)
+        return write_page(self, as_path("Study.report", path), full=full)
 
     def save(self, folder: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Save the study into a new folder, which `load_study` reads: JSON and safetensors.
@@ -115,7 +116,7 @@ class Study(StudyData):
                 study, cannot be written, or a result holds a number that JSON cannot hold. Nothing
                 is left half written.
         """
-        return write_study(self, Path(folder), force=force)
+        return write_study(self, as_path("Study.save", folder), force=force)
 
 
 def load_study(folder: str | os.PathLike[str]) -> Study:
@@ -124,4 +125,4 @@ def load_study(folder: str | os.PathLike[str]) -> Study:
     Raises:
         InputError: the folder is missing, or holds no complete study of this format.
     """
-    return Study(**read_study(Path(folder)))
+    return Study(**read_study(as_path("load_study", folder)))

@@ -15,6 +15,7 @@ from jaxtyping import Float64, Int64
 
 from headwise._display import counted
 from headwise.errors import ArgumentError, HeadError
+from headwise.files import as_path
 from headwise.tables._columns import at_prompt
 from headwise.tables._heads import Head, HeadLike, resolve_heads
 from headwise.tables._saved_table import SCHEMA, fields_of
@@ -250,7 +251,7 @@ class HeadTable:
             "original": bool(self.original),
             "per_text": any(totals.per_text is not None for totals in self.totals.values()),
         }
-        return write_table_file(pd.DataFrame(columns), about, Path(path))
+        return write_table_file(pd.DataFrame(columns), about, as_path("HeadTable.save", path))
 
     @classmethod
     def load(cls, path: str | Path) -> "HeadTable":

@@ -16,6 +16,7 @@ from jaxtyping import Float64, Int64
 
 from headwise._display import counted
 from headwise.errors import ArgumentError, ShapeError
+from headwise.files import as_path
 from headwise.tables._bootstrap import bootstrap_means, tails_of
 from headwise.tables._columns import at_prompt
 from headwise.tables._heads import Head, HeadLike, resolve_heads
@@ -248,7 +249,7 @@ class Scores:
             "model": self.model,
             "versions": dict(self.versions),
         }
-        return write_table_file(frame, about, Path(path))
+        return write_table_file(frame, about, as_path("Scores.save", path))
 
     @classmethod
     def load(cls, path: str | Path) -> "Scores":

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from headwise._packages import is_tokenizer_of_rust
 from headwise._progress import shows_progress
 from headwise.errors import ArgumentError, OutputError, UnsupportedError
-from headwise.files import MODEL_FILES, folder_beside
+from headwise.files import MODEL_FILES, as_path, folder_beside
 from headwise.models._check import check_model, check_weights
 from headwise.models._compiled import without_compiler
 from headwise.models._progress_bars import progress_bar_in_terminals_only
@@ -92,6 +92,7 @@ def save(
         raise ArgumentError(
             f"save: format={format!r}. Choose one of {', '.join(get_args(Format))}."
         )
+    target = as_path("save", folder)
     inner = check_model("save", model)
     model = without_compiler(model)
     if source is not None and inner is not model:
@@ -102,7 +103,7 @@ def save(
     _check_weights(inner)
     check_tokenizer(tokenizer, "save")
     batch = None if reference is None else first_batch(inner, reference, "save")
-    with folder_beside(Path(folder).absolute(), force, MODEL_FILES) as beside:
+    with folder_beside(target.absolute(), force, MODEL_FILES) as beside:
         if inner is not model:
             write_around(model, beside)
         with progress_bar_in_terminals_only():
@@ -114,7 +115,7 @@ def save(
         reader: Reader = "headwise" if format == "headwise" else "transformers"
         check_fresh(reader, beside, inner, batch)
         _check_wrapped(format, beside, model, source)
-    return Path(folder)
+    return target
 
 
 def _check_weights(model: nn.Module) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from headwise.files import as_path
 from headwise.report.comparison._comparison_data import ComparisonData
 from headwise.report.comparison._role_changes import COLUMNS
 from headwise.report.comparison.page import write_comparison_page
@@ -74,7 +75,7 @@ class Comparison(ComparisonData):
             ArgumentError: the path does not end in .html.
             OutputError: the file cannot be written; no partial file is left behind.
         """
-        return write_comparison_page(self, Path(path))
+        return write_comparison_page(self, as_path("Comparison.report", path))
 
     def save(self, path: str | Path) -> Path:
         """Save the comparison; the ending decides the format: .parquet, .csv or .json.
@@ -94,7 +95,7 @@ class Comparison(ComparisonData):
             "tolerance": self.tolerance,
             "versions": dict(self.versions),
         }
-        return write_table_file(self.frame(), about, Path(path))
+        return write_table_file(self.frame(), about, as_path("Comparison.save", path))
 
     @classmethod
     def load(cls, path: str | Path) -> "Comparison":

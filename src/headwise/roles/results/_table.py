@@ -13,6 +13,7 @@ from headwise._display import counted
 from headwise._progress import Progress, shows_progress
 from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
+from headwise.files import as_path
 from headwise.models import check_model, fingerprint
 from headwise.roles.effects import Behaviour, Effects, ablate_each
 from headwise.roles.results._explanation import explanations
@@ -276,7 +277,7 @@ class Roles:
             ArgumentError: the ending is another.
             OutputError: the file cannot be written; no partial file remains.
         """
-        return write_table_file(self.frame(), metadata_of(self), Path(path))
+        return write_table_file(self.frame(), metadata_of(self), as_path("Roles.save", path))
 
     @classmethod
     def load(cls, path: str | Path) -> "Roles":

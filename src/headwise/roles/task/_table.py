@@ -11,7 +11,7 @@ import pandas as pd
 
 from headwise._display import counted, printable
 from headwise.errors import ArgumentError, HeadError
-from headwise.files import write_beside
+from headwise.files import as_path, write_beside
 from headwise.roles.task._answers import AnswerEffect
 from headwise.roles.task._examples import TokenExample
 from headwise.roles.task._exports import EXPORTS
@@ -174,7 +174,7 @@ def _plain(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _write(caller: str, path: str | Path, ending: str, content: str) -> Path:
-    path = Path(path)
+    path = as_path(caller, path)
     if path.suffix != ending:
         raise ArgumentError(f"{caller}: {path} ends in {path.suffix!r}. End it in {ending}.")
     with write_beside(path) as beside:

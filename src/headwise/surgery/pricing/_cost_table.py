@@ -12,7 +12,7 @@ from jaxtyping import Float64, Int64
 
 from headwise._display import counted
 from headwise.errors import ArgumentError
-from headwise.files import build_from, read_object, write_beside
+from headwise.files import as_path, build_from, read_object, write_beside
 from headwise.surgery._plan import amount
 from headwise.tables import Head
 
@@ -75,9 +75,10 @@ class Costs:
             "shared": {name: values.tolist() for name, values in self.shared.items()},
             "seconds": [[*layer, values.tolist()] for layer, values in self.seconds.items()],
         }
-        with write_beside(path) as beside:
+        target = as_path("Costs.save", path)
+        with write_beside(target) as beside:
             beside.write_text(json.dumps(content) + "\n", "utf-8")
-        return Path(path)
+        return target
 
     @classmethod
     def load(cls, path: str | Path) -> "Costs":

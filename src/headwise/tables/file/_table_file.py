@@ -12,7 +12,7 @@ import pyarrow as pa
 from jaxtyping import Float64, Int64
 
 from headwise.errors import ArgumentError, InputError, OutputError
-from headwise.files import build_from, decode, kind_of, parse_json, write_beside
+from headwise.files import as_path, build_from, decode, kind_of, parse_json, write_beside
 from headwise.tables._heads import Head
 from headwise.tables.file._size_limits import check_table_size
 
@@ -113,7 +113,7 @@ def read_saved(
     Raises:
         InputError: the file is missing, or holds no such object of this version.
     """
-    frame, about = read_table_file(Path(path))
+    frame, about = read_table_file(as_path(f"{kind}.load", path))
     name, version = schema
     content = next((label for key, label in _KINDS.items() if key in about and key != name), None)
     if name not in about and content is not None:

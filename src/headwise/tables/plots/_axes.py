@@ -5,7 +5,7 @@ from typing import Any
 
 from headwise._packages import require
 from headwise.errors import ArgumentError
-from headwise.files import write_beside
+from headwise.files import as_path, write_beside
 
 FIGURE_ENDINGS = (".svg", ".png", ".pdf")
 
@@ -41,7 +41,7 @@ def save_figure(ax: Any, path: str | Path) -> Path:
     """
     matplotlib = require("matplotlib", "plot", "save_figure")
     pyplot = require("matplotlib.pyplot", "plot", "save_figure")
-    path = Path(path)
+    path = as_path("save_figure", path)
     if path.suffix not in FIGURE_ENDINGS:
         raise ArgumentError(
             f"save_figure: {path} does not end in {', '.join(FIGURE_ENDINGS)}. Rename it."
