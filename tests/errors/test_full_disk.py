@@ -21,7 +21,6 @@ from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer, 
 from headwise.lab import save as save_lab
 from headwise.models.checkpoints import _save
 from headwise.report import compare_tables
-from headwise.roles import RoleSums
 from headwise.surgery import Costs, LayerPlan, Plan
 from headwise.tables import save_figure
 from small_files import HEADS, SCORES
@@ -78,7 +77,6 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "table.svg": lambda path: save_figure(STUDY.table.plot("entropy"), path),
     "study": lambda path: STUDY.save(path, force=True),
     "report.html": STUDY.report,
-    "sums.safetensors": RoleSums({"about": 1}, {"value": np.ones(99)}).save,
     "lab": _lab,
     "layer": lambda path: hw.save(hw.MultiHeadAttention(6, 2), path, force=True),
 }
