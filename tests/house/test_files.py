@@ -44,6 +44,7 @@ READ_ELSEWHERE = {
 ONE_FILE = "writes one file as others do"
 COMMAND = {
     "cli/_options.py: check_output": "writes nothing: it tries whether a file can be written",
+    "cli/_options.py: write_output": ONE_FILE,
     "cli/tasks/_curves.py: write_curves": ONE_FILE,
 }
 JOBS = "tests/errors/test_corpus_jobs.py"
