@@ -52,6 +52,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for ending in ("csv", "json", "parquet"):
         (place / f"image.{ending}").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
     (place / "latin.csv").write_bytes("# él\n".encode("latin-1"))
+    (place / "array").write_text('[\n {"text": "I work"},\n {"text": "he"}\n]\n', "utf-8")
     (place / "words.csv").write_text("word,count\nhe,2\n", "utf-8")
     done = headwise("observe", place / "model", "--text", place / "t.txt", "-o", place / "tab.csv")
     assert done.code == 0, done.err
@@ -124,6 +125,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "explain: model/config.json: head 1: 'architectures' is not one of the 9 tokens.",
         ),
         ("report model --text - --show -", "--text and --show both read standard input"),
+        ("observe model --text words.csv", "words.csv is a table, not plain text. Write its"),
+        ("observe model --text array", "array is JSON, not plain text. Write its texts"),
+        ("heads model --examples far.jsonl --paragraphs", "--paragraphs is for --text. Add"),
+        ("report --paragraphs -o r.html", "--paragraphs is for --text. Add --text FILE."),
+        (
+            "report model --text t.txt --target t.txt --paragraphs -o r.html",
+            "--paragraphs with --target t.txt, which has a target for each line. Leave",
+        ),
+        (
+            "corpus model --data lines.jsonl --paragraphs -o run",
+            "corpus: --paragraphs, and lines.jsonl is no plain text. Leave it out.",
+        ),
         (
             "observe model --text lines.jsonl",
             "lines.jsonl is JSON, not plain text. Write its texts",

@@ -41,19 +41,20 @@ def test_not_utf8_names_the_byte(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("data", "texts"),
+    ("data", "lines", "paragraphs"),
     [
-        (b"one\ntwo\n", ["one", "two"]),
-        (b"\n\none\ntwo\n\n\n", ["one", "two"]),
-        (b"one\ntwo\n\n \nthree", ["one\ntwo", "three"]),
-        (b"one\r\ntwo\r\n\r\nthree\r\n", ["one\ntwo", "three"]),
-        (b"\xef\xbb\xbfun caf\xc3\xa9", ["un café"]),
-        ("a\u2028b\x0cc\nd".encode(), ["a\u2028b\x0cc", "d"]),
-        (b"  indented\nno", ["  indented", "no"]),
+        (b"one\ntwo\n", ["one", "two"], ["one\ntwo"]),
+        (b"\n\none\ntwo\n\n\n", ["one", "two"], ["one\ntwo"]),
+        (b"one\ntwo\n\n \nthree", ["one", "two", "three"], ["one\ntwo", "three"]),
+        (b"one\r\ntwo\r\n\r\nthree\r\n", ["one", "two", "three"], ["one\ntwo", "three"]),
+        (b"\xef\xbb\xbfun caf\xc3\xa9", ["un café"], ["un café"]),
+        ("a\u2028b\x0cc\nd".encode(), ["a\u2028b\x0cc", "d"], ["a\u2028b\x0cc\nd"]),
+        (b"  indented\nno", ["  indented", "no"], ["  indented\nno"]),
     ],
 )
-def test_texts_are_paragraphs_or_lines(tmp_path, data, texts):
-    assert read_texts(write(tmp_path, data)) == texts
+def test_texts_are_lines_unless_paragraphs_are_asked_for(tmp_path, data, lines, paragraphs):
+    assert read_texts(write(tmp_path, data)) == lines
+    assert read_texts(write(tmp_path, data), paragraphs=True) == paragraphs
 
 
 def test_one_name_cannot_compete():

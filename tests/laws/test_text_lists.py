@@ -195,6 +195,26 @@ def test_any_iterable_is_the_list_of_its_texts(
     assert DOORS[door](model, as_iterable(TEXTS)) == DOORS[door](model, TEXTS)
 
 
+@pytest.mark.parametrize("door", [*REFUSING, "look", "compare"])
+def test_a_path_in_place_of_texts_is_refused_with_its_reader(
+    model: nn.Module, door: str, tmp_path: Path
+) -> None:
+    call = (REFUSING | {"compare": _compare}).get(door)
+    if call is None:
+        call = lambda model, text: look(model, TOKENIZER, text)  # noqa: E731
+    (tmp_path / "my sentences").write_text(TEXT, "utf-8")
+    for path, reader in (
+        ("texts.txt", r"headwise.corpora.read_texts\(path\)"),
+        (str(tmp_path / "my sentences"), r"headwise.corpora.read_texts\(path\)"),
+        (Path("some/corpus.conllu"), r"headwise.corpora.read_conllu\(path\)"),
+        ("data.csv", r"pandas.read_csv\(path\)\[column\], or headwise.corpora.read_pairs"),
+        (["a.jsonl", "b.jsonl"], r"headwise.corpora.read_jsonl\(path\)"),
+    ):
+        with pytest.raises(ArgumentError, match=rf"the path of a file\. Read it with {reader}"):
+            call(model, path)
+    assert list_pairs("list_pairs", ["see notes.txt", "a.txt"])[1][0] == "a.txt"
+
+
 @pytest.mark.parametrize("door", REFUSING)
 @pytest.mark.parametrize(
     ("wrong", "named"),
@@ -230,7 +250,7 @@ def test_an_argument_that_holds_no_texts_is_named(
     model: nn.Module, door: str, wrong: Any, named: str
 ) -> None:
     if door in BATCHES:
-        named = r"batches: a batch is of type|no tensor in \['text'\]"
+        named = r"batches: a batch is of type|the path of a file|no tensor in \['text'\]"
     with pytest.raises(ArgumentError, match=named):
         REFUSING[door](model, wrong)
 

@@ -57,6 +57,14 @@ MaxTexts = Annotated[
     int | None,
     typer.Option(min=1, help="Use this many texts, drawn at random.", show_default="all"),
 ]
+Paragraphs = Annotated[
+    bool | None,
+    typer.Option(
+        "--paragraphs",
+        help="A text ends at a blank line, not at each line.",
+        show_default="each line is a text",
+    ),
+]
 MaxTokens = Annotated[
     int | None,
     typer.Option(
@@ -96,6 +104,7 @@ class Shared:
     attention: Attention = None
     max_texts: MaxTexts = None
     max_tokens: MaxTokens = None
+    paragraphs: Paragraphs = None
 
 
 @dataclass(frozen=True)
@@ -142,8 +151,10 @@ def _check_files(values: Mapping[str, Any]) -> None:
     """Refuse an output that is one of the inputs, and two inputs from standard input.
 
     Raises:
-        ArgumentError: one of them is given.
+        ArgumentError: one of them is given, or paragraphs of no file are asked for.
     """
+    if values.get("paragraphs") and values.get("text", values.get("data")) is None:
+        raise ArgumentError("headwise: --paragraphs is for --text. Add --text FILE.")
     inputs = [(name, path) for name in values for path in _input_paths(name, values[name])]
     standard = [_label(name) for name, path in inputs if path == Path("-")]
     if len(standard) > 1:

@@ -12,6 +12,7 @@ from headwise.corpora._listing import (
     list_items,
     list_pairs,
     list_texts,
+    refuse_path,
 )
 from headwise.corpora._names import name_texts
 from headwise.corpora._relations import BOS, EOS, PAD, RELATIONS, SPECIALS, UNK, relations
@@ -65,5 +66,6 @@ __all__ = [
     "read_parallel",
     "read_texts",
     "read_winobias",
+    "refuse_path",
     "relations",
 ]

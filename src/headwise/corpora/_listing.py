@@ -1,6 +1,8 @@
 """One rule for every function that takes texts: what counts as a list of texts."""
 
+import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -106,7 +108,53 @@ def list_items(who: str, name: str, items: Any, *kinds: type) -> list[Any]:
     return listed
 
 
+_READERS = {
+    ".csv": "pandas.read_csv(path)[column], or headwise.corpora.read_pairs(path) for pairs",
+    ".tsv": "pandas.read_csv(path, sep='\\t')[column]",
+    ".parquet": "pandas.read_parquet(path)[column]",
+    ".jsonl": "headwise.corpora.read_jsonl(path)",
+    ".ndjson": "headwise.corpora.read_jsonl(path)",
+    ".json": "json.load(open(path))",
+    ".conllu": "headwise.corpora.read_conllu(path)",
+    ".txt": "headwise.corpora.read_texts(path)",
+}
+
+
+def refuse_path(who: str, name: str, texts: Any) -> None:
+    """Refuse a path, or paths alone, in place of texts.
+
+    A string is one if it names a file, or is a single word that ends like one.
+
+    Raises:
+        ArgumentError: it is.
+    """
+    given = texts if isinstance(texts, list | tuple) else [texts]
+    if given and all(_is_path(path, is_alone=path is texts) for path in given):
+        reader = _READERS.get(_ending(given[0]), _READERS[".txt"])
+        raise ArgumentError(
+            f"{who}: {name} is {shortened(texts)}, the path of a file. Read it with {reader}."
+        )
+
+
+def _is_path(text: Any, *, is_alone: bool) -> bool:
+    if not isinstance(text, str):
+        return isinstance(text, os.PathLike)
+    is_named_so = len(text.split()) == 1 and _ending(text) in _READERS
+    return is_named_so or (is_alone and _is_file(text))
+
+
+def _ending(path: Any) -> str:
+    return os.path.splitext(path)[1].lower()
+
+
+def _is_file(path: str) -> bool:
+    with suppress(OSError, ValueError):  # a name that is too long, or holds NUL
+        return os.path.isfile(path)
+    return False
+
+
 def _strings(who: str, name: str, texts: Any, *kinds: type) -> list[Any]:
+    refuse_path(who, name, texts)
     listed = list_items(who, name, texts, *kinds)
     for place, text in enumerate(listed):
         _check_encodable(f"{who}: {name}[{place}]", text if isinstance(text, str) else text.text)

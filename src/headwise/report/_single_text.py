@@ -12,6 +12,7 @@ from torch import nn
 
 from headwise._display import counted, printable
 from headwise._evaluation import in_evaluation
+from headwise.corpora import refuse_path
 from headwise.errors import ArgumentError, InputError
 from headwise.files import as_path
 from headwise.models import (
@@ -113,6 +114,7 @@ def look(
     original, model = without_compiler(model), check_model("look", model)
     tokenizer = tokenizer_of(original, tokenizer, "look")
     check_reads_text("look", model)
+    refuse_path("look", "text", text)
     if not isinstance(text, str):
         raise ArgumentError(f"look: text is {text!r:.60}. Give one string.")
     two = reads_two_texts(model)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from headwise._packages import is_tokenizer_of_rust
-from headwise.corpora import SentencePair, Several, list_items, list_texts
+from headwise.corpora import SentencePair, Several, list_items, list_texts, refuse_path
 from headwise.errors import ArgumentError, InputError
 from headwise.models import (
     IGNORED,
@@ -54,6 +54,7 @@ def read_batches(
             a tokenizer.
         InputError: the tokenizer of a masked language model has no mask token.
     """
+    refuse_path("batches", "batches", texts_or_batches)
     # Iterating over a single batch would yield the names of its tensors. A column of a data
     # frame has `items` too and is not a batch.
     single = isinstance(texts_or_batches, str) or (

@@ -23,8 +23,7 @@ _LENGTHS = (1024, 8192)  # tokens of the texts whose cache is printed
 Text = Annotated[
     Path | None,
     typer.Option(
-        help="Long texts: a UTF-8 file with one text per paragraph or line, or - for standard "
-        "input.",
+        help="Long texts: a UTF-8 file with one text per line, or - for standard input.",
         show_default="texts of random tokens in which a span occurs twice",
     ),
 ]

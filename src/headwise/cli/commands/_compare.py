@@ -32,10 +32,7 @@ Before = Annotated[
 After = Annotated[str, typer.Argument(metavar="AFTER", help="The same for the other model.")]
 Text = Annotated[
     Path | None,
-    typer.Option(
-        help="For models: a UTF-8 file with one text per paragraph or line, or - for standard "
-        "input."
-    ),
+    typer.Option(help="For models: a UTF-8 file with one text per line, or - for standard input."),
 ]
 PageOrTable = Annotated[
     Path | None,

@@ -27,9 +27,7 @@ LossName = Literal["lm", "masked-lm", "label", "embedding"]
 
 Text = Annotated[
     Path | None,
-    typer.Option(
-        help="The texts: a UTF-8 file with one text per paragraph or line, or - for standard input."
-    ),
+    typer.Option(help="The texts: a UTF-8 file with one text per line, or - for standard input."),
 ]
 Method = Annotated[MethodName, typer.Option(help="How importance is measured.")]
 Loss = Annotated[

@@ -29,8 +29,7 @@ def observe(
     text: Annotated[
         Path,
         typer.Option(
-            help="The texts: a UTF-8 file with one text per paragraph or line, or - for "
-            "standard input."
+            help="The texts: a UTF-8 file with one text per line, or - for standard input."
         ),
     ],
     out: TableFile = None,

@@ -20,8 +20,7 @@ _LAB_FOLDER = Path("mini-gpt")
 _Text = Annotated[
     Path | None,
     typer.Option(
-        help="The texts for MODEL: a UTF-8 file with one text per paragraph or line, or - for "
-        "standard input."
+        help="The texts for MODEL: a UTF-8 file with one text per line, or - for standard input."
     ),
 ]
 _FindRoles = Annotated[

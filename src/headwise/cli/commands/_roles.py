@@ -61,7 +61,7 @@ class CorpusFiles:
 
     text: Annotated[
         Path | None,
-        typer.Option(help="Plain UTF-8, one text per paragraph or line, or - for standard input."),
+        typer.Option(help="Plain UTF-8, one text per line, or - for standard input."),
     ] = None
     conllu: Annotated[Path | None, typer.Option(help="CoNLL-U, with dependency trees.")] = None
     coref: Annotated[
@@ -80,7 +80,7 @@ class CorpusFiles:
         ),
     ] = None
 
-    def read(self) -> list["str | AnnotatedText"]:
+    def read(self, shared: Shared) -> list["str | AnnotatedText"]:
         """The texts of all files."""
         from headwise import corpora
         from headwise.cli import tasks
@@ -89,7 +89,7 @@ class CorpusFiles:
         if self.coref is not None and self.coref.suffix == ".tsv":
             read_coref = corpora.read_gap
         parts: list[Sequence[str | AnnotatedText]] = [
-            [] if self.text is None else tasks.read_text_file(self.text),
+            [] if self.text is None else tasks.read_text_file(self.text, shared),
             [] if self.conllu is None else corpora.read_conllu(self.conllu),
             [] if self.coref is None else read_coref(self.coref),
             [] if self.spans is None else corpora.read_jsonl(self.spans),
@@ -128,7 +128,9 @@ def roles(
     check_figure(figure, force)
     from headwise.cli import tasks
 
-    result = tasks.find_model_roles(model, files.read(), shared, names_of(nulls), relation or ())
+    result = tasks.find_model_roles(
+        model, files.read(shared), shared, names_of(nulls), relation or ()
+    )
     for line in result.notes:
         print_note(line)
     if out is not None:

@@ -23,7 +23,8 @@ def score_model(
             it.
         settings: Further arguments of `importance`.
     """
-    texts = draw_texts(sentences_of(read_pairs(path)) if pairs else read_text_file(path), shared)
+    read = sentences_of(read_pairs(path)) if pairs else read_text_file(path, shared)
+    texts = draw_texts(read, shared)
     model, tokenizer = open_model(name, shared)
     note_split_texts(texts, model, tokenizer, shared)
     partial = None

@@ -86,7 +86,7 @@ def study_model(
     if pruning:
         check_texts_suffice(texts, "report: --pruning")
     show = show or Shown()
-    shown = None if show.file is None else read_text_file(show.file)
+    shown = None if show.file is None else read_text_file(show.file, shared)
     model, tokenizer = open_model(name, shared, text_for="study")
     if not reads_two_texts(model):
         note_split_texts(texts, model, tokenizer, shared)

@@ -41,30 +41,46 @@ class _StandardInput(BytesIO):
         return "standard input"
 
 
-def read_text_file(path: Path) -> list[str]:
-    """The texts of a file, or of standard input for `-`.
+def read_text_file(path: Path, shared: Shared) -> list[str]:
+    """The texts of a file, or of standard input for `-`; a note says what was taken for one.
 
     Raises:
-        InputError: the file holds no texts, is a table that headwise saved, or holds JSON or
-            CoNLL-U, whose keys and columns are not text.
+        InputError: the file holds no texts, is a table that headwise saved, or holds JSON, a table
+            or CoNLL-U, whose keys and columns are not text.
     """
-    source = _opened(path)
-    texts = read_texts(source)
+    texts = _plain_texts(path, bool(shared.paragraphs))
+    unit = "paragraph" if shared.paragraphs else "line"
+    print_note(f"{_shown(path)}: {counted(len(texts), 'text')}, one per {unit}")
+    return texts
+
+
+def _plain_texts(path: Path, paragraphs: bool) -> list[str]:
+    texts = read_texts(_opened(path), paragraphs=paragraphs)
     if texts[0].startswith(_TABLE_STARTS):
         raise InputError(
             f"read_texts: {path} is a table or a plan that headwise saved, not text. Name a text "
             f"file."
         )
-    if kind := _kind_of_markup(texts):
-        raise InputError(f"read_texts: {source} is {kind}, not plain text. {_TEXT_ADVICE[kind]}")
+    if kind := _KINDS.get(path.suffix.lower()) or _kind_of_markup(texts):
+        raise InputError(
+            f"read_texts: {_shown(path)} is {kind}, not plain text. {_TEXT_ADVICE[kind]}"
+        )
     return texts
+
+
+def _shown(path: Path) -> str:
+    return "standard input" if path == STANDARD_INPUT else str(path)
 
 
 _TEXT_ADVICE = {
     "JSON": "Write its texts to a file, one per line. headwise corpus --data reads the texts of "
     "JSON lines, and roles --spans annotated texts.",
+    "a table": "Write its column of texts to a file, one per line. prune --pairs and importance "
+    "--pairs read sentence,sentence,similarity, and headwise corpus --data a column of Parquet.",
     "CoNLL-U": "Name it with roles --conllu, or write its sentences to a file, one per line.",
 }
+_KINDS = {".csv": "a table", ".tsv": "a table", ".conllu": "CoNLL-U"}
+_KINDS |= dict.fromkeys((".json", ".jsonl", ".ndjson"), "JSON")
 
 
 def _kind_of_markup(texts: list[str]) -> str:
@@ -73,7 +89,7 @@ def _kind_of_markup(texts: list[str]) -> str:
     first = next((line for line in lines if not line.startswith("# ")), "")
     if len(first.split("\t")) == 10:
         return "CoNLL-U"
-    if first.startswith("{") and (_is_json(first) or _is_json("\n".join(texts))):
+    if first.startswith(("{", "[")) and (_is_json(first) or _is_json("\n".join(texts))):
         return "JSON"
     return ""
 
@@ -97,7 +113,7 @@ def read_sentence(text: str) -> str:
         InputError: standard input holds no text.
     """
     if text == str(STANDARD_INPUT):
-        return "\n".join(read_text_file(STANDARD_INPUT))
+        return "\n".join(_plain_texts(STANDARD_INPUT, paragraphs=False))
     if os.path.isfile(text):
         raise ArgumentError(
             f"look: {text} is a file, and TEXT is the sentence itself. Give its words in quotes, "
@@ -108,7 +124,7 @@ def read_sentence(text: str) -> str:
 
 def read_drawn_texts(path: Path, shared: Shared) -> list[str]:
     """The texts of a file, or --max-texts of them."""
-    return draw_texts(read_text_file(path), shared)
+    return draw_texts(read_text_file(path, shared), shared)
 
 
 def read_texts_and_targets(
@@ -117,6 +133,11 @@ def read_texts_and_targets(
     """The texts of a file and, line by line, their targets in another file, if there is one."""
     if target is None:
         return read_drawn_texts(text, shared), None
+    if shared.paragraphs:
+        raise ArgumentError(
+            f"report: --paragraphs with --target {target}, which has a target for each line. Leave "
+            f"--paragraphs out."
+        )
     pairs = draw_texts(read_parallel(_opened(text), _opened(target)), shared)
     return [text for text, _ in pairs], [target for _, target in pairs]
 

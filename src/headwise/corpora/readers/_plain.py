@@ -8,12 +8,15 @@ from headwise.errors import InputError
 _PARALLEL = "read_parallel"
 
 
-def read_texts(path: Source) -> list[str]:
-    """Read the texts of a UTF-8 file: its paragraphs, or its lines if it has no blank line.
+def read_texts(path: Source, *, paragraphs: bool = False) -> list[str]:
+    """Read the texts of a UTF-8 file: its lines, or its paragraphs.
 
-    The file may also be open, such as `sys.stdin.buffer`. A paragraph keeps its line breaks. A
-    byte order mark and blank lines at either end of the file are dropped.
+    The file may also be open, such as `sys.stdin.buffer`. A byte order mark, white space at the end
+    of lines, and blank lines are dropped.
 
+    Args:
+        paragraphs: Whether the lines between blank lines are one text, which keeps its line
+            breaks. Otherwise each line is a text.
     Raises:
         InputError: the file cannot be read, is not UTF-8, or holds only white space.
     """
@@ -26,7 +29,7 @@ def read_texts(path: Source) -> list[str]:
         raise InputError(
             f"read_texts: {name_of(path)} holds no text ({len(data)} bytes). Name a text file."
         )
-    return re.split(r"\n{2,}" if "\n\n" in body else r"\n", body)
+    return re.split(r"\n{2,}" if paragraphs else r"\n+", body)
 
 
 def read_parallel(source: Source, target: Source) -> list[tuple[str, str]]:

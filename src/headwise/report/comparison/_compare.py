@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from headwise._progress import Progress, shows_progress
-from headwise.corpora import Texts
+from headwise.corpora import Texts, refuse_path
 from headwise.errors import ArgumentError
 from headwise.report._study import Study, load_study
 from headwise.report.comparison._compare_tables import compare_tables
@@ -76,6 +76,7 @@ def compare(
         tokenizers = tokenizer if isinstance(tokenizer, tuple) else (tokenizer, tokenizer)
         if texts is None:
             raise ArgumentError("compare: texts=None. Give the texts that both models read.")
+        refuse_path("compare", "texts", texts)
         texts = texts if isinstance(texts, str) else list(texts)
         stages = _stages(on_progress, 3 if roles is True else 1)
         tables = measure_both((before, after), tokenizers, texts, request, max_tokens, stages[0])
