@@ -134,10 +134,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "--paragraphs with --target t.txt, which has a target for each line. Leave",
         ),
         (
-            "corpus model --data lines.jsonl --paragraphs -o run",
-            "corpus: --paragraphs, and lines.jsonl is no plain text. Leave it out.",
-        ),
-        (
             "observe model --text lines.jsonl",
             "lines.jsonl is JSON, not plain text. Write its texts",
         ),

@@ -246,7 +246,7 @@ def test_the_package_can_be_run() -> None:
 
 
 def test_an_interruption_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch, text: Path) -> None:
-    def interrupt(path: Path) -> list[str]:
+    def interrupt(path: Path, **options: bool) -> list[str]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("headwise.cli.tasks._texts.read_texts", interrupt)

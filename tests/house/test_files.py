@@ -28,10 +28,13 @@ WRITES = {"write_beside", "folder_beside", "files_beside", "write_json"}
 PACKAGED = "reads a file of the package"
 FRESH = "reads what this process has just written, in a fresh process"
 OWN_CODE = "runs a file of the user's own code; broken ones in tests/errors/test_cli_inputs.py"
+JOBS = "tests/errors/test_corpus_jobs.py"
 REFUSED = "reads a file that another reader has refused, to word the error"
 READ_ELSEWHERE = {
     "cli/tasks/_relations.py: _relation": OWN_CODE,
     "cli/tasks/_texts.py: _is_json": REFUSED,
+    "jobs/_corpus.py: CorpusJob._write": JOBS,
+    "jobs/_corpus.py: corpus": JOBS,
     "models/checkpoints/_fresh_process.py: _encode_sentences": FRESH,
     "models/checkpoints/_fresh_process.py: _open_with_transformers": FRESH,
     "models/checkpoints/_fresh_process.py: _write_outputs": FRESH,
@@ -47,7 +50,6 @@ COMMAND = {
     "cli/_options.py: write_output": ONE_FILE,
     "cli/tasks/_curves.py: write_curves": ONE_FILE,
 }
-JOBS = "tests/errors/test_corpus_jobs.py"
 NO_FULL_DISK = COMMAND | {
     "jobs/_corpus.py: _begin": JOBS,
     "jobs/_corpus.py: CorpusJob._write": JOBS,
