@@ -38,9 +38,9 @@ def test_bad_pairs_are_refused() -> None:
          r"a span is \(2, 2\)"),
         (AlignedBatch(batch.inputs, batch.outputs, [[(0, 99)] * len(o) for o in batch.outputs]),
          "in a source of"),
-        (hw.AlignedBatch(batch.inputs, batch.outputs, batch.spans, first=1),
+        (AlignedBatch(batch.inputs, batch.outputs, batch.spans, first=1),
          "a span of an output before first=1"),
-        (hw.AlignedBatch(batch.inputs, batch.outputs, batch.spans, first=99),
+        (AlignedBatch(batch.inputs, batch.outputs, batch.spans, first=99),
          "output 0 has . tokens with first=99"),
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match=message):

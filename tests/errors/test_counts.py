@@ -174,10 +174,8 @@ def test_a_model_pruned_by_headwise(name: str, tmp_path: Path):
                                                   "--no-out-proj would change"),
         (["--layers", 3], "--layers alone does not describe a layer. Add --d-model and --heads"),
         (["--heads", 3], "--heads alone does not describe a layer. Add --d-model."),
-        (["--d-model", 12, "--heads", 5], "count: --d-model 12 is not a multiple of --heads "
-                                          "5. Give a multiple, or --head-dim."),
-        (["--d-model", 12, "--heads", 4, "--kv-heads", 3], "count: --heads 4 is not a "
-                                                           "multiple of --kv-heads 3."),
+        (["--d-model", 12, "--heads", 5], "Here d_model= is --d-model, n_heads= is --heads."),
+        (["--d-model", 12, "--heads", 4, "--kv-heads", 3], "n_heads=4 is not a multiple"),
         (["gpt2", "--tokens", 0], "Invalid value for '--tokens'"),
         (["gpt2", "--keys", 3, "--cached", 4], "3 keys, 4 of them cached"),
         (["gpt2", "--dtype", "int4"], "'int4' is not one of"),

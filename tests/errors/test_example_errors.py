@@ -38,7 +38,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, position: int):
 
     missing = tmp_path / "missing.json"
     refused(f"{missing} cannot be read (No such file", *given(missing))
-    refused(f"{tmp_path} cannot be read (Is a directory)", *given(tmp_path))
+    refused(f"{tmp_path} cannot be read (it is a folder)", *given(tmp_path))
     latin = tmp_path / "latin.json"
     latin.write_bytes('{"tokens": "él"}'.encode("latin-1"))
     refused(f"{latin} is not JSON (byte 12 is 0xe9, which is not UTF-8)", *given(latin))

@@ -16,7 +16,7 @@ import torch
 import headwise as hw
 from headwise._tensors import write_tensors
 from headwise.errors import InputError, OutputError
-from headwise.files import _atomic, files_beside, folder_beside, sweep, write_beside
+from headwise.files import _atomic, files_beside, folder_beside, write_beside
 from headwise.lab import load as load_mini_gpt
 from headwise.report import load_study
 
@@ -94,7 +94,7 @@ def test_cleaning_up_keeps_files_of_a_living_process(tmp_path: Path) -> None:
         (folder / "content").write_text("mine")
         with write_beside(tmp_path / "other.json") as open_file:
             open_file.write_text("other")
-        sweep(tmp_path)
+        _atomic.sweep(tmp_path)
         assert file.read_text() == "one"
         assert (folder / "content").read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "one.json", "other.json"]

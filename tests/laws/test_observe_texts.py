@@ -312,6 +312,7 @@ def test_a_key_that_no_query_sees_is_a_token(size: int, seed: int) -> None:
     x = torch.randn(2, size, 12, generator=rng, dtype=torch.float64)
     sparse = torch.rand(2, 1, size, size, generator=rng) > 0.3
     sparse[:, :, :, 1], sparse[:, :, :, 0] = False, True
+    sparse[:, :, 0, 2], sparse[:, :, 1, 2] = False, True  # else it would be a mask of keys alone
     real = torch.ones(2, size, dtype=torch.bool)
     real[1, -1] = False
     for mask, expected in (

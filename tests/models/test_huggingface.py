@@ -108,7 +108,8 @@ def test_watching_changes_no_bit_and_leaves_nothing(name: str, implementation: s
     assert modules_of(model) == before
     assert model.config.to_dict() == settings
     assert transformers.AttentionInterface.get_interface is interface
-    assert [site.kernel for site in watch.sites()] == [model.config._attn_implementation] * 2
+    kernels = [site.kernel for site in watch.sites() if site.kernel]  # routers are listed, too
+    assert kernels == [model.config._attn_implementation] * 2
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_oss"])

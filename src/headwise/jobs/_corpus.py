@@ -287,12 +287,17 @@ def merge_corpus(folder: str | Path) -> HeadTable | Scores:
                     f"corpus: shard {shard} in {path} is of {name} {record.get(name)!r}, not "
                     f"{value!r}. Delete {place.name}, and run it again."
                 )
-        if record.get("has_tokens"):
+        if type(record.get("has_tokens")) is not bool:
+            raise InputError(
+                f"corpus: {place} does not say whether its texts have tokens. Delete {place.name}, "
+                f"and run the shard again."
+            )
+        if record["has_tokens"]:
             results.append(kind.load(_result(path, shard)))
     if not results:
         raise InputError(
-            f"corpus: {path} has {counted(job['shards'], 'shard')}, and no text with a token. "
-            f"Give texts with words."
+            f"corpus: {path / 'shards'} has {counted(job['shards'], 'shard')}, and no text with a "
+            f"token. Give texts with words."
         )
     return add_up(results)
 

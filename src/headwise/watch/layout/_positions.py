@@ -225,7 +225,9 @@ def _describes(real: Bool[Tensor, "B n"], call: AttentionCall) -> bool:
 def _said(call: AttentionCall, is_partial: bool) -> Bool[Tensor, "B S"]:
     """Which keys are not padding, if no mask of the text describes them.
 
-    A mask of queries and keys does not say: a sparse one may hide a token from every query.
+    A mask of queries and keys seldom says: a sparse one may hide a token from every query. Two do:
+    one whose queries all see the same keys, and one whose first keys no query sees, as `generate`
+    makes of left padding for a static cache; a causal query sees its own key or earlier ones.
 
     Args:
         is_partial: Whether there is a mask of the text, which the model has extended. Then padding
@@ -235,7 +237,21 @@ def _said(call: AttentionCall, is_partial: bool) -> Bool[Tensor, "B S"]:
     if is_partial:
         return _visible_to_any(call)
     keys = keys_alone(call.rule.visible, T, S, call.k.device)
-    return _fit(None, B, S, call.k.device) if keys is None else keys.expand(B, S)
+    if keys is not None:
+        return keys.expand(B, S)
+    seen = _visible_to_any(call)
+    return seen if _rows_equal(call, seen) else seen.cumsum(1) > 0
+
+
+def _rows_equal(call: AttentionCall, keys: Bool[Tensor, "B S"]) -> bool:
+    """Whether every query sees just these keys."""
+    T, S = call.q.shape[2], call.k.shape[2]
+    for start in range(0, T, _ROWS):
+        rows = range(start, min(T, start + _ROWS))
+        visible = call.rule.visible_in(Tile(T, S, rows, range(S), call.k.device))
+        if visible is not None and bool((visible != keys[:, None, None]).any()):
+            return False
+    return True
 
 
 def _visible_to_any(call: AttentionCall) -> Bool[Tensor, "B S"]:

@@ -136,12 +136,16 @@ class Differences:
             for key, count in counts.items():
                 place = module.config if key.startswith(CONFIG_PREFIX) else module
                 before = getattr(place, key.removeprefix(CONFIG_PREFIX), None)
-                is_heads = key.removeprefix(CONFIG_PREFIX) in _SHARES
-                if (
-                    is_heads
-                    and type(before) is int
-                    and not any(new * before == old * count for old, new in sizes)
-                ):
+                field = key.removeprefix(CONFIG_PREFIX)
+                if field not in _SHARES or type(before) is not int:
+                    continue
+                # A weight of queries, keys and values together changes by another share.
+                fits = (
+                    any(new != old for old, new in sizes)
+                    if field in KV_HEADS
+                    else any(new * before == old * count for old, new in sizes)
+                )
+                if not fits:
                     raise InputError(
                         f"load: headwise.json sets {key} of {name:.80} to {count} from "
                         f"{before}, and no weight around it changes by this share. Save the model "
