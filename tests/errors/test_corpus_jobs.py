@@ -357,7 +357,7 @@ def test_texts_without_a_token(model: Path, tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ["", " ", None])
     job = hw.corpus(model, path, out=tmp_path / "run", shards=2)
     job.run()
-    with pytest.raises(InputError, match=r"run has 2 shards, and no text with a token"):
+    with pytest.raises(InputError, match=r"shards has 2 shards, and no text with a token"):
         job.merge()
 
 
