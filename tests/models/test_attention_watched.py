@@ -76,7 +76,7 @@ def test_every_bit_is_the_same(
     for out in outs:
         assert torch.equal(out, plain)
     assert modules_of(model) == before
-    assert {site.kernel for site in watch.sites()} == {IN_THE_CALL}
+    assert {site.kernel for site in watch.sites() if site.kernel} == {IN_THE_CALL}
 
 
 @pytest.mark.parametrize("received", [False, True], ids=["default", "received"])
