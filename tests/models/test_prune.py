@@ -21,7 +21,7 @@ X = torch.randn(3, 5, 12, generator=torch.Generator().manual_seed(3), dtype=torc
 REMOVE = {0: [1, 3], 1: [0, 2]}
 
 # Why these cannot be pruned.
-BOUND = "something outside the attention depends on the number of heads"
+BOUND = "Something outside the attention depends on which heads there are"
 REFUSED = {
     "Albert": "is shared by several layers, which would keep different heads",
     "CodeGenForCausalLM": BOUND,  # each of its weights has four blocks of heads
