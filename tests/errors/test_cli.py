@@ -162,7 +162,7 @@ def test_facts_that_cannot_be_read(place: Path, facts: str) -> None:
 
 
 def test_a_full_disk(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path) -> list[str]:
+    def full(*_: object, **__: object) -> list[str]:
         raise OSError(errno.ENOSPC, "No space left on device", "table.csv")
 
     monkeypatch.setattr("headwise.cli.tasks._texts.read_texts", full)

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from headwise._progress import progress_bar
 from headwise.caching import CachePlan, cache_plan, retrieval_batches
 from headwise.cli._options import Shared
+from headwise.cli._print import progress_bar
 from headwise.cli.tasks._models import open_model
 from headwise.cli.tasks._texts import note_split_texts, read_drawn_texts
 from headwise.models import context_of

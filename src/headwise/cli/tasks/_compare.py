@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from headwise._progress import progress_bar
 from headwise.cli._options import Shared
+from headwise.cli._print import progress_bar
 from headwise.cli.tasks._models import open_model, title_of
 from headwise.cli.tasks._texts import read_drawn_texts
 from headwise.report import Comparison, Study, compare, load_study

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from headwise._progress import progress_bar
 from headwise.cli._options import ModelOptions
-from headwise.cli._print import print_note
+from headwise.cli._print import print_note, progress_bar
 from headwise.cli.tasks._study import RequestedStatistics
 from headwise.jobs import CorpusJob, ImportanceRequest, ModelSource, corpus
 from headwise.models import check_device, load_tokenizer

@@ -9,8 +9,8 @@ import pandas as pd
 from torch import nn
 
 from headwise._display import counted
-from headwise._progress import progress_bar
 from headwise.cli._options import Shared
+from headwise.cli._print import progress_bar
 from headwise.cli.tasks._texts import Texts, sentences_of
 from headwise.corpora import SentencePair
 from headwise.errors import ArgumentError

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from headwise._progress import progress_bar
 from headwise.cli._options import Shared
+from headwise.cli._print import progress_bar
 from headwise.cli.tasks._models import open_model
 from headwise.cli.tasks._texts import draw_texts
 from headwise.corpora import read_examples

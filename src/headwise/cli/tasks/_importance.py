@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from headwise._progress import progress_bar
 from headwise.cli._options import Shared
-from headwise.cli._print import print_note
+from headwise.cli._print import print_note, progress_bar
 from headwise.cli.tasks._models import open_model
 from headwise.cli.tasks._texts import draw_texts, note_split_texts, read_text_file, sentences_of
 from headwise.corpora import read_pairs

@@ -5,8 +5,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from headwise._progress import progress_bar
-from headwise.cli._print import print_note
+from headwise.cli._print import print_note, progress_bar
 from headwise.errors import ArgumentError
 from headwise.files import build_from, read_object
 from headwise.lab import Trained, TrainSettings, encode_prompt, make_tokenizer, train

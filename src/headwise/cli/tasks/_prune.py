@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise._progress import progress_bar
 from headwise.cli._options import Shared
-from headwise.cli._print import print_note
+from headwise.cli._print import print_note, progress_bar
 from headwise.cli.tasks._curves import (
     check_texts_suffice,
     curve_inputs,

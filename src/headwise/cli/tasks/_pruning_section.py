@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import nn
 
-from headwise._progress import progress_bar
 from headwise.cli._options import Shared
+from headwise.cli._print import progress_bar
 from headwise.cli.tasks._curves import curve_inputs, curves_of
 from headwise.cli.tasks._quality import share_at_elbow
 from headwise.errors import ArgumentError

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from headwise._progress import progress_bar
 from headwise.cli._options import Shared
-from headwise.cli._print import print_note
+from headwise.cli._print import print_note, progress_bar
 from headwise.cli.tasks._texts import Texts, sentences_of
 from headwise.corpora import SentencePair
 from headwise.errors import ArgumentError

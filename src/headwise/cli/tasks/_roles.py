@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from headwise._progress import Progress, progress_bar
+from headwise._progress import Progress
 from headwise.cli._options import Shared
-from headwise.cli._print import print_note
+from headwise.cli._print import print_note, progress_bar
 from headwise.cli.tasks._models import open_model
 from headwise.cli.tasks._relations import load_relations
 from headwise.cli.tasks._texts import draw_texts

@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from headwise._progress import progress_bar
 from headwise.cli._options import Shared
-from headwise.cli._print import print_note
+from headwise.cli._print import print_note, progress_bar
 from headwise.cli.tasks._curves import check_texts_suffice
 from headwise.cli.tasks._models import open_model, title_of
 from headwise.cli.tasks._pruning_section import with_pruning

@@ -13,7 +13,7 @@ from torch import nn
 
 from headwise._display import counted
 from headwise.cli._options import Shared
-from headwise.cli._print import print_note
+from headwise.cli._print import note_input
 from headwise.corpora import SentencePair, read_pairs, read_parallel, read_texts
 from headwise.errors import ArgumentError, InputError
 from headwise.models import encode
@@ -50,7 +50,7 @@ def read_text_file(path: Path, shared: Shared) -> list[str]:
     """
     texts = _plain_texts(path, bool(shared.paragraphs))
     unit = "paragraph" if shared.paragraphs else "line"
-    print_note(f"{_shown(path)}: {counted(len(texts), 'text')}, one per {unit}")
+    note_input(f"{_shown(path)}: {counted(len(texts), 'text')}, one per {unit}")
     return texts
 
 
@@ -157,11 +157,11 @@ def sentences_of(texts: Texts) -> list[str]:
 
 
 def note_split_texts(texts: list[str], model: nn.Module, tokenizer: Any, shared: Shared) -> None:
-    """Print a note if texts are too long for the model and are split into pieces."""
+    """Note that texts are too long for the model and are split into pieces, if any is."""
     pieces = encode(tokenizer, texts, model, shared.max_tokens)
     if len(pieces) > len(texts):
         longest = max(map(len, pieces))
-        print_note(
+        note_input(
             f"Long texts are split: {counted(len(texts), 'text')} into "
             f"{counted(len(pieces), 'piece')} of at most {longest} tokens"
         )
