@@ -12,7 +12,7 @@ import transformers
 from command import headwise
 from corpus_files import WORDS, random_texts, write_parquet
 from folders import write_llama
-from headwise.cli._examples import EXAMPLES
+from headwise.cli._app import EXAMPLES
 
 KNOWN = (*WORDS, "The", "animal", "was", "tired", ".")
 SIZES = {"hidden_size": 32, "num_attention_heads": 8, "max_position_embeddings": 320}

@@ -12,8 +12,7 @@ from safetensors.torch import save_file
 
 from command import headwise
 from folders import write_llama
-from headwise.cli._app import app
-from headwise.cli._examples import EXAMPLES
+from headwise.cli._app import EXAMPLES, app
 
 WORDS = ("<pad>", "<s>", "</s>", "I", "work", "you", "he", "works", "they")
 TEXT = "I work you work\nhe works\nthey work he works I work\nyou work they work\nhe works I\n"

@@ -4,47 +4,32 @@ from typing import Annotated
 
 import typer
 
+from headwise.cli import commands
 from headwise.cli._arguments import CheckedCommand
-from headwise.cli._examples import EXAMPLES
 from headwise.cli._options import with_flat_options
-from headwise.cli.commands import (
-    cache,
-    compare,
-    corpus,
-    count,
-    explain,
-    group,
-    heads,
-    importance,
-    look,
-    merge,
-    observe,
-    prune,
-    report,
-    roles,
-    train,
-)
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-for command in (
-    report,
-    look,
-    train,
-    observe,
-    roles,
-    heads,
-    importance,
-    prune,
-    group,
-    compare,
-    cache,
-    corpus,
-    merge,
-    count,
-    explain,
-):
-    example = f"Example: {EXAMPLES[command.__name__]}"
-    app.command(cls=CheckedCommand, epilog=example)(with_flat_options(command))
+# In the order of `headwise --help`, each with the example that ends its own help.
+EXAMPLES = {
+    "report": "headwise report gpt2 --text texts.txt --out report.html",
+    "look": 'headwise look gpt2 "The animal was tired." --out look.html',
+    "train": 'headwise train --out mini-gpt --prompt "I always work ="',
+    "observe": "headwise observe gpt2 --text texts.txt --out table.csv",
+    "roles": "headwise roles gpt2 --spans annotated.jsonl --out roles.parquet",
+    "heads": "headwise heads gpt2 --examples examples.jsonl --out heads.json",
+    "importance": "headwise importance gpt2 --text texts.txt --out scores.parquet",
+    "prune": "headwise prune gpt2 --by scores.parquet --remove 0.3 --text texts.txt --out smaller",
+    "group": "headwise group Qwen/Qwen3-0.6B --kv-heads 4 --text texts.txt --out grouped",
+    "compare": "headwise compare gpt2 ./fine-tuned --text texts.txt --out compare.html",
+    "cache": "headwise cache gpt2 --keep 0.5 --window 256 --out plan.json",
+    "corpus": "headwise corpus gpt2 --data 'data/*.parquet' --out run --shards 8",
+    "merge": "headwise merge run --out table.parquet",
+    "count": "headwise count --d-model 768 --heads 12 --layers 12 --tokens 1024",
+    "explain": "headwise explain",
+}
+for name, example in EXAMPLES.items():
+    command = with_flat_options(getattr(commands, name))
+    app.command(cls=CheckedCommand, epilog=f"Example: {example}")(command)
 
 
 def _print_version(show_version: bool) -> bool:
