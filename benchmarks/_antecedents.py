@@ -10,7 +10,7 @@ from _word_attention import between_words, weights_of
 from torch import nn
 
 from headwise.corpora import AnnotatedText
-from headwise.models import token_offsets
+from headwise.models.texts import token_offsets
 from headwise.roles.testing._significance import step_down
 
 THEIRS = ("nearest", "same head word", "sieve")

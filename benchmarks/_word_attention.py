@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import headwise as hw
-from headwise.models import batches
+from headwise.models.texts import batches
 from headwise.tables import Head
 from headwise.watch import Request
 

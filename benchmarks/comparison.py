@@ -27,7 +27,7 @@ from torch import nn
 
 import headwise as hw
 from headwise.corpora import read_pairs
-from headwise.models import token_classes
+from headwise.models.texts import token_classes
 from headwise.report import compare_tables
 from headwise.tables import HeadTable, Totals
 from headwise.watch import DEFAULT

@@ -19,8 +19,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import headwise as hw
-from headwise.models import batches as make_batches
-from headwise.models import encode
+from headwise.models.texts import batches as make_batches
+from headwise.models.texts import encode
 
 
 @dataclass(frozen=True)

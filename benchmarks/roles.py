@@ -27,7 +27,7 @@ from _report import BEGIN, END, insert, table
 import headwise as hw
 from headwise.corpora import AnnotatedText, annotate, read_conllu, read_gap
 from headwise.lab import TrainSettings, train
-from headwise.models import encode
+from headwise.models.texts import encode
 from headwise.report import roles_of_lab
 from headwise.roles import alignment, rules_of, shape_line, shapes_summary, shown_outcomes
 

@@ -9,7 +9,10 @@ from torch import nn
 from headwise import ablate, prune
 from headwise.errors import ArgumentError, HeadError, ShapeError, UnsupportedError
 from headwise.layer import MultiHeadAttention
-from headwise.models import find_attentions, gate_heads
+from headwise.models.ownership import (
+    find_attentions,
+    gate_heads,
+)
 from oracles import modules_of
 
 X = torch.randn(2, 5, 12)

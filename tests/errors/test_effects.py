@@ -8,7 +8,11 @@ import torch
 
 from headwise.corpora import AnnotatedText, Choice, name_texts
 from headwise.errors import ArgumentError, HeadError, InputError, ShapeError, UnsupportedError
-from headwise.models import check_edits_reach, find_attentions, replace_heads
+from headwise.models.ownership import (
+    check_edits_reach,
+    find_attentions,
+    replace_heads,
+)
 from headwise.roles import (
     Evidence,
     agreement,

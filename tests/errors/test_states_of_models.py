@@ -18,7 +18,11 @@ from torch import nn
 
 import headwise as hw
 from headwise.errors import HeadwiseError, InputError, UnsupportedError
-from headwise.models import encode, fingerprint, token_offsets
+from headwise.models import fingerprint
+from headwise.models.texts import (
+    encode,
+    token_offsets,
+)
 from headwise.surgery import costs
 
 IDS = torch.tensor([[5, 9, 7, 3, 11], [4, 6, 2, 1, 8]])

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 import headwise as hw
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.kernels import weights_of_head
-from headwise.models import decoder_ids, fingerprint
+from headwise.models import fingerprint
+from headwise.models.texts import decoder_ids
 from headwise.roles import AlignedBatch, AlignmentHeads, alignment
 from headwise.roles.cross_attention import _weights
 from headwise.roles.cross_attention._align import aligned, monotone_spans

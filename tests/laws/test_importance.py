@@ -11,7 +11,11 @@ from torch import Tensor, nn
 
 from headwise._evaluation import differentiable_evaluation
 from headwise.lab import MiniGPT, MiniGPTConfig
-from headwise.models import ablate, find_attentions, gate_heads
+from headwise.models import ablate
+from headwise.models.ownership import (
+    find_attentions,
+    gate_heads,
+)
 from headwise.scoring import Gates, _gated_model, importance
 from headwise.scoring._batches import sort_by_length
 from headwise.scoring._loss import find_loss

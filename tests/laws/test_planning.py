@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from headwise.counts import layer_sizes
 from headwise.errors import ArgumentError
-from headwise.models import capture_calls, find_attentions
+from headwise.models import capture_calls
+from headwise.models.ownership import find_attentions
 from headwise.scoring import importance
 from headwise.surgery import Costs, PassTimes, Plan, costs, plan, prune, time_passes
 from headwise.surgery.pricing import _seconds

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import headwise
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.layer import MultiHeadAttention, RoPE, T5Bias
-from headwise.models import find_logit_rows
+from headwise.models.ownership import find_logit_rows
 from headwise.monitor import ClipReport, HeadMonitor, QKClip
 
 STATISTICS = ("max_logit",)

@@ -12,7 +12,11 @@ from torch import Tensor, nn
 
 import headwise as hw
 from headwise.lab import MiniGPT, MiniGPTConfig
-from headwise.models import find_attentions, fingerprint, heads_of
+from headwise.models import fingerprint
+from headwise.models.ownership import (
+    find_attentions,
+    heads_of,
+)
 from headwise.recovery import _checkpoint, recovering
 from oracles import padded
 

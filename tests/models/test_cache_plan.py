@@ -13,7 +13,8 @@ import headwise as hw
 from double import Double, doubled
 from headwise.caching import CachePlan, LayerCachePlan, cache_scores
 from headwise.caching._streamed_model import StreamedModel
-from headwise.models import find_attentions, fingerprint
+from headwise.models import fingerprint
+from headwise.models.ownership import find_attentions
 from headwise.scoring import find_loss
 
 SINKS, WINDOW = 2, 4

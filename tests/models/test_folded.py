@@ -9,7 +9,10 @@ from architectures import CASES
 from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
-from headwise.models import find_attentions, gate_heads
+from headwise.models.ownership import (
+    find_attentions,
+    gate_heads,
+)
 from headwise.scoring import importance
 
 # Name -> the rows of its inputs that are one text.

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from double import Double, doubled
 from headwise import group_heads
-from headwise.models import find_attentions, fingerprint
+from headwise.models import fingerprint
+from headwise.models.ownership import find_attentions
 from headwise.surgery import GroupedLayer
 from oracles import modules_of
 

@@ -20,7 +20,11 @@ from torch import Tensor, nn
 
 import headwise as hw
 from headwise._evaluation import in_evaluation
-from headwise.models import find_attentions, gate_heads, hooked
+from headwise.models import hooked
+from headwise.models.ownership import (
+    find_attentions,
+    gate_heads,
+)
 from headwise.monitor import HeadMonitor
 from headwise.scoring.methods._suffix_replay import SuffixReplay
 from interrupting import CONTEXTS, Interrupts

@@ -21,7 +21,7 @@ from torch import nn
 import headwise as hw
 from command import headwise
 from headwise.errors import ArgumentError, InputError
-from headwise.models import token_strings
+from headwise.models.texts import token_strings
 from headwise.report import Look
 from headwise.watch import Request, observe
 

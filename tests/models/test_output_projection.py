@@ -11,7 +11,15 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from headwise.layer import MultiHeadAttention
-from headwise.models import AttentionCall, OutputProjection, Sites, capture_calls, output_projection
+from headwise.models import (
+    AttentionCall,
+    Sites,
+    capture_calls,
+)
+from headwise.models.ownership import (
+    OutputProjection,
+    output_projection,
+)
 
 IDS = torch.tensor([[5, 9, 7, 3, 11], [4, 6, 8, 10, 3]])
 

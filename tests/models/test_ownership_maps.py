@@ -6,7 +6,12 @@ import zoo
 from torch import Tensor
 
 from headwise import MultiHeadAttention
-from headwise.models import OwnershipMap, example_input, find_attentions, find_ownership
+from headwise.models.ownership import (
+    OwnershipMap,
+    example_input,
+    find_attentions,
+    find_ownership,
+)
 
 _SEPARATE = {
     "query.weight": "q0 q1 q2 q3",

@@ -12,7 +12,12 @@ from torch import Tensor, nn
 from headwise import MultiHeadAttention, Plan, ablate, prune
 from headwise.errors import UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
-from headwise.models import example_input, find_attentions, fingerprint, heads_of
+from headwise.models import fingerprint
+from headwise.models.ownership import (
+    example_input,
+    find_attentions,
+    heads_of,
+)
 from oracles import padded
 
 TEXTS = [[5, 9, 7, 3, 11, 8, 4], [4, 6], [10, 3, 3, 12, 9]]

@@ -13,8 +13,8 @@ from torch import nn
 from transformers import dynamic_module_utils
 
 from headwise import load, prune, save
-from headwise.models import example_input
 from headwise.models.checkpoints import _save
+from headwise.models.ownership import example_input
 
 IDS = torch.tensor([[9, 7, 12, 11, 8, 14, 10], [10, 9, 13, 12, 9, 8, 17]])
 # One of each kind, with the same number in each layer.

@@ -15,7 +15,7 @@ from tokenizers.processors import ByteLevel, TemplateProcessing
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError
-from headwise.models import token_offsets
+from headwise.models.texts import token_offsets
 from headwise.tables import HeadTable
 from headwise.watch import Request, Watch, observe
 from oracles import padded

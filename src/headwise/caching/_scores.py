@@ -16,13 +16,9 @@ from headwise._progress import Progress
 from headwise.caching._plan import CachePlan
 from headwise.caching._streamed_model import StreamedModel, real_tokens
 from headwise.errors import ArgumentError, ShapeError, UnsupportedError
-from headwise.models import (
-    CacheLayer,
-    cache_argument,
-    find_attentions,
-    find_cache_layers,
-    tokenizer_of,
-)
+from headwise.models import CacheLayer, cache_argument, find_cache_layers
+from headwise.models.ownership import find_attentions
+from headwise.models.texts import tokenizer_of
 from headwise.scoring import BatchesLike, Inputs, Loss, find_loss, rank_correlation, read_batches
 from headwise.tables import bootstrap_means, tails_of
 

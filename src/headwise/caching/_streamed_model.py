@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from headwise._progress import Progress
 from headwise._torch_private import without_function_modes
 from headwise.models import (
-    Attention,
     AttentionCall,
     capture_calls,
+)
+from headwise.models.cache import streaming_heads
+from headwise.models.ownership import (
+    Attention,
     edit_heads,
-    streaming_heads,
 )
 from headwise.scoring import Inputs, Loss
 

@@ -31,9 +31,11 @@ from headwise.jobs._measure import ImportanceRequest, add_up, describe, measure
 from headwise.models import (
     check_model,
     fingerprint,
-    iter_pieces,
     load,
     load_tokenizer,
+)
+from headwise.models.texts import (
+    iter_pieces,
     tokenizer_of,
 )
 from headwise.tables import HeadTable, Scores

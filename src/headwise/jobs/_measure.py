@@ -16,10 +16,10 @@ from headwise._evaluation import in_evaluation
 from headwise._memory import halving
 from headwise.corpora.streams import windows
 from headwise.errors import ArgumentError, HeadError
-from headwise.models import (
+from headwise.models import device_of
+from headwise.models.texts import (
     Piece,
     check_reads_text,
-    device_of,
     inputs_of,
     iter_pieces,
     reads_two_texts,

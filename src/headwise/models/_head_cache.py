@@ -10,8 +10,8 @@ from torch import nn
 
 from headwise._evaluation import in_evaluation
 from headwise.errors import UnsupportedError
-from headwise.models._cache_names import cache_argument
-from headwise.models._check import check_model
+from headwise.models._libraries import cache_argument
+from headwise.models._model import check_model
 from headwise.models.ownership import call_model, example_input
 
 

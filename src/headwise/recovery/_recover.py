@@ -23,8 +23,8 @@ from headwise.models import (
     check_model,
     check_weights,
     fingerprint,
-    tokenizer_of,
 )
+from headwise.models.texts import tokenizer_of
 from headwise.recovery._checkpoint import RecoveryCheckpoint
 from headwise.scoring import BatchesLike, Inputs, digest_of, read_batches
 from headwise.surgery import prune

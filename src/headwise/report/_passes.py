@@ -12,9 +12,9 @@ from headwise._memory import halving
 from headwise._progress import Progress
 from headwise.corpora import list_pairs, list_texts
 from headwise.errors import ArgumentError
-from headwise.models import (
+from headwise.models import device_of
+from headwise.models.texts import (
     Piece,
-    device_of,
     inputs_of,
     iter_pieces,
     reads_two_texts,

@@ -9,7 +9,12 @@ import torch
 from torch import nn
 
 from headwise.errors import ArgumentError
-from headwise.models import Piece, beginning_of, context_of, token_strings
+from headwise.models.texts import (
+    Piece,
+    beginning_of,
+    context_of,
+    token_strings,
+)
 from headwise.report._passes import Pair, run
 from headwise.report._study_data import Sample, TopPairs
 from headwise.tables import Head, HeadTable

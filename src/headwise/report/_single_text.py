@@ -16,16 +16,18 @@ from headwise.corpora import refuse_path
 from headwise.errors import ArgumentError, InputError
 from headwise.files import as_path
 from headwise.models import (
-    beginning_of,
     check_model,
+    device_of,
+    without_compiler,
+)
+from headwise.models.texts import (
+    beginning_of,
     check_reads_text,
     context_of,
-    device_of,
     pad,
     reads_two_texts,
     text_alone,
     tokenizer_of,
-    without_compiler,
 )
 from headwise.report._html import write_html
 from headwise.report._samples import sample_piece

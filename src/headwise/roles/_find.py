@@ -11,11 +11,13 @@ from headwise.corpora import Corpus
 from headwise.errors import ArgumentError, InputError
 from headwise.models import (
     check_model,
-    context_of,
     fingerprint,
-    originals_of,
-    tokenizer_of,
     without_compiler,
+)
+from headwise.models.checkpoints import originals_of
+from headwise.models.texts import (
+    context_of,
+    tokenizer_of,
 )
 from headwise.roles._evaluated import Evaluated, judged
 from headwise.roles.effects import Score, copying_scores

@@ -13,14 +13,16 @@ from headwise._packages import is_tokenizer_of_rust
 from headwise.corpora import SentencePair, Several, list_items, list_texts, refuse_path
 from headwise.errors import ArgumentError, InputError
 from headwise.models import (
+    device_of,
+    model_inputs,
+)
+from headwise.models.texts import (
     IGNORED,
     as_pieces,
     batches,
     check_reads_text,
-    device_of,
     encode,
     inputs_of,
-    model_inputs,
     reads_two_texts,
     token_classes,
 )

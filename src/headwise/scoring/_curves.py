@@ -12,7 +12,13 @@ from torch import nn
 from headwise._evaluation import in_evaluation
 from headwise._progress import Progress, shows_progress
 from headwise.errors import ArgumentError
-from headwise.models import check_model, device_of, find_attentions, tokenizer_of, without_compiler
+from headwise.models import (
+    check_model,
+    device_of,
+    without_compiler,
+)
+from headwise.models.ownership import find_attentions
+from headwise.models.texts import tokenizer_of
 from headwise.scoring._batches import BatchesLike, read_batches
 from headwise.scoring._gated_model import GatedModel
 from headwise.scoring._loss import Loss, find_loss

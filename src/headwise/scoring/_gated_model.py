@@ -11,7 +11,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
-from headwise.models import Attention, edit_heads, heads_of, mean_heads
+from headwise.models.ownership import (
+    Attention,
+    edit_heads,
+    heads_of,
+    mean_heads,
+)
 from headwise.scoring._batches import sort_by_length
 from headwise.scoring._checkpoint import ScoringCheckpoint
 from headwise.scoring._loss import Loss, PerText, texts_in

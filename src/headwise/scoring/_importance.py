@@ -20,12 +20,12 @@ from headwise.errors import ArgumentError
 from headwise.models import (
     check_model,
     device_of,
-    find_attentions,
     fingerprint,
-    originals_of,
-    tokenizer_of,
     without_compiler,
 )
+from headwise.models.checkpoints import originals_of
+from headwise.models.ownership import find_attentions
+from headwise.models.texts import tokenizer_of
 from headwise.scoring._batches import BatchesLike, read_batches, split_batches
 from headwise.scoring._checkpoint import ScoringCheckpoint, digest_of
 from headwise.scoring._gated_model import GatedModel

@@ -12,7 +12,11 @@ from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, ShapeError
 from headwise.lab import MiniGPT
-from headwise.models import IGNORED, is_sentence_transformer, sentence_embedding
+from headwise.models import (
+    is_sentence_transformer,
+    sentence_embedding,
+)
+from headwise.models.texts import IGNORED
 from headwise.scoring._task_score import Inputs, Score, label_score
 
 PerText = Float[Tensor, " B"]

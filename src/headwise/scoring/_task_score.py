@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headwise._packages import require
-from headwise.models import IGNORED
+from headwise.models.texts import IGNORED
 
 Inputs = Mapping[str, Any]
 

@@ -12,16 +12,7 @@ from torch import Tensor, nn
 
 from headwise._count_names import HEADS, KV_HEADS, QUERIES_PER_KV_HEAD, WIDTHS
 from headwise._evaluation import in_evaluation
-from headwise.models import (
-    Attention,
-    HeadCounts,
-    OwnershipMap,
-    call_model,
-    count_heads,
-    find_attentions,
-    find_ownership,
-    hooked,
-)
+from headwise.models import hooked
 from headwise.models.checkpoints import (
     BiasHeads,
     is_bias_table,
@@ -31,7 +22,18 @@ from headwise.models.checkpoints import (
     update_heads,
     update_sizes,
 )
-from headwise.models.ownership import KeptHeads, keep_heads, kept_indices
+from headwise.models.ownership import (
+    Attention,
+    HeadCounts,
+    KeptHeads,
+    OwnershipMap,
+    call_model,
+    count_heads,
+    find_attentions,
+    find_ownership,
+    keep_heads,
+    kept_indices,
+)
 
 # These read the counts of the whole model in their forward pass.
 _READ_THE_CONFIG = ("Phi3Attention", "Phi4MultimodalAttention", "MoonshineAttention")

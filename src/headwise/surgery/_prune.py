@@ -12,25 +12,29 @@ from headwise._argument_names import PRUNE, suggests
 from headwise._progress import shows_progress
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import (
-    Attention,
     around,
-    batches_of,
     check_model,
     check_weights,
+    fingerprint,
+    without_compiler,
+)
+from headwise.models.checkpoints import (
+    TorchCompatibleAttention,
     compose_heads,
+    set_original_heads,
+)
+from headwise.models.ownership import (
+    Attention,
+    batches_of,
     differs_from_itself,
     edit_heads,
     example_input,
     find_attentions,
-    fingerprint,
     float_outputs,
     heads_of,
     mean_heads,
     output_difference,
-    set_original_heads,
-    without_compiler,
 )
-from headwise.models.checkpoints import TorchCompatibleAttention
 from headwise.surgery._cut import cut_heads, fold_into_bias
 from headwise.surgery._plan import Plan
 from headwise.tables import HeadsLike

@@ -11,7 +11,11 @@ from torch import Tensor, nn
 from headwise.errors import ArgumentError
 from headwise.kernels import HeadBlock, weights_in_blocks, weights_of_head
 from headwise.masks.tiles import Tile
-from headwise.models import AttentionCall, Site, output_projection
+from headwise.models import (
+    AttentionCall,
+    Site,
+)
+from headwise.models.ownership import output_projection
 from headwise.tables import Head, HeadLike, resolve_heads
 from headwise.watch._row_sums import projected_norms
 from headwise.watch.layout import NONE

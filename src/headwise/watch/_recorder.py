@@ -22,8 +22,8 @@ from headwise.models import (
     StackInputs,
     Understanding,
     capture_calls,
-    output_projection,
 )
+from headwise.models.ownership import output_projection
 from headwise.tables import Totals
 from headwise.watch._accumulator import Accumulator
 from headwise.watch._decoding import Decoding

@@ -12,7 +12,11 @@ from torch import Tensor, nn
 from headwise._display import counted
 from headwise._torch_private import without_function_modes
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import Site, fingerprint, originals_of
+from headwise.models import (
+    Site,
+    fingerprint,
+)
+from headwise.models.checkpoints import originals_of
 from headwise.tables import HeadLike, HeadTable, Totals, plot_weights
 from headwise.watch._maps import Layer, Rows, TopKeys
 from headwise.watch._recorder import Recorder

@@ -8,7 +8,7 @@ from headwise.cli._options import Shared
 from headwise.cli._print import progress_bar
 from headwise.cli.tasks._models import open_model
 from headwise.cli.tasks._texts import note_split_texts, read_drawn_texts
-from headwise.models import context_of
+from headwise.models.texts import context_of
 
 # The share of kv heads that keep all tokens, where no goal is set.
 _KEEP = 0.5

@@ -10,7 +10,8 @@ from headwise.cli.tasks._curves import check_texts_suffice
 from headwise.cli.tasks._models import count_parameters, open_model
 from headwise.cli.tasks._quality import QualityInputs
 from headwise.cli.tasks._texts import note_split_texts, read_drawn_texts
-from headwise.models import save, source_files
+from headwise.models import save
+from headwise.models.checkpoints import source_files
 from headwise.scoring import read_batches
 from headwise.surgery import GroupedLayer, costs, group_heads
 

@@ -7,7 +7,12 @@ import torch
 from torch import nn
 
 from headwise.cli._options import Shared
-from headwise.models import check_device, check_reads_text, load, load_tokenizer
+from headwise.models import (
+    check_device,
+    load,
+    load_tokenizer,
+)
+from headwise.models.texts import check_reads_text
 
 
 def open_model(name: str, shared: Shared, text_for: str | None = None) -> tuple[nn.Module, Any]:

@@ -23,14 +23,18 @@ from headwise.cli.tasks._texts import Texts, note_split_texts, sentences_of
 from headwise.corpora import SentencePair
 from headwise.errors import ArgumentError
 from headwise.models import (
+    device_of,
+    save,
+)
+from headwise.models.checkpoints import (
     Format,
     as_format,
-    batches,
-    device_of,
-    encode,
-    example_input,
-    save,
     source_files,
+)
+from headwise.models.ownership import example_input
+from headwise.models.texts import (
+    batches,
+    encode,
 )
 from headwise.recovery import recover
 from headwise.scoring import read_batches

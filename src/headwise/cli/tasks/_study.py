@@ -20,7 +20,11 @@ from headwise.cli.tasks._texts import (
     read_texts_and_targets,
 )
 from headwise.errors import UnsupportedError
-from headwise.models import TOKEN_CLASSES, reads_two_texts, token_classes
+from headwise.models.texts import (
+    TOKEN_CLASSES,
+    reads_two_texts,
+    token_classes,
+)
 from headwise.report import About, Look, Study, look, study
 from headwise.roles import Evidence, check_reads_one_text
 from headwise.watch import DEFAULT, Request

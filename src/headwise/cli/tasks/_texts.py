@@ -16,7 +16,7 @@ from headwise.cli._options import Shared
 from headwise.cli._print import note_input
 from headwise.corpora import SentencePair, read_pairs, read_parallel, read_texts
 from headwise.errors import ArgumentError, InputError
-from headwise.models import encode
+from headwise.models.texts import encode
 
 STANDARD_INPUT = Path("-")
 # The first line of a saved CSV file, or the first key of a JSON file.

@@ -15,8 +15,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
-from headwise.models._cache_names import cache_in
 from headwise.models._hooks import Hooks
+from headwise.models._libraries import cache_in
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from headwise.models._sharded import first_head_of
+from headwise.models._libraries import first_head_of
 from headwise.models.capture._active_modules import ActiveModules
 from headwise.models.capture._call import AttentionCall
 from headwise.models.capture._module_call import ModuleCall, input_shape

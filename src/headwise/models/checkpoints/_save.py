@@ -9,10 +9,8 @@ from headwise._packages import is_tokenizer_of_rust
 from headwise._progress import shows_progress
 from headwise.errors import ArgumentError, OutputError, UnsupportedError
 from headwise.files import MODEL_FILES, as_path, folder_beside
-from headwise.models._check import check_model, check_weights
-from headwise.models._compiled import without_compiler
-from headwise.models._progress_bars import progress_bar_in_terminals_only
-from headwise.models._tokens import check_tokenizer
+from headwise.models._libraries import progress_bar_in_terminals_only
+from headwise.models._model import check_model, check_weights, without_compiler
 from headwise.models.checkpoints._fresh_process import Reader, answer_in_fresh_process
 from headwise.models.checkpoints._sentence_transformers import (
     encode_sentences,
@@ -27,6 +25,7 @@ from headwise.models.ownership import (
     float_outputs,
     output_difference,
 )
+from headwise.models.texts import check_tokenizer
 
 
 @shows_progress("Saving the model")

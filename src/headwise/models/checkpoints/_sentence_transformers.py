@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
 from headwise.errors import UnsupportedError
-from headwise.models._check import check_model, transformer_name
-from headwise.models._device import device_of
-from headwise.models._sentence import around
+from headwise.models._model import around, check_model, device_of, transformer_name
 from headwise.models.checkpoints._fresh_process import SENTENCES
 
 

@@ -18,8 +18,8 @@ from headwise._size_limits import limit_model_size
 from headwise.errors import ArgumentError, HeadwiseError, InputError
 from headwise.files import check_not_moved
 from headwise.lab import read_model, read_tokenizer
-from headwise.models._device import check_device
-from headwise.models._progress_bars import progress_bar_in_terminals_only
+from headwise.models._libraries import progress_bar_in_terminals_only
+from headwise.models._model import check_device
 from headwise.models.attention import set_attention
 from headwise.models.checkpoints import (
     ORIGINAL,

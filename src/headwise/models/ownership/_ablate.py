@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, ShapeError
-from headwise.models._check import check_model
+from headwise.models._model import check_model
 from headwise.models.capture import InputTracker
 from headwise.models.ownership._attention import Attention, by_attention, find_attentions
 from headwise.models.ownership._edit import Edit, edit_heads

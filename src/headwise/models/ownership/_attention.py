@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
 from headwise.layer import MultiHeadAttention
-from headwise.models._check import check_weights
-from headwise.models._compiled import run_uncompiled
 from headwise.models._hooks import Hooks
-from headwise.models._sharded import is_sharded
+from headwise.models._libraries import is_sharded
+from headwise.models._model import check_weights, run_uncompiled
 from headwise.models.capture import ActiveModules, AttentionCall, Site, Sites, capture_calls
 from headwise.models.ownership._model_runs import example_input, run
 from headwise.tables import Head, HeadsLike, resolve_heads

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from headwise._torch_private import in_backward, replace_submodule
 from headwise.errors import UnsupportedError
-from headwise.models._compiled import run_uncompiled
 from headwise.models._hooks import Hooks
+from headwise.models._model import run_uncompiled
 from headwise.models.capture import (
     AttentionCall,
     InputTracker,

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from headwise._evaluation import in_evaluation
 from headwise.errors import ArgumentError, HeadwiseError
 from headwise.layer import MultiHeadAttention
-from headwise.models._check import check_weights, model_inputs
-from headwise.models._device import device_of
+from headwise.models._model import check_weights, device_of, model_inputs
 
 _TOKENS = 5
 # How far outputs may differ by rounding in another order, relative to their size.

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from headwise._evaluation import differentiable_evaluation
 from headwise.errors import UnsupportedError
-from headwise.models._compiled import run_uncompiled
 from headwise.models._hooks import hooked
+from headwise.models._model import run_uncompiled
 from headwise.models.capture import AttentionCall, capture_calls
 from headwise.models.ownership._attention import Attention, is_batch_norm, is_linear, is_transposed
 from headwise.models.ownership._model_runs import call_model

@@ -9,9 +9,11 @@ from jaxtyping import Float64
 
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import (
-    LogitRows,
     Site,
     check_weights,
+)
+from headwise.models.ownership import (
+    LogitRows,
     find_logit_rows,
     first_batch,
     scale_rows,

@@ -11,15 +11,17 @@ from headwise._progress import Progress
 from headwise.corpora import list_pairs, list_texts
 from headwise.errors import ArgumentError
 from headwise.models import (
+    check_model,
+    without_compiler,
+)
+from headwise.models.texts import (
     Piece,
     as_pieces,
-    check_model,
     check_reads_text,
     context_of,
     reads_two_texts,
     token_classes,
     tokenizer_of,
-    without_compiler,
 )
 from headwise.report._passes import by_whole_text, watch_pieces
 from headwise.tables import HeadTable

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from headwise.corpora import AnnotatedText
 from headwise.errors import ArgumentError
-from headwise.models import device_of, pad
+from headwise.models import device_of
+from headwise.models.texts import pad
 from headwise.roles.cross_attention._weights import cross_attention
 from headwise.roles.evaluation import TIE
 from headwise.roles.relations import TokenText, tokenize

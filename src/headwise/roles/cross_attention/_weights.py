@@ -19,9 +19,11 @@ from headwise.models import (
     Sites,
     Understanding,
     capture_calls,
-    decoder_ids,
     device_of,
     model_inputs,
+)
+from headwise.models.texts import (
+    decoder_ids,
     pad,
 )
 from headwise.tables import Head

@@ -13,7 +13,13 @@ from torch import Tensor, nn
 from headwise._evaluation import in_evaluation
 from headwise.corpora import Corpus
 from headwise.errors import InputError
-from headwise.models import batches, check_reads_text, context_of, device_of, reads_two_texts
+from headwise.models import device_of
+from headwise.models.texts import (
+    batches,
+    check_reads_text,
+    context_of,
+    reads_two_texts,
+)
 from headwise.roles.cross_attention._linked_words import LinkedWords, evaluate_pairs, linked_pairs
 from headwise.roles.evaluation import Units
 from headwise.roles.relations import Item, TokenText, texts_of, tokenize

@@ -11,7 +11,7 @@ from torch import nn
 from headwise._evaluation import in_evaluation
 from headwise._progress import Progress
 from headwise.errors import ArgumentError, ShapeError
-from headwise.models import (
+from headwise.models.ownership import (
     by_attention,
     check_edits_reach,
     find_attentions,

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from headwise.corpora import Several
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import batches_of, device_of
+from headwise.models import device_of
+from headwise.models.ownership import batches_of
 
 Inputs = Mapping[str, Any]
 

@@ -11,7 +11,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
-from headwise.models import batches, device_of, hooked
+from headwise.models import (
+    device_of,
+    hooked,
+)
+from headwise.models.texts import batches
 from headwise.tables import Head, ratio_interval
 from headwise.watch import Request, observe
 

@@ -20,7 +20,11 @@ from headwise.corpora import (
     list_texts,
 )
 from headwise.errors import ArgumentError, InputError
-from headwise.models import batches, context_of, device_of
+from headwise.models import device_of
+from headwise.models.texts import (
+    batches,
+    context_of,
+)
 from headwise.roles.effects._behaviour import Behaviour, BehaviourBatch, check_predicts, logits_of
 from headwise.roles.relations import (
     NEXT_NAME,

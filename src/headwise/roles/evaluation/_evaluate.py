@@ -16,7 +16,12 @@ from headwise._progress import Progress
 from headwise._torch_private import without_function_modes
 from headwise.errors import UnsupportedError
 from headwise.kernels import HeadBlock
-from headwise.models import check_reads_text, device_of, reads_two_texts, text_alone
+from headwise.models import device_of
+from headwise.models.texts import (
+    check_reads_text,
+    reads_two_texts,
+    text_alone,
+)
 from headwise.roles.evaluation._eligible import (
     EligiblePairs,
     evenness_of,

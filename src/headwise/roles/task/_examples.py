@@ -12,7 +12,10 @@ from torch import nn
 from headwise._packages import is_tokenizer_of_rust, untruncated
 from headwise.corpora import Example, Several, list_items
 from headwise.errors import ArgumentError
-from headwise.models import TokenOffsets, token_offsets
+from headwise.models.texts import (
+    TokenOffsets,
+    token_offsets,
+)
 from headwise.watch import Stretch, read_stretches, stretch_tokens
 
 

@@ -9,7 +9,15 @@ from torch import nn
 from headwise._progress import Progress, shows_progress
 from headwise.corpora import Example, Several
 from headwise.errors import ArgumentError
-from headwise.models import check_model, context_of, fingerprint, tokenizer_of, without_compiler
+from headwise.models import (
+    check_model,
+    fingerprint,
+    without_compiler,
+)
+from headwise.models.texts import (
+    context_of,
+    tokenizer_of,
+)
 from headwise.roles.evaluation import check_reads_one_text
 from headwise.roles.task._answers import answer_effect
 from headwise.roles.task._examples import TokenExample, tokenized_examples

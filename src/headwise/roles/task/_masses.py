@@ -14,7 +14,12 @@ from torch import nn
 from headwise._evaluation import in_evaluation
 from headwise._progress import Progress
 from headwise.errors import UnsupportedError
-from headwise.models import Batch, device_of, pad, text_alone
+from headwise.models import device_of
+from headwise.models.texts import (
+    Batch,
+    pad,
+    text_alone,
+)
 from headwise.roles.evaluation import TIE
 from headwise.roles.task._examples import TokenExample
 from headwise.tables import Head

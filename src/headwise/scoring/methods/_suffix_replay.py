@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from headwise.models import Attention, hooked
+from headwise.models import hooked
+from headwise.models.ownership import Attention
 
 
 class _Replay(dict[nn.Module, Any]):

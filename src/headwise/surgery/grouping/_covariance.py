@@ -9,7 +9,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
-from headwise.models import Attention, InputTracker, call_model, edit_heads, hooked
+from headwise.models import (
+    InputTracker,
+    hooked,
+)
+from headwise.models.ownership import (
+    Attention,
+    call_model,
+    edit_heads,
+)
 from headwise.surgery.grouping._rows import Layout
 
 # Every direction gets a little weight, since no sample of texts covers all inputs.

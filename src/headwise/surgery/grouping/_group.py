@@ -10,18 +10,22 @@ from torch import Tensor, nn
 from headwise._progress import shows_progress
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import (
-    Attention,
     around,
-    batches_of,
     check_model,
+    without_compiler,
+)
+from headwise.models.checkpoints import (
     compose_heads,
+    set_original_heads,
+)
+from headwise.models.ownership import (
+    Attention,
+    batches_of,
     example_input,
     find_attentions,
     find_ownership,
     float_outputs,
     output_difference,
-    set_original_heads,
-    without_compiler,
 )
 from headwise.surgery._prune import refuse_packed
 from headwise.surgery.grouping._config import KvHeadCount

@@ -10,7 +10,11 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
-from headwise.models import Attention, OutputProjection, OwnershipMap
+from headwise.models.ownership import (
+    Attention,
+    OutputProjection,
+    OwnershipMap,
+)
 from headwise.surgery.grouping._cluster import cluster
 from headwise.surgery.grouping._fit import Features, Fit, fit
 from headwise.surgery.grouping._rows import HeadRows, Layout

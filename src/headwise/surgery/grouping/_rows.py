@@ -10,11 +10,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
-from headwise.models import (
+from headwise.models import hooked
+from headwise.models.ownership import (
     Attention,
     Parts,
     attached_parts,
-    hooked,
     is_linear,
     is_transposed,
     output_dependence,

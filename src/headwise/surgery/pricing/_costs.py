@@ -14,23 +14,25 @@ from headwise._progress import shows_progress
 from headwise.lab import MiniGPT
 from headwise.layer import MultiHeadAttention
 from headwise.models import (
-    Attention,
     AttentionCall,
-    HeadCounts,
-    OwnershipMap,
     cache_in,
-    call_model,
     capture_calls,
     check_model,
     check_weights,
+    fingerprint,
+)
+from headwise.models.checkpoints import replace_torch_layers
+from headwise.models.ownership import (
+    Attention,
+    HeadCounts,
+    OwnershipMap,
+    call_model,
     count_heads,
     find_attentions,
     find_ownership,
-    fingerprint,
     first_batch,
     heads_of,
 )
-from headwise.models.checkpoints import replace_torch_layers
 from headwise.surgery.pricing._cost_table import Costs
 from headwise.surgery.pricing._seconds import measure_seconds
 

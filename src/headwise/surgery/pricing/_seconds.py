@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float64
 from torch import nn
 
-from headwise.models import Attention
+from headwise.models.ownership import Attention
 from headwise.surgery._prune import prune
 from headwise.surgery.pricing._time import time_passes
 from headwise.tables import Head

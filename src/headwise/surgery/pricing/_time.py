@@ -12,7 +12,15 @@ import torch
 from torch import nn
 
 from headwise._evaluation import in_evaluation
-from headwise.models import Attention, call_model, device_of, find_attentions, hooked
+from headwise.models import (
+    device_of,
+    hooked,
+)
+from headwise.models.ownership import (
+    Attention,
+    call_model,
+    find_attentions,
+)
 
 
 @dataclass(frozen=True)

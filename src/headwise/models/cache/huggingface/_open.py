@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from headwise.errors import UnsupportedError
-from headwise.models._cache_names import cache_argument, cache_in
 from headwise.models._hooks import Hooks
 from headwise.models._interface import CACHES, wrapped_interface
+from headwise.models._libraries import cache_argument, cache_in
 from headwise.models.cache._texts import TextBatch
 from headwise.models.cache.huggingface._attention import attend_cached
 from headwise.models.cache.huggingface._head_cache import HeadCache

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
-from headwise.models._device import device_of
+from headwise.models._model import device_of
 from headwise.models.checkpoints._original_heads import ORIGINAL, compose_heads, original_heads
 from headwise.models.checkpoints.formats._resize import BiasHeads, is_bias_table
 from headwise.models.checkpoints.formats._stock import rebuild

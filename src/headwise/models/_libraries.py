@@ -1,9 +1,44 @@
-"""Weights that are spread over several processes, as FSDP2 and tensor parallelism do."""
+"""What other libraries name differently by version, or show unasked: caches, bars, shards."""
 
+import inspect
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+
+# Transformers 5.24 renamed the argument and the output; until 5.40 callers may write either.
+_NAMES = ("cache", "past_key_values")
+
+
+def cache_in(values: Mapping[str, Any]) -> Any:
+    """The cache among the arguments or the outputs of a forward pass, or None."""
+    return next((values[name] for name in _NAMES if values.get(name) is not None), None)
+
+
+def cache_argument(model: nn.Module) -> str | None:
+    """The argument of a model's forward pass that takes its cache, or None."""
+    arguments = inspect.signature(model.forward).parameters
+    return next((name for name in _NAMES if name in arguments), None)
+
+
+@contextmanager
+def progress_bar_in_terminals_only() -> Iterator[None]:
+    """Show transformers' progress bar in a terminal, and not in a file or a pipe."""
+    if sys.stderr.isatty() or "transformers" not in sys.modules:
+        yield
+        return
+    from transformers.utils import logging
+
+    if not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
 
 
 def is_sharded(value: Any) -> bool:

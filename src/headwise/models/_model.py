@@ -1,0 +1,185 @@
+"""The model that a caller gives: checked and unwrapped, with its device and its tokenizer."""
+
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from reprlib import repr as shortened
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise._torch_private import compiled_modules, is_compiler_loaded, wrapped_by_compiler
+from headwise.errors import ArgumentError, UnsupportedError
+
+# The transformer in a SentenceTransformer that saves it at the root of its folder.
+_TRANSFORMERS = ("0.model", "0.auto_model")
+
+
+def check_model(caller: str, model: Any) -> nn.Module:
+    """The model itself, the transformer in a `SentenceTransformer`, or what was compiled.
+
+    Args:
+        caller: The name of the calling function, for error messages.
+    Raises:
+        ArgumentError: it is not a module, such as the name of a model.
+        UnsupportedError: a `SentenceTransformer` does not begin with a transformer.
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(
+            f"{caller}: the model is {shortened(model)}. Give a module; headwise.load opens a "
+            f"folder or a hub name."
+        )
+    model = without_compiler(model)
+    if not is_sentence_transformer(model):
+        return model
+    return model.get_submodule(transformer_name(model, caller))
+
+
+def check_weights(caller: str, model: nn.Module, *, offloaded: bool = False) -> None:
+    """Refuse a model whose weights have no values here.
+
+    Args:
+        offloaded: Whether weights that accelerate loads for each call of a module will do.
+    Raises:
+        UnsupportedError: a weight is on the meta device.
+    """
+    name = next((name for name, weight in model.named_parameters() if weight.is_meta), None)
+    if name is None:
+        return
+    if not any(hasattr(module, "_hf_hook") for module in model.modules()):
+        raise UnsupportedError(
+            f"{caller}: {name} has no values: it is on the meta device. Load the weights first."
+        )
+    if not offloaded:
+        raise UnsupportedError(
+            f"{caller}: {name} is offloaded by accelerate, which loads it for each call alone. "
+            f"Load the weights first: open the model without offloading."
+        )
+
+
+def is_sentence_transformer(model: Any) -> bool:
+    """Whether a model is a `SentenceTransformer`, without importing its package."""
+    # An object of this class can only exist if its package has been imported.
+    cls = getattr(sys.modules.get("sentence_transformers"), "SentenceTransformer", None)
+    return cls is not None and isinstance(model, cls)
+
+
+def transformer_name(model: nn.Module, caller: str) -> str:
+    """The name of the transformer in a `SentenceTransformer`.
+
+    Raises:
+        UnsupportedError: it does not begin with a transformer.
+    """
+    names = [name for name, _ in model.named_modules() if name in _TRANSFORMERS]
+    if not names:
+        kinds = ", ".join(type(module).__name__ for module in model.children())
+        raise UnsupportedError(
+            f"{caller}: this SentenceTransformer of {kinds} does not begin with a transformer. "
+            f"Give the transformer inside it."
+        )
+    return names[0]
+
+
+def model_inputs(batch: Any) -> Any:
+    """A batch without the entry `modality` that a `SentenceTransformer` adds to it.
+
+    Tensors that were made under `inference_mode` are copied outside of it, for gradients.
+    """
+    if isinstance(batch, Tensor):
+        gradients = not torch.is_inference_mode_enabled()
+        return batch.clone() if gradients and batch.is_inference() else batch
+    if isinstance(batch, tuple):
+        return tuple(model_inputs(part) for part in batch)
+    if not isinstance(batch, Mapping):
+        return batch
+    no_input = ("modality",) if isinstance(batch.get("modality"), str) else ()
+    read = {name: model_inputs(x) for name, x in batch.items() if name not in no_input}
+    # An output of a model, such as `encoder_outputs`, is read by number too.
+    return type(batch)(**read) if hasattr(batch, "to_tuple") else read
+
+
+def without_compiler(model: nn.Module) -> nn.Module:
+    """The module that `torch.compile` wrapped, which shares its weights; else the model itself."""
+    inner = wrapped_by_compiler(model) if isinstance(model, nn.Module) else None
+    return model if inner is None else inner
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether calls of a model, or of a module in it, run compiled code."""
+    return any(True for _ in compiled_modules(model))
+
+
+@contextmanager
+def run_uncompiled() -> Iterator[None]:
+    """Run compiled code uncompiled while the block runs: it would not call new hooks."""
+    if not is_compiler_loaded():  # nothing is compiled
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of the first weight, or where Accelerate runs a model that it has offloaded."""
+    weights = [*model.parameters()]
+    devices = [weight.device for weight in weights if not weight.is_meta]
+    if len(devices) == len(weights) and devices:
+        return devices[0]
+    for module in model.modules():
+        hook: Any = getattr(module, "_hf_hook", None)
+        for part in (hook, *getattr(hook, "hooks", ())):
+            device = getattr(part, "execution_device", None)
+            if device is not None:
+                return torch.device(device)
+    return devices[0] if devices else torch.device("cpu")
+
+
+def check_device(device: str | torch.device, option: str) -> torch.device:
+    """The device, after a tensor was written to it and read back.
+
+    Raises:
+        ArgumentError: it cannot be used on this machine; the message names the `option`.
+    """
+    try:
+        with warnings.catch_warnings():  # deprecated device names warn
+            warnings.simplefilter("ignore")
+            probe = torch.zeros(1, device=device)
+            probe.cpu()  # fails on the meta device
+            return probe.device
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ArgumentError(
+            f"{option}: {str(device)!r} cannot be used here ({reason}). Leave it out for the CPU."
+        ) from error
+
+
+def around(model: nn.Module, inner: nn.Module) -> nn.Module:
+    """A copy of a `SentenceTransformer` around another transformer, which itself is not copied."""
+    return deepcopy(model, {id(check_model("around", model)): inner})
+
+
+def sentence_embedding(model: nn.Module, output: Any, batch: Mapping[str, Any]) -> Tensor:
+    """The embedding that a `SentenceTransformer` computes from the output of its transformer.
+
+    Raises:
+        UnsupportedError: it is not computed from the last layer.
+    """
+    first, *modules = model.children()
+    settings = getattr(first, "modality_config", {}).get("text", {})
+    name = settings.get("method_output_name", "last_hidden_state")
+    if settings.get("method", "forward") != "forward" or name not in (
+        "last_hidden_state",
+        ["last_hidden_state"],
+        ("last_hidden_state",),
+    ):
+        raise UnsupportedError(
+            f"loss: this SentenceTransformer embeds {name!r} of its transformer, and not the last "
+            f"layer. Give loss=, a function of the transformer's output and the batch."
+        )
+    features: Any = {**batch, "token_embeddings": output.last_hidden_state}
+    for module in modules:
+        features = module(features)
+    return features["sentence_embedding"]
