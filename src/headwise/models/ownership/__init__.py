@@ -1,12 +1,5 @@
 """Which weights belong to which head, and editing or removing heads."""
 
-from headwise.models.ownership._ablate import (
-    Ablation,
-    ablate,
-    gate_heads,
-    mean_heads,
-    replace_heads,
-)
 from headwise.models.ownership._attention import (
     Attention,
     OutputProjection,
@@ -17,10 +10,17 @@ from headwise.models.ownership._attention import (
     is_transposed,
     output_projection,
 )
-from headwise.models.ownership._edit import check_edits_reach, edit_heads
+from headwise.models.ownership._edit import (
+    Ablation,
+    ablate,
+    check_edits_reach,
+    edit_heads,
+    gate_heads,
+    mean_heads,
+    replace_heads,
+)
 from headwise.models.ownership._kept_heads import KeptHeads, keep_heads, kept_indices, spread
-from headwise.models.ownership._logit_rows import LogitRows, find_logit_rows
-from headwise.models.ownership._logit_scaling import scale_rows
+from headwise.models.ownership._logit_rows import LogitRows, find_logit_rows, scale_rows
 from headwise.models.ownership._model_runs import (
     batches_of,
     call_model,
@@ -30,7 +30,6 @@ from headwise.models.ownership._model_runs import (
     float_outputs,
     output_difference,
 )
-from headwise.models.ownership._output_dependence import output_dependence
 from headwise.models.ownership._ownership_map import (
     HeadCounts,
     OwnershipMap,
@@ -38,6 +37,7 @@ from headwise.models.ownership._ownership_map import (
     attached_parts,
     count_heads,
     find_ownership,
+    output_dependence,
 )
 
 __all__ = [

@@ -1,12 +1,10 @@
 """The attentions of a model, each with the output projection that mixes its heads."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -15,7 +13,7 @@ from headwise.layer import MultiHeadAttention
 from headwise.models._hooks import Hooks
 from headwise.models._libraries import is_sharded
 from headwise.models._model import check_weights, run_uncompiled
-from headwise.models.capture import ActiveModules, AttentionCall, Site, Sites, capture_calls
+from headwise.models.capture import AttentionCall, Site, Sites, capture_calls
 from headwise.models.ownership._model_runs import example_input, run
 from headwise.tables import Head, HeadsLike, resolve_heads
 
@@ -86,11 +84,16 @@ def output_projection(model: nn.Module, site: Site) -> OutputProjection | None:
     candidates += [(above, name) for name in _NAMES_ABOVE]
     for parts in candidates:
         name = ".".join(part for part in parts if part)
-        module = _submodule(model, name)
-        if module is not None:
-            is_whole = not is_sharded(getattr(module, "weight", None))
-            fits = is_whole and is_linear(module) and _inputs(module) % site.n_heads == 0
-            return OutputProjection(name, module, site.n_heads) if fits else None
+        try:
+            module = model.get_submodule(name)
+        except AttributeError:
+            continue
+        if is_sharded(getattr(module, "weight", None)) or not is_linear(module):
+            return None
+        projection = OutputProjection(name, module, site.n_heads)
+        return (
+            projection if projection.weight.shape[projection.in_axis] % site.n_heads == 0 else None
+        )
     return None
 
 
@@ -116,18 +119,6 @@ def is_batch_norm(module: nn.Module) -> bool:
 def is_transposed(module: nn.Module) -> bool:
     """Whether the weight is `[in, out]`, as in the Conv1D of transformers."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
-
-
-def _inputs(module: nn.Module) -> int:
-    weight = module.get_parameter("weight")
-    return int(weight.shape[0 if is_transposed(module) else 1])
-
-
-def _submodule(model: nn.Module, name: str) -> nn.Module | None:
-    try:
-        return model.get_submodule(name)
-    except AttributeError:
-        return None
 
 
 @dataclass(frozen=True)
@@ -193,10 +184,54 @@ def find_attentions(
     """
     check_weights("heads", model, offloaded=True)
     batch = example_input(model) if batch is None else batch
-    search = _Search(model, needs_projections)
-    with search.capturing():
+    sites, attentions = Sites(model), list[Attention]()
+    # Heads that have not reached their output projection so far.
+    unmixed: dict[Attention, Float[Tensor, "B T H Dv"]] = {}
+    # The gate of our own layer may scale heads before the projection, which counts as theirs.
+    ours = {id(m.attention) for m in model.modules() if isinstance(m, MultiHeadAttention)}
+
+    def record(call: AttentionCall) -> None:
+        site = sites.of(call, active)
+        output = output_projection(model, site)
+        if output is None and needs_projections:
+            raise UnsupportedError(_NO_PROJECTION.format(site.name))
+        if any(known.site == site for known in attentions):
+            raise UnsupportedError(
+                f"heads: {site.name} attends several times in one pass, so edits of its heads "
+                f"are ambiguous. Watch this model without editing its heads."
+            )
+        nth = sum(known.module is call.module for known in attentions)
+        attention = Attention(site, call.module, output, nth, len(call.heads))
+        attentions.append(attention)
+        if output is not None and attention.called and id(call.module) not in ours:
+            unmixed[attention] = call.heads.transpose(1, 2)
+
+    def check_inputs(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not args or not isinstance(args[0], Tensor):
+            return
+        for attention, heads in list(unmixed.items()):
+            receives = attention.output.module is module and args[0].numel() == heads.numel()
+            if receives and args[0].reshape(heads.shape).equal(heads):
+                del unmixed[attention]
+
+    with run_uncompiled(), Hooks() as hooks:
+        active = hooks.enter_context(capture_calls(model, record))
+        for module in model.modules():
+            # Before all other hooks, which may edit the heads.
+            hooks.before(module, check_inputs, prepend=True)
         run(model, batch)
-    return search.result()
+    if not attentions:
+        raise UnsupportedError(
+            f"heads: no attention was captured in {type(model).__name__}. Give a model "
+            f"that headwise.observe can watch."
+        )
+    for attention in unmixed:
+        raise UnsupportedError(
+            f"heads: {attention.site.name} changes its heads before "
+            f"{attention.output.name} mixes them, so they cannot be separated there. "
+            f"Watch this model without editing its heads."
+        )
+    return attentions
 
 
 def heads_of(attentions: Iterable[Attention]) -> list[Head]:
@@ -205,78 +240,9 @@ def heads_of(attentions: Iterable[Attention]) -> list[Head]:
 
 
 def by_attention(heads: HeadsLike, attentions: list[Attention]) -> dict[Attention, list[int]]:
-    """The chosen heads of each attention; attentions without any are left out.
-
-    Raises:
-        HeadError: a head does not exist, is named twice, or a pair could mean several.
-    """
+    """The chosen heads of each attention; attentions without any are left out."""
     by_layer = {(a.site.stack, a.site.layer): a for a in attentions}
     chosen: dict[Attention, list[int]] = {}
     for head in sorted(resolve_heads(heads, heads_of(attentions))):
         chosen.setdefault(by_layer[head.stack, head.layer], []).append(head.head)
     return chosen
-
-
-class _Search:
-    """Captures the attention calls of one pass and follows heads to their output projections."""
-
-    def __init__(self, model: nn.Module, needs_projections: bool) -> None:
-        self._model, self._needs_projections = model, needs_projections
-        self._sites = Sites(model)
-        self._running = ActiveModules()
-        self._calls: dict[int, int] = {}
-        self._attentions: list[Attention] = []
-        self._unchecked: dict[Attention, Float[Tensor, "B T H Dv"]] = {}
-
-    @contextmanager
-    def capturing(self) -> Iterator[None]:
-        with run_uncompiled(), Hooks() as hooks:
-            self._running = hooks.enter_context(capture_calls(self._model, self._record))
-            for module in self._model.modules():
-                # Before all other hooks, which may edit the heads.
-                hooks.before(module, self._check_inputs, prepend=True)
-            yield
-
-    def result(self) -> list[Attention]:
-        if not self._attentions:
-            raise UnsupportedError(
-                f"heads: no attention was captured in {type(self._model).__name__}. Give a model "
-                f"that headwise.observe can watch."
-            )
-        for attention in self._unchecked:
-            raise UnsupportedError(
-                f"heads: {attention.site.name} changes its heads before "
-                f"{attention.output.name} mixes them, so they cannot be separated there. "
-                f"Watch this model without editing its heads."
-            )
-        return self._attentions
-
-    def _record(self, call: AttentionCall) -> None:
-        site = self._sites.of(call, self._running)
-        output = output_projection(self._model, site)
-        if output is None and self._needs_projections:
-            raise UnsupportedError(_NO_PROJECTION.format(site.name))
-        if any(known.site == site for known in self._attentions):
-            raise UnsupportedError(
-                f"heads: {site.name} attends several times in one pass, so edits of its heads "
-                f"are ambiguous. Watch this model without editing its heads."
-            )
-        nth = self._calls.get(id(call.module), 0)
-        self._calls[id(call.module)] = nth + 1
-        attention = Attention(site, call.module, output, nth, len(call.heads))
-        self._attentions.append(attention)
-        if output is not None and attention.called and not self._is_known(call.module):
-            self._unchecked[attention] = call.heads.transpose(1, 2)
-
-    def _is_known(self, module: nn.Module) -> bool:
-        """Whether it belongs to our own layer, whose gate may scale its heads."""
-        layers = [m for m in self._model.modules() if isinstance(m, MultiHeadAttention)]
-        return any(layer.attention is module for layer in layers)
-
-    def _check_inputs(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        for attention, heads in list(self._unchecked.items()):
-            x = args[0] if args else None
-            if attention.output.module is not module or not isinstance(x, Tensor):
-                continue
-            if x.numel() == heads.numel() and torch.equal(x.reshape(heads.shape), heads):
-                del self._unchecked[attention]

@@ -1,18 +1,20 @@
-"""Edit the outputs of heads before the output projection mixes them."""
+"""Edit the outputs of heads before the output projection mixes them: gates, zeros or their mean."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headwise._torch_private import in_backward, replace_submodule
-from headwise.errors import UnsupportedError
+from headwise.errors import ArgumentError, ShapeError, UnsupportedError
 from headwise.models._hooks import Hooks
-from headwise.models._model import run_uncompiled
+from headwise.models._model import check_model, run_uncompiled
 from headwise.models.capture import (
     AttentionCall,
     InputTracker,
@@ -20,9 +22,11 @@ from headwise.models.capture import (
     capture_calls,
     ordinary_path,
 )
-from headwise.models.ownership._attention import Attention
-from headwise.models.ownership._model_runs import float_outputs
+from headwise.models.ownership._attention import Attention, by_attention, find_attentions
+from headwise.models.ownership._model_runs import batches_of, float_outputs, run
+from headwise.tables import Head, HeadsLike
 
+Mode = Literal["zero", "mean"]
 # Maps an attention and the outputs of its heads, `[B, T, H, Dv]`, to the edited outputs.
 Edit = Callable[[Attention, Tensor], Tensor]
 
@@ -49,19 +53,185 @@ def edit_heads(
     with ExitStack() as stack:
         stack.enter_context(run_uncompiled())
         inputs = stack.enter_context(InputTracker(model, Stacks(model).roots).follow())
-        unprojected: dict[int, _CallOrder] = {}
+        unprojected: dict[int, Callable[[], Attention]] = {}
         for module in {attention.module: None for attention in attentions}:
             calls = [attention for attention in attentions if attention.module is module]
-            order = _CallOrder(calls, inputs)
+            following = _call_order(calls, inputs)
             if calls[0].projection is None:
-                unprojected[id(module)] = order
+                unprojected[id(module)] = following
                 continue
             install = _before_projection if calls[0].called else _around_torch_layer
-            stack.enter_context(install(calls[0], order, edit))
+            stack.enter_context(install(calls[0], following, edit))
         if unprojected:
             stack.enter_context(_where_attended(model, unprojected, edit))
         stack.enter_context(ordinary_path(model))
         yield inputs
+
+
+@contextmanager
+def gate_heads(
+    model: nn.Module,
+    attentions: Sequence[Attention],
+    gates: Callable[[Attention], Float[Tensor, "*B H"] | None],
+) -> Iterator[None]:
+    """Multiply the output of each head by a gate while the block runs.
+
+    Gates of 1 leave the model's output equal to the last bit; a gate of 0 removes its head.
+    Gradients reach the gates; with one row of gates per text of a batch, one backward pass gives
+    the gradients of every text.
+
+    Args:
+        attentions: All attentions of the model, from `find_attentions`.
+        gates: Called in each pass for the gates of an attention; None leaves its heads unchanged.
+    Raises:
+        ShapeError: there is not one gate per head, or not one row per text.
+    """
+
+    def edit(attention: Attention, heads: Tensor) -> Tensor:
+        gate = gates(attention)
+        if gate is None:
+            return heads
+        shape = heads.shape[-2:-1] if gate.ndim == 1 else (heads.shape[0], heads.shape[-2])
+        if gate.shape != shape:
+            raise ShapeError(
+                f"gate_heads: gates {tuple(gate.shape)} for {attention.site.name}, where heads "
+                f"are {tuple(heads.shape)}. Give {tuple(shape)}."
+            )
+        gate = gate.to(heads.dtype)
+        gate = gate if gate.ndim == 1 else gate.view(len(gate), *[1] * (heads.ndim - 3), -1)
+        return heads * gate[..., None]
+
+    with edit_heads(model, attentions, edit):
+        yield
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """The heads that `ablate` removes.
+
+    Attributes:
+        heads: The heads, in the order of their addresses.
+        mode: What replaces their outputs: "zero" or "mean".
+        mean_of: What the mean is taken over: "reference" or "batch"; "" for zeros.
+    """
+
+    heads: tuple[Head, ...]
+    mode: Mode
+    mean_of: Literal["", "reference", "batch"]
+
+
+@contextmanager
+def ablate(
+    model: nn.Module, heads: HeadsLike, mode: Mode = "zero", reference: Iterable[Any] | None = None
+) -> Iterator[Ablation]:
+    """Remove heads from a model while the block runs, without changing its weights.
+
+    Under `mode="zero"` they contribute nothing, as if they were pruned. Under `mode="mean"` they
+    contribute their mean output over tokens, excluding padding, for every text.
+
+    Args:
+        model: A model that `observe` can watch and whose heads reach an output projection.
+        heads: `"L5.H3"`, `(5, 3)`, a list of either, or `{5: [3]}`.
+        reference: Batches, each the model's keyword arguments, a tuple of arguments or a single
+            argument. The heads are found by running the first one; the mean is taken over all of
+            them. None finds the heads with a short made-up input, and takes the mean over the
+            tokens of each batch that the model is called on.
+    Yields:
+        The removed heads, and what the mean is taken over.
+    Raises:
+        HeadError: a head does not exist or is named twice.
+        ArgumentError: `model` is not a module, `mode` is unknown, `reference` is empty or holds
+            texts, or there is none and no input can be made up.
+        UnsupportedError: the heads cannot be separated at the output projection.
+
+    Example:
+        >>> from headwise.layer import MultiHeadAttention
+        >>> layer, x = MultiHeadAttention(8, 2), torch.randn(1, 5, 8)
+        >>> with ablate(layer, "L0.H1") as ablation:
+        ...     without = layer(x)
+        >>> [str(head) for head in ablation.heads], torch.equal(without, layer(x))
+        (['L0.H1'], False)
+    """
+    model = check_model("ablate", model)
+    if mode not in ("zero", "mean"):
+        raise ArgumentError(f"ablate: mode={mode!r}. Choose 'zero' or 'mean'.")
+    batches = batches_of(reference, "ablate")
+    attentions = find_attentions(model, batches[0] if batches else None)
+    chosen = by_attention(heads, attentions)
+    means = mean_heads(model, attentions, batches) if batches and mode == "mean" else {}
+
+    def replacement(attention: Attention, outputs: Tensor) -> Tensor:
+        if mode == "zero":
+            return torch.zeros_like(outputs[..., :1, :1])
+        if attention in means:
+            return means[attention]
+        total, tokens = _sum(attention, outputs, inputs)
+        return total / tokens
+
+    with replace_heads(model, attentions, chosen, replacement) as inputs:
+        removed = tuple(a.site.heads()[head] for a, numbers in chosen.items() for head in numbers)
+        source: Literal["reference", "batch"] = "reference" if batches else "batch"
+        yield Ablation(tuple(sorted(removed)), mode, source if mode == "mean" else "")
+
+
+@contextmanager
+def replace_heads(
+    model: nn.Module,
+    attentions: Sequence[Attention],
+    chosen: Mapping[Attention, Sequence[int]],
+    replacement: Edit,
+) -> Iterator[InputTracker]:
+    """Replace the outputs of some heads while the block runs.
+
+    Args:
+        attentions: All attentions of the model, from `find_attentions`.
+        chosen: The heads to replace, from `by_attention`.
+        replacement: Maps an attention and the outputs of its heads to the new outputs.
+    Yields:
+        A tracker of the inputs that the model is reading.
+    """
+
+    def edit(attention: Attention, outputs: Tensor) -> Tensor:
+        if attention not in chosen:
+            return outputs
+        replaced = torch.zeros(outputs.shape[-2], 1, dtype=torch.bool, device=outputs.device)
+        replaced[chosen[attention]] = True
+        return torch.where(replaced, replacement(attention, outputs).to(outputs), outputs)
+
+    with edit_heads(model, attentions, edit) as inputs:
+        yield inputs
+
+
+def mean_heads(
+    model: nn.Module, attentions: Sequence[Attention], batches: Iterable[Any]
+) -> dict[Attention, Float[Tensor, "H Dv"]]:
+    """The mean output of each head over the tokens of some batches, excluding padding."""
+    sums: dict[Attention, tuple[Tensor, Tensor]] = {}
+
+    def add(attention: Attention, heads: Tensor) -> Tensor:
+        new = _sum(attention, heads, inputs)
+        known = sums.get(attention)
+        sums[attention] = new if known is None else (known[0] + new[0], known[1] + new[1])
+        return heads
+
+    with edit_heads(model, attentions, add) as inputs:
+        for batch in batches:
+            run(model, batch)
+    return {attention: total / tokens for attention, (total, tokens) in sums.items()}
+
+
+def _sum(
+    attention: Attention, heads: Float[Tensor, "B T H Dv"], inputs: InputTracker
+) -> tuple[Float[Tensor, "H Dv"], Tensor]:
+    """The sum of the outputs of heads over tokens that are no padding, and their number."""
+    lead = heads.shape[:-2]
+    real = inputs.of(attention.site.stack).text.written().real
+    if real is not None and len(lead) == 2 and len(real) == lead[0] and real.shape[1] >= lead[1]:
+        real = real[:, -lead[1] :].to(heads.device)
+    else:  # windows or frames of a text, which are not padded
+        real = torch.ones(lead, dtype=torch.bool, device=heads.device)
+    chosen = torch.where(real[..., None, None], heads, 0.0)
+    return chosen.double().sum(tuple(range(heads.ndim - 2))), real.sum()
 
 
 def check_edits_reach(model: nn.Module, attentions: Sequence[Attention], batch: Any) -> None:
@@ -89,34 +259,37 @@ def check_edits_reach(model: nn.Module, attentions: Sequence[Attention], batch: 
             )
 
 
-class _CallOrder:
-    """Which of the attentions that share a module is running: they run in order in each pass."""
+def _call_order(calls: list[Attention], inputs: InputTracker) -> Callable[[], Attention]:
+    """A function that says which of the attentions that share a module runs next: they run in
+    order in each pass."""
+    position, current = 0, -1
 
-    def __init__(self, calls: list[Attention], inputs: InputTracker) -> None:
-        self._calls, self._inputs = calls, inputs
-        self._position, self._pass = 0, -1
-
-    def next(self) -> Attention:
-        if len(self._calls) == 1:
-            return self._calls[0]
-        if in_backward() and not self._inputs.inside:
+    def following() -> Attention:
+        nonlocal position, current
+        if len(calls) == 1:
+            return calls[0]
+        if in_backward() and not inputs.inside:
             raise UnsupportedError(
-                f"heads: {self._calls[0].site.name} is shared by {len(self._calls)} layers, and in "
+                f"heads: {calls[0].site.name} is shared by {len(calls)} layers, and in "
                 f"a backward pass it is unknown which of them runs. Turn checkpointing off."
             )
-        if self._inputs.passes != self._pass:
-            self._position, self._pass = 0, self._inputs.passes
-        self._position += 1
-        return self._calls[(self._position - 1) % len(self._calls)]
+        if inputs.passes != current:
+            position, current = 0, inputs.passes
+        position += 1
+        return calls[(position - 1) % len(calls)]
+
+    return following
 
 
 @contextmanager
-def _before_projection(first: Attention, order: _CallOrder, edit: Edit) -> Iterator[None]:
+def _before_projection(
+    first: Attention, following: Callable[[], Attention], edit: Edit
+) -> Iterator[None]:
     n_heads = first.site.n_heads
 
     def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         heads = args[0].unflatten(-1, (n_heads, -1))
-        edited = edit(order.next(), heads)
+        edited = edit(following(), heads)
         return args if edited is heads else (edited.flatten(-2), *args[1:])
 
     with Hooks() as hooks:
@@ -126,14 +299,14 @@ def _before_projection(first: Attention, order: _CallOrder, edit: Edit) -> Itera
 
 @contextmanager
 def _where_attended(
-    model: nn.Module, orders: Mapping[int, _CallOrder], edit: Edit
+    model: nn.Module, orders: Mapping[int, Callable[[], Attention]], edit: Edit
 ) -> Iterator[None]:
     """Write into the outputs of attention in place, for a model that multiplies them by a bare
     parameter: no module takes them as input."""
 
     def attended(call: AttentionCall) -> None:
-        order = orders.get(id(call.module))
-        if order is None:
+        following = orders.get(id(call.module))
+        if following is None:
             return
         if call.heads.requires_grad:
             raise UnsupportedError(
@@ -141,7 +314,7 @@ def _where_attended(
                 f"so its heads are edited in place. Disable gradients (torch.no_grad)."
             )
         heads = call.heads.transpose(1, 2)
-        edited = edit(order.next(), heads)
+        edited = edit(following(), heads)
         if edited is not heads:
             heads.copy_(edited)
 
@@ -151,7 +324,9 @@ def _where_attended(
 
 
 @contextmanager
-def _around_torch_layer(first: Attention, order: _CallOrder, edit: Edit) -> Iterator[None]:
+def _around_torch_layer(
+    first: Attention, following: Callable[[], Attention], edit: Edit
+) -> Iterator[None]:
     """Edit the heads of torch's layer, which reads the weight of its projection without calling it.
 
     While it runs, its projection is the identity, so that it returns the outputs of its heads. The
@@ -173,7 +348,7 @@ def _around_torch_layer(first: Attention, order: _CallOrder, edit: Edit) -> Iter
         heads = joined.unflatten(-1, (first.site.n_heads, -1))
         heads = heads.transpose(0, 1) if first_batch else heads
         heads = heads if heads.ndim == 4 else heads[None]
-        edited = edit(order.next(), heads).flatten(2).transpose(0, 1)  # T B d_model
+        edited = edit(following(), heads).flatten(2).transpose(0, 1)  # T B d_model
         out = F.linear(edited.flatten(0, 1), weight, bias).view(edited.shape)
         if joined.ndim == 2:
             out = out[:, 0]

@@ -1,18 +1,27 @@
-"""Which rows of which weights scale the attention logits of each head, found by gradients."""
+"""Which rows of which weights scale the attention logits of each head, and scaling them in place.
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+Queries and keys are traced back by gradients to the last linear layer or norm before them, whatever
+the architecture calls it. What was found is then tried out: no rule by names could be trusted with
+weights that are in training.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
 
+from headwise._evaluation import in_evaluation
 from headwise._torch_private import has_joined_weight
 from headwise.errors import UnsupportedError
-from headwise.models.ownership._attention import is_transposed
-from headwise.models.ownership._logit_scaling import ScaledRows, reshard, restore_rows, scale_rows
-from headwise.models.ownership._logit_trace import LogitCall, LogitTrace, is_norm, trace_logits
+from headwise.models._hooks import Hooks
+from headwise.models.capture import AttentionCall, Sites, SoftmaxCall, capture_calls
+from headwise.models.ownership._attention import is_linear, is_transposed
+from headwise.models.ownership._model_runs import call_model
+from headwise.models.ownership._ownership_map import output_dependence
 
 # Relative tolerances of logits whose weights were scaled and rounded; a wrong factor differs more.
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -23,7 +32,25 @@ _DEFAULT_TOLERANCE = 1e-3
 #   whole  g_h, as the keys they meet belong to all heads
 #   half   √g_h, as the rows of queries and keys cannot be distinguished
 Share = Literal["query", "key", "whole", "half"]
+# By module: per head, which of its outputs the head depends on.
 _Used = Mapping[str, Bool[Tensor, "_ _"]]
+# The positional and the keyword arguments of one call of a module.
+_Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledRows:
+    """Rows of one parameter, each owned by a head or by a group that shares keys.
+
+    Attributes:
+        parameter: Its qualified name.
+        shape: The shape in which a factor for each row is multiplied with it.
+        owners: The owner of each row; -1 if the row is not scaled.
+    """
+
+    parameter: str
+    shape: tuple[int, ...]
+    owners: Int[Tensor, " n"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,9 +87,9 @@ def find_logit_rows(
 ) -> dict[str, LogitRows]:
     """Find the rows of weights by which the logits of each head can be scaled, by name of site.
 
-    Queries and keys are traced back by gradients to the last linear layer or norm that they
-    depend on, of which each head must own its outputs. Then all heads are scaled on trial, and
-    their logits must change by their factors and by nothing else. The model is left as it was.
+    Each head must own the outputs of the last linear layer or norm that its queries and keys depend
+    on. Then all heads are scaled on trial, and their logits must change by their factors and by
+    nothing else. The model is left as it was.
 
     Args:
         batch: What the model is run on, twice: keyword arguments, a tuple, or a single argument.
@@ -71,18 +98,199 @@ def find_logit_rows(
         UnsupportedError: no attention was captured, or the logits of a head cannot be scaled
             exactly by weights of its own.
     """
-    trace = trace_logits(model, batch, layers)
+    trace = _trace(model, batch, layers)
     if not trace.calls:
         raise UnsupportedError(
             f"QKClip: no attention was captured in {type(model).__name__}. Give a monitor of a "
             f"model that headwise.observe can watch."
         )
     _refuse_clamped(model)
-    reshard(model)
+    _reshard(model)
     rows = {site: _rows_of(model, site, calls[0], trace) for site, calls in trace.calls.items()}
     _refuse_tied_or_frozen(model, rows)
     _try(model, batch, layers, trace, rows)
     return rows
+
+
+@torch.no_grad()
+def scale_rows(model: nn.Module, changes: Iterable[tuple[ScaledRows, Tensor]]) -> dict[str, Tensor]:
+    """Multiply rows by the factors of their owners; an exception leaves all as they were.
+
+    Returns:
+        The former values of what was changed, by parameter.
+    """
+    _reshard(model)
+    factors: dict[str, tuple[tuple[int, ...], Tensor]] = {}
+    for rows, per_owner in changes:
+        is_owned = rows.owners >= 0
+        factor = torch.where(is_owned, per_owner.cpu()[rows.owners.clamp(min=0)], 1.0)
+        if rows.parameter in factors:
+            factor = factor * factors[rows.parameter][1]
+        factors[rows.parameter] = (rows.shape, factor)
+    ready = {
+        name: (weight, _fitted(name, factor, shape, weight))
+        for name, (shape, factor) in factors.items()
+        if (factor != 1.0).any()
+        for weight in [model.get_parameter(name)]
+    }
+    saved: dict[str, Tensor] = {}
+    try:
+        for name, (weight, factor) in ready.items():
+            saved[name] = weight.detach().clone()
+            weight.mul_(factor)
+        return saved
+    except BaseException:
+        _restore(model, saved)
+        raise
+
+
+@torch.no_grad()
+def _restore(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    _reshard(model)
+    for name, values in saved.items():
+        model.get_parameter(name).copy_(values)
+
+
+def _reshard(model: nn.Module) -> None:
+    """Free the copies of weights that FSDP2 gathers and that autocast casts."""
+    torch.clear_autocast_cache()
+    module: Any  # FSDP2 gives each module that it shards these methods
+    for module in model.modules():
+        if hasattr(module, "reshard") and hasattr(module, "unshard"):
+            module.reshard()
+
+
+def _fitted(name: str, factor: Tensor, shape: tuple[int, ...], weight: Any) -> Tensor:
+    """The factors in the shape, the dtype and the sharding of a weight."""
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    ready = factor.to(device=weight.device, dtype=dtype).view(shape)
+    axis = next((i for i, n in enumerate(ready.shape) if n > 1), 0)
+    fits = all(n in (1, m) for n, m in zip(ready.shape, weight.shape, strict=True))
+    if not hasattr(weight, "device_mesh"):
+        if fits:
+            return ready
+    else:
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+
+        mesh, local = weight.device_mesh, weight.to_local()
+        if fits:  # of the whole weight, of which each rank holds some rows
+            return DTensor.from_local(ready, mesh, [Replicate()] * mesh.ndim, run_check=False)
+        # Under tensor parallelism the rows are those of this rank's heads.
+        if mesh.ndim == 1 and local.shape[axis] == ready.shape[axis]:
+            return DTensor.from_local(ready, mesh, [Shard(axis)], run_check=False)
+    raise UnsupportedError(
+        f"QKClip: {name} has shape {tuple(weight.shape)}, expected {tuple(ready.shape)}: the "
+        f"weight changed after the clip was made, or is sharded along several axes of a mesh. "
+        f"Make a new clip, or shard along one axis."
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Logits:
+    """The logits of one attention call, and the queries and keys behind them if they are known.
+
+    Logits lack position biases and softcap; those of captured queries and keys also the scale.
+    """
+
+    module: nn.Module
+    logits: Float[Tensor, "H B T S"]
+    q: Float[Tensor, "H B T D"] | None
+    k: Float[Tensor, "Hkv B S D"] | None
+    softcap: float | None
+
+    @classmethod
+    def of(cls, site: str, call: AttentionCall) -> "_Logits":
+        softcap = call.rule.softcap
+        if not isinstance(call, SoftmaxCall):
+            q, k = call.q.transpose(0, 1), call.k.transpose(0, 1)
+            logits = q @ k.repeat_interleave(len(q) // len(k), 0).mT
+            return cls(call.module, logits, q, k, softcap)
+        if call.plain is None:
+            raise UnsupportedError(
+                f"QKClip: the largest logit of {site} is unknown, since its softmax is implemented "
+                f"by hand and more than a scale or a mask is applied to its products of queries "
+                f"and keys, such as a position bias. Load the model with "
+                f"attn_implementation='sdpa', or leave its layer out with HeadMonitor(layers=...)."
+            )
+        logits = torch.where(call.plain.isfinite(), call.plain, 0.0).transpose(0, 1)
+        return cls(call.module, logits, None, None, softcap)
+
+
+@dataclass(frozen=True, eq=False)
+class _Trace:
+    """The attention calls of one pass by site, and the calls of the modules around them.
+
+    Attributes:
+        outputs: The outputs of each linear layer and norm, by its name: leaves of autograd, so
+            that queries and keys depend on the last of these modules alone.
+        inputs: What each of these modules, and each layer of torch, was called with.
+    """
+
+    calls: dict[str, list[_Logits]] = field(default_factory=dict)
+    outputs: dict[str, list[Tensor]] = field(default_factory=dict)
+    inputs: dict[str, list[_Inputs]] = field(default_factory=dict)
+
+    def dependence(self, heads: Float[Tensor, "n ..."]) -> dict[str, Bool[Tensor, "n _"]]:
+        """Which outputs of each module each head depends on, by the last axis of the module."""
+        return output_dependence(heads, self.outputs)
+
+
+def _trace(
+    model: nn.Module,
+    batch: Any,
+    layers: Collection[int] | None,
+    replayed: Mapping[str, list[_Inputs]] | None = None,
+) -> _Trace:
+    """Run a model once in evaluation mode and trace its attention logits back to its weights.
+
+    Args:
+        replayed: Inputs that replace those of modules, by the modules' names, so that the logits of
+            a layer depend on its own weights alone. Nothing is attached to the graph.
+    """
+    trace, sites, attached = _Trace(), Sites(model), replayed is None
+
+    def record(call: AttentionCall) -> None:
+        site = sites.of(call, active)
+        if layers is None or site.layer in layers:
+            with torch.set_grad_enabled(attached):
+                trace.calls.setdefault(site.name, []).append(_Logits.of(site.name, call))
+
+    def note(name: str, _: nn.Module, *inputs: Any) -> None:
+        trace.inputs.setdefault(name, []).append(inputs)
+
+    def cut(name: str, module: nn.Module, _: Any, output: Any) -> Tensor | None:
+        """Continue with a copy of an output that autograd traces back to the module, no further."""
+        if not isinstance(output, Tensor) or not output.is_floating_point():
+            return None
+        # A gain of several axes, as one of each head, has its units along one.
+        axes = 1 if is_linear(module) else module.get_parameter("weight").ndim
+        leaf = output.detach().flatten(-axes).requires_grad_() if axes else output.detach()
+        trace.outputs.setdefault(name, []).append(leaf)
+        return leaf.clone().view(output.shape)  # a copy, since some models change it in place
+
+    with Hooks() as hooks, in_evaluation(model), torch.set_grad_enabled(attached):
+        active = hooks.enter_context(capture_calls(model, record, keep_graph=attached))
+        for name, module in model.named_modules():
+            scales = is_linear(module) or _is_norm(module)
+            if attached and scales:
+                hooks.after(module, partial(cut, name))
+            if attached and (scales or isinstance(module, nn.MultiheadAttention)):
+                hooks.before(module, partial(note, name), with_kwargs=True)
+            elif replayed is not None and name in replayed:
+                hooks.before(module, partial(_replay, iter(replayed[name])), with_kwargs=True)
+        call_model(model, batch)
+    return trace
+
+
+def _replay(calls: Iterator[_Inputs], _: nn.Module, *inputs: Any) -> Any:
+    return next(calls, inputs)
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """Whether a module multiplies what it has normalised by a learned gain."""
+    gain = getattr(module, "weight", None)
+    named = "norm" in type(module).__name__.lower()
+    return named and isinstance(gain, nn.Parameter) and not any(module.children())
 
 
 def _refuse_clamped(model: nn.Module) -> None:
@@ -116,40 +324,63 @@ def _refuse_tied_or_frozen(model: nn.Module, rows_by_site: Mapping[str, LogitRow
             )
 
 
-def _rows_of(model: nn.Module, site: str, call: LogitCall, trace: LogitTrace) -> LogitRows:
+def _rows_of(model: nn.Module, site: str, call: _Logits, trace: _Trace) -> LogitRows:
+    """The rows that scale the logits of each head of one site."""
     if isinstance(call.module, nn.MultiheadAttention):
         groups = torch.arange(call.module.num_heads)
         return LogitRows(site, groups, tuple(_torch_rows(site, call.module)), call.softcap)
     if call.q is None or call.k is None:
-        used = trace.dependence(call.logits)
-        own = {name: units & (units.sum(0) == 1) for name, units in used.items()}
-        is_shared = any((units.sum(0) > 1).any() for units in used.values())
+        both = trace.dependence(call.logits)
+        own = {name: units & (units.sum(0) == 1) for name, units in both.items()}
+        is_shared = any((units.sum(0) > 1).any() for units in both.values())
         groups = torch.arange(len(call.logits))
-        shared_rows = [("whole" if is_shared else "half", own)]
-        return _checked(model, site, call, groups, shared_rows)  # type: ignore[arg-type]
-    groups, keys, are_shared = _key_groups(trace.dependence(call.k), len(call.q))
-    queries = trace.dependence(call.q)
-    if not queries:
-        raise UnsupportedError(
-            f"QKClip: the queries of {site} come from no linear layer or norm whose weights can be "
-            f"scaled, as where they are packed by quantisation. Clip the model before it is "
-            f"quantised, or leave its layer out with HeadMonitor(layers=...)."
-        )
-    if not are_shared:
-        return _checked(model, site, call, groups, [("query", queries), ("key", keys)])
-    common = _common_features(call.k, keys, trace)
-    split = {
-        share: trace.dependence(torch.where(features, call.q, 0.0))
-        for share, features in (("query", ~common), ("whole", common))
-    }
-    mixed = any((split["query"][name] & units).any() for name, units in split["whole"].items()
-                if name in split["query"])  # fmt: skip
+        parts: list[tuple[Share, _Used]] = [("whole" if is_shared else "half", own)]
+    else:
+        groups, keys, are_shared = _key_groups(trace.dependence(call.k), len(call.q))
+        queries = trace.dependence(call.q)
+        if not queries:
+            raise UnsupportedError(
+                f"QKClip: the queries of {site} come from no linear layer or norm whose weights "
+                f"can be scaled, as where they are packed by quantisation. Clip the model before "
+                f"it is quantised, or leave its layer out with HeadMonitor(layers=...)."
+            )
+        parts = [("query", queries), ("key", keys)]
+        if are_shared:
+            parts = _parts_with_shared_keys(call.q, call.k, queries, keys, trace)
+    rows: list[tuple[Share, ScaledRows]] = []
+    for share, used in parts:
+        for name, units in used.items():
+            if (units.sum(0) > 1).any():
+                kind = type(model.get_submodule(name)).__name__
+                raise UnsupportedError(
+                    f"QKClip: the heads of {site} share the weights of {name} ({kind}), the "
+                    f"last ones that scale their {'keys' if share == 'key' else 'queries'}, such "
+                    f"as the gain of a norm over all heads, so one head cannot be clipped "
+                    f"alone. Leave its layer out with HeadMonitor(layers=...)."
+                )
+            if units.any():
+                owners = torch.where(units.any(0), units.int().argmax(0), -1)
+                rows += [(share, part) for part in _parameters_of(model, name, owners)]
+    return LogitRows(site, groups, tuple(rows), call.softcap)
+
+
+def _parts_with_shared_keys(
+    q: Tensor, k: Tensor, queries: _Used, keys: _Used, trace: _Trace
+) -> list[tuple[Share, _Used]]:
+    """What to scale where all heads share some features of the keys, as in latent attention: the
+    queries take the whole factor in these features, and share it with the keys in the others."""
+    features = torch.diag_embed(torch.ones(k.shape[-1])).to(k)[:, None, None]  # D 1 1 D
+    used = trace.dependence(features * k[0])
+    common = torch.zeros(k.shape[-1], dtype=torch.bool)  # all, where keys come from packed weights
+    for name, units in used.items():
+        common |= (units & ~keys[name].any(0)).any(1)
+    common = common.to(k.device)
+    whole = trace.dependence(torch.where(common, q, 0.0))
+    rest = trace.dependence(torch.where(common, 0.0, q))
+    mixed = any((rest[name] & units).any() for name, units in whole.items() if name in rest)
     if mixed or not any(units.any() for units in keys.values()):
-        return _checked(model, site, call, groups, [("whole", queries)])
-    return _checked(
-        model, site, call, groups,
-        [("query", split["query"]), ("whole", split["whole"]), ("key", keys)],
-    )  # fmt: skip
+        return [("whole", queries)]
+    return [("query", rest), ("whole", whole), ("key", keys)]
 
 
 def _key_groups(used: _Used, n_heads: int) -> tuple[Int[Tensor, " H"], dict[str, Tensor], bool]:
@@ -171,58 +402,18 @@ def _key_groups(used: _Used, n_heads: int) -> tuple[Int[Tensor, " H"], dict[str,
     return groups, dict(zip(used, own, strict=True)), are_shared
 
 
-def _common_features(
-    k: Float[Tensor, "Hkv B S D"], own: _Used, trace: LogitTrace
-) -> Bool[Tensor, " D"]:
-    """The features of keys that also depend on outputs which several heads share."""
-    features = torch.diag_embed(torch.ones(k.shape[-1])).to(k)[:, None, None]  # D 1 1 D
-    used = trace.dependence(features * k[0])
-    if not used:  # the keys come from packed weights, say
-        return torch.zeros(k.shape[-1], dtype=torch.bool, device=k.device)
-    return torch.stack(
-        [(units & ~own[name].any(0)).any(1) for name, units in used.items()]
-    ).any(0).to(k.device)  # fmt: skip
-
-
-def _checked(
-    model: nn.Module,
-    site: str,
-    call: LogitCall,
-    groups: Int[Tensor, " H"],
-    parts: Sequence[tuple[Share, _Used]],
-) -> LogitRows:
-    """The rows of these outputs, if each belongs to one head."""
-    rows: list[tuple[Share, ScaledRows]] = []
-    for share, used in parts:
-        for name, units in used.items():
-            if (units.sum(0) > 1).any():
-                kind = type(model.get_submodule(name)).__name__
-                raise UnsupportedError(
-                    f"QKClip: the heads of {site} share the weights of {name} ({kind}), the "
-                    f"last ones that scale their {'keys' if share == 'key' else 'queries'}, such "
-                    f"as the gain of a norm over all heads, so one head cannot be clipped "
-                    f"alone. Leave its layer out with HeadMonitor(layers=...)."
-                )
-            if units.any():
-                owners = torch.where(units.any(0), units.int().argmax(0), -1)
-                rows += [(share, part) for part in _parameters_of(model, name, owners)]
-    return LogitRows(site, groups, tuple(rows), call.softcap)
-
-
 def _parameters_of(
     model: nn.Module, name: str, owners: Int[Tensor, " units"]
 ) -> Iterator[ScaledRows]:
     """The weight and the bias behind the outputs of a module."""
     module = model.get_submodule(name)
     dot = f"{name}." if name else ""
-    shape: tuple[int, ...] = (-1, 1)
-    if is_norm(module):
+    shape: tuple[int, ...] = (1, -1) if is_transposed(module) else (-1, 1)
+    if _is_norm(module):
         shape = tuple(module.get_parameter("weight").shape)
-    elif is_transposed(module):
-        shape = (1, -1)
     yield ScaledRows(f"{dot}weight", shape, owners)
     if getattr(module, "bias", None) is not None:
-        yield ScaledRows(f"{dot}bias", shape if is_norm(module) else (-1,), owners)
+        yield ScaledRows(f"{dot}bias", shape if _is_norm(module) else (-1,), owners)
 
 
 def _torch_rows(site: str, module: nn.MultiheadAttention) -> Iterator[tuple[Share, ScaledRows]]:
@@ -245,7 +436,7 @@ def _try(
     model: nn.Module,
     batch: Any,
     layers: Collection[int] | None,
-    trace: LogitTrace,
+    trace: _Trace,
     rows: Mapping[str, LogitRows],
 ) -> None:
     """Scale the logits of all heads by factors of their own, and compare them; then undo it."""
@@ -254,12 +445,13 @@ def _try(
         site: 0.3 + 0.7 * torch.rand(len(x.groups), generator=generator, dtype=torch.float64)
         for site, x in rows.items()
     }
-    changes = [part for site, x in rows.items() for part in x.scaled(factors[site])]
-    saved = scale_rows(model, changes)
+    saved = scale_rows(
+        model, [part for site, x in rows.items() for part in x.scaled(factors[site])]
+    )
     try:
-        after = trace_logits(model, batch, layers, replayed=trace.inputs)
+        after = _trace(model, batch, layers, replayed=trace.inputs)
     finally:
-        restore_rows(model, saved)
+        _restore(model, saved)
     for site, calls in trace.calls.items():
         for before, scaled in zip(calls, after.calls[site], strict=True):
             _compare(site, before.logits.detach(), scaled.logits, factors[site])

@@ -1,13 +1,13 @@
 """Which index of which weight belongs to which head: found by gradients, for any architecture."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from headwise._evaluation import differentiable_evaluation
@@ -195,25 +195,48 @@ def _dependence(parts: Parts, weights: dict[str, Tensor]) -> dict[str, Dependenc
     """
     dependence: dict[str, Dependence] = {name: {} for name in weights}
     for part in sorted(parts, key="qkv".find, reverse=True):
-        heads = parts[part]
-        # Random factors, because gradients could cancel under equal ones; seeded for repeatability.
-        factors = torch.randn(heads.shape[1:], generator=torch.Generator().manual_seed(0))
         tested = {name: x for name, x in weights.items() if part != "out" or not dependence[name]}
-        rows = [
-            torch.autograd.grad(
-                (head * factors.to(head)).sum(),
-                [*tested.values()],
-                retain_graph=True,
-                allow_unused=True,
-            )
-            for head in heads
-        ]
-        for name, grads in zip(tested, zip(*rows, strict=True), strict=True):
+        for name, grads in zip(tested, _gradients(parts[part], [*tested.values()]), strict=True):
             if any(grad is not None for grad in grads):
                 zeros = torch.zeros_like(tested[name])
                 nonzero = [(zeros if grad is None else grad) != 0 for grad in grads]
                 dependence[name][part] = torch.stack(nonzero)
     return dependence
+
+
+def output_dependence(
+    heads: Float[Tensor, "n ..."], outputs: Mapping[str, Sequence[Tensor]]
+) -> dict[str, Bool[Tensor, "n _"]]:
+    """Which outputs of each module each head depends on, by the last axis of the module.
+
+    Args:
+        heads: What is computed for each head, attached in autograd to the outputs.
+        outputs: What the calls of each module returned.
+    Returns:
+        The modules that any head depends on, in the order of `outputs`.
+    """
+    if not heads.requires_grad:
+        return {}
+    calls = [(name, output) for name, tensors in outputs.items() for output in tensors]
+    used: dict[str, Tensor] = {}
+    grads_by_call = _gradients(heads, [output for _, output in calls])
+    for (name, _), grads in zip(calls, grads_by_call, strict=True):
+        if grads[0] is None:  # heads are parts of one tensor: without one gradient there is none
+            continue
+        units = torch.stack([(grad != 0).flatten(0, -2).any(0) for grad in grads]).cpu()
+        used[name] = used[name] | units if name in used else units
+    return used
+
+
+def _gradients(heads: Float[Tensor, "n ..."], tensors: list[Tensor]) -> list[tuple[Any, ...]]:
+    """For each tensor its gradients for each head; None where there is none."""
+    # Random factors, because gradients could cancel under equal ones; seeded for repeatability.
+    factors = torch.randn(heads.shape[1:], generator=torch.Generator().manual_seed(0)).to(heads)
+    rows = [
+        torch.autograd.grad((head * factors).sum(), tensors, retain_graph=True, allow_unused=True)
+        for head in heads
+    ]
+    return list(zip(*rows, strict=True))
 
 
 def _follow_biases(model: nn.Module, dependence: dict[str, Dependence]) -> None:
