@@ -5,13 +5,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import cached_property
-from itertools import islice
+from functools import cached_property, partial
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 from headwise._packages import require
-from headwise.corpora.readers import parse_sentence
+from headwise.corpora.readers import blocks_of, fault_at, json_line, parse_sentence
 from headwise.errors import ArgumentError, InputError
 from headwise.files import is_unicode, kind_of
 
@@ -143,80 +143,59 @@ def _size(path: str) -> int:
     try:
         return Path(path).stat().st_size
     except OSError as error:
-        raise InputError(
-            f"corpus: {path} cannot be read ({error.strerror}). Name a file that exists."
-        ) from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: OSError) -> InputError:
+    return InputError(f"corpus: {path} cannot be read ({error.strerror}). Name a file that exists.")
 
 
 def _lines(path: str) -> Iterator[tuple[int, str]]:
     """The lines of a file with their numbers, from 1, without white space at their ends."""
     try:
         with Path(path).open("rb") as file:
-            number, beginning = 0, b""
-            while line := file.readline(LONGEST_LINE + 1):
-                number += 1
+            kind = kind_of(file.peek(512))  # named where a line turns out not to be text
+            for number in count(1):
+                line = file.readline(LONGEST_LINE + 1)
+                if not line:
+                    return
+                fault = fault_at("corpus", path, number)
                 if len(line) > LONGEST_LINE:
-                    raise _fault(path, number, f"more than {LONGEST_LINE:,} bytes. Cut it.")
-                beginning = line if number == 1 else beginning
+                    raise fault(f"more than {LONGEST_LINE:,} bytes. Cut it.")
                 try:
                     yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip()
                 except UnicodeDecodeError as error:
-                    if kind := kind_of(beginning):
+                    if kind:
                         raise InputError(
                             f"corpus: {path} is {kind}, not UTF-8 text. Name files of plain text."
                         ) from error
-                    byte = f"byte {error.start} is 0x{line[error.start]:02x}"
-                    raise _fault(
-                        path,
-                        number,
-                        f"not UTF-8 ({byte}). Convert the file, for example with iconv.",
+                    raise fault(
+                        f"not UTF-8 (byte {error.start} is 0x{line[error.start]:02x}). Convert the "
+                        f"file, for example with iconv."
                     ) from error
     except OSError as error:
-        raise InputError(
-            f"corpus: {path} cannot be read ({error.strerror}). Name a file that exists."
-        ) from error
-
-
-def _read_lines(path: str, column: str) -> Iterator[str]:
-    """A text in each line."""
-    return (line for _, line in _lines(path))
+        raise _unreadable(path, error) from error
 
 
 def _read_objects(path: str, column: str) -> Iterator[str]:
     """The text in each JSON line, whatever its other keys hold; null is an empty text."""
+    parse = partial(json.loads, parse_int=Decimal)  # integers may be too long for an int
     for number, line in _lines(path):
-        if not line.strip():
-            continue
-        try:
-            fields = json.loads(line, parse_int=Decimal)  # integers may be too long for an int
-        except (ValueError, RecursionError) as error:
-            problem = f"not JSON ({error}). Give one object per line."
-            raise _fault(path, number, problem) from error
-        if not isinstance(fields, dict) or column not in fields:
-            raise _fault(
-                path, number,
-                f"{line[:40]!r} is not an object with the key {column!r}. Name another column, "
-                f"or give one object per line.",
-            )  # fmt: skip
-        yield _text(fields[column], f"{path}, line {number}", column)
+        if line.strip():
+            fault = fault_at("corpus", path, number)
+            fields = json_line(line, fault, parse)
+            if not isinstance(fields, dict) or column not in fields:
+                raise fault(
+                    f"{line[:40]!r} is not an object with the key {column!r}. Name another column, "
+                    f"or give one object per line."
+                )
+            yield _text(fields[column], f"{path}, line {number}", column)
 
 
 def _read_sentences(path: str, column: str) -> Iterator[str]:
     """The sentences of a CoNLL-U file."""
-    block: list[tuple[int, str]] = []
-    for number, line in _lines(path):
-        if line.strip():
-            block.append((number, line))
-        elif block:
-            yield _sentence(block, path)
-            block = []
-    if block:
-        yield _sentence(block, path)
-
-
-def _sentence(block: list[tuple[int, str]], path: str) -> str:
-    sentence = parse_sentence(block, path)
-    return "" if sentence is None else sentence.text
+    sentences = (parse_sentence(block, path) for block in blocks_of(_lines(path)))
+    return (sentence.text for sentence in sentences if sentence is not None)
 
 
 def _read_rows(path: str, column: str) -> Iterator[str]:
@@ -226,21 +205,15 @@ def _read_rows(path: str, column: str) -> Iterator[str]:
 
     try:
         with pq.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            if column not in names:
-                raise InputError(
-                    f"corpus: {path} has no column {column!r}, only {', '.join(names)[:80]}. "
-                    f"Name the column with the texts."
-                )
+            _check_column(path, column, file.schema_arrow.names)
             for batch in file.iter_batches(256, columns=[column]):
                 for text in batch.column(0).to_pylist():
                     yield _text(text, path, column)
+    except InputError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise InputError(
-            f"corpus: {path} cannot be read as Parquet ({reason}). Copy it again."
+            f"corpus: {path} cannot be read as Parquet ({_reason(error)}). Copy it again."
         ) from error
 
 
@@ -249,8 +222,7 @@ _READERS: Mapping[str, Callable[[str, str], Iterator[str]]] = {
     ".jsonl": _read_objects,
     ".ndjson": _read_objects,
     ".conllu": _read_sentences,
-    ".txt": _read_lines,
-    ".text": _read_lines,
+    **dict.fromkeys((".txt", ".text"), lambda path, _: (line for _, line in _lines(path))),
 }
 
 
@@ -269,8 +241,16 @@ def _text(value: Any, where: str, column: str) -> str:
     return value or ""
 
 
-def _fault(path: str, line: int, problem: str) -> InputError:
-    return InputError(f"corpus: {path}, line {line}: {problem}")
+def _check_column(what: str, column: str, names: Sequence[str]) -> None:
+    if column not in names:
+        raise InputError(
+            f"corpus: {what} has no column {column!r}, only {', '.join(names)[:80]}. Name the "
+            f"column with the texts."
+        )
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 @dataclass(frozen=True)
@@ -287,16 +267,12 @@ class DatasetStream:
         try:
             opened = datasets.load_dataset(self.name, split=self.split, streaming=True)
         except Exception as error:  # the library raises errors of many others
-            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             raise InputError(
                 f"corpus: the dataset {self.name!r}, split {self.split!r}, cannot be opened "
-                f"({reason[:160]}). Give datasets:NAME or datasets:NAME:SPLIT."
+                f"({_reason(error)[:160]}). Give datasets:NAME or datasets:NAME:SPLIT."
             ) from error
-        if opened.column_names is not None and self.column not in opened.column_names:
-            raise InputError(
-                f"corpus: the dataset {self.name!r} has no column {self.column!r}, only "
-                f"{', '.join(opened.column_names)[:80]}. Name the column with the texts."
-            )
+        if opened.column_names is not None:
+            _check_column(f"the dataset {self.name!r}", self.column, opened.column_names)
         return opened
 
     def describe(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from headwise._evaluation import in_evaluation
 from headwise._memory import halving
@@ -18,7 +18,6 @@ from headwise.corpora.streams import windows
 from headwise.errors import ArgumentError, HeadError
 from headwise.models import device_of
 from headwise.models.texts import (
-    Piece,
     check_reads_text,
     inputs_of,
     iter_pieces,
@@ -29,8 +28,7 @@ from headwise.scoring import Loss, importance
 from headwise.tables import HeadTable, Scores
 from headwise.watch import Request, observe
 
-# Texts in one batch, and tokens with padding, unless a single text has more.
-_BATCH_SIZE, _BATCH_TOKENS = 16, 2**14
+_BATCH_SIZE = 16  # texts in one batch; halved while memory does not suffice for them
 # Parts of a request that describe the latest batch, or that are passed for each batch.
 _NOT_OF_SHARDS = ("pairs", "spans", "received", "per_query", "maps")
 # Methods that score each text by itself. Mean ablation, gates and further rounds need all texts.
@@ -133,14 +131,18 @@ def measure(
         ]
         return add_up(parts) if parts else None
     check_reads_text("corpus", model)
+    own_target, device = reads_two_texts(model), device_of(model)
 
     def watched(size: int) -> HeadTable | None:
         any_batch = False
         with in_evaluation(model), torch.no_grad(), observe(model, request) as watch:
-            for batch in _batches(model, tokenizer, read(), max_tokens, size):
-                with text_alone("corpus", model):
-                    model(**batch)
-                any_batch = True
+            for window in windows(read()):
+                pairs = [(text, text if own_target else None) for text in window]
+                pieces = [*iter_pieces(tokenizer, pairs, model, max_tokens)]
+                for batch in inputs_of(pieces, size, device):
+                    with text_alone("corpus", model):
+                        model(**batch)
+                    any_batch = True
             return watch.table() if any_batch else None
 
     return halving("corpus", watched, _BATCH_SIZE)
@@ -162,31 +164,3 @@ def add_up(parts: Sequence[Any]) -> Any:
                 f"them with one model."
             )
     return replace(first, per_text=np.concatenate([part.per_text for part in parts]))
-
-
-def _batches(
-    model: nn.Module,
-    tokenizer: Any,
-    texts: Iterator[str],
-    max_tokens: int | None,
-    size: int,
-) -> Iterator[dict[str, Tensor]]:
-    own_target, device = reads_two_texts(model), device_of(model)
-    for window in windows(texts):
-        pairs = [(text, text if own_target else None) for text in window]
-        pieces = [*iter_pieces(tokenizer, pairs, model, max_tokens)]
-        for group in _groups(sorted(pieces, key=lambda piece: len(piece.source)), size):
-            yield from inputs_of(group, len(group), device)
-
-
-def _groups(pieces: Sequence[Piece], size: int) -> Iterator[list[Piece]]:
-    """Pieces of ascending length in groups of at most `size` that fit into one batch."""
-    group: list[Piece] = []
-    for piece in pieces:
-        if len(group) == size or (len(group) + 1) * len(piece.source) > _BATCH_TOKENS:
-            if group:
-                yield group
-            group = []
-        group.append(piece)
-    if group:
-        yield group

@@ -1,15 +1,17 @@
 """Readers of annotated texts; errors name the file and the line."""
 
-from headwise.corpora.readers._conllu import parse_sentence, read_conllu
+from headwise.corpora.readers._conllu import blocks_of, parse_sentence, read_conllu
 from headwise.corpora.readers._coreference import read_gap, read_winobias
 from headwise.corpora.readers._examples import read_examples
-from headwise.corpora.readers._file import json_line
+from headwise.corpora.readers._file import fault_at, json_line
 from headwise.corpora.readers._lines import read_aligned, read_jsonl
 from headwise.corpora.readers._pairs import SentencePair, read_pairs
 from headwise.corpora.readers._plain import read_parallel, read_texts
 
 __all__ = [
     "SentencePair",
+    "blocks_of",
+    "fault_at",
     "json_line",
     "parse_sentence",
     "read_aligned",

@@ -2,9 +2,9 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from headwise._display import counted
 from headwise.corpora._text import AnnotatedText, Arc, Span
@@ -32,21 +32,18 @@ def read_conllu(path: str | os.PathLike[str]) -> list[AnnotatedText]:
     Source:
         https://universaldependencies.org/format.html
     """
-    texts = [parse_sentence(lines, path) for lines in _blocks(lines_of(path, _WHO))]
+    texts = [parse_sentence(lines, path) for lines in blocks_of(enumerate(lines_of(path, _WHO), 1))]
     return check_filled([text for text in texts if text is not None], path, _WHO)
 
 
 Lines = list[tuple[int, str]]  # with their numbers
 
 
-def _blocks(lines: Sequence[str]) -> Iterator[Lines]:
-    block: Lines = []
-    for number, line in enumerate([*lines, ""], 1):
-        if line.strip():
-            block.append((number, line))
-        elif block:
-            yield block
-            block = []
+def blocks_of(lines: Iterable[tuple[int, str]]) -> Iterator[Lines]:
+    """Lines with their numbers, in blocks between blank lines."""
+    for is_filled, block in groupby(lines, lambda line: bool(line[1].strip())):
+        if is_filled:
+            yield list(block)
 
 
 @dataclass(frozen=True)
