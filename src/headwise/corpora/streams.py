@@ -3,9 +3,10 @@
 import glob
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import cached_property, partial
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from headwise.corpora.readers import blocks_of, fault_at, json_line, parse_sente
 from headwise.errors import ArgumentError, InputError
 from headwise.files import is_unicode, kind_of
 
-__all__ = ["DatasetStream", "FileCorpus", "open_source", "windows"]
+__all__ = ["Stream", "open_source", "windows"]
 
 _PREFIX = "datasets:"
 # A shard of this many bytes keeps a process busy for minutes, and a failure loses no more.
@@ -27,20 +28,32 @@ LONGEST_LINE = 2**28
 _TEXTS, _CHARACTERS = 1024, 2**21
 
 
-def open_source(
-    data: str | Path | Sequence[str | Path], column: str = "text"
-) -> "FileCorpus | DatasetStream":
+@dataclass(frozen=True)
+class Stream:
+    """Texts that are dealt out to shards.
+
+    Attributes:
+        about: What is read, as JSON: files with their sizes, or the parts of a dataset.
+        shards: How many shards suit it.
+        texts: The texts of a shard in their order, by its number and the number of shards.
+    """
+
+    about: Mapping[str, Any]
+    shards: int
+    texts: Callable[[int, int], Iterator[str]]
+
+
+def open_source(data: str | Path | Sequence[str | Path], column: str = "text") -> Stream:
     """The files that match some globs, or a dataset of the Hugging Face hub that is streamed.
 
     Args:
-        data: One glob or several, of .parquet, .jsonl, .txt or .conllu files; `**` matches
-            folders at any depth. Or `datasets:NAME` with an optional `:SPLIT` (`train` without
-            it); NAME may be a local folder.
-        column: The column of Parquet files and datasets, and the key of JSON lines, that holds
-            the text.
+        data: Globs, of which `**` matches folders at any depth, or `datasets:NAME` with an optional
+            `:SPLIT` (`train` without it); NAME may be a local folder.
+        column: The column of tables, and the key of JSON lines, that holds the text.
     Raises:
         ArgumentError: `data` is neither, or mixes both.
-        InputError: no file matches a glob, or a file has an unknown ending.
+        InputError: no file matches a glob, a file has an unknown ending, or the dataset cannot be
+            opened. `texts` raises it where a file has changed in size or holds something else.
         MissingPackageError: `datasets` is needed and not installed.
     """
     patterns = [data] if isinstance(data, str | Path) else list(data)
@@ -48,15 +61,18 @@ def open_source(
         raise ArgumentError(f"corpus: data={data!r:.80}. Give a glob such as 'data/*.parquet'.")
     names = [str(pattern) for pattern in patterns]
     streamed = [name for name in names if name.startswith(_PREFIX)]
-    if not streamed:
-        paths = {path for name in names for path in _matching(name)}
-        return FileCorpus(tuple((path, _size(path)) for path in sorted(paths)), column)
-    if len(names) > 1:
+    if streamed and len(names) > 1:
         raise ArgumentError(
             f"corpus: {streamed[0]} and {len(names) - 1} more. Give one dataset alone, or globs."
         )
-    name, _, split = streamed[0].removeprefix(_PREFIX).partition(":")
-    return DatasetStream(name, split or "train", column)
+    if streamed:
+        name, _, split = streamed[0].removeprefix(_PREFIX).partition(":")
+        return _open_dataset(name, split or "train", column)
+    files = [(path, _size(path)) for path in sorted({p for n in names for p in _matching(n)})]
+    about = {"files": [list(file) for file in files], "column": column}
+    size = sum(size for _, size in files)
+    shards = min(_MOST_SHARDS, 1 + (size - 1) // _BYTES_PER_SHARD) if size else 1
+    return Stream(about, shards, partial(_texts_of_files, files, column))
 
 
 def windows(texts: Iterator[str]) -> Iterator[list[str]]:
@@ -73,49 +89,23 @@ def windows(texts: Iterator[str]) -> Iterator[list[str]]:
         yield window
 
 
-@dataclass(frozen=True)
-class FileCorpus:
-    """The texts of some files.
+def _texts_of_files(
+    files: Sequence[tuple[str, int]], column: str, shard: int, shards: int
+) -> Iterator[str]:
+    """Files are dealt out in turn, or the texts of all files where there are fewer files.
 
-    Files are dealt out to the shards in turn. Where there are fewer files than shards, the texts
-    are: every process then reads all files, which costs little beside a pass of a model.
-
-    Attributes:
-        files: Paths and sizes, in order.
-        column: The column of Parquet files and the key of JSON lines that holds the text.
+    Every process then reads all files, which costs little beside a pass of a model.
     """
-
-    files: tuple[tuple[str, int], ...]
-    column: str = "text"
-
-    def describe(self) -> dict[str, Any]:
-        """The files with their sizes, and the column."""
-        return {"files": [list(file) for file in self.files], "column": self.column}
-
-    def default_shards(self) -> int:
-        """A shard for each 16 MiB, and at most 4096."""
-        size = sum(size for _, size in self.files)
-        return min(_MOST_SHARDS, 1 + (size - 1) // _BYTES_PER_SHARD) if size else 1
-
-    def texts(self, shard: int, shards: int) -> Iterator[str]:
-        """The texts of a shard, in the order of the files.
-
-        Raises:
-            InputError: a file cannot be read, has changed in size, or holds something else than
-                texts. The error names the place.
-        """
-        if len(self.files) >= shards:
-            return self._read(self.files[shard::shards])
-        return islice(self._read(self.files), shard, None, shards)
-
-    def _read(self, files: Sequence[tuple[str, int]]) -> Iterator[str]:
-        for path, size in files:
-            if _size(path) != size:
-                raise InputError(
-                    f"corpus: {path} has {_size(path)} bytes, not {size} as when the job began. "
-                    f"Restore it, or start a new job."
-                )
-            yield from _READERS[Path(path).suffix](path, self.column)
+    if len(files) < shards:
+        yield from islice(_texts_of_files(files, column, 0, 1), shard, None, shards)
+        return
+    for path, size in files[shard::shards]:
+        if _size(path) != size:
+            raise InputError(
+                f"corpus: {path} has {_size(path)} bytes, not {size} as when the job began. "
+                f"Restore it, or start a new job."
+            )
+        yield from _READERS[Path(path).suffix](path, column)
 
 
 def _matching(pattern: str) -> set[str]:
@@ -139,42 +129,44 @@ def _matching(pattern: str) -> set[str]:
     return paths
 
 
-def _size(path: str) -> int:
+@contextmanager
+def _named_failure(path: str) -> Iterator[None]:
     try:
-        return Path(path).stat().st_size
+        yield
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise InputError(
+            f"corpus: {path} cannot be read ({error.strerror}). Name a file that exists."
+        ) from error
 
 
-def _unreadable(path: str, error: OSError) -> InputError:
-    return InputError(f"corpus: {path} cannot be read ({error.strerror}). Name a file that exists.")
+def _size(path: str) -> int:
+    with _named_failure(path):
+        return Path(path).stat().st_size
 
 
 def _lines(path: str) -> Iterator[tuple[int, str]]:
     """The lines of a file with their numbers, from 1, without white space at their ends."""
-    try:
-        with Path(path).open("rb") as file:
-            kind = kind_of(file.peek(512))  # named where a line turns out not to be text
-            for number in count(1):
-                line = file.readline(LONGEST_LINE + 1)
-                if not line:
-                    return
-                fault = fault_at("corpus", path, number)
-                if len(line) > LONGEST_LINE:
-                    raise fault(f"more than {LONGEST_LINE:,} bytes. Cut it.")
-                try:
-                    yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip()
-                except UnicodeDecodeError as error:
-                    if kind:
-                        raise InputError(
-                            f"corpus: {path} is {kind}, not UTF-8 text. Name files of plain text."
-                        ) from error
-                    raise fault(
-                        f"not UTF-8 (byte {error.start} is 0x{line[error.start]:02x}). Convert the "
-                        f"file, for example with iconv."
+    with _named_failure(path), Path(path).open("rb") as file:
+        kind = kind_of(file.peek(512))  # named where a line turns out not to be text
+        for number in count(1):
+            line = file.readline(LONGEST_LINE + 1)
+            if not line:
+                return
+            fault = fault_at("corpus", path, number)
+            if len(line) > LONGEST_LINE:
+                raise fault(f"more than {LONGEST_LINE:,} bytes. Cut it.")
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                if kind:
+                    raise InputError(
+                        f"corpus: {path} is {kind}, not UTF-8 text. Name files of plain text."
                     ) from error
-    except OSError as error:
-        raise _unreadable(path, error) from error
+                raise fault(
+                    f"not UTF-8 (byte {error.start} is 0x{line[error.start]:02x}). Convert the "
+                    f"file, for example with iconv."
+                ) from error
+            yield number, text.rstrip()
 
 
 def _read_objects(path: str, column: str) -> Iterator[str]:
@@ -253,47 +245,29 @@ def _reason(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-@dataclass(frozen=True)
-class DatasetStream:
-    """The texts of one split of a dataset on the hub, or in a local folder."""
+def _open_dataset(name: str, split: str, column: str) -> Stream:
+    """One split of a dataset on the hub, or in a local folder; a shard for each of its files."""
+    datasets = require("datasets", "datasets", "corpus")
+    try:
+        opened = datasets.load_dataset(name, split=split, streaming=True)
+    except Exception as error:  # the library raises errors of many others
+        raise InputError(
+            f"corpus: the dataset {name!r}, split {split!r}, cannot be opened "
+            f"({_reason(error)[:160]}). Give datasets:NAME or datasets:NAME:SPLIT."
+        ) from error
+    if opened.column_names is not None:
+        _check_column(f"the dataset {name!r}", column, opened.column_names)
+    parts = int(opened.num_shards)
+    about = {"dataset": name, "split": split, "column": column, "parts": parts}
+    return Stream(about, parts, partial(_texts_of_dataset, opened, name, column))
 
-    name: str
-    split: str = "train"
-    column: str = "text"
 
-    @cached_property
-    def _opened(self) -> Any:
-        datasets = require("datasets", "datasets", "corpus")
-        try:
-            opened = datasets.load_dataset(self.name, split=self.split, streaming=True)
-        except Exception as error:  # the library raises errors of many others
-            raise InputError(
-                f"corpus: the dataset {self.name!r}, split {self.split!r}, cannot be opened "
-                f"({_reason(error)[:160]}). Give datasets:NAME or datasets:NAME:SPLIT."
-            ) from error
-        if opened.column_names is not None:
-            _check_column(f"the dataset {self.name!r}", self.column, opened.column_names)
-        return opened
-
-    def describe(self) -> dict[str, Any]:
-        """The name, the split, the column and the number of files."""
-        parts = self._opened.num_shards
-        return {"dataset": self.name, "split": self.split, "column": self.column, "parts": parts}
-
-    def default_shards(self) -> int:
-        """A shard for each file."""
-        return int(self._opened.num_shards)
-
-    def texts(self, shard: int, shards: int) -> Iterator[str]:
-        """The texts of a shard, in the order of the dataset.
-
-        Raises:
-            InputError: an example has no text.
-        """
-        if self._opened.num_shards >= shards:
-            examples = self._opened.shard(num_shards=shards, index=shard)
-        else:
-            examples = islice(self._opened, shard, None, shards)
-        for number, example in enumerate(examples):
-            where = f"example {number} of shard {shard} of {self.name!r}"
-            yield _text(example.get(self.column), where, self.column)
+def _texts_of_dataset(
+    opened: Any, name: str, column: str, shard: int, shards: int
+) -> Iterator[str]:
+    if opened.num_shards >= shards:
+        examples = opened.shard(num_shards=shards, index=shard)
+    else:
+        examples = islice(opened, shard, None, shards)
+    for number, example in enumerate(examples):
+        yield _text(example.get(column), f"example {number} of shard {shard} of {name!r}", column)

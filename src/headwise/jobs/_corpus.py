@@ -8,42 +8,49 @@ Two processes that measure one shard write the same, so none waits for another.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 from hashlib import blake2b
 from importlib.metadata import version
-from itertools import count, groupby
+from operator import add
 from pathlib import Path
 from reprlib import repr as shortened
+from types import CodeType
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 
 from headwise._display import counted
+from headwise._evaluation import in_evaluation
+from headwise._memory import halving
 from headwise._progress import Progress
-from headwise.corpora.streams import DatasetStream, FileCorpus, open_source
-from headwise.errors import ArgumentError, InputError, OutputError
+from headwise.corpora.streams import Stream, open_source, windows
+from headwise.errors import ArgumentError, HeadError, InputError, OutputError
 from headwise.files import build_from, read_object, write_json
-from headwise.jobs._measure import ImportanceRequest, add_up, describe, measure
-from headwise.models import (
-    check_model,
-    fingerprint,
-    load,
-    load_tokenizer,
-)
+from headwise.models import check_model, device_of, fingerprint, load, load_tokenizer
 from headwise.models.texts import (
+    check_reads_text,
+    inputs_of,
     iter_pieces,
+    reads_two_texts,
+    text_alone,
     tokenizer_of,
 )
+from headwise.scoring import Loss, importance
 from headwise.tables import HeadTable, Scores
-from headwise.watch import Request
+from headwise.watch import Request, observe
 
 SCHEMA = 2
-# Their numbers are listed in memory.
-_MOST_SHARDS = 2**20
+_MOST_SHARDS = 2**20  # their numbers are listed in memory
+_BATCH_SIZE = 16  # texts; halved where memory does not suffice
+# Parts of a request that describe the latest batch, or that are passed for each batch.
+_NOT_OF_SHARDS = ("pairs", "spans", "received", "per_query", "maps")
+# Methods that score each text by itself. Mean ablation, gates and further rounds need all texts.
+_METHODS = ("half-gate", "gradient", "curvature", "zero-ablation")
 # A text whose tokens show how a tokenizer cuts and changes texts.
 _PROBE = "The Cat's naïve 3rd  try:\n北京 IS ok…"
 _ADVICE = "Give a folder that a corpus job made."
@@ -74,8 +81,31 @@ class ModelSource:
             InputError: it cannot be opened.
         """
         dtype = None if self.dtype is None else getattr(torch, self.dtype)
-        how: Any = {"device": self.device, "dtype": dtype}
-        return load(self.name, attn_implementation=self.attn_implementation, **how)
+        attention: Any = self.attn_implementation
+        return load(self.name, device=self.device, dtype=dtype, attn_implementation=attention)
+
+
+@dataclass(frozen=True)
+class ImportanceRequest:
+    """A corpus job that scores heads, in place of computing statistics.
+
+    Attributes:
+        method: A method of `importance` that scores each text by itself: half-gate, gradient,
+            curvature or zero-ablation.
+        loss: The loss, as `importance` takes it; None is that of the model's class.
+    Raises:
+        ArgumentError: the method is another one.
+    """
+
+    method: str = "half-gate"
+    loss: Loss | str | Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in _METHODS:
+            raise ArgumentError(
+                f"ImportanceRequest: method={self.method!r} needs all texts, and a shard has only "
+                f"its own. Choose from {', '.join(_METHODS)}."
+            )
 
 
 @dataclass(frozen=True)
@@ -94,7 +124,7 @@ class CorpusJob:
 
     model: nn.Module | ModelSource
     tokenizer: Any
-    source: FileCorpus | DatasetStream
+    source: Stream
     request: Request | ImportanceRequest
     path: Path
     shards: int
@@ -118,7 +148,7 @@ class CorpusJob:
             shard: The shard, from 0. None is all.
             on_progress: Called with the number of finished shards and of all.
         Raises:
-            ArgumentError: there is no such shard.
+            ArgumentError: there is no such shard, or a model in memory comes without a tokenizer.
             InputError: the model cannot be opened, or a text cannot be read.
             OutputError: the folder cannot be written.
         """
@@ -130,35 +160,6 @@ class CorpusJob:
         wanted = [n for n in self.unfinished() if shard in (None, n)]
         if not wanted:
             return
-        model, tokenizer = self._open()
-        identity = {"model": fingerprint(model), "tokenizer": _identify(tokenizer, model)}
-        for number in wanted:
-            read = partial(self.source.texts, number, self.shards)
-            result = measure(self.request, model, tokenizer, read, self.max_tokens)
-            self._write(number, result, identity)
-            if on_progress is not None:
-                on_progress(self.shards - len(self.unfinished()), self.shards)
-
-    def merge(self) -> Any:
-        """The result on the whole corpus, added up in the order of the shards.
-
-        Returns:
-            A `HeadTable`, or `Scores` for an `ImportanceRequest`. Equal to the result of one
-            process up to rounding, counts exactly; its bytes do not depend on who computed which
-            shard.
-        Raises:
-            InputError: shards are missing or damaged, or of another job, model or tokenizer, or
-                no text has a token.
-        """
-        return merge_corpus(self.path)
-
-    def _open(self) -> tuple[nn.Module, Any]:
-        """The model and the tokenizer in this process.
-
-        Raises:
-            ArgumentError: a model in memory comes without a tokenizer.
-            InputError: they cannot be opened.
-        """
         model, tokenizer = self.model, self.tokenizer
         if isinstance(model, ModelSource):
             tokenizer = load_tokenizer(model.name) if tokenizer is None else tokenizer
@@ -168,16 +169,25 @@ class CorpusJob:
             raise ArgumentError(
                 f"corpus: {type(model).__name__} without a tokenizer. Give tokenizer=."
             )
-        return check_model("corpus", model), tokenizer
+        identity = {
+            "model": fingerprint(check_model("corpus", model)),
+            "tokenizer": _identify(tokenizer, model),
+        }
+        for number in wanted:
+            read = partial(self.source.texts, number, self.shards)
+            result = _measure(self.request, model, tokenizer, read, self.max_tokens)
+            _make_folder(self.path)  # someone may have deleted it to begin anew
+            if result is not None:
+                result.save(_place(self.path, number, ".parquet"))
+            job = _digest(read_object(self.path / "job.json", "corpus", _ADVICE))
+            record = {"job": job, "shard": number, **identity, "has_tokens": result is not None}
+            write_json(record, _place(self.path, number, ".json"))
+            if on_progress is not None:
+                on_progress(self.shards - len(self.unfinished()), self.shards)
 
-    def _write(self, shard: int, result: Any, facts: Mapping[str, Any]) -> None:
-        """Write the result of a shard, then that it is finished; each file is whole or absent."""
-        _make_folder(self.path)  # someone may have deleted it to begin anew
-        if result is not None:
-            result.save(_result(self.path, shard))
-        job = read_object(self.path / "job.json", "corpus", _ADVICE)
-        record = {"job": _digest(job), "shard": shard, **facts, "has_tokens": result is not None}
-        write_json(record, _record(self.path, shard))
+    def merge(self) -> Any:
+        """The result on the whole corpus: see `merge_corpus`."""
+        return merge_corpus(self.path)
 
 
 def corpus(
@@ -223,13 +233,12 @@ def corpus(
     """
     source, folder = open_source(data, column), Path(out)
     request = Request() if request is None else request
-    measured = describe(request)
+    measured = _describe(request)
     if isinstance(model, str | Path):
         model = ModelSource(str(model))
-    description = folder / "job.json"
+    begun = (folder / "job.json").exists()
     if shards is None:
-        stored = _read_job(folder) if description.exists() else {}
-        shards = stored.get("shards") or source.default_shards()
+        shards = _read_job(folder)["shards"] if begun else source.shards
     if type(shards) is not int or not 1 <= shards <= _MOST_SHARDS:
         raise ArgumentError(
             f"corpus: shards={shards!r}. Give a whole number from 1 to {_MOST_SHARDS:,}."
@@ -239,13 +248,19 @@ def corpus(
     about = {
         "headwise_job": SCHEMA,
         "measured": measured,
-        "data": source.describe(),
+        "data": source.about,
         "shards": shards,
         "max_tokens": max_tokens,
         "versions": {name: version(name) for name in ("headwise", "torch", "transformers")},
     }
-    if not description.exists():
-        _begin(folder, about)
+    if not begun:
+        _make_folder(folder)
+        entries = {entry.name for entry in folder.iterdir() if entry.name[0] != "."}
+        if foreign := sorted(entries - {"shards"}):
+            raise InputError(
+                f"corpus: {folder} holds {foreign[0]}, and no job. Name an empty folder."
+            )
+        write_json(about, folder / "job.json")
     stored = _read_job(folder)
     for name, value in json.loads(json.dumps(about)).items():
         if stored.get(name) != value:
@@ -257,8 +272,11 @@ def corpus(
 
 
 def merge_corpus(folder: str | Path) -> HeadTable | Scores:
-    """The result of a job from its folder alone, without the model; see `CorpusJob.merge`.
+    """The result of a job from its folder alone, added up in the order of the shards.
 
+    Returns:
+        A `HeadTable`, or `Scores` for an `ImportanceRequest`. Equal to the result of one process
+        up to rounding, counts exactly; its bytes do not depend on who computed which shard.
     Raises:
         InputError: the folder holds no job, or shards are missing, damaged, or of another job,
             model or tokenizer, or no text has a token.
@@ -267,19 +285,18 @@ def merge_corpus(folder: str | Path) -> HeadTable | Scores:
     job = _read_job(path)
     missing = _unfinished(path, job["shards"])
     if missing:
+        numbers = ", ".join(map(str, missing[:20])) + (" and more" if missing[20:] else "")
         raise InputError(
             f"corpus: {path} lacks {len(missing)} of {counted(job['shards'], 'shard')}, with the "
-            f"numbers {_ranges(missing)}. Run the job again."
+            f"numbers {numbers}. Run the job again."
         )
     kinds: dict[str, Any] = {"statistics": HeadTable, "importance": Scores}
-    kind = build_from(
-        lambda: kinds[job["measured"]["kind"]],
-        f"corpus: {path / 'job.json'} is damaged", "Copy it again.",
-    )  # fmt: skip
+    problem = f"corpus: {path / 'job.json'} is damaged"
+    kind = build_from(lambda: kinds[job["measured"]["kind"]], problem, "Copy it again.")
     results = []
     expected: dict[str, Any] = {"job": _digest(job)}
     for shard in range(job["shards"]):
-        place = _record(path, shard)
+        place = _place(path, shard, ".json")
         record = read_object(place, "corpus", f"Delete {place.name}, and run the shard again.")
         first = {name: record.get(name) for name in ("model", "tokenizer")}
         expected = first | expected | {"shard": shard}
@@ -295,26 +312,145 @@ def merge_corpus(folder: str | Path) -> HeadTable | Scores:
                 f"and run the shard again."
             )
         if record["has_tokens"]:
-            results.append(kind.load(_result(path, shard)))
+            results.append(kind.load(_place(path, shard, ".parquet")))
     if not results:
         raise InputError(
             f"corpus: {path / 'shards'} has {counted(job['shards'], 'shard')}, and no text with a "
             f"token. Give texts with words."
         )
-    return add_up(results)
+    return _add_up(results)
+
+
+def _measure(
+    request: Request | ImportanceRequest,
+    model: nn.Module,
+    tokenizer: Any,
+    read: Callable[[], Iterator[str]],
+    max_tokens: int | None,
+) -> HeadTable | Scores | None:
+    """The result on some texts, in memory that does not grow with their number of tokens.
+
+    Args:
+        read: Gives the texts; called again if memory runs out.
+    Returns:
+        None if the texts have no token.
+    Raises:
+        UnsupportedError: the model cannot be watched or gated exactly, or reads more than text.
+    """
+    if isinstance(request, ImportanceRequest):
+        settings: Any = {"loss": request.loss, "tokenizer": tokenizer, "max_tokens": max_tokens}
+        parts = [
+            importance(model, window, request.method, **settings)
+            for window in windows(read())
+            if any(iter_pieces(tokenizer, [(text, None) for text in window], model))
+        ]
+        return _add_up(parts) if parts else None
+    check_reads_text("corpus", model)
+    own_target, device = reads_two_texts(model), device_of(model)
+
+    def watched(size: int) -> HeadTable | None:
+        any_batch = False
+        with in_evaluation(model), torch.no_grad(), observe(model, request) as watch:
+            for window in windows(read()):
+                pairs = [(text, text if own_target else None) for text in window]
+                pieces = [*iter_pieces(tokenizer, pairs, model, max_tokens)]
+                for batch in inputs_of(pieces, size, device):
+                    with text_alone("corpus", model):
+                        model(**batch)
+                    any_batch = True
+            return watch.table() if any_batch else None
+
+    return halving("corpus", watched, _BATCH_SIZE)
+
+
+def _add_up(parts: Sequence[Any]) -> Any:
+    """The result on the texts of all parts, in their order.
+
+    Raises:
+        HeadError: the parts have different heads.
+    """
+    first = parts[0]
+    if isinstance(first, HeadTable):
+        return reduce(add, parts)
+    for part in parts:
+        if part.heads != first.heads:
+            raise HeadError(
+                f"corpus: shards have {len(first.heads)} and {len(part.heads)} heads. Run "
+                f"them with one model."
+            )
+    return replace(first, per_text=np.concatenate([part.per_text for part in parts]))
+
+
+def _describe(request: Request | ImportanceRequest) -> dict[str, Any]:
+    """A request as JSON; functions by name, classes of tokens with a hash of their ids.
+
+    Raises:
+        ArgumentError: it is not a request, or needs more than the texts of a shard.
+    """
+    if isinstance(request, ImportanceRequest):
+        loss = request.loss.of if isinstance(request.loss, Loss) else request.loss
+        name = _name_of(loss) if callable(loss) else loss or ""
+        return {"kind": "importance", "method": request.method, "loss": name}
+    if not isinstance(request, Request):
+        raise ArgumentError(
+            f"corpus: request={request!r:.60}. Give a Request(...) or an ImportanceRequest(...)."
+        )
+    for part in _NOT_OF_SHARDS:
+        if value := getattr(request, part):
+            raise ArgumentError(
+                f"corpus: the request has {part}={value!r}, which is passed or read batch by "
+                f"batch. Use relations, or watch the model with headwise.observe."
+            )
+    return {
+        "kind": "statistics",
+        "names": list(request.names),
+        "classes": {name: _digest(sorted(set(ids))) for name, ids in request.classes.items()},
+        "relations": {name: _name_of(pairs) for name, pairs in request.relations.items()},
+        "queries": request.queries,
+        "per_text": request.per_text,
+    }
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """The name of a function with a hash of its code, but not of what it closes over."""
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    code = _code_of(getattr(function, "__code__", None))
+    return f"{kind.__module__}.{kind.__qualname__} {_hash(code)}"
+
+
+def _code_of(code: Any) -> bytes:
+    """Instructions, names and constants of a function and of those inside it."""
+    if not isinstance(code, CodeType):
+        return repr(code).encode()
+    return b"".join([code.co_code, repr(code.co_names).encode(), *map(_code_of, code.co_consts)])
+
+
+def _identify(tokenizer: Any, model: nn.Module) -> str:
+    """Identifies a tokenizer by its vocabulary and the tokens of one text."""
+    vocabulary = sorted(getattr(tokenizer, "get_vocab", dict)().items())
+    pieces = [[*piece.source] for piece in iter_pieces(tokenizer, [(_PROBE, None)], model)]
+    return _hash(f"{vocabulary}{pieces}".encode("utf-8", "replace"))
+
+
+def _digest(content: Any) -> str:
+    return _hash(json.dumps(content, sort_keys=True).encode())
+
+
+def _hash(data: bytes) -> str:
+    return blake2b(data, digest_size=8).hexdigest()
 
 
 def _read_job(folder: Path) -> dict[str, Any]:
+    description = folder / "job.json"
+    problem = ""
     if not folder.is_dir():
         problem = (
             "is a file, not the folder of a corpus job" if folder.exists() else "does not exist"
         )
+    elif not description.exists():
+        problem = "is not the folder of a corpus job: it has no job.json"
+    if problem:
         raise InputError(f"corpus: {folder} {problem}. {_ADVICE}")
-    description = folder / "job.json"
-    if not description.exists():
-        raise InputError(
-            f"corpus: {folder} is not the folder of a corpus job: it has no job.json. {_ADVICE}"
-        )
     job = read_object(description, "corpus", _ADVICE)
     shards = job.get("shards")
     is_number = type(shards) is int and 1 <= shards <= _MOST_SHARDS
@@ -325,15 +461,6 @@ def _read_job(folder: Path) -> dict[str, Any]:
             f"{_ADVICE}"
         )
     return job
-
-
-def _begin(folder: Path, about: Mapping[str, Any]) -> None:
-    _make_folder(folder)
-    foreign = sorted(entry.name for entry in folder.iterdir() if entry.name[0] != ".")
-    if foreign != ["shards"]:
-        foreign.remove("shards")
-        raise InputError(f"corpus: {folder} holds {foreign[0]}, and no job. Name an empty folder.")
-    write_json(about, folder / "job.json")
 
 
 def _make_folder(folder: Path) -> None:
@@ -350,26 +477,11 @@ def _unfinished(folder: Path, shards: int) -> list[int]:
     names: set[str] = set()
     with suppress(OSError):
         names = {entry.name for entry in (folder / "shards").iterdir()}
-    return [n for n in range(shards) if _record(folder, n).name not in names]
+    return [n for n in range(shards) if _place(folder, n, ".json").name not in names]
 
 
-def _record(folder: Path, shard: int) -> Path:
-    return folder / "shards" / f"{shard:05}.json"
-
-
-def _result(folder: Path, shard: int) -> Path:
-    return folder / "shards" / f"{shard:05}.parquet"
-
-
-def _digest(job: Mapping[str, Any]) -> str:
-    return blake2b(json.dumps(job, sort_keys=True).encode(), digest_size=8).hexdigest()
-
-
-def _identify(tokenizer: Any, model: nn.Module) -> str:
-    """Identifies a tokenizer by its vocabulary and the tokens of one text."""
-    vocabulary = sorted(getattr(tokenizer, "get_vocab", dict)().items())
-    pieces = [[*piece.source] for piece in iter_pieces(tokenizer, [(_PROBE, None)], model)]
-    return blake2b(f"{vocabulary}{pieces}".encode("utf-8", "replace"), digest_size=8).hexdigest()
+def _place(folder: Path, shard: int, ending: str) -> Path:
+    return folder / "shards" / f"{shard:05}{ending}"
 
 
 def _difference(stored: Any, given: Any) -> str:
@@ -378,11 +490,3 @@ def _difference(stored: Any, given: Any) -> str:
         name = next(n for n in (*given, *stored) if stored.get(n) != given.get(n))
         return f"of {name} {_difference(stored.get(name), given.get(name))}"
     return f"{shortened(stored)}, not {shortened(given)}"
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """Numbers in ascending order, shortened: 0, 3-7, 9."""
-    steps = count()
-    groups = [list(group) for _, group in groupby(numbers, lambda number: number - next(steps))]
-    shown = [f"{g[0]}-{g[-1]}" if len(g) > 1 else str(g[0]) for g in groups]
-    return ", ".join(shown[:20]) + (" and more" if len(shown) > 20 else "")
