@@ -33,7 +33,7 @@ REFUSED = "reads a file that another reader has refused, to word the error"
 READ_ELSEWHERE = {
     "cli/tasks/_relations.py: _relation": OWN_CODE,
     "cli/tasks/_texts.py: _is_json": REFUSED,
-    "jobs/_corpus.py: CorpusJob._write": JOBS,
+    "jobs/_corpus.py: CorpusJob.run": JOBS,
     "jobs/_corpus.py: corpus": JOBS,
     "models/checkpoints/_fresh_process.py: _encode_sentences": FRESH,
     "models/checkpoints/_fresh_process.py: _open_with_transformers": FRESH,
@@ -51,8 +51,8 @@ COMMAND = {
     "cli/tasks/_curves.py: write_curves": ONE_FILE,
 }
 NO_FULL_DISK = COMMAND | {
-    "jobs/_corpus.py: _begin": JOBS,
-    "jobs/_corpus.py: CorpusJob._write": JOBS,
+    "jobs/_corpus.py: corpus": JOBS,
+    "jobs/_corpus.py: CorpusJob.run": JOBS,
 }
 NOT_KILLED = COMMAND | {"surgery/pricing/_cost_table.py: Costs.save": ONE_FILE}
 
