@@ -11,10 +11,9 @@ import torch
 import transformers
 from torch import Tensor
 
-from headwise._library import library
 from headwise.models import cache_argument
 from headwise.tables import HeadTable
-from headwise.watch import Request, _accumulator, _short_calls, observe
+from headwise.watch import Request, _accumulator, _queue, observe
 from oracles import assert_tables_close, padded
 
 Batch = dict[str, Tensor]
@@ -109,7 +108,7 @@ def test_calls_add_up_to_the_same_in_any_groups(
         return watch.table()
 
     expected = generate()
-    monkeypatch.setattr(_accumulator, "_CALLS", together)
+    monkeypatch.setattr(_accumulator, "_MOST", together)
     table = generate()
     assert_tables_close(table, expected)
     for name in table.statistics:
@@ -149,14 +148,14 @@ def _fused_projections() -> Any:
     return transformers.GPT2LMHeadModel(config).eval()
 
 
-# The most rows of a short call: none is short, and each of them is.
-_NONE, _ALL = 0, 1 << 12
+# The numbers of a call that waits: none does, and each of them does.
+_NONE, _ALL = 0, 1 << 18
 
 
 def _table_of(
     model: Any, batches: list[Batch], monkeypatch: pytest.MonkeyPatch, most: int
 ) -> HeadTable:
-    monkeypatch.setattr(_short_calls, "_SHORT", most)
+    monkeypatch.setattr(_queue, "LONG", most)
     with observe(model, Request(per_text=True)) as watch:
         for number, batch in enumerate(batches):
             model(**batch)
@@ -170,26 +169,25 @@ def _table_of(
 def test_short_calls_count_as_others_do(
     make: Callable[[], Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Calls of several lengths, masks and paddings by turns, more of them than a batch holds."""
-    monkeypatch.setattr(_short_calls, "_ROWS", 200)
+    """Calls of several lengths, masks and paddings by turns, more of them than may wait."""
+    monkeypatch.setattr(_queue, "WAIT", 5000)
     model, batches = make().to(dtype), [*_batches()] * 3
     expected = _table_of(model, batches, monkeypatch, _NONE)
     table = _table_of(model, batches, monkeypatch, _ALL)
     assert_tables_close(table, expected, rtol=1e-12)
 
 
-@pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
 @torch.no_grad()
-def test_short_calls_share_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_calls_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """The law above compares two ways only if both are taken."""
-    made: list[int] = []
-    new = _short_calls.statistics_buffer
+    heads: list[int] = []
+    compute = _queue.row_statistics
 
-    def counted(*args: Any) -> Any:
-        made.append(args[-1])
-        return new(*args)
+    def counted(q: Tensor, *others: Any) -> Any:
+        heads.append(q.shape[1])
+        return compute(q, *others)
 
-    monkeypatch.setattr(_short_calls, "statistics_buffer", counted)
+    monkeypatch.setattr(_queue, "row_statistics", counted)
     model, batch = _bert(), {"input_ids": torch.tensor(TEXTS[:1])}
     with observe(model) as watch:
         for _ in range(5):
@@ -197,24 +195,23 @@ def test_short_calls_share_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
         watch.table()
         model(**batch)
         watch.table()
-    assert len(made) == 1
-    assert made[0] * 4 * len(TEXTS[0]) >= 1 << 15
+    assert heads == [4 * 2 * 4, 4 * 2]  # the first pass is verified call by call
 
 
 @torch.no_grad()
 def test_an_interrupted_call_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an interrupt leaves in a batch without counting it changes no other call."""
+    """What an interrupt leaves in the queue without counting it changes no other call."""
     model, batches = _bert(), [*_batches()][:4]
-    add, calls = _accumulator.Accumulator.add, iter(range(100))
+    add, calls = _queue.Queue.add, iter(range(1, 100))  # the first pass does not wait
 
-    def interrupted(*args: Any) -> int:
-        if next(calls) == 3:  # the second layer of the second pass
+    def interrupted(*args: Any) -> bool:
+        if next(calls) == 2:  # the second layer of the second pass
             raise KeyboardInterrupt
         return add(*args)
 
     with observe(model, Request(per_text=True)) as watch:
         with monkeypatch.context() as patch:
-            patch.setattr(_accumulator.Accumulator, "add", interrupted)
+            patch.setattr(_queue.Queue, "add", interrupted)
             for batch in batches[:2]:
                 with suppress(KeyboardInterrupt):
                     model(**batch)
@@ -235,13 +232,15 @@ FAILING = {
 }
 
 
-@pytest.mark.parametrize("calls", [1, 512])
+@pytest.mark.parametrize("calls", [1, 256])
 @pytest.mark.parametrize("kind", FAILING)
 def test_a_pass_that_ends_in_an_exception_counts_nowhere(
     kind: str, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first layer has attended, and the caller goes on: as if the pass had not been."""
-    monkeypatch.setattr(_accumulator, "_CALLS", calls)
+    monkeypatch.setattr(_accumulator, "_MOST", calls)
+    if calls == 1:
+        monkeypatch.setattr(_queue, "WAIT", 0)
     model, ids = _llama(), torch.tensor(TEXTS[2:])
     layer = model.model.layers[1]
     inner = layer.forward

@@ -24,7 +24,7 @@ from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.models import hooked
 from headwise.models.capture._functions import FunctionCapture
 from headwise.watch import Request, observe
-from headwise.watch.layout import EligibleRows
+from headwise.watch._row_sums import EligibleRows
 
 IDS = torch.tensor([[1, 2, 3, 4, 5], [5, 4, 3, 2, 1]])
 X = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(0))

@@ -13,7 +13,7 @@ from headwise.models._head_cache import (
     head_cache,
 )
 from headwise.models._hooks import Hooks, hooked
-from headwise.models._libraries import cache_argument, cache_in
+from headwise.models._libraries import cache_argument, cache_in, growing_layer
 from headwise.models._model import (
     around,
     check_device,
@@ -71,6 +71,7 @@ __all__ = [
     "fast_attention",
     "find_cache_layers",
     "fingerprint",
+    "growing_layer",
     "head_cache",
     "hooked",
     "is_compiled",

@@ -26,11 +26,10 @@ from headwise.models import (
 from headwise.models.ownership import output_projection
 from headwise.tables import Totals
 from headwise.watch._accumulator import Accumulator
-from headwise.watch._decoding import Decoding
 from headwise.watch._maps import Maps
+from headwise.watch._queue import Queue
 from headwise.watch._request import Request
-from headwise.watch._row_sums import CallRows, row_request, without_autocast
-from headwise.watch._short_calls import ShortCalls
+from headwise.watch._row_sums import output_norms, row_request, sum_rows, without_autocast
 from headwise.watch._verification import refuse_wrapped, verify_heads
 from headwise.watch.layout import CallLayout, CallLayouts, TextPairs, TextSpans
 
@@ -59,14 +58,14 @@ class Recorder:
         self._active = ActiveModules(understanding=self._understanding)
         self._layouts = CallLayouts(request, self._sites.stacks.roots)
         self._accumulator = Accumulator(request)
-        self._decoding, self._short_calls = Decoding(request), ShortCalls(request)
+        self._queue = Queue(request, self._layouts, lambda: self._accumulator)
         self.pairs, self.spans = self._layouts.pairs, self._layouts.spans
         self._answered: set[Site] = set()
         self._verified: set[Site] = set()
         self.coverage = Coverage()
         self.maps = Maps(request.maps, request.received)
         self._before = 0, self.coverage, self.maps  # the current pass, and what was before it
-        self._inputs.on_failure = self._drop
+        self._inputs.on_begin, self._inputs.on_failure = self._begin, self._drop
 
     @property
     def passes(self) -> int:
@@ -120,7 +119,7 @@ class Recorder:
 
     def totals(self) -> dict[Site, dict[str, Totals]]:
         """The totals of each site."""
-        self._add_decoded()
+        self._compute()
         return self._accumulator.totals()
 
     def take_totals(self) -> dict[Site, dict[str, Totals]]:
@@ -146,7 +145,7 @@ class Recorder:
         place = None if self._is_skipped() else self._place(call)
         if place is None or not self._is_watched(place[0]):
             return
-        site, *_ = place
+        site, inputs, module_call = place
         if is_wrapped(call.q):
             refuse_wrapped()
         # The function mode must not capture what is computed from the call.
@@ -154,7 +153,13 @@ class Recorder:
             verify = call.exact and site not in self._verified
             if not (verify or self._request.names or self._request.received):  # maps alone
                 self.maps.record(site, call, 0, None)
-            elif verify or call.q.shape[2] > 1 or not self._waits(call, place):
+                return
+            tokens = inputs.text.tokens
+            is_token = call.q.shape[2] == 1 and not verify and _kind(call, place) == "within"
+            cache, number = self._inputs.cache, self.passes
+            if is_token and self._queue.add_token(site, call, inputs, number, cache):
+                self.coverage.add(site, call, module_call, tokens)
+            else:
                 self._add(call, place, need_heads=verify, verify=verify)
 
     def _answer(self, call: AttentionCall) -> Float[Tensor, "B H T Dv"] | None:
@@ -177,20 +182,23 @@ class Recorder:
         self._answered.add(site)
         return None if rows is None or rows.heads is None else rows.heads.to(call.q.dtype)
 
+    def _begin(self) -> None:
+        """A forward pass begins: remember what was there before it."""
+        self._before = self.passes, self.coverage.copy(), self.maps.copy()
+        self.spans.begin()
+        self._queue.begin_pass()
+
     def _drop(self) -> None:
         """Forget the current forward pass, which has ended in an exception: it counts nowhere."""
         number, coverage, maps = self._before
         if number == self.passes:
             self.coverage, self.maps = coverage, maps
+            self._queue.drop(number)
             self._accumulator.drop(number)
-            self._decoding.drop(number)
             self.spans.drop()
 
     def _is_skipped(self) -> bool:
         """Whether the current forward pass is not watched."""
-        if self._before[0] != self.passes:
-            self._before = self.passes, self.coverage.copy(), self.maps.copy()
-            self.spans.begin()
         # Gradient checkpointing runs layers again in the backward pass: they were counted already.
         is_backward = in_backward() and not self._inputs.inside
         return is_backward or max(0, self._inputs.passes - 1) % self._every > 0
@@ -206,75 +214,57 @@ class Recorder:
     def _add(
         self, call: AttentionCall, place: _Place, *, need_heads: bool, verify: bool
     ) -> RowStatistics | None:
-        """Compute the statistics of a call and add their sums.
+        """Let a call wait, or compute the statistics of its rows and add their sums.
 
         Returns:
-            Those of each row; None if the call is short, and heads are not needed.
+            Those of each row; None if the call waits, which it does not if heads are needed.
         """
-        self._add_decoded()
         site, inputs, module_call = place
-        kind = _kind(call, place)
-        if kind == "within" and call.q.shape[2] > 1:
-            self._decoding.expected[site] = call.k.shape[2] + 1, True
-        layout = self._layout(site, call, inputs, kind)
-        short, rows = None if need_heads else self._short_calls.add(call, layout), None
-        if short is not None:
-            self._accumulator.add(site, self._inputs.passes, short)
-        else:
-            rows = self._add_rows(site, call, layout, need_heads, verify)
+        layout = self._layout(site, call, inputs, _kind(call, place))
+        columns, n_texts = layout.positions.columns, layout.positions.n_texts
+        first = self._accumulator.number(site, self.passes, n_texts, columns)
+        rows = None
+        if need_heads or not self._queue.add(site, call, layout, first, self.passes):
+            rows = self._add_rows(site, call, layout, first, need_heads, verify)
         self.coverage.add(site, call, module_call, inputs.text.tokens)
+        if self._queue.is_full:
+            self._compute()
         return rows
 
     def _add_rows(
-        self, site: Site, call: AttentionCall, layout: CallLayout, need_heads: bool, verify: bool
+        self,
+        site: Site,
+        call: AttentionCall,
+        layout: CallLayout,
+        first: int,
+        need_heads: bool,
+        verify: bool,
     ) -> RowStatistics:
         """Compute the statistics of each row, add them, and keep what else is requested."""
-        rows, call_rows = self._describe_rows(site, call, layout, need_heads)
+        request, positions = self._request, layout.positions
+        per_head = self._per_head(site) if request.needs_projection else None
+        with without_autocast(call.q):
+            needed = row_request(call, request, layout, per_head, need_heads)
+            rows = call.row_statistics(needed)
+            norms = None if per_head is None else output_norms(rows, call, per_head)
+            sums = sum_rows(rows, layout, request, knows_logits=call.knows_logits, norms=norms)
         if verify and rows.heads is not None:
             heads = rows.heads if call.join is None else call.join(rows.heads.to(call.heads.dtype))
-            verify_heads(site, call.heads, heads, rows.lse, layout.positions)
+            verify_heads(site, call.heads, heads, rows.lse, positions)
             self._verified.add(site)
-        first_text = self._accumulator.add(site, self._inputs.passes, call_rows)
-        if self._request.maps or self._request.received:
-            received, evicted = rows.received, layout.positions.evicted_columns
+        self._accumulator.add(sums, {(site, self.passes): [(0, first)]})
+        if request.maps or request.received:
+            received, evicted = rows.received, positions.evicted_columns
             if received is not None and evicted:
                 received = pad(received, (evicted, 0))
-            self.maps.record(site, call, first_text, received)
-        if self._request.per_query:
-            self.spans.keep(site, layout.positions, layout.spans, rows)
+            self.maps.record(site, call, first, received)
+        if request.per_query:
+            self.spans.keep(site, positions, layout.spans, rows)
         return rows
 
-    def _describe_rows(
-        self, site: Site, call: AttentionCall, layout: CallLayout, need_heads: bool
-    ) -> tuple[RowStatistics, CallRows]:
-        """The statistics of the rows of a call: as the kernel returns them, and to be added up."""
-        per_head = self._per_head(site) if self._request.needs_projection else None
-        with without_autocast(call.q):
-            needed = row_request(call, self._request, layout, per_head, need_heads)
-            rows = call.row_statistics(needed)
-            return rows, CallRows.of(rows, call, layout, per_head)
-
-    def _waits(self, call: AttentionCall, place: _Place) -> bool:
-        """Whether a call reads one token more of a text, to be described with those after it."""
-        site, inputs, module_call = place
-        if self._decoding.is_full(site):
-            self._add_decoded()
-        if _kind(call, place) != "within":
-            return False
-        if not self._decoding.take(site, call, inputs, self._inputs.passes):
-            return False
-        self.coverage.add(site, call, module_call, inputs.text.tokens)
-        return True
-
-    def _add_decoded(self) -> None:
-        """Compute the statistics of the tokens that have waited, and add their sums."""
-        if not self._decoding.runs:
-            return
-        with without_function_modes():
-            for forward_pass, site, call, inputs in self._decoding.take_all():
-                layout = self._layout(site, call, inputs, "within")
-                _, call_rows = self._describe_rows(site, call, layout, need_heads=False)
-                self._accumulator.add(site, forward_pass, call_rows)
+    def _compute(self) -> None:
+        """Compute and add up the calls that wait."""
+        self._queue.compute(self.passes if self._inputs.inside else None)
 
     def _layout(
         self, site: Site, call: AttentionCall, inputs: StackInputs, kind: str

@@ -1,24 +1,27 @@
 """From statistics of rows to sums over texts: which rows count for which statistic."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from headwise.errors import UnsupportedError
-from headwise.kernels import OF_MASK, RowRequest, RowStatistics, SharedRequest, under_autocast
+from headwise.kernels import RowRequest, RowStatistics, under_autocast
 from headwise.models import AttentionCall, Text
 from headwise.watch._request import Request
-from headwise.watch.layout import CallLayout, EligibleRows, Positions, Rule, stacked
+from headwise.watch.layout import CallLayout, Positions
 
 PerHead = Float[Tensor, "H Dv d_model"]
 RowValues = Shaped[Tensor, "B H T"]
-Rows = Mapping[str, Any]  # by field of `RowStatistics`, those of several calls together
+Rows = Mapping[str, Any]  # by field of `RowStatistics`
 Widths = dict[str, int]  # the most keys of a query, by name
+# The rows for which a statistic is defined and its value under even weights; None: every real
+# row, and no such value.
+Rule = tuple[Bool[Tensor, "B H T"] | None, Float[Tensor, "B H T"] | None]
 
 
 def row_request(
@@ -33,22 +36,21 @@ def row_request(
     Args:
         per_head: The part of each head in the output projection, if a statistic needs it.
     """
+    if layout.request is None:
+        layout.request = _row_request(request, layout)
     heads = need_heads or ("output_norm" in request.statistics and call.join is not None)
-    if heads not in layout.requests:
-        layout.requests[heads] = _row_request(request, layout, heads)
-    shared = layout.requests[heads]
-    if not request.value:
-        return shared
-    return replace(shared, key_norms=projected_norms(call.v, per_head))
+    key_norms = projected_norms(call.v, per_head) if request.value else None
+    if not heads and key_norms is None:
+        return layout.request
+    return replace(layout.request, heads=heads, key_norms=key_norms)
 
 
-def _row_request(request: Request, layout: CallLayout, heads: bool) -> RowRequest:
+def _row_request(request: Request, layout: CallLayout) -> RowRequest:
     """The part of a request that does not depend on the values of a call."""
     positions, columns = layout.positions, layout.columns
     members = [_class_members(request, positions, layout.key_text)] if request.classes else []
     members += [layout.spans.keys.float()] if layout.spans else []
-    kind = SharedRequest if layout.is_shared and not request.value else RowRequest
-    return kind(
+    return RowRequest(
         entropy="entropy" in request.statistics,
         distance="distance" in request.statistics and not positions.is_cross,
         participation="participation" in request.statistics,
@@ -58,7 +60,6 @@ def _row_request(request: Request, layout: CallLayout, heads: bool) -> RowReques
         top=bool(request.top),
         query_at=None if positions.are_columns else positions.query_position,
         key_at=None if positions.are_columns else positions.keys.position,
-        heads=heads,
     )
 
 
@@ -68,111 +69,69 @@ def without_autocast(x: Tensor) -> AbstractContextManager[None]:
 
 
 @dataclass(frozen=True)
-class CallRows:
-    """The statistics of the rows of one call, not yet added up.
+class RowSums:
+    """What `n` calls on the same `M` texts add to the sums of their sites.
 
     Attributes:
-        norms: The norm of each head's output after the output projection, if it is requested.
-        knows_logits: Whether the largest logit before any bias is known.
-        n_calls: The number of calls on the same texts, one after the other in `rows`.
+        parts: The number of rows, the sums over them, and the sums under even attention.
+        highest: The largest value of each statistic; NaN where no row counts.
     """
 
-    rows: RowStatistics
-    layout: CallLayout
-    norms: RowValues | None
-    knows_logits: bool
-    n_calls: int = 1
-
-    @classmethod
-    def of(
-        cls, rows: RowStatistics, call: AttentionCall, layout: CallLayout, per_head: PerHead | None
-    ) -> "CallRows":
-        """The rows of a call, without what it has computed for its keys and heads."""
-        norms = None if per_head is None else _output_norms(rows, call, per_head)
-        if rows.heads is not None or rows.received is not None:
-            rows = replace(rows, heads=None, received=None)
-        return cls(rows, layout, norms, call.knows_logits)
-
-    @property
-    def n_rows(self) -> int:
-        return self.rows.lse.numel()
-
-    def kind(self, request: Request) -> Hashable:
-        """What calls that are added up together have in common: texts, and which rows count."""
-        lse, missing = self.rows.lse, (self.rows.sink is None, self.norms is None)
-        own = None if self._shares_eligible(request) else id(self)
-        return id(self.layout), own, lse.shape, lse.dtype, *missing
-
-    def eligible(self, request: Request) -> EligibleRows:
-        """The rows that count: the same for all calls of a layout, unless values decide."""
-        if not self._shares_eligible(request):
-            return _eligible_rows(self, request)
-        known, kind = self.layout.eligible, (self.rows.n_keys.shape[1], self.rows.sink is not None)
-        if kind not in known:
-            known[kind] = _eligible_rows(self._first(), request)
-        return known[kind]
-
-    def _first(self) -> "CallRows":
-        """The first of the calls."""
-        if self.n_calls == 1:
-            return self
-        B = len(self.rows.lse) // self.n_calls
-        parts: dict[str, Any] = {
-            name: x[:B] for name, x in vars(self.rows).items() if isinstance(x, Tensor)
-        }
-        return replace(self, rows=replace(self.rows, **parts), n_calls=1)
-
-    def _shares_eligible(self, request: Request) -> bool:
-        # Whether the largest logit is known, and whether all values are zero, depends on the call.
-        return self.knows_logits and not request.value
+    parts: Float[Tensor, "3 K n M H"]
+    highest: Float[Tensor, "K n H"]
 
 
-def _output_norms(rows: RowStatistics, call: AttentionCall, per_head: PerHead) -> RowValues | None:
+def sum_rows(
+    rows: RowStatistics,
+    layout: CallLayout,
+    request: Request,
+    *,
+    n_calls: int = 1,
+    knows_logits: bool = True,
+    norms: RowValues | None = None,
+) -> RowSums:
+    """The sums of every statistic over the rows of some calls, by text.
+
+    Padding rows are never counted. A row with a single visible key has a fixed weight of 1, so
+    it counts only for logits, unless means are taken over all queries.
+
+    Args:
+        n_calls: The number of calls whose heads lie side by side.
+        knows_logits: Whether the largest logit before any bias is known.
+        norms: The norm of each head's output after the output projection, if it is requested.
+    """
+    B, H, T = len(rows.lse), rows.lse.shape[1] // n_calls, rows.lse.shape[2]
+    # Masks alone decide which rows count, unless values do.
+    shares = knows_logits and not request.value
+    kind = H, rows.sink is not None
+    eligible = layout.eligible.get(kind) if shares else None
+    if eligible is None:
+        eligible = _eligible_rows(_first_heads(rows, H), layout, request)
+        if shares:
+            layout.eligible[kind] = eligible
+    values = _values(vars(rows) | {"norms": norms}, layout.widths, request)
+    by_call = values.view(len(values), B, n_calls, H, T).movedim(2, 1)
+    return eligible.sums_of(by_call, layout.positions)
+
+
+def _first_heads(rows: RowStatistics, H: int) -> RowStatistics:
+    """The rows of the first of several calls."""
+    if rows.lse.shape[1] == H:
+        return rows
+    parts: dict[str, Any] = {
+        name: x[:, :H] for name, x in vars(rows).items() if isinstance(x, Tensor)
+    }
+    return replace(rows, **parts)
+
+
+def output_norms(rows: RowStatistics, call: AttentionCall, per_head: PerHead) -> RowValues | None:
+    """The norm of each head's output after the output projection."""
     # A call that is answered has no heads of the model's own yet.
     is_own = call.join is None and call.heads.shape[-1] > 0
     heads = call.heads if is_own else rows.heads
     if heads is None or heads.shape[1] != len(per_head):
         return None
     return projected_norms(heads, per_head)
-
-
-def sum_rows(
-    calls: Sequence[CallRows], request: Request
-) -> tuple[Float[Tensor, "3 K n M H"], Float[Tensor, "K n H"]]:
-    """The sums of `n` calls of one kind by text, and the largest values, for every statistic.
-
-    Padding rows are never counted. A row with a single visible key has a fixed weight of 1, so
-    it counts only for logits, unless means are taken over all queries.
-    """
-    first, (B, H, T) = calls[0], calls[0].rows.lse.shape
-    values = _values(_joined(calls), first.layout.widths, request)
-    n = len(calls) * first.n_calls
-    by_call = values.view(len(values), n, B // first.n_calls, H, T)
-    return first.eligible(request).sums_of(by_call, first.layout.positions)
-
-
-def _joined(calls: Sequence[CallRows]) -> Rows:
-    """The statistics of the rows of one call after the other, and norms of outputs."""
-    parts = [vars(call.rows) | {"norms": call.norms} for call in calls]
-    if len(calls) == 1:
-        return parts[0]
-    return {
-        name: torch.cat([part[name] for part in parts])
-        for name, x in parts[0].items()
-        if isinstance(x, Tensor) and name not in OF_MASK
-    }
-
-
-def _values(rows: Rows, widths: Widths, request: Request) -> Shaped[Tensor, "K B H T"]:
-    """The statistics of each row, in the order of the request."""
-    statistics = _row_values(rows)
-    statistics |= _by_mass("mass", rows, widths, request)
-    if request.top:
-        tops = _by_mass("top", rows, widths, request)
-        statistics |= {f"top({name})": top for name, top in tops.items()}
-    if request.value:
-        statistics |= _shares(rows, widths, request)
-    return stacked([statistics[name] for name in request.names], rows["lse"])
 
 
 def projected_norms(
@@ -206,7 +165,7 @@ def _class_members(
     return (torch.stack(classes, dim=-1) & positions.key_real[..., None]).float()
 
 
-# By statistic, what holds it; `lse` stands in where a statistic is undefined.
+# Statistic → field of `RowStatistics`; `lse` stands in where a statistic is undefined.
 _ROW_VALUES = {
     "entropy": "entropy", "max_weight": "max_weight", "max_logit": "max_logit", "lse": "lse",
     "sink": "sink", "distance": "distance", "participation": "participation",
@@ -214,11 +173,17 @@ _ROW_VALUES = {
 }  # fmt: skip
 
 
-def _row_values(rows: Rows) -> dict[str, RowValues]:
-    """The statistics of all rows except masses, by name; undefined ones hold arbitrary
-    values."""
+def _values(rows: Rows, widths: Widths, request: Request) -> Shaped[Tensor, "K B H T"]:
+    """The statistics of each row, in the order of the request; undefined ones are arbitrary."""
     values = {name: rows.get(field) for name, field in _ROW_VALUES.items()}
-    return {name: rows["lse"] if value is None else value for name, value in values.items()}
+    statistics = {name: rows["lse"] if x is None else x for name, x in values.items()}
+    statistics |= _by_mass("mass", rows, widths, request)
+    if request.top:
+        tops = _by_mass("top", rows, widths, request)
+        statistics |= {f"top({name})": top for name, top in tops.items()}
+    if request.value:
+        statistics |= _shares(rows, widths, request)
+    return _stacked([statistics[name] for name in request.names], rows["lse"])
 
 
 def _by_mass(measure: str, rows: Rows, widths: Widths, request: Request) -> dict[str, RowValues]:
@@ -227,20 +192,13 @@ def _by_mass(measure: str, rows: Rows, widths: Widths, request: Request) -> dict
     of_classes = rows.get("class_keys" if measure == "seen" else f"class_{measure}")
     values: dict[str, RowValues] = {}
     if of_keys is not None and widths:
-        values |= zip(widths, _sums_over(of_keys, widths), strict=True)
+        single = len(widths) == of_keys.shape[-1]  # one key for each name
+        parts = of_keys.unbind(-1) if single else torch.split(of_keys, [*widths.values()], -1)
+        values |= zip(widths, parts if single else [x.sum(-1) for x in parts], strict=True)
     if of_classes is not None:
         names = (*request.classes, *request.spans)
         values |= zip(names, of_classes.unbind(-1), strict=True)
     return values
-
-
-def _sums_over(
-    of_keys: Shaped[Tensor, "B H T N"], widths: Widths
-) -> Sequence[Shaped[Tensor, "B H T"]]:
-    """The sum over the keys of each name."""
-    if len(widths) == of_keys.shape[-1]:  # one key for each
-        return of_keys.unbind(-1)
-    return [part.sum(-1) for part in torch.split(of_keys, [*widths.values()], -1)]
 
 
 def _shares(rows: Rows, widths: Widths, request: Request) -> dict[str, RowValues]:
@@ -252,9 +210,70 @@ def _shares(rows: Rows, widths: Widths, request: Request) -> dict[str, RowValues
     }
 
 
-def _eligible_rows(call: CallRows, request: Request) -> EligibleRows:
+@dataclass(frozen=True)
+class EligibleRows:
+    """The rows that count for each of `K` statistics, and what follows from masks alone.
+
+    Attributes:
+        bits: All ones for rows that count, and zeros for the others.
+        floor: 0 for rows that count, and minus infinity for the others.
+        count: The number of rows of each of `M` texts.
+        even: The sums under even attention; NaN where that has no meaning.
+        undefined: Whether no row of a head counts.
+    """
+
+    bits: Int[Tensor, "K B H T"]
+    floor: Float[Tensor, "K B H T"]
+    count: Float[Tensor, "K M H"]
+    even: Float[Tensor, "K M H"]
+    undefined: Bool[Tensor, "K H"]
+
+    @classmethod
+    def of(
+        cls, rules: Sequence[Rule], real: Bool[Tensor, "B H T"], positions: Positions
+    ) -> "EligibleRows":
+        """The rows that are real and eligible by the rule of each statistic."""
+        rows = _stacked([real if rule is None else rule for rule, _ in rules], real) & real
+        nowhere = torch.full(real.shape, torch.nan, device=real.device)
+        values = _stacked([nowhere if even is None else even for _, even in rules], nowhere)
+        even = positions.sums(torch.where(rows, values, 0.0))
+        no_even = torch.tensor(
+            [even is None for _, even in rules], dtype=torch.bool, device=real.device
+        )
+        count = positions.sums(rows)
+        return cls(
+            bits=-rows.to(torch.int32),
+            floor=torch.where(rows, 0.0, -torch.inf),
+            count=count,
+            even=even.masked_fill(no_even[:, None, None], torch.nan),
+            undefined=count.sum(1) == 0,
+        )
+
+    def sums_of(self, values: Float[Tensor, "K n B H T"], positions: Positions) -> RowSums:
+        """The sums of `n` calls on the same `M` texts, and the largest values.
+
+        Args:
+            values: Overwritten, since new memory costs more than all the sums.
+        """
+        # As bits, since filling by a mask takes longer than all the rest.
+        as_bits = torch.int64 if values.dtype == torch.float64 else torch.int32
+        values.view(as_bits).bitwise_and_(self.bits[:, None])
+        sums = positions.sums(values)
+        count, even = (x[:, None].expand_as(sums) for x in (self.count, self.even))
+        highest = values.add_(self.floor[:, None]).amax((2, 4)).double()
+        undefined = self.undefined[:, None]
+        return RowSums(torch.stack([count, sums, even]), highest.masked_fill(undefined, torch.nan))
+
+
+def _stacked(
+    values: Sequence[Shaped[Tensor, "B H T"]], like: Shaped[Tensor, "B H T"]
+) -> Shaped[Tensor, "K B H T"]:
+    """The values of all statistics together; a request may have none."""
+    return torch.stack(list(values)) if values else like.new_empty((0, *like.shape))
+
+
+def _eligible_rows(rows: RowStatistics, layout: CallLayout, request: Request) -> EligibleRows:
     """The rows that count for each statistic of a request, and its value under even weights."""
-    rows, layout = call.rows, call.layout
     positions, widths, spans = layout.positions, layout.widths, layout.spans
     real = positions.query_real[:, None] & (rows.n_keys > 0)
     n_keys = rows.n_keys.clamp(min=1).to(rows.lse.dtype)

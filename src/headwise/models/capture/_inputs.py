@@ -85,6 +85,8 @@ class InputTracker:
     Attributes:
         passes: The number of forward passes so far: of the model, or of a stack by itself.
         inside: Whether a forward pass is running.
+        cache: The cache of keys and values that the current pass was given, or None.
+        on_begin: Called when a forward pass begins.
         on_failure: Called when a forward pass ends in an exception.
     """
 
@@ -95,6 +97,8 @@ class InputTracker:
         self._open: list[str] = []
         self._known: dict[str, StackInputs] = {}  # what `of` gave since the inputs changed
         self.passes = 0
+        self.cache: Any = None
+        self.on_begin: Callable[[], None] = lambda: None
         self.on_failure: Callable[[], None] = lambda: None
         self._outer_error: BaseException | None = None
 
@@ -169,6 +173,8 @@ class InputTracker:
         if not self._open:
             self.passes += 1
             self._outer_error = sys.exception()
+            self.cache = cache_in(arguments)
+            self.on_begin()
         self._open.append(name)
         self._known = {}
 

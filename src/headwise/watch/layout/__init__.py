@@ -1,12 +1,6 @@
 """The layout of a call: where its queries and keys lie in their texts, and which rows count."""
 
-from headwise.watch.layout._call_layouts import (
-    CallLayout,
-    CallLayouts,
-    EligibleRows,
-    Rule,
-    stacked,
-)
+from headwise.watch.layout._call_layouts import CallLayout, CallLayouts
 from headwise.watch.layout._pairs import TextPairs
 from headwise.watch.layout._positions import NONE, Positions
 from headwise.watch.layout._stretches import Stretch, TextSpans, read_stretches, stretch_tokens
@@ -15,13 +9,10 @@ __all__ = [
     "NONE",
     "CallLayout",
     "CallLayouts",
-    "EligibleRows",
     "Positions",
-    "Rule",
     "Stretch",
     "TextPairs",
     "TextSpans",
     "read_stretches",
-    "stacked",
     "stretch_tokens",
 ]

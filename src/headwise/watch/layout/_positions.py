@@ -42,6 +42,11 @@ class Positions:
     evicted: Int[Tensor, "#B 1"] | None = None
 
     @property
+    def columns(self) -> range | None:
+        """Where the queries are in their texts, cached ones included; None in cross-attention."""
+        return None if self.query_columns is None else range(self.begin, self.end)
+
+    @property
     def evicted_columns(self) -> int:
         """The number of columns of the text that the cache has evicted."""
         return 0 if self.query_columns is None else self.end - self.query_columns.stop

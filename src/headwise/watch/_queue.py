@@ -1,0 +1,291 @@
+"""The queue of a watch: short calls and decoded tokens, which are computed many at a time."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from headwise._torch_private import is_eager, version_of, without_function_modes
+from headwise.errors import UnsupportedError
+from headwise.kernels import row_statistics
+from headwise.masks import Window
+from headwise.models import AttentionCall, Site, StackInputs, Text, growing_layer
+from headwise.watch._accumulator import FINISHED, Accumulator
+from headwise.watch._request import Request
+from headwise.watch._row_sums import RowSums, row_request, sum_rows, without_autocast
+from headwise.watch.layout import CallLayout, CallLayouts
+
+# Numbers of queries and keys above which a call is computed at once: copies would cost more than
+# they save. Numbers of all copies that wait: the fewer, the more often the kernel's code is cold.
+LONG, WAIT = 1 << 18, 1 << 21
+# Decoded tokens of a site that are computed as one causal call.
+TOKENS = 32
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class _Waiting(NamedTuple):
+    """A call that waits: its site, pass and first text, and copies of its queries and keys."""
+
+    site: Site
+    forward_pass: int
+    first_text: int
+    q: Float[Tensor, "B H T D"]
+    k: Float[Tensor, "B Hkv S D"]
+
+
+@dataclass(eq=False)
+class _Group:
+    """Calls that differ in queries and keys alone, and are computed as one, heads side by side.
+
+    Masks, positions and columns have no axis of heads, or broadcast over it, so that they hold for
+    several calls as for one, and grouped heads stay grouped.
+
+    Attributes:
+        call: The first of them, whose rule holds for all.
+    """
+
+    call: AttentionCall
+    layout: CallLayout
+    waiting: list[_Waiting] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Run:
+    """The tokens that a site has read one at a time, over a cache that only appends.
+
+    That a call continues them is known without comparing numbers: before its pass the cache held
+    the very tensor that the token before has read, unchanged, and appending makes a new one.
+
+    Attributes:
+        call: The first of them: the others differ in queries and keys alone.
+        cache: The layer of the cache.
+        keys: Copies, with room for further tokens.
+        last: The keys of the latest token, as the cache holds them.
+        version: How often these had been changed in place.
+    """
+
+    call: AttentionCall
+    first_text: int
+    cache: Any
+    keys: Float[Tensor, "B Hkv S D"]
+    last: Tensor
+    version: int = -1
+    forward_pass: int = -1
+    queries: list[Float[Tensor, "B H 1 D"]] = field(default_factory=list)
+
+    @property
+    def before(self) -> int:
+        """The number of keys before the first of these tokens."""
+        return self.call.k.shape[2] - 1
+
+    def may_go_on(self) -> bool:
+        """Whether the pass that begins may read one more token of the text."""
+        is_same = self.cache.keys is self.last and version_of(self.last) == self.version
+        return is_same and len(self.queries) < TOKENS
+
+    def continues(self, call: AttentionCall) -> bool:
+        """Whether a call reads the next token; `may_go_on` held when its pass began."""
+        q, k, rule, S = call.q, call.k, self.call.rule, self.before + len(self.queries)
+        is_next = k is self.cache.keys and k.shape[2] == S + 1 and not k.is_inference()
+        is_alike = q.shape == self.call.q.shape and q.dtype == self.call.q.dtype
+        return is_next and is_alike and (call.rule is rule or call.rule == rule)
+
+    def add(self, call: AttentionCall, forward_pass: int) -> None:
+        S = self.before + len(self.queries)
+        self.keys[:, :, S].copy_(call.k[:, :, S])
+        self.last, self.version, self.forward_pass = call.k, version_of(call.k), forward_pass
+        self.queries.append(call.q.clone())
+
+    def check(self, site: Site) -> None:
+        """Refuse keys whose change has left no trace: each token was to see them as they were."""
+        if version_of(self.last) != self.version:
+            return
+        bits = _INTEGERS[self.keys.itemsize]  # by which NaN equals itself
+        own = self.keys[:, :, : self.last.shape[2]].view(bits)
+        if not torch.equal(own, self.last.view(bits)):
+            raise UnsupportedError(
+                f"observe: the keys of {site.name} were changed in their cache without a trace, as "
+                f"through .data, while tokens were read one at a time. Change them in place "
+                f"(keys.mul_(...)), or assign new ones."
+            )
+
+    def part(self, start: int, stop: int) -> tuple[AttentionCall, Text]:
+        """A call that reads some of these tokens at once: each sees the keys up to its own."""
+        visible = self.call.rule.visible
+        window = Window(visible.left if isinstance(visible, Window) else None, 0)
+        q, k = torch.cat(self.queries[start:stop], 2), self.keys[:, :, : self.before + stop]
+        rule = replace(self.call.rule, visible=window)
+        call = replace(self.call, q=q, k=k, v=k[..., :0], heads=q[..., :0], rule=rule)
+        return call, Text(cached=self.before + start, tokens=stop - start)
+
+
+class Queue:
+    """Calls on a CPU that wait, to be computed with others: of all layers, and of several passes.
+
+    A short call waits if its statistics follow from queries, keys and a mask. A decoded token
+    waits for the next one, if its text has no padding and its cache only appends.
+    """
+
+    def __init__(
+        self, request: Request, layouts: CallLayouts, accumulator: Callable[[], Accumulator]
+    ) -> None:
+        of_call = request.needs_projection or request.received or request.maps or request.per_query
+        of_text = request.classes or request.relations or request.pairs or request.spans
+        self._takes_calls = bool(request.names) and not of_call
+        self._takes_tokens = self._takes_calls and not of_text
+        self._request, self._layouts, self._accumulator = request, layouts, accumulator
+        self._groups: dict[Hashable, _Group] = {}
+        self._n_numbers = 0
+        self._runs: dict[Site, _Run] = {}
+        self._whole: tuple[StackInputs, int, bool] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits that it should be computed."""
+        return self._n_numbers > WAIT or self._accumulator().is_full
+
+    def begin_pass(self) -> None:
+        """A forward pass begins: tokens wait only as long as their texts go on."""
+        if not all(run.may_go_on() for run in self._runs.values()):
+            self.compute(None)
+
+    def add(
+        self, site: Site, call: AttentionCall, layout: CallLayout, first: int, forward_pass: int
+    ) -> bool:
+        """Let a call wait; False if it has to be computed at once."""
+        q, k, rule = call.q, call.k, call.rule
+        size = q.numel() + k.numel()
+        may_wait = self._takes_calls and layout.may_wait and q.is_cpu and 0 < size <= LONG
+        is_own = rule.bias is not None or rule.sinks is not None or type(rule.scale) is not float
+        if not may_wait or is_own or type(call) is not AttentionCall:
+            return False
+        self._add(site, call, layout, _Waiting(site, forward_pass, first, q.clone(), k.clone()))
+        return True
+
+    def _add(self, site: Site, call: AttentionCall, layout: CallLayout, waiting: _Waiting) -> None:
+        q, k, rule = waiting.q, waiting.k, call.rule
+        key = id(layout), q.shape, k.shape, q.dtype, k.dtype, rule.scale, rule.softcap
+        if key not in self._groups:
+            rule = replace(rule, visible=layout.visible)
+            first = replace(call, q=q, k=k, v=k[..., :0], heads=q[..., :0], rule=rule)
+            self._groups[key] = _Group(first, layout)
+        self._groups[key].waiting.append(waiting)
+        self._n_numbers += q.numel() + k.numel()
+
+    def add_token(
+        self,
+        site: Site,
+        call: AttentionCall,
+        inputs: StackInputs,
+        forward_pass: int,
+        cache: Any,
+    ) -> bool:
+        """Let a call wait that reads one more token of a text; False if it does not, or cannot."""
+        if call.q.shape[2] != 1 or not self._takes_tokens:
+            return False
+        run = self._runs.get(site)
+        if run is not None and not (self._is_whole(inputs, call) and run.continues(call)):
+            self.compute(forward_pass)
+            run = None
+        if run is None:
+            run = self._new_run(site, call, inputs, cache)
+        if run is None:
+            return False
+        S, B = call.k.shape[2], len(call.q)
+        run.first_text = self._accumulator().number(site, forward_pass, B, range(S - 1, S))
+        run.add(call, forward_pass)
+        self._runs[site] = run
+        return True
+
+    def _new_run(
+        self, site: Site, call: AttentionCall, inputs: StackInputs, cache: Any
+    ) -> _Run | None:
+        """The beginning of a run, without its first token; None if a call has to stand alone."""
+        q, k = call.q, call.k
+        layer = growing_layer(cache, call.module, k)
+        is_plain = type(call) is AttentionCall and call.real is None and call.rule.is_static
+        if layer is None or not is_plain or site.cross or not q.is_cpu or q.is_inference():
+            return None
+        if k.itemsize not in _INTEGERS or not is_eager(q, k) or not self._is_whole(inputs, call):
+            return None
+        B, Hkv, S, D = k.shape
+        keys = k.new_empty(B, Hkv, S + TOKENS, D)
+        keys[:, :, :S] = k
+        return _Run(call, -1, layer, keys, k)
+
+    def _is_whole(self, inputs: StackInputs, call: AttentionCall) -> bool:
+        """Whether the keys are a text without padding, of which this pass reads the last token."""
+        S = call.k.shape[2]
+        if self._whole is None or self._whole[0] is not inputs or self._whole[1] != S:
+            self._whole = inputs, S, _is_whole(inputs.text, S)
+        return self._whole[2]
+
+    def drop(self, forward_pass: int) -> None:
+        """Forget the calls of a pass, which has ended in an exception."""
+        for group in self._groups.values():
+            group.waiting = [call for call in group.waiting if call.forward_pass != forward_pass]
+        self._groups = {key: group for key, group in self._groups.items() if group.waiting}
+        for site, run in list(self._runs.items()):
+            if run.forward_pass == forward_pass:
+                run.queries.pop()
+                run.version = -1  # the cache may hold the keys of this pass
+                if not run.queries:
+                    del self._runs[site]
+
+    def compute(self, unfinished: int | None) -> None:
+        """Compute and add up what waits.
+
+        Args:
+            unfinished: The pass that runs, which may yet fail.
+        """
+        with without_function_modes(), torch.no_grad():
+            for site, run in list(self._runs.items()):
+                del self._runs[site]
+                self._end(site, run, unfinished)
+            for key, group in list(self._groups.items()):
+                sums = self._sums_of(group)
+                calls: dict[tuple[Site, int], list[tuple[int, int]]] = {}
+                for number, call in enumerate(group.waiting):
+                    own = calls.setdefault((call.site, call.forward_pass), [])
+                    own.append((number, call.first_text))
+                del self._groups[key]
+                self._accumulator().add(sums, calls)
+        self._n_numbers = 0
+        self._accumulator().close()
+
+    def _end(self, site: Site, run: _Run, unfinished: int | None) -> None:
+        """Put the tokens of a run among the calls that wait: as one, or the latest by itself."""
+        run.check(site)
+        n = len(run.queries)
+        split = n - (run.forward_pass == unfinished)
+        for start, stop, forward_pass in ((0, split, FINISHED), (split, n, run.forward_pass)):
+            if start < stop:
+                call, text = run.part(start, stop)
+                inputs = StackInputs(text)
+                layout = self._layouts.of(site, call, inputs, "within", run.forward_pass)
+                waiting = _Waiting(site, forward_pass, run.first_text, call.q, call.k)
+                self._add(site, call, layout, waiting)
+
+    def _sums_of(self, group: _Group) -> RowSums:
+        """The sums of each call of a group."""
+        call, n = group.call, len(group.waiting)
+        q = torch.cat([waiting.q for waiting in group.waiting], 1)
+        k = torch.cat([waiting.k for waiting in group.waiting], 1)
+        with without_autocast(q):
+            needed = row_request(call, self._request, group.layout, None, need_heads=False)
+            rows = row_statistics(q, k, k[..., :0], call.rule, needed)
+            return sum_rows(rows, group.layout, self._request, n_calls=n)
+
+
+def _is_whole(text: Text, S: int) -> bool:
+    """Whether `S` columns are a text without padding, of which a pass reads the last."""
+    if text.tokens not in (None, 1) or text.cached not in (None, S - 1):
+        return False
+    real, positions = text.real, text.positions
+    if real is not None and (real.shape[1] != S or not bool(real.all())):
+        return False
+    is_last = positions is not None and positions.shape[1] == 1 and bool((positions == S - 1).all())
+    return positions is None or is_last
