@@ -64,6 +64,7 @@ def test_a_study_halves_the_batch_and_counts_each_text_once(model: Tight) -> Non
         np.testing.assert_allclose(table.mean(name), expected.mean(name), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full
 def test_find_roles_halves_the_batch_and_says_so_once_for_each_set_of_texts(
     model: Tight, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,6 +155,7 @@ def test_a_mini_gpt_in_other_formats(tmp_path: Path) -> None:
         save(model, tmp_path / "small", format="stock")
 
 
+@pytest.mark.full
 def test_a_killed_save_keeps_the_old_folder(saved: Path) -> None:
     held = {path.name: path.read_bytes() for path in saved.iterdir()}
     script = f"""

@@ -34,6 +34,7 @@ def _group(place: Path, out: str, *more: object) -> tuple[int, str, str]:
     return done.code, done.out, done.err
 
 
+@pytest.mark.full
 def test_the_command_groups_like_the_library(place: Path) -> None:
     method = "grouped"
     (place / method).mkdir()

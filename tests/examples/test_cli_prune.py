@@ -38,6 +38,7 @@ def _prune(place: Path, out: str, *more: object) -> tuple[int, str, str]:
     return done.code, done.out, done.err
 
 
+@pytest.mark.full
 def test_the_command_prunes_like_the_library(place: Path) -> None:
     code, out, err = _prune(place, "plain", "--time")
     assert code == 0, err

@@ -44,6 +44,7 @@ def _loss(model: torch.nn.Module, tokenizer: Any, texts: Sequence[str]) -> float
         return sum(float(model(input_ids=x, labels=x).loss) for x in ids) / len(ids)
 
 
+@pytest.mark.full
 def test_quality_is_that_of_both_models_on_every_second_text(place: Path, tmp_path: Path) -> None:
     """The others give the mean outputs that replace removed heads."""
     text = ("--text", place / "some.txt")

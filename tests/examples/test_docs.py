@@ -30,12 +30,14 @@ WRITES = re.compile(
 )
 # Documents whose code takes more than a few seconds: tested by `make docs` and the long tests.
 SLOW = {
+    "README.md",
     "learn/bert.md",
     "learn/mini-gpt.md",
     "research/behaviors.md",
     "research/own-relations.md",
     "research/roles.md",
     "shrink/encoder.md",
+    "shrink/language-model.md",
 }
 WITH_EXAMPLES = [source for source in sources() if ">>>" in source.path.read_text("utf-8")]
 

@@ -16,6 +16,7 @@ script = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(script)
 
 
+@pytest.mark.full
 def test_a_short_run_prints_its_table(capsys: pytest.CaptureFixture[str]) -> None:
     script.main(["--seeds", "0", "3", "--steps", "20"])
     head, line, *rows = capsys.readouterr().out.splitlines()

@@ -130,6 +130,7 @@ def test_every_function_that_reads_a_file_is_given_broken_ones(tmp_path: Path) -
     check(READS, calls, READ_ELSEWHERE)
 
 
+@pytest.mark.full
 def test_every_function_that_writes_a_file_meets_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

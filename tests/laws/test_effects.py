@@ -211,6 +211,7 @@ class BareLayer(torch.nn.Module):
         return torch.einsum("bhtd,hdm->btm", heads, self.W_O)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("style", ["fused", "by hand"])
 def test_effects_where_the_output_projection_is_a_bare_parameter(roles: Roles, style: str) -> None:
     model = PlantedGPT(ONE)

@@ -423,7 +423,13 @@ def _path(case: str) -> Path:
     return GOLDEN / f"{case}.csv"
 
 
-@pytest.mark.parametrize("case", CASES)
+# Cases that take more than a few seconds.
+SLOW = {"roles-minilm"}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.full] * (case in SLOW)) for case in CASES]
+)
 def test_a_result_is_what_it_was(case: str) -> None:
     compute, tolerance = CASES[case]
     expected = pd.read_csv(_path(case), keep_default_na=False, na_values=["NaN"])

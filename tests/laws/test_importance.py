@@ -269,7 +269,7 @@ def _stopping(after: int, steps: list[int]) -> Any:
     return on_progress
 
 
-@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.full)])
 @pytest.mark.parametrize("method", ["ablation", "zero-ablation"])
 def test_an_interrupted_ablation_resumes(tmp_path: Path, method: str, rounds: int) -> None:
     model, batches, path = zoo.make("Llama"), _batches(), tmp_path / "scores.part"

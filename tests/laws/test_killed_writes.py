@@ -24,6 +24,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no fork")
 WRITER = Path(__file__).parent / "killed_writer.py"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["file", "folder", "files"])
 def test_a_write_killed_at_any_step_leaves_a_whole_file_or_says_where_it_is(
     kind: str, tmp_path: Path
@@ -65,6 +66,7 @@ def test_a_file_without_links_is_still_not_replaced(
     assert (tmp_path / "target").read_text() == "first"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["small", "it's small"])
 def test_a_folder_that_a_kill_has_moved_is_named_by_load_and_save(
     name: str, tmp_path: Path

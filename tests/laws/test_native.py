@@ -474,6 +474,7 @@ print(len({line.split()[-1] for line in maps if "libgomp" in line or "libomp" in
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_there_is_one_pool_of_threads() -> None:
     done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True)
@@ -513,6 +514,7 @@ def test_python_threads_compute_concurrently() -> None:
     assert all(torch.equal(*pair) for pair in zip(together, alone * 4, strict=True))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("switch", "why"),
     [("0", "switched off by HEADWISE_NATIVE=0"), ("sse", "HEADWISE_NATIVE=sse is not one of 0")],

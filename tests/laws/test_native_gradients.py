@@ -281,6 +281,7 @@ def test_every_backend_tells_the_entropy_of_its_weights(backend: str, trained: b
     assert torch.equal(found.heads, attend(q, k, v, **how))
 
 
+@pytest.mark.full
 def test_the_entropy_of_rows_has_first_and_second_derivatives() -> None:
     q, k, v = (torch.randn(1, 2, 5, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
     sinks = torch.randn(2, dtype=torch.float64, requires_grad=True)

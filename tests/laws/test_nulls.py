@@ -99,6 +99,7 @@ def test_a_null_head_sees_as_many_keys():
     np.testing.assert_array_equal(Baseline.strongest([weaker, best]).rates, best.rates)
 
 
+@pytest.mark.full
 def test_more_null_models_only_raise_the_baseline():
     model = MiniGPT(CONFIG)
     few, many = (

@@ -310,6 +310,7 @@ def test_names_of_roles_are_escaped():
     assert roles.why("L0.H0").replace("\n", "").isprintable()
 
 
+@pytest.mark.full
 def test_relations_drawn_at_random_are_no_roles(encoder):
     def at_random(seed):
         def pairs(text):
@@ -402,6 +403,7 @@ def test_why_and_examples_show_the_evidence(encoder):
     assert encoder.of("L1.H4") == []
 
 
+@pytest.mark.full
 def test_the_same_seed_finds_the_same():
     model = Planted([("offset -1", "even")], causal=True)
     first, second = (

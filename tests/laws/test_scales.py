@@ -106,6 +106,7 @@ def _rule(problem: Problem) -> AttentionRule:
     return make_rule(head_dim=problem.q.shape[-1], **options)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("backend", ["auto", "fused", "rows", pytest.param("native", marks=NATIVE)])
 @given(problem=problems(), scale=st.sampled_from(ORDINARY), dtype=dtypes)
 def test_every_kernel_equals_the_definition_at_every_scale(
