@@ -11,7 +11,7 @@ from torch import nn
 
 from headwise.corpora import AnnotatedText
 from headwise.models.texts import token_offsets
-from headwise.roles.testing._significance import step_down
+from headwise.roles import step_down
 
 THEIRS = ("nearest", "same head word", "sieve")
 OTHERS = ("nearest before", "first", "most repeated", "most named before")

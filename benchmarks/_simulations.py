@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from headwise.roles import step_down
+from headwise.roles._find_heads import task_hypotheses
+from headwise.roles._hypotheses import Hypotheses, has_role, run_tests
+from headwise.roles._samples import halves
+from headwise.roles._task_scores import Masses, TokenExample
 from headwise.roles.relations import Role
-from headwise.roles.task._examples import TokenExample
-from headwise.roles.task._masses import Masses
-from headwise.roles.task._trial import TaskTrial
-from headwise.roles.testing import Family, has_role, judge
-from headwise.roles.testing._significance import step_down
 from headwise.tables import Head, ratio_interval
 
 ROLE = Role("simulated", "", lambda text: (), "word", bar=0.1, points=0.1)
@@ -98,16 +98,16 @@ def outcomes(better: float, texts: int, repeats: int) -> tuple[float, float, flo
         family = simulated_family(np.random.default_rng(seed), texts, better)
         everything = replace(family, measures={"chosen_half": family.measures["chosen_half"]})
         (chosen,), (whole,) = (
-            judge([tested], draws=600, seed=seed, intervals=False)
+            run_tests([tested], draws=600, seed=seed, intervals=False)
             for tested in (family, everything)
         )
-        wrong = (chosen.p[1:] <= 0.05).any()
+        wrong = (chosen["p_adj"][1:] <= 0.05).any()
         counts += [has_role(family, chosen)[0], has_role(family, whole)[0], wrong]
     found, found_of_all, wrongly = counts / repeats
     return found, found_of_all, wrongly
 
 
-def simulated_family(rng: np.random.Generator, texts: int, better: float) -> Family:
+def simulated_family(rng: np.random.Generator, texts: int, better: float) -> Hypotheses:
     """A head that is better than the rule, heads that are as good, and heads that equal it."""
     rates = np.full(HEADS, 0.5)
     rates[0] += better
@@ -119,7 +119,7 @@ def simulated_family(rng: np.random.Generator, texts: int, better: float) -> Fam
     shown[101:] = 0.5
     measures = {"chosen_half": shown, "chosen_baseline": np.full(HEADS, 0.5)}
     names = {"rule": ["rule"]}
-    return Family(value, np.ones_like(value), {"rule": rule}, (ROLE,), names, measures)
+    return Hypotheses(value, np.ones_like(value), {"rule": rule}, (ROLE,), names, measures)
 
 
 TASK_HEADS, TASK_BIAS, ALIKE = 72, 0.5, 40
@@ -142,10 +142,10 @@ def task_outcomes(
     counts = np.zeros(3)
     for seed in range(repeats):
         rng = np.random.default_rng([seed, examples, candidates])
-        family = task_trial(rng, examples, candidates, others, planted).family()
+        family = simulated_task(rng, examples, candidates, others, planted)
         everything = replace(family, measures={"chosen_half": family.measures["chosen_half"]})
         chosen, whole = (
-            has_role(each, judge([each], draws=1000, seed=seed, intervals=False)[0])
+            has_role(each, run_tests([each], draws=1000, seed=seed, intervals=False)[0])
             for each in (family, everything)
         )
         wrong = chosen if planted is None else chosen[1:-1]  # the set follows the planted head
@@ -154,9 +154,9 @@ def task_outcomes(
     return found, found_of_all, wrongly
 
 
-def task_trial(
+def simulated_task(
     rng: np.random.Generator, examples: int, candidates: int, others: str, planted: float | None
-) -> TaskTrial:
+) -> Hypotheses:
     """A simulated model, shuffled examples and six null models."""
     places = rng.permuted(np.tile(np.arange(candidates), (examples, 1)), axis=1)
     if others == "rule":  # stretches are listed with the right one first
@@ -180,7 +180,8 @@ def task_trial(
         for _ in range(3)
     ]
     masses = _task_masses(rng, places, others, planted)
-    return TaskTrial.of_masses(read, masses, nulls, int(rng.integers(1 << 30)), None)
+    seed = int(rng.integers(1 << 30))
+    return task_hypotheses(read, masses, nulls, halves(examples, seed), seed, None)[0]
 
 
 def _task_masses(

@@ -39,8 +39,8 @@ from headwise.models.ownership import (
     replace_heads,
 )
 from headwise.models.texts import encode
+from headwise.roles import step_down
 from headwise.roles.relations import texts_of, tokenize
-from headwise.roles.testing._significance import step_down
 from headwise.scoring.methods._suffix_replay import SuffixReplay
 from headwise.tables import Head
 

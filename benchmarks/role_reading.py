@@ -24,8 +24,8 @@ from torch import nn
 
 from headwise.corpora import AnnotatedText, Grammar, annotate, read_conllu
 from headwise.models import load, load_tokenizer
-from headwise.roles.evaluation import Evaluator
 from headwise.roles.relations import as_item, gold_roles, token_roles, tokenize
+from headwise.roles.scores import Evaluator
 from headwise.scoring import importance
 from headwise.watch import observe
 
@@ -62,8 +62,8 @@ def readings(options: argparse.Namespace) -> Iterator[Row]:
         works: dict[str, Work] = {
             "watched": partial(_watched, model, watched),
             "unobserved": watched,
-            "read for a null": partial(evaluator.evaluate, model),
-            "read itself": partial(evaluator.evaluate_detailed, model),
+            "read for a null": partial(evaluator.scores, model),
+            "read itself": partial(evaluator.scores, model, detailed=True),
         }
         times = interleaved(works, options.rounds, options.clock)
         case = {"table": "One pass over the texts", "model": name, "texts": size}

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from headwise.roles import Roles
-from headwise.roles.evaluation import RULES
+from headwise.roles.scores import RULES
 from studies import make_roles, make_study
 
 ROOT = Path(__file__).parents[2]

@@ -15,12 +15,11 @@ from headwise.kernels import HeadBlock
 from headwise.report.page import render
 from headwise.report.page._role_table import role_table
 from headwise.roles import find_roles
-from headwise.roles.evaluation import OFFSETS, Evaluator, heuristic_names
-from headwise.roles.evaluation._eligible import EligiblePairs, heads_last
-from headwise.roles.evaluation._relation_index import RelationIndex
-from headwise.roles.evaluation._synthetic_heads import heuristic_sums
-from headwise.roles.evaluation._units import Units
 from headwise.roles.relations import Item, Role, as_item, gold_roles, tokenize
+from headwise.roles.scores import OFFSETS, Evaluator, heuristic_names
+from headwise.roles.scores._eligible import EligiblePairs, RelationIndex
+from headwise.roles.scores._heuristics import heuristic_sums
+from headwise.roles.scores._nodes import Nodes
 from planted import TOKENIZER, Planted, pronouns
 from studies import make_study
 
@@ -107,14 +106,14 @@ def test_a_causal_model_cannot_attend_from_a_name_to_a_later_pronoun():
 def drawn_item(rng, n_units):
     """Mentions of one or two tokens, in any order, some of them missing or overlapping."""
     starts = rng.integers(0, 14, n_units)
-    units = [
+    nodes = [
         () if rng.random() < 0.1 else tuple(range(s, s + int(rng.integers(1, 3)))) for s in starts
     ]
     pairs = list(product(range(n_units), repeat=2))
     chosen = [pairs[i] for i in rng.permutation(len(pairs))[: int(rng.integers(1, 8))]]
     right = [pair for pair in chosen if rng.random() < 0.5]
     return Item(
-        tuple(range(16)), {"mention": units}, {"r": sorted(right)}, candidates={"r": sorted(chosen)}
+        tuple(range(16)), {"mention": nodes}, {"r": sorted(right)}, candidates={"r": sorted(chosen)}
     )
 
 
@@ -127,18 +126,18 @@ def test_a_choice_equals_its_definition(seed, incoming, causal):
     visible = visible.tril() if causal else visible
     weights = torch.tensor(rng.integers(1, 4, (2, 1, 16, 16))).float() * visible
     weights /= weights.sum(-1, keepdim=True)
-    units = Units("mention", items, 16)
-    eligible = EligiblePairs(RelationIndex(units, [role]), visible)
+    nodes = Nodes("mention", items, 16)
+    eligible = EligiblePairs(RelationIndex(nodes, [role]), visible)
     block = HeadBlock(slice(0, 1), weights.clone(), torch.zeros(2, 1, 16))
-    value = eligible.value(block, heads_last(block.weights), {})
-    folded, seen = units.fold(weights)[:, 0], units.fold(visible.float())[:, 0] > 0
+    value = eligible.value(block, {})
+    folded, seen = nodes.fold(weights)[:, 0], nodes.fold(visible.float())[:, 0] > 0
     for text, item in enumerate(items):
         expected = [0.0, 0, 0.0]
-        for query in range(len(item.units["mention"])):
+        for query in range(len(item.nodes["mention"])):
             options = []
             for q, candidate in item.candidates["r"]:
                 ends = (candidate, query) if incoming else (query, candidate)
-                tokens = [set(item.units["mention"][unit]) for unit in ends]
+                tokens = [set(item.nodes["mention"][unit]) for unit in ends]
                 if q == query and all(tokens) and not tokens[0] & tokens[1] and seen[text][ends]:
                     is_right = (query, candidate) in item.pairs["r"]
                     options.append((folded[text][ends].item(), is_right))
@@ -149,16 +148,16 @@ def test_a_choice_equals_its_definition(seed, incoming, causal):
             expected[0] += np.mean(tied)
             expected[1] += 1
             expected[2] += np.mean([is_right for _, is_right in options])
-        measured = [value[text], eligible.count[text], eligible.chance[text]]
+        measured = [value[text], eligible.count[text], eligible.even[text]]
         np.testing.assert_allclose([x.item() for x in measured], expected, atol=1e-5)
 
 
-def rules(units, query, right, mentions=(), text=""):
+def rules(nodes, query, right, mentions=(), text=""):
     """What each rule scores for a query whose candidates are all other mentions."""
-    candidates = [(query, other) for other in range(len(units)) if other != query]
+    candidates = [(query, other) for other in range(len(nodes)) if other != query]
     item = Item(
         tuple(range(20)),
-        {"mention": units},
+        {"mention": nodes},
         {"r": [(query, right)]},
         candidates={"r": candidates},
         mentions=mentions,
@@ -166,17 +165,17 @@ def rules(units, query, right, mentions=(), text=""):
     )
     role = Role("r", "", lambda text: (), "mention", score="choice")
     eligible = EligiblePairs(
-        RelationIndex(Units("mention", [item], 20), [role]),
+        RelationIndex(Nodes("mention", [item], 20), [role]),
         torch.ones(1, 1, 20, 20, dtype=torch.bool),
     )
     return dict(zip(heuristic_names("mention"), heuristic_sums(eligible)[0].tolist(), strict=True))
 
 
 def test_rules_that_choose_by_hand():
-    units = [(10,), (2, 3), (5,), (13,), (8,)]  # the query first; the others out of order
+    nodes = [(10,), (2, 3), (5,), (13,), (8,)]  # the query first; the others out of order
     mentions = ("he", "Ann Lee", "Bo", "Caroline", "Al")
     text = "Ann Lee saw Bo ; Bo and Al told him that he met Caroline"
-    by_right = [rules(units, 0, right, mentions, text) for right in range(1, 5)]
+    by_right = [rules(nodes, 0, right, mentions, text) for right in range(1, 5)]
 
     def right_for(name):
         return [scores[name] for scores in by_right]
@@ -199,9 +198,9 @@ def test_the_mass_of_a_choice_is_the_attention_in_its_direction():
     roles = gold_roles(pieces)
     items = [as_item(piece, roles) for piece in pieces]
     model = Planted([("agree", "agree back")], causal=False)
-    scores = Evaluator(items, roles).evaluate_detailed(model)
+    scores = Evaluator(items, roles).scores(model, detailed=True)
     assert [role.name for role in roles] == [FORWARD, BACK]
-    share = scores.mass.sum(0) / scores.count.sum(0)
+    share = scores.masses["mass"].sum(0) / scores.count[..., :2].sum(0)
     np.testing.assert_allclose(np.diag(share), 1.0, atol=0.02)
     assert share[0, 1] < 0.5
     assert share[1, 0] < 0.5

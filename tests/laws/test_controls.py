@@ -8,17 +8,15 @@ import torch
 
 from headwise.corpora import AnnotatedText, Arc, list_corpus
 from headwise.kernels import HeadBlock
-from headwise.roles import find_roles
-from headwise.roles.evaluation import DetailedScores, Evaluator
-from headwise.roles.evaluation._eligible import EligiblePairs, heads_last
-from headwise.roles.evaluation._relation_index import RelationIndex
-from headwise.roles.evaluation._units import Units
-from headwise.roles.relations import GRIDS, Role, as_item, gold_roles, token_roles, tokenize
-from headwise.roles.results import _rows
-from headwise.roles.testing import FEWEST_TEXTS, NULLS, has_role
-from headwise.roles.testing._control import POWER, least_lift, plant
-from headwise.roles.testing._evidence import Family, halves, judge
-from headwise.roles.testing._trials import Split
+from headwise.roles import _rows, find_roles
+from headwise.roles._control import POWER, least_lift, plant
+from headwise.roles._hypotheses import FEWEST_TEXTS, Hypotheses, has_role, run_tests
+from headwise.roles._nulls import NULLS
+from headwise.roles._samples import Split, halves
+from headwise.roles.relations import LEVELS, Role, as_item, gold_roles, token_roles, tokenize
+from headwise.roles.scores import Evaluator, RoleScores
+from headwise.roles.scores._eligible import EligiblePairs, RelationIndex
+from headwise.roles.scores._nodes import Nodes
 from headwise.tables import Head
 from planted import TOKENIZER, Planted, clauses, lines, pronouns
 
@@ -40,27 +38,19 @@ def simulated(rng, texts, heads, rate, spread=6.0, null=NULL):
     value = np.stack([hits(rng, count, rate, spread) for _ in range(heads)], -1)[:, None]
     of_null = hits(rng, count, null, spread)[:, None]
     alone = count[:, None, None].astype(np.float32)
-    everyone = np.repeat(alone, heads, -1)
-    scores = DetailedScores(
+    scores = RoleScores(
         heads=tuple(Head("", 0, head) for head in range(heads)),
-        causal=False,
-        value=value.astype(np.float32),
-        count=everyone,
-        chance=everyone / 10,
-        mass=everyone,
-        value_mass=everyone,
-        heuristics=everyone[..., :0],
-        heuristic_count=alone,
-        planted=alone,
-        planted_chance=alone / 10,
-        tag_rows=None,
+        value=np.concatenate([value.astype(np.float32), alone], -1),  # the planted head is last
+        count=np.repeat(alone, heads + 1, -1),
+        even=np.repeat(alone, heads + 1, -1) / 10,
     )
     split = Split(np.arange(texts), halves(texts, 0))
     held = ~split.selection
-    (selected, _), (total, _) = split.halves(scores.value), split.halves(scores.count)
-    family = Family(
-        value=scores.value[held, 0],
-        count=scores.count[held, 0],
+    own = scores.value[..., :heads], scores.count[..., :heads]
+    (selected, _), (total, _) = map(split.halves, own)
+    family = Hypotheses(
+        value=own[0][held, 0],
+        count=own[1][held, 0],
         nulls={"offset": np.repeat(of_null[held], heads, -1).astype(np.float32)},
         roles=(ROLE,),
         null_names={"offset": ["offset -1"]},
@@ -83,14 +73,14 @@ def test_effects_of_the_stated_size_are_labelled_most_of_the_time(texts, spread)
         sizes.append(smallest_in(planted))
         rng = np.random.default_rng([seed, texts])
         family, *_ = simulated(rng, texts, 30, smallest_in(planted), spread)
-        (verdict,) = judge([family], seed=seed)
-        shares.append(has_role(family, verdict).mean())
+        (tested,) = run_tests([family], seed=seed)
+        shares.append(has_role(family, tested).mean())
     assert np.mean(shares) > POWER - 0.1
     assert NULL + 0.1 < np.mean(sizes) < 0.95
     # Half of the distance to the null is labelled rarely: the size is not merely a safe one.
     family, *_ = simulated(rng, texts, 30, (smallest_in(planted) + NULL) / 2, spread)
-    (verdict,) = judge([family], seed=0)
-    assert has_role(family, verdict).mean() < 0.5
+    (tested,) = run_tests([family], seed=0)
+    assert has_role(family, tested).mean() < 0.5
 
 
 def test_more_texts_show_smaller_effects():
@@ -156,9 +146,9 @@ def complete(family):
 def test_a_role_without_a_smallest_effect_is_not_tested(tests, outcome):
     family, scores, split = simulated(np.random.default_rng(1), 120, 3, 0.5, null=0.75)
     planted = plant(complete(family), scores, split, tests=tests)
-    (verdict,) = judge([planted])
-    assert has_role(planted, verdict).tolist() == [False, False, False, True]
-    rows = _rows.tested_rows(scores.heads, planted, verdict)
+    (tested,) = run_tests([planted])
+    assert has_role(planted, tested).tolist() == [False, False, False, True]
+    rows = _rows.tested_rows(scores.heads, planted, tested)
     assert rows["outcome"].str.startswith(outcome).all()
     assert rows["smallest"].isna().all() == rows["p_adj"].isna().all() == (tests > 30)
 
@@ -167,9 +157,9 @@ def test_no_head_has_a_role_whose_planted_head_is_not_found():
     # 30 held-out texts: heads that are always right pass, the diluted planted head does not.
     family, scores, split = simulated(np.random.default_rng(5), 60, 3, 1.0, null=0.7)
     planted = plant(complete(family), scores, split, tests=3)
-    (verdict,) = judge([planted])
-    assert has_role(planted, verdict).tolist() == [True, True, True, False]
-    rows = _rows.tested_rows(scores.heads, planted, verdict)
+    (tested,) = run_tests([planted])
+    assert has_role(planted, tested).tolist() == [True, True, True, False]
+    rows = _rows.tested_rows(scores.heads, planted, tested)
     assert not rows["found"].any()
     assert rows["outcome"].str.startswith("not tested: a planted head with 0.93 was not").all()
     assert rows["p_adj"].isna().all()
@@ -184,10 +174,11 @@ def test_an_undiluted_planted_head_is_always_right(corpus, causal):
         role for role in (*token_roles(pieces), *gold_roles(pieces)) if causal or not role.ahead
     ]
     items = [as_item(piece, roles) for piece in pieces]
-    scores = Evaluator(items, roles).evaluate_detailed(Planted([("any",)], causal=causal))
-    assert scores.heuristic_count.sum() > 0
-    np.testing.assert_allclose(scores.planted, scores.heuristic_count, atol=1e-3)
-    assert (scores.planted_chance <= scores.planted + 1e-3).all()
+    scores = Evaluator(items, roles).scores(Planted([("any",)], causal=causal), detailed=True)
+    planted, count, even = (sums[..., -1] for sums in (scores.value, scores.count, scores.even))
+    assert count.sum() > 0
+    np.testing.assert_allclose(planted, count, atol=1e-3)
+    assert (even <= planted + 1e-3).all()
 
 
 @pytest.mark.parametrize(
@@ -197,33 +188,33 @@ def test_planted_heads_score_what_the_definitions_for_all_heads_give(corpus, cau
     pieces = tokenize(TOKENIZER, list_corpus("test", corpus), 60).pieces
     roles = [*token_roles(pieces), *gold_roles(pieces)]
     items = [as_item(piece, roles) for piece in pieces]
-    scores = Evaluator(items, roles).evaluate_detailed(Planted([("any",)], causal=causal))
+    scores = Evaluator(items, roles).scores(Planted([("any",)], causal=causal), detailed=True)
     expected = np.array([sum(planted_by_definition(item, roles, causal)) for item in items])
     assert {role.score for role in roles} >= {"top", "mass", "entropy"}
     assert (expected > 0).any(0).sum() > 5
-    np.testing.assert_allclose(scores.planted[..., 0], expected, atol=1e-3)
+    np.testing.assert_allclose(scores.value[..., -1], expected, atol=1e-3)
 
 
 def planted_by_definition(item, roles, causal):
-    """For each grid and role, the score of a whole head with the planted attention, in one text."""
+    """By level and role, the score of a whole head with the planted attention, in one text."""
     S = len(item.ids)
     visible = torch.ones(1, 1, S, S, dtype=torch.bool)
     visible = visible.tril() if causal else visible
-    for grid in GRIDS:
-        index = RelationIndex(Units(grid, [item], S), roles)
+    for level in LEVELS:
+        index = RelationIndex(Nodes(level, [item], S), roles)
         eligible = EligiblePairs(index, visible)
         scores = np.zeros(len(roles))
         for column, role in enumerate(roles):
             wanted = torch.zeros(S, S)
-            own = index.role[index.token_pairs.query] == column
-            pairs = index.token_pairs.query_token[own], index.token_pairs.key_token[own]
+            query, *ends, _ = index.token_pairs
+            pairs = tuple(tokens[index.role[query] == column] for tokens in ends)
             wanted[pairs] = 0.0 if role.kind == "breadth" else 1.0
             wanted *= visible[0, 0]
             wanted = torch.where(wanted.any(1, keepdim=True), wanted, visible[0, 0].float())
             weights = (wanted / wanted.sum(1, keepdim=True))[None, None]
             even = dict.fromkeys(("entropy", "content entropy"), torch.ones(1, 1, S))
             block = HeadBlock(slice(0, 1), weights, torch.zeros(1, 1, S))
-            scores[column] = eligible.value(block, heads_last(weights), even)[column, 0]
+            scores[column] = eligible.value(block, even)[column, 0]
         yield scores
 
 

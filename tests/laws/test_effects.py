@@ -20,8 +20,8 @@ from headwise.roles import (
     repetition,
     translation,
 )
-from headwise.roles.effects import copying_scores
-from headwise.roles.results._rows import labels_of_rows
+from headwise.roles._copying import copying_scores
+from headwise.roles._rows import labels_of_rows
 from headwise.tables import Head
 from planted import IDS, TOKENIZER, WORDS, PlantedGPT, lines
 

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwise.roles.relations import Role
-from headwise.roles.testing._evidence import (
+from headwise.roles._hypotheses import (
     FEWEST_INSTANCES,
     FEWEST_TEXTS,
-    Family,
+    Hypotheses,
     best_of,
-    halves,
     has_role,
     is_promising,
-    judge,
     lift,
+    run_tests,
 )
-from headwise.roles.testing._significance import step_down, tail_shares
+from headwise.roles._samples import halves
+from headwise.roles._significance import step_down, tail_shares
+from headwise.roles.relations import Role
 from headwise.tables import ratio_interval
 
 seeds = st.integers(0, 2**32 - 1)
@@ -212,15 +212,16 @@ def test_a_case_worked_out_by_hand():
     value = np.tile([[2.0], [1.0]], (20, 1)).astype(np.float32)
     count = np.full((40, 1), 2.0, np.float32)
     nulls = {"chance": count / 10, "rule": count / 2, "absent": np.full_like(count, np.nan)}
-    (verdict,) = judge([Family(value, count, nulls)], draws=999)
-    assert verdict.effect[0] == pytest.approx(0.75)
-    assert list(nulls)[verdict.null[0]] == "rule"
-    assert verdict.baseline[0] == pytest.approx(0.5)
-    assert verdict.lift[0] == pytest.approx(0.5)  # (.75 − .5) / (1 − .5)
-    assert (verdict.n[0], verdict.texts[0]) == (80, 40)
-    assert verdict.low[0] < 0.75 < verdict.high[0]
-    assert 0 < verdict.p[0] < 1 / 1000
-    np.testing.assert_allclose(verdict.rates[:, 0], [0.1, 0.5, np.nan])
+    (tested,) = run_tests([Hypotheses(value, count, nulls)], draws=999)
+    assert tested["effect"][0] == pytest.approx(0.75)
+    assert tested["null"][0] == "rule"
+    assert tested["baseline"][0] == pytest.approx(0.5)
+    assert tested["lift"][0] == pytest.approx(0.5)  # (.75 − .5) / (1 − .5)
+    assert (tested["n"][0], tested["texts"][0]) == (80, 40)
+    assert tested["ci_low"][0] < 0.75 < tested["ci_high"][0]
+    assert 0 < tested["p_adj"][0] < 1 / 1000
+    rates = [tested[f"null.{null}"][0] for null in nulls]
+    np.testing.assert_allclose(rates, [0.1, 0.5, np.nan])
 
 
 @pytest.mark.parametrize(
@@ -233,17 +234,17 @@ def test_a_case_worked_out_by_hand():
 )
 def test_few_texts_are_not_tested(texts, each, judged):
     count = np.full((texts, 1), each, np.float32)
-    (verdict,) = judge([Family(count.copy(), count, {"chance": count / 10})], draws=99)
-    assert verdict.effect[0] == pytest.approx(1.0)
-    assert np.isnan(verdict.p[0]) != judged
+    (tested,) = run_tests([Hypotheses(count.copy(), count, {"chance": count / 10})], draws=99)
+    assert tested["effect"][0] == pytest.approx(1.0)
+    assert np.isnan(tested["p_adj"][0]) != judged
 
 
 def test_a_hypothesis_without_queries_is_nan_and_not_zero():
     nothing = np.zeros((40, 1), np.float32)
-    (verdict,) = judge([Family(nothing, nothing, {"chance": nothing})], draws=9)
-    said = [verdict.effect, verdict.low, verdict.high, verdict.baseline, verdict.lift, verdict.p]
-    assert np.isnan(said).all()
-    assert (verdict.null[0], verdict.n[0]) == (-1, 0)
+    (tested,) = run_tests([Hypotheses(nothing, nothing, {"chance": nothing})], draws=9)
+    unknown = ["effect", "ci_low", "ci_high", "baseline", "lift", "p_adj"]
+    assert tested[unknown].isna().all(axis=None)
+    assert (tested["null"][0], tested["n"][0]) == ("", 0)
 
 
 @given(seeds)
@@ -251,10 +252,12 @@ def test_the_order_of_texts_does_not_matter(seed):
     rng = np.random.default_rng(seed)
     value, count = drawn_scores(rng, 35, 0.4)
     order = rng.permutation(35)
-    (first,) = judge([Family(value, count, {"chance": count / 3})], draws=9)
-    (second,) = judge([Family(value[order], count[order], {"chance": count[order] / 3})], draws=9)
-    for name in ("effect", "baseline", "lift", "n", "texts", "rates"):
-        np.testing.assert_allclose(getattr(first, name), getattr(second, name), rtol=1e-5)
+    (first,) = run_tests([Hypotheses(value, count, {"chance": count / 3})], draws=9)
+    (second,) = run_tests(
+        [Hypotheses(value[order], count[order], {"chance": count[order] / 3})], draws=9
+    )
+    for name in ("effect", "baseline", "lift", "n", "texts", "null.chance"):
+        np.testing.assert_allclose(first[name], second[name], rtol=1e-5)
 
 
 @given(st.integers(0, 200), seeds)
@@ -279,7 +282,7 @@ def selected_family(rng, texts, rates, shown, role):
     value = (rng.random(count.shape) < rates).astype(np.float32)
     null = np.repeat((rng.random((texts, 1)) < 0.5).astype(np.float32), len(rates), 1)
     measures = {"chosen_half": np.asarray(shown), "chosen_baseline": np.full(len(rates), 0.5)}
-    return Family(value, count, {"rule": null}, (role,), {"rule": ["rule"]}, measures)
+    return Hypotheses(value, count, {"rule": null}, (role,), {"rule": ["rule"]}, measures)
 
 
 def test_heads_that_differ_from_the_null_in_one_text_do_not_hide_a_better_one():
@@ -290,9 +293,9 @@ def test_heads_that_differ_from_the_null_in_one_text_do_not_hide_a_better_one():
     family.value[:, 1:] = family.nulls["rule"][:, 1:]
     family.value[family.value[:, 1].argmax(), 1:] = 0
     everything = replace(family, measures={"chosen_half": family.measures["chosen_half"]})
-    (whole,), (chosen,) = judge([everything], draws=500), judge([family], draws=500)
-    assert chosen.p[0] < 0.001 < 0.05 < whole.p[0]
-    assert (chosen.p[1:] == 1).all()
+    (whole,), (chosen,) = run_tests([everything], draws=500), run_tests([family], draws=500)
+    assert chosen["p_adj"][0] < 0.001 < 0.05 < whole["p_adj"][0]
+    assert (chosen["p_adj"][1:] == 1).all()
     assert has_role(family, chosen).tolist() == [True] + 300 * [False]
 
 
@@ -304,7 +307,7 @@ def test_what_the_selection_half_promises_by_chance_is_rarely_found():
         rng = np.random.default_rng(seed)
         shown = rng.binomial(60, 0.5, 100) / 60
         family = selected_family(rng, 60, np.full(100, 0.5), shown, role)
-        (verdict,) = judge([family], draws=300, seed=seed, intervals=False)
+        (tested,) = run_tests([family], draws=300, seed=seed, intervals=False)
         assert 10 < is_promising(family).sum() < 60
-        wrong += (verdict.p <= 0.05).any()
+        wrong += (tested["p_adj"] <= 0.05).any()
     assert wrong <= 16  # .05 is promised; more than 16 of 200 has a probability of .02

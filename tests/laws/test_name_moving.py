@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from headwise.corpora import AnnotatedText, Mention, name_texts
-from headwise.roles import Effects, Evidence, Roles, find_roles, name_moving
-from headwise.roles.effects import Behaviour
+from headwise.roles import Behaviour, Effects, Evidence, Roles, find_roles, name_moving
+from headwise.roles._rows import labels_of_rows
 from headwise.roles.relations import as_item, gold_roles, next_names, tokenize
-from headwise.roles.results._rows import labels_of_rows
 from planted import CUE, MOVED, TOKENIZER, PlantedGPT
 
 PATTERNS = (
@@ -73,7 +72,7 @@ def test_the_pairs_are_from_the_token_before_the_name_to_its_earlier_mention() -
     (piece,) = tokenize(TOKENIZER, [text], 40).pieces
     roles = [role for role in gold_roles([piece]) if role.name == "next name"]
     item = as_item(piece, roles)
-    first, second, third, _, before = map(tuple, item.units["mention"])
+    first, second, third, _, before = map(tuple, item.nodes["mention"])
     assert before == third  # the names are next to each other
     assert [item.pairs["next name"], item.candidates["next name"]] == [
         [(4, 0)],

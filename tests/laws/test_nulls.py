@@ -12,10 +12,10 @@ from torch import nn
 
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.roles import Evidence, find_roles
-from headwise.roles.evaluation import RoleScores
+from headwise.roles._nulls import Baseline, initialised, null_head_baseline, permuted
+from headwise.roles._samples import Split
 from headwise.roles.relations import Item, Role, shuffled
-from headwise.roles.testing._families import Baseline, null_head_baseline
-from headwise.roles.testing._trials import Split, initialised, permuted
+from headwise.roles.scores import RoleScores
 from planted import TOKENIZER, Planted, lines
 
 CONFIG = MiniGPTConfig(len(TOKENIZER.get_vocab()), n_layers=1, n_heads=2, d_model=8)
@@ -50,7 +50,7 @@ def test_a_model_without_initialisation_has_no_untrained_null():
 
 TEXT = Item(
     ids=tuple(range(100, 110)),
-    units={
+    nodes={
         "token": [(token,) for token in range(1, 9)],
         "word": [(1,), (2, 3), (3, 4), (), (5,), (6,), (7, 8)],
         "mention": [(1,), (5, 6)],
@@ -65,8 +65,8 @@ def test_shuffled_words_keep_their_tokens_and_their_pairs(seed):
     (item,) = shuffled([TEXT], ROLES, seed)
     assert (item.ids[0], item.ids[9]) == (100, 109)
     assert sorted(item.ids) == list(TEXT.ids)
-    for grid in ("word", "mention"):
-        for old, new in zip(TEXT.units[grid], item.units[grid], strict=True):
+    for level in ("word", "mention"):
+        for old, new in zip(TEXT.nodes[level], item.nodes[level], strict=True):
             assert [TEXT.ids[index] for index in old] == [item.ids[index] for index in new]
             assert list(new) == list(range(new[0], new[0] + len(new))) if new else not old
     ids = [tuple(item.ids[index] for index in pair) for pair in item.pairs["of tokens"]]
@@ -92,7 +92,9 @@ def test_a_null_head_sees_as_many_keys():
     rng = np.random.default_rng(0)
     count = np.stack([np.full((20, 2), 3.0), np.full((20, 2), 30.0)] * 2, axis=-1)  # M R N
     value = count * np.array([0.2, 0.6, 0.4, 0.5]) * rng.choice([0.99, 1.01], (20, 2, 1))
-    best = null_head_baseline(RoleScores(value, count), Split(np.arange(20), np.arange(20) < 10))
+    best = null_head_baseline(
+        RoleScores((), value, count, count), Split(np.arange(20), np.arange(20) < 10)
+    )
     np.testing.assert_allclose(best.rates.mean(0), [[0.4, 0.6, 0.4, 0.6]] * 2, rtol=0.02)
     np.testing.assert_allclose(best.selection_rate, [[0.4, 0.6, 0.4, 0.6]] * 2, rtol=0.02)
     weaker = replace(best, selection_rate=best.selection_rate - 0.1, rates=best.rates * 0)

@@ -16,10 +16,11 @@ from headwise.corpora import AnnotatedText
 from headwise.errors import ArgumentError
 from headwise.lab import MiniGPT, MiniGPTConfig, save
 from headwise.roles import ChoiceRelation, Evidence, Roles, TokenText, find_roles, rules_of
-from headwise.roles.evaluation import RULES
+from headwise.roles._nulls import NULLS
+from headwise.roles._samples import digest_of_text, halves_of_texts
+from headwise.roles._sentences import shortfall
 from headwise.roles.relations import tokenize
-from headwise.roles.results._outcomes import shortfall
-from headwise.roles.testing import NULLS, digest_of_text, halves_of_texts
+from headwise.roles.scores import RULES
 from planted import SUBJECTS, TOKENIZER, VERBS, Planted, pronouns
 
 FORWARD, BACK = "pronoun → antecedent", "antecedent → pronoun"

@@ -15,13 +15,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from headwise.corpora import AnnotatedText, Arc, Grammar, Mention, annotate
 from headwise.kernels import HeadBlock
 from headwise.models import load_tokenizer
-from headwise.roles.evaluation import Evaluator, heuristic_names
-from headwise.roles.evaluation._eligible import EligiblePairs, evenness_of, heads_last, sink_keys
-from headwise.roles.evaluation._relation_index import RelationIndex
-from headwise.roles.evaluation._synthetic_heads import heuristic_sums
-from headwise.roles.evaluation._tag_rules import FAR, SIDES, tag_rows
-from headwise.roles.evaluation._units import Units
 from headwise.roles.relations import Item, Role, as_item, gold_roles, probe, token_roles, tokenize
+from headwise.roles.scores import Evaluator, heuristic_names
+from headwise.roles.scores._eligible import EligiblePairs, RelationIndex, evenness_of, sink_keys
+from headwise.roles.scores._heuristics import heuristic_sums
+from headwise.roles.scores._nodes import Nodes
+from headwise.roles.scores._tag_rules import FAR, SIDES, tag_rows
 from headwise.watch import Request, observe
 from planted import TOKENIZER, Planted, lines
 
@@ -103,22 +102,22 @@ def test_clarks_words_from_tokens_by_hand():
         ]
     )
     expected = torch.tensor([[0.1, 0.5, 0.4], [0.3, 0.5, 0.2], [0.0, 1.0, 0.0]])
-    folded = Units("word", [item], 4).fold(weights)
+    folded = Nodes("word", [item], 4).fold(weights)
     torch.testing.assert_close(folded[0, 0], expected)
     torch.testing.assert_close(expected.sum(-1), torch.ones(3))
 
 
-def drawn_units(rng, S):
+def drawn_nodes(rng, S):
     """Words of one to four tokens; some share a token, some are in another piece."""
-    units = []
+    nodes = []
     start = 0
     while start < S:
         size = int(rng.integers(1, 5))
-        units.append(tuple(range(start, min(S, start + size))))
+        nodes.append(tuple(range(start, min(S, start + size))))
         start += size - bool(rng.random() < 0.3 and size > 1)
         if rng.random() < 0.2:
-            units.append(())
-    return units
+            nodes.append(())
+    return nodes
 
 
 @given(seeds)
@@ -127,15 +126,15 @@ def test_words_and_mentions_equal_sums_over_single_tokens(seed):
     sizes = rng.integers(2, 12, 3).tolist()
     S = max(sizes)
     items = [
-        Item(tuple(range(n)), {grid: drawn_units(rng, n) for grid in ("word", "mention")}, {})
+        Item(tuple(range(n)), {level: drawn_nodes(rng, n) for level in ("word", "mention")}, {})
         for n in sizes
     ]
     weights = torch.rand(3, 2, S, S)
-    for grid, of_key in (("word", sum), ("mention", max)):
-        folded = Units(grid, items, S).fold(weights)
+    for level, of_key in (("word", sum), ("mention", max)):
+        folded = Nodes(level, items, S).fold(weights)
         for text, item in enumerate(items):
-            units = item.units[grid]
-            for head, (q, query), (k, key) in product(range(2), enumerate(units), enumerate(units)):
+            nodes = item.nodes[level]
+            for head, (q, query), (k, key) in product(range(2), enumerate(nodes), enumerate(nodes)):
                 if query and key:
                     rows = [
                         of_key(weights[text, head, number, k].item() for k in key)
@@ -145,23 +144,23 @@ def test_words_and_mentions_equal_sums_over_single_tokens(seed):
                     assert folded[text, head, q, k].item() == pytest.approx(expected, abs=1e-5)
 
 
-def scored(weights, visible, role, pairs, units=None):
+def scored(weights, visible, role, pairs, nodes=None):
     """Value, count and chance of one role in one text."""
     n = weights.shape[-1]
     item = Item(
-        tuple(range(n)), {role.grid: units or [(token,) for token in range(n)]}, {role.name: pairs}
+        tuple(range(n)), {role.level: nodes or [(token,) for token in range(n)]}, {role.name: pairs}
     )
-    index = RelationIndex(Units(role.grid, [item], n), [role])
+    index = RelationIndex(Nodes(role.level, [item], n), [role])
     eligible = EligiblePairs(index, visible[None, None])
     value = value_of(eligible, weights[None, None].clone(), {"entropy": torch.zeros(1, 1, n)})
-    return [sums.item() for sums in (value, eligible.count, eligible.chance)]
+    return [sums.item() for sums in (value, eligible.count, eligible.even)]
 
 
 def value_of(eligible, weights, evenness):
     """What heads with these weights score in each cell."""
     rows = weights.new_zeros(weights.shape[:3])  # no entropy is read
     block = HeadBlock(slice(0, weights.shape[1]), weights, rows)
-    return eligible.value(block, heads_last(weights), evenness)
+    return eligible.value(block, evenness)
 
 
 TOP, MASS = (Role("r", "", lambda text: (), score=score) for score in ("top", "mass"))
@@ -204,11 +203,11 @@ def test_heads_that_see_different_keys_are_counted_apart():
     visible = torch.stack([full, near])[None]
     weights = visible / visible.sum(-1, keepdim=True)
     for role in (TOP, MASS):
-        eligible = EligiblePairs(RelationIndex(Units("token", [item], 3), [role]), visible)
+        eligible = EligiblePairs(RelationIndex(Nodes("token", [item], 3), [role]), visible)
         value = value_of(eligible, weights.clone(), {})
         assert eligible.count.tolist() == [[2, 1]]
         torch.testing.assert_close(value, torch.tensor([[1 / 3 + 1 / 2, 1 / 2]]))
-        torch.testing.assert_close(eligible.chance, value)
+        torch.testing.assert_close(eligible.even, value)
 
 
 def test_exactly_even_attention_scores_chance():
@@ -227,13 +226,13 @@ def test_exactly_even_attention_scores_chance():
 def test_a_word_is_no_candidate_for_itself():
     visible = torch.ones(3, 3, dtype=torch.bool)
     weights = torch.tensor([[0.8, 0.15, 0.05]] * 3)
-    assert scored(weights, visible, replace(TOP, grid="word"), [(0, 1), (1, 1)])[:2] == [1.0, 1.0]
+    assert scored(weights, visible, replace(TOP, level="word"), [(0, 1), (1, 1)])[:2] == [1.0, 1.0]
 
 
 def test_the_mass_of_a_word_is_the_mean_over_its_pieces_of_the_sum_over_the_keys():
     visible = torch.ones(4, 4, dtype=torch.bool)
     weights = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]] * 2)
-    role = replace(MASS, grid="word")
+    role = replace(MASS, level="word")
     value, count, chance = scored(weights, visible, role, [(0, 1)], [(0, 1), (2, 3)])
     assert (count, chance) == (1, 0.5)
     assert value == pytest.approx((0.7 + 0.3) / 2)
@@ -247,24 +246,24 @@ def test_evenness_is_the_entropy_over_that_of_even_attention():
         {"e": [(token, token) for token in range(4)]},
     )
     role = Role("e", "", lambda text: (), score="entropy", kind="breadth")
-    scores = Evaluator([item], [role]).evaluate_detailed(Planted(heads, causal=True))
+    scores = Evaluator([item], [role]).scores(Planted(heads, causal=True), detailed=True)
     # The first query has no choice, and does not count.
-    assert scores.count[0, 0].tolist() == [3, 3, 3]
-    np.testing.assert_allclose(scores.value[0, 0], [3, 0, 0], atol=1e-4)
+    assert scores.count[0, 0, :3].tolist() == [3, 3, 3]
+    np.testing.assert_allclose(scores.value[0, 0, :3], [3, 0, 0], atol=1e-4)
 
 
-def heuristics_of(grid, units, pairs, kind="structure"):
+def heuristics_of(level, nodes, pairs, kind="structure"):
     """What offsets score, and the nearest words of N and V, for one text tagged N V V N."""
-    words = units if grid == "word" else units["word"]
+    words = nodes if level == "word" else nodes["word"]
     size = sum(map(len, words))
     members = {"word": words, "token": [(token,) for token in range(size)]}
     item = Item(tuple(range(size)), members, {"r": pairs}, TAGS[: len(words)])
-    index = RelationIndex(Units(grid, [item], size), [replace(TOP, grid=grid, kind=kind)])
+    index = RelationIndex(Nodes(level, [item], size), [replace(TOP, level=level, kind=kind)])
     eligible = EligiblePairs(index, torch.ones(1, 1, size, size, dtype=torch.bool))
     rows = tag_rows(eligible, ["N", "V"])
     named = np.where(rows.distance < FAR, rows.right, rows.chance[:, None, None, None]).sum(0)
     offsets = heuristic_sums(eligible)[0].tolist()
-    return dict(zip(heuristic_names(grid), offsets, strict=True)), {
+    return dict(zip(heuristic_names(level), offsets, strict=True)), {
         f"{rank} {tag} {side}": named[SIDES.index(side), number, column]
         for side in SIDES
         for number, rank in enumerate(("nearest", "second"))
@@ -329,8 +328,8 @@ def test_heuristics_are_offsets_and_the_nearest_words_of_a_class():
 
 def test_heuristics_of_classes_hold_for_tokens_and_may_choose_the_query():
     def nearest(pairs, rule, kind="structure"):
-        units = {"word": [(0,), (1, 2), (3,), (4,)]}  # N V V N
-        return heuristics_of("token", units, pairs, kind)[1][rule]
+        nodes = {"word": [(0,), (1, 2), (3,), (4,)]}  # N V V N
+        return heuristics_of("token", nodes, pairs, kind)[1][rule]
 
     # The nearest verb left of the second one is the last piece of a word; its own word is nearer.
     assert [nearest([(3, key)], "nearest V to the left") for key in (1, 2, 4)] == [0, 1, 0]

@@ -15,11 +15,11 @@ from headwise.corpora import AnnotatedText, Arc, Grammar, annotate
 from headwise.corpora._verbs import PRONOUNS
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
 from headwise.roles import Evidence, Roles, find_roles
-from headwise.roles.evaluation import Evaluator
+from headwise.roles._hypotheses import Hypotheses
+from headwise.roles._nulls import NULLS
+from headwise.roles._rows import role_rows
 from headwise.roles.relations import PREFIX_MATCHING, PROBED, SHAPES, Item
-from headwise.roles.results._rows import role_rows
-from headwise.roles.testing import NULLS
-from headwise.roles.testing._evidence import Family, Verdict
+from headwise.roles.scores import Evaluator
 from headwise.tables import Head
 from planted import (
     IDS,
@@ -159,7 +159,7 @@ def test_a_model_that_knows_one_period_has_no_induction():
         {"token": [(position,) for position in range(40)]},
         {PREFIX_MATCHING.name: pairs},
     )
-    scores = Evaluator([one_period], PROBED).evaluate(model)
+    scores = Evaluator([one_period], PROBED).scores(model)
     column = PROBED.index(PREFIX_MATCHING)
     assert scores.value[0, column, 0] / scores.count[0, column, 0] > 0.95  # explained by it
     assert found(find_roles(model, TOKENIZER, TEXTS)) == set()
@@ -241,14 +241,14 @@ def test_a_head_that_seeks_a_set_of_classes_has_no_syntactic_role():
     assert found(roles) == {("L0.H0", "self")}  # of the nouns themselves
 
 
-VERDICT = {"low": 0.0, "high": 1.0, "null": 0, "n": 99.0, "texts": 40.0, "p": 0.001}
+TESTED = {"ci_low": 0.0, "ci_high": 1.0, "null": "chance", "n": 99, "texts": 40, "p_adj": 0.001}
 
 
 @pytest.mark.parametrize(
     ("points", "baseline", "second_half", "effect", "has"),
     [
         (0.0, 0.10, 0.50, 0.50, True),
-        (0.0, 0.10, 0.30, 0.50, False),  # a verdict for this half alone
+        (0.0, 0.10, 0.30, 0.50, False),  # right on this half alone
         (0.0, 0.10, 0.50, 0.30, False),
         (0.1, 0.90, 0.95, 0.95, False),  # half of the gap, and five points
         (0.1, 0.80, 0.95, 0.95, True),
@@ -258,22 +258,17 @@ def test_a_head_chosen_on_one_half_is_tested_on_the_other(
     points, baseline, second_half, effect, has
 ):
     role = replace(PROBED[0], points=points)
-    scores = {name: np.array([value]) for name, value in VERDICT.items()}
-    verdict = Verdict(
-        effect=np.array([effect]),
-        rates=np.full((len(NULLS), 1), baseline),
-        baseline=np.array([baseline]),
-        lift=np.array([(effect - baseline) / (1 - baseline)]),
-        **scores,
-    )
-    family = Family(
+    lift = (effect - baseline) / (1 - baseline)
+    tested = TESTED | {"effect": effect, "baseline": baseline, "lift": lift}
+    tested |= {f"null.{name}": baseline for name in NULLS}
+    family = Hypotheses(
         *np.ones((2, 1, 1)),
         {},
         roles=(role,),
         null_names={name: [name] for name in NULLS},
         measures={"chosen_half": np.array([second_half]), "mass": np.ones(1), "value": np.ones(1)},
     )
-    assert role_rows([Head("", 0, 0)], family, verdict)["found"].tolist() == [has]
+    assert role_rows([Head("", 0, 0)], family, pd.DataFrame([tested]))["found"].tolist() == [has]
 
 
 def test_a_text_annotated_twice_counts_once():

@@ -10,9 +10,9 @@ import torch
 
 from headwise.layer import MultiHeadAttention
 from headwise.roles import Evidence, Roles, find_roles
+from headwise.roles._hypotheses import Hypotheses
+from headwise.roles._rows import length_measures
 from headwise.roles.relations import Role
-from headwise.roles.results._rows import length_measures
-from headwise.roles.testing._evidence import Family
 from planted import CONTEXT, TOKENIZER, lines
 
 TEXTS = lines(90)
@@ -121,7 +121,7 @@ def test_the_slope_over_length_is_that_of_the_rates() -> None:
     count = rng.integers(1, 30, (60, 2)).astype(np.float32)
     rates = np.stack([0.9 - 0.08 * np.log2(lengths), np.full(60, 0.4)], axis=1)
     role = Role("first token", "", lambda text: (), score="mass", kind="sink")
-    family = Family((rates * count).astype(np.float32), count, {}, roles=(role,))
+    family = Hypotheses((rates * count).astype(np.float32), count, {}, roles=(role,))
     found = length_measures(family, lengths)
     np.testing.assert_allclose(found["by_length"], [-0.08, 0.0], atol=1e-5)
     for end in ("low", "high"):

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwise.roles.evaluation import TagRows, fit_tag_rules
-from headwise.roles.evaluation._tag_rules import FAR, SIDES, _fit
+from headwise.roles.scores import TagRows, fit_tag_rules
+from headwise.roles.scores._tag_rules import FAR, SIDES, _fit
 
 seeds = st.integers(0, 2**32 - 1)
 TAGS = ("A", "B", "C", "D")
@@ -83,8 +83,8 @@ def by_class(words, query):
 def test_a_rule_that_explains_everything_is_found(gold, kind, name):
     rows = rows_of(drawn(np.random.default_rng(0)), gold)
     rules = fit_tag_rules(rows, np.ones(len(rows.item), dtype=bool), TAGS, 1)
-    assert rules[kind].value.mean() == 1.0
-    assert rules[kind].names == [name]
+    assert rules[kind][1].mean() == 1.0
+    assert rules[kind][0] == [name]
 
 
 @given(seeds)
@@ -97,7 +97,7 @@ def test_sets_do_what_single_classes_do_on_the_queries_that_fit_them(seed):
     for role in range(3):
         chosen = selected & (rows.role == role)
         single, best, split = (
-            rules[kind].value[chosen].sum() for kind in ("class", "set", "by class")
+            rules[kind][1][chosen].sum() for kind in ("class", "set", "by class")
         )
         assert best >= single - 1e-4
         assert split >= single - 1e-4
@@ -131,14 +131,14 @@ def test_rules_are_fitted_to_the_selected_queries_alone():
     rows = TagRows.joined([left, right])
     selected = np.arange(len(rows.item)) < len(left.item)
     rules = fit_tag_rules(rows, selected, TAGS, 1)
-    assert rules["set"].names == ["nearest A to the left"]
-    assert rules["set"].value[selected].mean() == 1.0
-    assert rules["set"].value[~selected].mean() < 0.5
+    assert rules["set"][0] == ["nearest A to the left"]
+    assert rules["set"][1][selected].mean() == 1.0
+    assert rules["set"][1][~selected].mean() < 0.5
 
 
 def test_roles_without_a_selected_query_get_chance():
     rows = rows_of(drawn(np.random.default_rng(2), 5), nearest({"A"}))
     rules = fit_tag_rules(rows, np.zeros(len(rows.item), dtype=bool), TAGS, 1)
-    for rule in rules.values():
-        np.testing.assert_allclose(rule.value, 0.1)
-    assert rules["set"].names == [""]
+    for _, value in rules.values():
+        np.testing.assert_allclose(value, 0.1)
+    assert rules["set"][0] == [""]

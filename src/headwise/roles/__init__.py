@@ -1,6 +1,25 @@
 """What each head attends to, with evidence against baselines on held-out texts."""
 
-from headwise.roles._find import find_roles
+from headwise.roles._behaviours import (
+    Behaviour,
+    BehaviourBatch,
+    agreement,
+    behaviour,
+    name_moving,
+    repetition,
+    translation,
+)
+from headwise.roles._effects import WITHOUT, Effect, Effects, Group, group_line
+from headwise.roles._find_heads import find_heads
+from headwise.roles._find_roles import find_roles
+from headwise.roles._hypotheses import FEWEST_TEXTS
+from headwise.roles._nulls import Evidence
+from headwise.roles._sentences import by_nearness, rules_line, rules_of, shown_outcomes
+from headwise.roles._shapes import main_roles, shape_line, shapes_summary, signs_of
+from headwise.roles._significance import step_down
+from headwise.roles._table import Roles
+from headwise.roles._task_heads import TaskHeads, load_heads
+from headwise.roles._task_scores import AnswerEffect
 from headwise.roles.cross_attention import (
     AlignedBatch,
     Alignment,
@@ -9,19 +28,6 @@ from headwise.roles.cross_attention import (
     alignment,
     find_alignment_heads,
 )
-from headwise.roles.effects import (
-    Behaviour,
-    BehaviourBatch,
-    Effect,
-    Effects,
-    Group,
-    agreement,
-    behaviour,
-    name_moving,
-    repetition,
-    translation,
-)
-from headwise.roles.evaluation import check_reads_one_text
 from headwise.roles.relations import (
     ChoiceRelation,
     Pairs,
@@ -30,22 +36,11 @@ from headwise.roles.relations import (
     TokenText,
     own_roles,
 )
-from headwise.roles.results import (
-    Roles,
-    by_nearness,
-    main_roles,
-    rules_line,
-    rules_of,
-    shape_line,
-    shapes_summary,
-    shown_outcomes,
-    signs_of,
-)
-from headwise.roles.task import AnswerEffect, TaskHeads, find_heads, load_heads
-from headwise.roles.testing import FEWEST_TEXTS, Evidence, step_down
+from headwise.roles.scores import check_reads_one_text
 
 __all__ = [
     "FEWEST_TEXTS",
+    "WITHOUT",
     "AlignedBatch",
     "Alignment",
     "AlignmentHeads",
@@ -72,6 +67,7 @@ __all__ = [
     "find_alignment_heads",
     "find_heads",
     "find_roles",
+    "group_line",
     "load_heads",
     "main_roles",
     "name_moving",

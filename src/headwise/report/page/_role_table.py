@@ -8,14 +8,15 @@ from headwise._display import counted
 from headwise.report._study_data import StudyData
 from headwise.report.page._visible_text import digits, probability, visible
 from headwise.roles import (
+    WITHOUT,
     Roles,
     by_nearness,
+    group_line,
     rules_line,
     shape_line,
     shapes_summary,
     shown_outcomes,
 )
-from headwise.roles.effects import WITHOUT, group_line
 
 COLUMNS = ("Head", "Role", "Effect", "Strongest null", "Lift", "p", "Held-out queries")
 OUTCOME_COLUMNS = ("Role", "Outcome", "Nearest head", "Effect", "Strongest null", "Needed")

@@ -12,7 +12,7 @@ from torch import nn
 from headwise.errors import ArgumentError
 from headwise.roles.cross_attention._align import aligned, check_outputs, source_columns
 from headwise.roles.cross_attention._weights import CrossAttention, cross_attention
-from headwise.roles.evaluation import TIE
+from headwise.roles.scores import TIE
 
 KnownSpan = tuple[int, int] | None
 

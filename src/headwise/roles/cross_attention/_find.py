@@ -12,6 +12,8 @@ from torch import nn
 from headwise._progress import Progress, shows_progress
 from headwise.corpora import Several, list_items
 from headwise.models import check_model, fingerprint
+from headwise.roles._hypotheses import FEWEST_TEXTS
+from headwise.roles._samples import halves
 from headwise.roles.cross_attention._aligned_batch import (
     AlignedBatch,
     KnownExample,
@@ -19,7 +21,6 @@ from headwise.roles.cross_attention._aligned_batch import (
     known_examples,
 )
 from headwise.roles.cross_attention._table import AlignmentHeads
-from headwise.roles.testing import FEWEST_TEXTS, halves
 from headwise.tables import Head, ratio_interval
 
 _CANDIDATES = 8  # heads that a set is chosen from

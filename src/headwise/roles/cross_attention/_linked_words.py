@@ -14,8 +14,8 @@ from headwise.errors import ArgumentError
 from headwise.models import device_of
 from headwise.models.texts import pad
 from headwise.roles.cross_attention._weights import cross_attention
-from headwise.roles.evaluation import TIE
 from headwise.roles.relations import TokenText, tokenize
+from headwise.roles.scores import TIE
 from headwise.tables import Head
 
 _FARTHEST = 40  # words that an offset may reach back

@@ -14,16 +14,12 @@ from headwise._evaluation import in_evaluation
 from headwise.corpora import Corpus
 from headwise.errors import InputError
 from headwise.models import device_of
-from headwise.models.texts import (
-    batches,
-    check_reads_text,
-    context_of,
-    reads_two_texts,
-)
+from headwise.models.texts import batches, check_reads_text, context_of, reads_two_texts
+from headwise.roles._hypotheses import best_of
+from headwise.roles._samples import halves
 from headwise.roles.cross_attention._linked_words import LinkedWords, evaluate_pairs, linked_pairs
-from headwise.roles.evaluation import Units
 from headwise.roles.relations import Item, TokenText, texts_of, tokenize
-from headwise.roles.testing import best_of, halves
+from headwise.roles.scores import Nodes
 from headwise.tables import Head, ratio_interval
 from headwise.watch import Request, observe
 
@@ -157,12 +153,12 @@ def _evaluate(
     with in_evaluation(model), observe(model, Request(statistics=(), maps=True)) as watch:
         for batch in batches([text.item.ids for text in texts], _BATCH, device):
             rows = texts[len(hits) : len(hits) + len(batch.input_ids)]
-            units = Units("word", [text.item for text in rows], batch.input_ids.shape[1])
+            nodes = Nodes("word", [text.item for text in rows], batch.input_ids.shape[1])
             model(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
             layers = watch.layers()
             heads = [head for layer in layers for head in layer.heads]
             folded = [
-                units.fold(block.weights).cpu() for layer in layers for block in layer.blocks()
+                nodes.fold(block.weights).cpu() for layer in layers for block in layer.blocks()
             ]
             weights = torch.cat(folded, dim=1)
             hits += [text.hits(weights[row]) for row, text in enumerate(rows)]

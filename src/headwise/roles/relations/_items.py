@@ -13,7 +13,7 @@ from zlib import crc32
 import numpy as np
 
 from headwise.errors import ArgumentError
-from headwise.roles.relations._relations import Grid, Role, content
+from headwise.roles.relations._relations import Level, Role, content
 from headwise.roles.relations._tokens import TokenText
 
 _PREFIX = (0, 8)
@@ -42,21 +42,21 @@ _Pairs = Mapping[str, Sequence[tuple[Any, Any]]]  # (query, key), by the name of
 
 @dataclass(frozen=True)
 class Item:
-    """A text with its units and relations, ready for evaluation.
+    """A text with its nodes and relations, ready for evaluation.
 
     Attributes:
         ids: The tokens.
-        units: The tokens of each unit of each grid. On the grid of tokens only those that may
+        nodes: The tokens of each node of each level. On the level of tokens only those that may
             be candidates, in order; mentions are followed by the phrases of other choices.
-        pairs: The pairs of units (query, key) of each role, by its name.
+        pairs: The pairs of nodes (query, key) of each role, by its name.
         tags: The part of speech of each word.
         candidates: The pairs (query, candidate) of each role that is a choice, by its name.
-        mentions: The characters of each unit of the grid of mentions.
+        mentions: The characters of each node of the level of mentions.
         text: The text that mentions are counted in.
     """
 
     ids: tuple[int, ...]
-    units: Mapping[Grid, Sequence[Sequence[int]]]
+    nodes: Mapping[Level, Sequence[Sequence[int]]]
     pairs: Mapping[str, Sequence[tuple[int, int]]]
     tags: Sequence[str] = ()
     candidates: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
@@ -73,33 +73,33 @@ def as_item(text: TokenText, roles: Sequence[Role]) -> Item:
     """
     whole = text.text
     spans = [(mention.start, mention.end) for mention in whole.mentions]
-    units: dict[Grid, list[Sequence[int]]] = {
+    nodes: dict[Level, list[Sequence[int]]] = {
         "token": [(position,) for position in content(text)],
         "word": list(text.words),
         "mention": [text.tokens_in(span) for span in spans],
     }
-    sizes = {grid: len(of_grid) for grid, of_grid in units.items()} | {"token": len(text.ids)}
+    sizes = {level: len(of_grid) for level, of_grid in nodes.items()} | {"token": len(text.ids)}
     named = {role.name: _named_pairs(text, role, role.pairs, sizes) for role in roles}
     named_candidates = {
         role.name: _named_pairs(text, role, role.candidates, sizes)
         for role in roles
         if role.candidates is not None
     }
-    # A phrase that a role names becomes a unit of the grid of mentions, after the annotated ones.
+    # A phrase that a role names becomes a node of the level of mentions, after the annotated ones.
     of_roles = (*named.values(), *named_candidates.values())
     ends = (end for pairs in of_roles for pair in pairs for end in pair)
     phrases = list(dict.fromkeys(end for end in ends if isinstance(end, tuple)))
-    number = {phrase: unit for unit, phrase in enumerate(phrases, len(spans))}
-    units["mention"] += phrases
+    number = {phrase: node for node, phrase in enumerate(phrases, len(spans))}
+    nodes["mention"] += phrases
     mentions = [whole.text[start:end] for start, end in spans]
     mentions += [_characters(text, phrase) for phrase in phrases]
     pairs, candidates = _numbered(named, number), _numbered(named_candidates, number)
-    _check_candidates(text, pairs, candidates, units["mention"])
-    return Item(text.ids, units, pairs, whole.tags, candidates, mentions, whole.text)
+    _check_candidates(text, pairs, candidates, nodes["mention"])
+    return Item(text.ids, nodes, pairs, whole.tags, candidates, mentions, whole.text)
 
 
 def _numbered(named: _Pairs, number: Mapping[Any, int]) -> _Pairs:
-    """Pairs with the number of its unit in place of each phrase."""
+    """Pairs with the number of its node in place of each phrase."""
     return {
         name: sorted((number.get(query, query), number.get(key, key)) for query, key in pairs)
         for name, pairs in named.items()
@@ -107,9 +107,9 @@ def _numbered(named: _Pairs, number: Mapping[Any, int]) -> _Pairs:
 
 
 def _named_pairs(
-    text: TokenText, role: Role, function: Callable[[TokenText], Any], sizes: Mapping[Grid, int]
+    text: TokenText, role: Role, function: Callable[[TokenText], Any], sizes: Mapping[Level, int]
 ) -> list[tuple[Any, Any]]:
-    """The distinct pairs of a role in order; an end is the number of a unit, or a phrase."""
+    """The distinct pairs of a role in order; an end is the number of a node, or a phrase."""
     result = function(text)
     try:
         pairs = sorted({(_end(query, role), _end(key, role)) for query, key in result})
@@ -121,18 +121,18 @@ def _named_pairs(
     pairs = [pair for pair in pairs if () not in pair]
     for pair in pairs:
         for end in pair:
-            grid: Grid = "token" if isinstance(end, tuple) else role.grid
-            size = sizes[grid]
-            if not all(0 <= unit < size for unit in (end if isinstance(end, tuple) else (end,))):
+            level: Level = "token" if isinstance(end, tuple) else role.level
+            size = sizes[level]
+            if not all(0 <= node < size for node in (end if isinstance(end, tuple) else (end,))):
                 raise ArgumentError(
-                    f"find_roles: {role.name!r} gives {pair} for a text of {size} {grid}s. Count "
+                    f"find_roles: {role.name!r} gives {pair} for a text of {size} {level}s. Count "
                     f"them from 0."
                 )
     return pairs
 
 
 def _end(end: Any, role: Role) -> Any:
-    return end if isinstance(end, tuple) and role.grid == "mention" else index(end)
+    return end if isinstance(end, tuple) and role.level == "mention" else index(end)
 
 
 def _characters(text: TokenText, phrase: Sequence[int]) -> str:
@@ -141,12 +141,12 @@ def _characters(text: TokenText, phrase: Sequence[int]) -> str:
 
 
 def _check_candidates(
-    text: TokenText, pairs: _Pairs, candidates: _Pairs, units: Sequence[Sequence[int]]
+    text: TokenText, pairs: _Pairs, candidates: _Pairs, nodes: Sequence[Sequence[int]]
 ) -> None:
     for name, among in candidates.items():
         missing = sorted({*pairs[name]} - {*among})
         if missing:
-            query, key = (units[unit] for unit in missing[0])
+            query, key = (nodes[node] for node in missing[0])
             raise ArgumentError(
                 f"find_roles: {name!r} gives the tokens {(tuple(query), tuple(key))} as a right "
                 f"choice, and not as a candidate, for the text {shortened(text.text.text)}. Let "
@@ -155,12 +155,12 @@ def _check_candidates(
 
 
 def shuffled(items: Sequence[Item], roles: Sequence[Role], seed: int = 0) -> list[Item]:
-    """The same texts with their words in another order; pairs and units move with their words.
+    """The same texts with their words in another order; pairs and nodes move with their words.
 
     The tokens of a word stay together, as do those of a mention; special tokens keep their places.
     The order of a text depends on its tokens and the seed, not on the other texts.
     """
-    token_roles = {role.name for role in roles if role.grid == "token"}
+    token_roles = {role.name for role in roles if role.level == "token"}
     return [_shuffled(item, token_roles, _generator_of(item, seed)) for item in items]
 
 
@@ -169,7 +169,7 @@ def _generator_of(item: Item, seed: int) -> np.random.Generator:
 
 
 def _shuffled(item: Item, token_roles: Collection[str], rng: np.random.Generator) -> Item:
-    positions = [tokens[0] for tokens in item.units["token"]]
+    positions = [tokens[0] for tokens in item.nodes["token"]]
     groups = _groups(item, positions)
     order = [position for group in rng.permutation(len(groups)) for position in groups[group]]
     moved = dict(zip(order, positions, strict=True))
@@ -179,11 +179,11 @@ def _shuffled(item: Item, token_roles: Collection[str], rng: np.random.Generator
     return replace(
         item,
         ids=tuple(ids),
-        units={
-            grid: units
-            if grid == "token"
-            else [sorted(moved.get(token, token) for token in tokens) for tokens in units]
-            for grid, units in item.units.items()
+        nodes={
+            level: nodes
+            if level == "token"
+            else [sorted(moved.get(token, token) for token in tokens) for tokens in nodes]
+            for level, nodes in item.nodes.items()
         },
         pairs={
             name: [(moved.get(q, q), moved.get(k, k)) for q, k in pairs]
@@ -197,8 +197,8 @@ def _shuffled(item: Item, token_roles: Collection[str], rng: np.random.Generator
 def _groups(item: Item, positions: Sequence[int]) -> list[list[int]]:
     """Tokens that move together: those between the ends of a word or a mention."""
     reach = {position: position for position in positions}  # where the group of a token ends
-    for unit in (unit for grid in ("word", "mention") for unit in item.units.get(grid, ())):
-        if tokens := [token for token in unit if token in reach]:  # special ones keep their places
+    for node in (node for level in ("word", "mention") for node in item.nodes.get(level, ())):
+        if tokens := [token for token in node if token in reach]:  # special ones keep their places
             reach[tokens[0]] = max(reach[tokens[0]], tokens[-1])
     groups: list[list[int]] = []
     end = -1
@@ -282,5 +282,5 @@ def _item(
     before: Sequence[int], ids: Sequence[int], pairs: dict[str, list[tuple[int, int]]]
 ) -> Item:
     tokens = (*before, *ids)
-    units = [(position,) for position in range(len(before), len(tokens))]
-    return Item(tokens, {"token": units}, pairs)
+    nodes = [(position,) for position in range(len(before), len(tokens))]
+    return Item(tokens, {"token": nodes}, pairs)

@@ -14,9 +14,9 @@ from headwise.roles.relations._tokens import TokenText
 Pairs = Iterable[tuple[int, int]]
 # An end of a choice of your own: a token, or the tokens of a phrase.
 End = int | Iterable[int]
-# The units that are queries and keys: tokens, words or mentions, numbered within the text.
-Grid = Literal["token", "word", "mention"]
-GRIDS: tuple[Grid, ...] = ("token", "word", "mention")
+# The nodes that are queries and keys: tokens, words or mentions, numbered within the text.
+Level = Literal["token", "word", "mention"]
+LEVELS: tuple[Level, ...] = ("token", "word", "mention")
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Role:
     Attributes:
         name: The name of the role.
         says: A description in words.
-        pairs: Maps a text to its pairs (query, key) on the grid. On the grid of mentions an end
+        pairs: Maps a text to its pairs (query, key) on the level. On the level of mentions an end
             is the number of an annotated mention, or the tokens of another phrase.
-        grid: Whether pairs are of tokens, words or mentions.
+        level: Whether pairs are of tokens, words or mentions.
         score: `top`, the share of queries whose largest weight among the candidates lies on
             the relation; `choice`, the same among candidates that the role names; `mass`, the
             attention weight on the relation; `entropy`, how even attention is over all keys: 0
@@ -47,7 +47,7 @@ class Role:
     name: str
     says: str
     pairs: Callable[[TokenText], Iterable[tuple[Any, Any]]]
-    grid: Grid = "token"
+    level: Level = "token"
     score: Literal["top", "choice", "mass", "entropy", "content entropy"] = "top"
     kind: Literal["offset", "sink", "class", "breadth", "structure", "probe"] = "structure"
     bar: float = 0.25

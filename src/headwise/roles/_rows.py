@@ -8,21 +8,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from headwise.roles.effects import Effects
-from headwise.roles.evaluation import RULES
+from headwise.roles._control import POWER
+from headwise.roles._effects import Effects
+from headwise.roles._hypotheses import FEWEST_TEXTS, LEVEL, Hypotheses, has_role, rate
+from headwise.roles._nulls import NULLS, RULE
 from headwise.roles.relations import NEXT_NAME, PREFIX_MATCHING, SAME
-from headwise.roles.testing import (
-    FEWEST_TEXTS,
-    LEVEL,
-    NULLS,
-    POWER,
-    RULE,
-    Family,
-    Verdict,
-    has_role,
-)
+from headwise.roles.scores import RULES
 from headwise.tables import DRAWS, Head, resample_counts
 
 # What each rule among the candidates of a choice scores, by its name.
@@ -34,8 +27,6 @@ FURTHER = (
     *RULE_COLUMNS.values(),
 )
 FOUND, NOT_FOUND = "found", "not found"
-# A text counts only if it has a query, so enough texts imply enough queries.
-_NEEDED = f"{FEWEST_TEXTS} needed"
 UNDECIDED = "not tested: no held-out text has both a right and a wrong candidate for it"
 _CONTROL_SHARE = 0.1  # of the effect, the most that ablation may cost on the control
 # The behaviour that a pattern is named after, and the sign of the copying score that shows it.
@@ -51,7 +42,7 @@ _TAILS = [0.025, 0.975]
 
 
 def length_measures(
-    family: Family, lengths: Float[np.ndarray, " M"], seed: int = 0
+    family: Hypotheses, lengths: Float[np.ndarray, " M"], seed: int = 0
 ) -> dict[str, Float[np.ndarray, " N"]]:
     """How the attention on each sink depends on the length of texts; NaN for other roles.
 
@@ -62,25 +53,29 @@ def length_measures(
     Args:
         lengths: The tokens of each held-out text.
     """
-    heads = family.value.shape[1] // len(family.roles)
-    sinks = np.repeat([role.kind == "sink" for role in family.roles], heads)
+    sinks = family.for_each([role.kind == "sink" for role in family.roles])
     value, count = (sums[:, sinks].astype(np.float64) for sums in (family.value, family.count))
     order = np.argsort(lengths, kind="stable")
     third = len(order) // _THIRDS
-    measures = {
-        "short": _rate(value[order[:third]], count[order[:third]]),
-        "long": _rate(value[order[len(order) - third :]], count[order[len(order) - third :]]),
-    }
+    short, long = order[:third], order[len(order) - third :]
     once = np.ones((1, len(lengths)))
     resamples = resample_counts(len(lengths), DRAWS, seed).astype(np.float64)
     draws = _slopes(value, count, lengths, resamples)
-    measures["by_length"] = _slopes(value, count, lengths, once)[0]
     known = ~np.isnan(draws).all(0)
-    low, high = np.full((2, len(known)), np.nan)
+    ends = np.full((2, len(known)), np.nan)
     if known.any():
-        low[known], high[known] = np.nanquantile(draws[:, known], _TAILS, axis=0)
-    measures |= {"by_length.low": low, "by_length.high": high}
-    return {name: _spread(column, sinks) for name, column in measures.items()}
+        ends[:, known] = np.nanquantile(draws[:, known], _TAILS, axis=0)
+    of_sinks = {
+        "short": rate(value[short].sum(0), count[short].sum(0)),
+        "long": rate(value[long].sum(0), count[long].sum(0)),
+        "by_length": _slopes(value, count, lengths, once)[0],
+        "by_length.low": ends[0],
+        "by_length.high": ends[1],
+    }
+    measures = {name: np.full(len(sinks), np.nan) for name in of_sinks}
+    for name, column in of_sinks.items():
+        measures[name][sinks] = column
+    return measures
 
 
 def _slopes(
@@ -98,25 +93,14 @@ def _slopes(
     return np.divide(above, below, out=np.full_like(above, np.nan), where=below > smallest)
 
 
-def _rate(value: Float[np.ndarray, "M s"], count: Float[np.ndarray, "M s"]) -> np.ndarray:
-    total, n = value.sum(0), count.sum(0)
-    return np.divide(total, n, out=np.full_like(total, np.nan), where=n > 0)
-
-
-def _spread(column: Float[np.ndarray, " s"], where: np.ndarray) -> Float[np.ndarray, " N"]:
-    spread = np.full(len(where), np.nan)
-    spread[where] = column
-    return spread
-
-
-def tested_rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.DataFrame:
+def tested_rows(heads: Sequence[Head], family: Hypotheses, tested: pd.DataFrame) -> pd.DataFrame:
     """A row per role and head, without the planted head that each role of the family has last.
 
     A role counts as not tested, in every head, if the planted head was not found, or if no effect
     is large enough to be found reliably.
     """
     R, N = len(family.roles), len(heads)
-    rows = role_rows([*heads, Head("", 0, 0)], family, verdict)
+    rows = role_rows([*heads, Head("", 0, 0)], family, tested)
     rows["smallest"] = family.measures["smallest"]
     planted = rows.iloc[N :: N + 1]
     rows["control"] = np.repeat(planted["effect"].to_numpy(), N + 1)
@@ -146,41 +130,37 @@ def _out_of_reach(planted: Mapping[Any, Any], effect: float) -> str:
     return ""
 
 
-def role_rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.DataFrame:
+def role_rows(heads: Sequence[Head], family: Hypotheses, tested: pd.DataFrame) -> pd.DataFrame:
     """A row per role and head."""
     R, N = len(family.roles), len(heads)
-    found = has_role(family, verdict)
-    null_names = np.array([family.null_names[name] for name in NULLS])  # nulls x roles
-    null = [
-        null_names[row, column // N] if row >= 0 else ""
-        for column, row in enumerate(verdict.null.tolist())
+    tested = tested.assign(
+        name=[str(head) for head in heads] * R,
+        stack=[head.stack for head in heads] * R,
+        layer=[head.layer for head in heads] * R,
+        head=[head.head for head in heads] * R,
+        role=np.repeat([role.name for role in family.roles], N),
+        found=has_role(family, tested),
+        null=[
+            family.null_names[null][column // N] if null else ""
+            for column, null in enumerate(tested["null"])
+        ],
+        mass=family.measures["mass"],
+        value=family.measures["value"],
+        split="held-out",
+        chosen_half=family.measures["chosen_half"],
+    )
+    chooses = np.repeat([role.score == "choice" for role in family.roles], N)
+    tested["outcome"] = [
+        outcome_of(row, bool(choice))
+        for row, choice in zip(tested.to_dict("records"), chooses, strict=True)
     ]
-    choice = np.repeat([role.score == "choice" for role in family.roles], N)
-    columns: dict[str, Any] = {
-        "name": [str(head) for head in heads] * R,
-        "stack": [head.stack for head in heads] * R,
-        "layer": [head.layer for head in heads] * R,
-        "head": [head.head for head in heads] * R,
-        "role": np.repeat([role.name for role in family.roles], N),
-        "found": found,
-        "outcome": outcomes(found, verdict.p, verdict.texts, choice),
-        "effect": verdict.effect,
-        "null": null,
-        "baseline": verdict.baseline,
-        "lift": verdict.lift,
-        "ci_low": verdict.low,
-        "ci_high": verdict.high,
-        "mass": family.measures["mass"],
-        "value": family.measures["value"],
-        "n": verdict.n,
-        "texts": verdict.texts,
-        "p_adj": verdict.p,
-        "split": "held-out",
-        "chosen_half": family.measures["chosen_half"],
-    }
-    columns |= {name: family.measures[name] for name in FURTHER if name in family.measures}
-    columns |= {f"null.{name}": rates for name, rates in zip(NULLS, verdict.rates, strict=True)}
-    return pd.DataFrame(columns)
+    further = {name: family.measures[name] for name in FURTHER if name in family.measures}
+    columns = [
+        *("name", "stack", "layer", "head", "role", "found", "outcome", "effect", "null"),
+        *("baseline", "lift", "ci_low", "ci_high", "mass", "value", "n", "texts", "p_adj"),
+        *("split", "chosen_half", *further, *(f"null.{name}" for name in NULLS)),
+    ]
+    return tested.assign(**further)[columns]
 
 
 def labels_of_rows(rows: pd.DataFrame, effects: Effects | None = None) -> list[str]:
@@ -217,46 +197,25 @@ def _shown_by_ablation(effects: Effects) -> dict[tuple[str, str], str]:
     return shown
 
 
-def outcomes(
-    found: Bool[np.ndarray, " C"],
-    p: Float[np.ndarray, " C"],
-    texts: Float[np.ndarray, " C"],
-    choice: Bool[np.ndarray, " C"],
-) -> list[str]:
-    """The outcome of each row: `found`, `not found`, or `not tested: ` and what is missing.
+def outcome_of(row: Mapping[Any, Any], choice: bool = False) -> str:
+    """The outcome of a tested row: `found`, `not found`, or `not tested: ` and what is missing.
 
     Args:
-        p: The adjusted p; NaN where nothing was tested.
-        texts: Held-out texts with at least one query for the role.
         choice: Whether the role is a choice among candidates.
     """
-    return [
-        untested(int(count), bool(chooses)) if np.isnan(level) else FOUND if has_role else NOT_FOUND
-        for has_role, level, count, chooses in zip(found, p, texts, choice, strict=True)
-    ]
+    if row["p_adj"] != row["p_adj"]:
+        return untested(int(row["texts"]), choice)
+    return FOUND if row["found"] else NOT_FOUND
 
 
 def untested(texts: int, choice: bool = False) -> str:
-    """Why a role was not tested: how many held-out texts have a query for it."""
+    """Why a role was not tested: how many held-out texts have a query for it.
+
+    A text counts only if it has a query, so enough texts imply enough queries.
+    """
     if not texts and choice:
         return UNDECIDED
     if not texts:
         return "not tested: no held-out text has a query for it"
-    return f"not tested: {texts} held-out text{'' if texts == 1 else 's'}, {_NEEDED}"
-
-
-def example_rows(
-    name: str, found: pd.DataFrame, texts: Mapping[str, Sequence[tuple[str, float, int]]]
-) -> pd.DataFrame:
-    """The texts that show the roles of a head most and least: role, score, queries, text."""
-    rows = [
-        (role, score, n, text)
-        for role in found.loc[found["name"] == name, "role"]
-        for text, score, n in texts.get(f"{name} {role}", ())
-    ]
-    return pd.DataFrame(rows, columns=["role", "score", "queries", "text"])
-
-
-def heads_with(found: pd.DataFrame, role: str) -> list[Head]:
-    """The heads that have a role, from the largest lift down."""
-    return [Head.parse(name) for name in found.loc[found["role"] == role, "name"]]
+    held_out = f"{texts} held-out text{'' if texts == 1 else 's'}"
+    return f"not tested: {held_out}, {FEWEST_TEXTS} needed"

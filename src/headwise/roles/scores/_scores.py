@@ -1,7 +1,7 @@
-"""Evaluation of a model: what every head scores on every role in each text."""
+"""What every head of a model scores on every role in each text."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,76 +17,50 @@ from headwise._torch_private import without_function_modes
 from headwise.errors import UnsupportedError
 from headwise.kernels import HeadBlock
 from headwise.models import device_of
-from headwise.models.texts import (
-    check_reads_text,
-    reads_two_texts,
-    text_alone,
-)
-from headwise.roles.evaluation._eligible import (
-    EligiblePairs,
-    evenness_of,
-    heads_last,
-    sink_keys,
-)
-from headwise.roles.evaluation._relation_index import RelationIndex
-from headwise.roles.evaluation._synthetic_heads import heuristic_sums, planted_sums
-from headwise.roles.evaluation._tag_rules import TagRows, tag_rows
-from headwise.roles.evaluation._units import Units, rows_of_batches
-from headwise.roles.relations import GRIDS, Item, Role
+from headwise.models.texts import check_reads_text, reads_two_texts, text_alone
+from headwise.roles.relations import LEVELS, Item, Role
+from headwise.roles.scores._eligible import EligiblePairs, RelationIndex, evenness_of, sink_keys
+from headwise.roles.scores._heuristics import heuristic_sums, planted_sums
+from headwise.roles.scores._nodes import Nodes, rows_of_batches
+from headwise.roles.scores._tag_rules import TagRows, tag_rows
 from headwise.tables import Head
 from headwise.watch import Layer, Request, observe
 
 _TINY = 1e-30
+_Sums = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class RoleScores:
-    """Per-text sums for every role and head, from one pass over the texts.
+    """Sums over the queries of every text, role and head, from one pass over the texts.
+
+    The first columns are the heads of the model. Of a detailed pass the heuristics follow, as
+    further heads, and last a planted head, which attends to nothing but the pairs of each role.
 
     Attributes:
+        heads: The heads of the model.
         value: What each head scores.
         count: The number of queries.
-    """
-
-    value: Float[np.ndarray, "M R N"]
-    count: Float[np.ndarray, "M R N"]
-
-
-@dataclass(frozen=True)
-class DetailedScores(RoleScores):
-    """Scores with further measures, which are needed of the watched model alone.
-
-    Attributes:
-        causal: Whether no head may attend to later tokens.
-        chance: What even attention would score.
-        mass: The attention on the relation.
-        value_mass: The same with each key weighted by the norm of its projected value, as a
+        even: What even attention would score.
+        masses: Of a detailed pass, the attention of the model's heads on the relation, `mass`, and
+            `value`, the same with each key weighted by the norm of its projected value, as a
             share of the sum over all keys of the query; NaN without a known output projection.
-        heuristics: What each heuristic scores.
-        heuristic_count: The number of its queries: those that are eligible for any head.
-        planted: What a head scores that attends to nothing but the pairs of the role.
-        planted_chance: What even attention scores on the same queries.
+        causal: Whether no head may attend to later tokens.
         tag_rows: The queries of structural roles with the nearest words of every part of speech;
-            None without tags.
+            None without tags, or without detail.
     """
 
     heads: tuple[Head, ...]
-    causal: bool
-    chance: Float[np.ndarray, "M R N"]
-    mass: Float[np.ndarray, "M R N"]
-    value_mass: Float[np.ndarray, "M R N"]
-    heuristics: Float[np.ndarray, "M R K"]
-    heuristic_count: Float[np.ndarray, "M R 1"]
-    planted: Float[np.ndarray, "M R 1"]
-    planted_chance: Float[np.ndarray, "M R 1"]
-    tag_rows: TagRows | None
-
-
-_Sums = dict[str, Tensor]
+    value: Float[np.ndarray, "M R C"]
+    count: Float[np.ndarray, "M R C"]
+    even: Float[np.ndarray, "M R C"]
+    masses: Mapping[str, Float[np.ndarray, "M R N"]] = field(default_factory=dict)
+    causal: bool = False
+    tag_rows: TagRows | None = None
 
 
 class Evaluator:
-    """Items and roles, batched and indexed once, to evaluate any number of models on."""
+    """Items and roles, batched and indexed once, to score any number of models on."""
 
     def __init__(self, items: Sequence[Item], roles: Sequence[Role], tags: Sequence[str] = ()):
         """Index the items; `tags` are the parts of speech that rules may use."""
@@ -94,22 +68,29 @@ class Evaluator:
         self.items = tuple(items)
         self._use_batches_of(len(self.items))
 
-    def evaluate(self, model: nn.Module, on_progress: Progress | None = None) -> RoleScores:
-        """Run a model over all texts once and score every head on every role but evenness.
+    def scores(
+        self, model: nn.Module, on_progress: Progress | None = None, *, detailed: bool = False
+    ) -> RoleScores:
+        """Run a model over all texts once and score every head on every role.
 
         Weights are computed for some heads of one layer at a time, in a block that fits into
-        the CPU cache. The model is in evaluation mode meanwhile.
+        the CPU cache. The model is in evaluation mode meanwhile. Later passes keep the batches for
+        which there was memory.
 
         Args:
             on_progress: Called after each batch with the number of texts done and of all.
+            detailed: Whether to score evenness, synthetic heads, words by class and masses too.
+        Raises:
+            UnsupportedError: the model reads no text, or two, or cannot be observed exactly.
         """
-        return RoleScores(**self._sums(model, on_progress, detailed=False))
+        check_reads_one_text("find_roles", model)
 
-    def evaluate_detailed(
-        self, model: nn.Module, on_progress: Progress | None = None
-    ) -> DetailedScores:
-        """Evaluate with heuristics, words by class, and (value-weighted) mass for every role."""
-        return DetailedScores(**self._sums(model, on_progress, detailed=True))
+        def scored(most: int) -> RoleScores:
+            if most < self._most:
+                self._use_batches_of(most)
+            return self._score_batches(model, on_progress, detailed)
+
+        return halving("find_roles", scored, self._most)
 
     def _use_batches_of(self, most: int) -> None:
         """Put at most this many texts into a batch."""
@@ -118,26 +99,13 @@ class Evaluator:
         self._order = [row for batch in rows for row in batch]
         self._most = max(map(len, rows), default=0)
 
-    def _sums(
-        self, model: nn.Module, on_progress: Progress | None, detailed: bool
-    ) -> dict[str, Any]:
-        """The sums of all texts; later passes keep the batches for which there was memory."""
-        check_reads_one_text("find_roles", model)
-
-        def summed(most: int) -> dict[str, Any]:
-            if most < self._most:
-                self._use_batches_of(most)
-            return self._sums_of_batches(model, on_progress, detailed)
-
-        return halving("find_roles", summed, self._most)
-
     @torch.no_grad()
-    def _sums_of_batches(
+    def _score_batches(
         self, model: nn.Module, on_progress: Progress | None, detailed: bool
-    ) -> dict[str, Any]:
+    ) -> RoleScores:
         parts: list[_Sums] = []
         rows: list[TagRows] = []
-        done = 0
+        done, causal = 0, True
         with in_evaluation(model), observe(model, Request(statistics=(), maps=True)) as watch:
             for batch in self.batches:
                 with text_alone("find_roles", model):
@@ -149,6 +117,7 @@ class Evaluator:
                     parts.append(batch.sums(layers, detailed))
                     texts = np.array(self._order[done : done + len(batch.items)])
                     rows += batch.tag_rows(layers, self.tags, texts) if detailed else []
+                causal &= not any(bool(layer.visible.triu(1).any()) for layer in layers)
                 done += len(batch.items)
                 if on_progress is not None:
                     on_progress(done, len(self._order))
@@ -157,11 +126,13 @@ class Evaluator:
             name: np.concatenate([part[name].numpy() for part in parts])[original_order]
             for name in parts[0]
         }
-        if detailed:
-            sums["causal"] = not sums.pop("ahead").any()
-            sums["heads"] = tuple(head for layer in layers for head in layer.heads)
-            sums["tag_rows"] = TagRows.joined(rows) if self.tags and rows else None
-        return sums
+        return RoleScores(
+            heads=tuple(head for layer in layers for head in layer.heads),
+            **{name: sums[name] for name in ("value", "count", "even")},
+            masses={"mass": sums["mass"], "value": sums["value_mass"]} if detailed else {},
+            causal=causal,
+            tag_rows=TagRows.joined(rows) if rows else None,
+        )
 
 
 class _Batch:
@@ -175,8 +146,8 @@ class _Batch:
         for row, item in enumerate(items):
             self._ids[row, : len(item.ids)] = torch.tensor(item.ids)
             self._mask[row, : len(item.ids)] = 1
-        grids = [grid for grid in GRIDS if any(role.grid == grid for role in roles)]
-        self._indexes = [RelationIndex(Units(grid, items, S), roles) for grid in grids]
+        levels = [level for level in LEVELS if any(role.level == level for role in roles)]
+        self._indexes = [RelationIndex(Nodes(level, items, S), roles) for level in levels]
         self._sinks = sink_keys(items, S)
         self._cached: tuple[Tensor, list[EligiblePairs]] | None = None
 
@@ -204,57 +175,51 @@ class _Batch:
     def tag_rows(
         self, layers: Sequence[Layer], tags: Sequence[str], texts: Int[np.ndarray, " B"]
     ) -> list[TagRows]:
-        """The rows of both grids that have parts of speech, with these numbers of the texts."""
-        grids = self._eligible_under(_visible_to_any(layers)) if tags else []
-        parts = [tag_rows(pairs, tags) for pairs in grids if pairs.index.units.grid != "mention"]
+        """The rows of both levels that have parts of speech, with these numbers of the texts."""
+        levels = self._eligible_under(_visible_to_any(layers)) if tags else []
+        parts = [tag_rows(pairs, tags) for pairs in levels if pairs.index.nodes.level != "mention"]
         return [replace(rows, item=texts[rows.item]) for rows in parts]
 
     def sums(self, layers: Sequence[Layer], detailed: bool) -> _Sums:
-        """Sums of every text and role; in detail with heuristics and masses."""
-        per_layer = [self._layer_sums(layer, detailed) for layer in layers]
-        sums = {name: torch.cat([part[name] for part in per_layer], -1) for name in per_layer[0]}
+        """Sums of every text and role, `B R C`."""
+        parts = [self._layer_sums(layer, detailed) for layer in layers]
         if detailed:
-            visible = _visible_to_any(layers)
-            grids = self._eligible_under(visible)
-            heuristics = [heuristic_sums(pairs) for pairs in grids]
-            most = max(part.shape[-1] for part in heuristics)
-            sums["heuristics"] = _add(pad(part, (0, most - part.shape[-1])) for part in heuristics)
-            sums["heuristic_count"] = _add(pairs.count for pairs in grids)
-            sums["planted"] = _add(planted_sums(pairs, visible) for pairs in grids)
-            sums["planted_chance"] = _add(pairs.chance for pairs in grids)
+            parts.append(self._synthetic_sums(_visible_to_any(layers)))
         shape = (len(self.items), self._n_roles, -1)
-        sums = {name: part.view(shape) for name, part in sums.items()}
-        if detailed:
-            sums["ahead"] = visible.triu(1).any().cpu().expand(len(self.items))
-        return sums
+        return {
+            name: torch.cat([part[name] for part in parts if name in part], -1).view(shape)
+            for name in parts[0]
+        }
 
     def _layer_sums(self, layer: Layer, detailed: bool) -> _Sums:
-        grids = self._eligible_under(layer.visible)
-        H = len(layer.heads)
+        levels = self._eligible_under(layer.visible)
         norms = layer.value_norms() if detailed else None
         blocks: list[_Sums] = []
         for block in layer.blocks():
-            table = heads_last(block.weights)
             # No null model is compared by its evenness.
-            evenness = evenness_of(block, layer.visible, self._sinks) if detailed else {}
-            sums = {"value": _add(pairs.value(block, table, evenness) for pairs in grids)}
+            even = evenness_of(block, layer.visible, self._sinks) if detailed else {}
+            sums = {"value": _add(pairs.value(block, even) for pairs in levels)}
             if detailed:
-                sums["mass"] = _add(pairs.mass(block, table) for pairs in grids)
-                shares = None if norms is None else _value_shares(block, norms)
-                sums["value_mass"] = (
-                    torch.full_like(sums["mass"], torch.nan)
-                    if shares is None
-                    else _add(pairs.mass(block, shares) for pairs in grids)
-                )
+                sums["mass"] = _add(pairs.mass(block, block.weights) for pairs in levels)
+                sums["value_mass"] = torch.full_like(sums["mass"], torch.nan)
+                if norms is not None:
+                    shares = _value_shares(block, norms)
+                    sums["value_mass"] = _add(pairs.mass(block, shares) for pairs in levels)
             blocks.append(sums)
         joined = {name: torch.cat([part[name] for part in blocks], -1).cpu() for name in blocks[0]}
-        joined["count"] = _add(pairs.count for pairs in grids).expand(-1, H)
-        if detailed:
-            joined["chance"] = _add(pairs.chance for pairs in grids).expand(-1, H)
-        return joined
+        return joined | _counts(levels, len(layer.heads))
+
+    def _synthetic_sums(self, visible: Bool[Tensor, "B 1 T S"]) -> _Sums:
+        """The sums of the heuristics, and last of the planted head."""
+        levels = self._eligible_under(visible)
+        heuristics = [heuristic_sums(pairs) for pairs in levels]
+        most = max(part.shape[-1] for part in heuristics)
+        heuristic = _add(pad(part, (0, most - part.shape[-1])) for part in heuristics)
+        planted = _add(planted_sums(pairs) for pairs in levels)
+        return {"value": torch.cat([heuristic, planted], -1)} | _counts(levels, most + 1)
 
     def _eligible_under(self, visible: Bool[Tensor, "B hv T S"]) -> list[EligiblePairs]:
-        """The eligible pairs of each grid under a mask; most layers of most models share one."""
+        """The eligible pairs of each level under a mask; most layers of most models share one."""
         cached = self._cached
         if (
             cached is None
@@ -264,10 +229,6 @@ class _Batch:
             pairs = [EligiblePairs(index, visible) for index in self._indexes]
             cached = self._cached = (visible, pairs)
         return cached[1]
-
-
-def _visible_to_any(layers: Sequence[Layer]) -> Bool[Tensor, "B 1 T S"]:
-    return torch.stack([layer.visible.any(1, keepdim=True) for layer in layers]).any(0)
 
 
 def check_reads_one_text(who: str, model: nn.Module) -> None:
@@ -284,12 +245,24 @@ def check_reads_one_text(who: str, model: nn.Module) -> None:
         )
 
 
-def _value_shares(block: HeadBlock, norms: Float[Tensor, "B H S"]) -> Float[Tensor, "N h"]:
+def _visible_to_any(layers: Sequence[Layer]) -> Bool[Tensor, "B 1 T S"]:
+    return torch.stack([layer.visible.any(1, keepdim=True) for layer in layers]).any(0)
+
+
+def _counts(levels: Sequence[EligiblePairs], heads: int) -> _Sums:
+    """The queries of each cell, and what even attention scores on them, for each head."""
+    return {
+        "count": _add(pairs.count for pairs in levels).expand(-1, heads),
+        "even": _add(pairs.even for pairs in levels).expand(-1, heads),
+    }
+
+
+def _value_shares(block: HeadBlock, norms: Float[Tensor, "B H S"]) -> Float[Tensor, "B h T S"]:
     """Weights times value norms, as a share of their sum over all keys of a query."""
     weighted = block.weights * norms[:, block.heads, None]
-    return heads_last(weighted.div_(weighted.sum(-1, keepdim=True).clamp_(min=_TINY)))
+    return weighted.div_(weighted.sum(-1, keepdim=True).clamp_(min=_TINY))
 
 
 def _add(sums: Iterable[Tensor]) -> Tensor:
-    """Add up the grids: a role is on one grid, and its cells are 0 on the others."""
+    """Add up the levels: a role is on one level, and its cells are 0 on the others."""
     return torch.stack(list(sums)).sum(0)

@@ -1,8 +1,6 @@
 """Copying: whether a head raises the logit of the token that it reads, by the direct path."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,16 +9,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
-from headwise.models import (
-    device_of,
-    hooked,
-)
+from headwise.models import device_of, hooked
 from headwise.models.texts import batches
 from headwise.tables import Head, ratio_interval
 from headwise.watch import Request, observe
 
 _BATCH = 16  # sequences per forward pass
 Score = tuple[float, float, float]  # with the ends of its interval
+# The weights of each token, times the gain of the last norm; and whether that subtracts the mean.
+Unembedding = tuple[Float[Tensor, "V d_model"], bool]
+Sums = tuple[Float[Tensor, " B"], Float[Tensor, " B"]]  # of each sequence: the score, the pairs
 
 
 def copying_scores(
@@ -43,16 +41,12 @@ def copying_scores(
         Olsson et al. 2022, appendix, with ranks in place of sums; Elhage et al. 2021, on the
         eigenvalues of the OV circuit, which are positive where tokens raise themselves.
     """
-    device = device_of(model)
-    read = list(batches([list(ids) for ids in sequences], _BATCH, device))
+    read = list(batches([list(ids) for ids in sequences], _BATCH, device_of(model)))
     with torch.no_grad(), in_evaluation(model):
-        first = {name: x[:1] for name, x in vars(read[0]).items()}
-        unembed = find_unembedding(model, first)
-        if unembed is None:
+        unembedding = _find_unembedding(model, {name: x[:1] for name, x in vars(read[0]).items()})
+        if unembedding is None:
             return {}
-        parts = [_batch_scores(model, vars(batch), unembed) for batch in read]
-    if not parts[0]:
-        return {}
+        parts = [_batch_scores(model, vars(batch), unembedding) for batch in read]
     scores = {}
     for head in parts[0]:
         value, count = (torch.cat([part[head][i] for part in parts]).numpy() for i in (0, 1))
@@ -62,54 +56,29 @@ def copying_scores(
     return scores
 
 
-@dataclass(frozen=True)
-class Unembedding:
-    """The map from the residual stream to logits: the last norm's gain, then the weights.
-
-    Attributes:
-        rows: The weights of each token, times the gain.
-        centred: Whether the norm subtracts the mean.
-    """
-
-    rows: Float[Tensor, "V d_model"]
-    centred: bool
-
-    @property
-    def width(self) -> int:
-        return self.rows.shape[1]
-
-    @property
-    def tokens(self) -> int:
-        return self.rows.shape[0]
-
-    def __call__(self, written: Float[Tensor, "B S d_model"]) -> Float[Tensor, "B S V"]:
-        if self.centred:
-            written = written - written.mean(-1, keepdim=True)
-        return written @ self.rows.T
-
-
 def _batch_scores(
-    model: nn.Module, inputs: dict[str, Tensor], unembed: Unembedding
-) -> dict[Head, tuple[Tensor, Tensor]]:
+    model: nn.Module, inputs: dict[str, Tensor], unembedding: Unembedding
+) -> dict[Head, Sums]:
     """The sum of the scores of each head over the keys of each sequence, and their number."""
     with observe(model, Request(statistics=(), maps=True)) as watch:
         model(**inputs)
     ids, real = inputs["input_ids"], inputs["attention_mask"].bool()
-    scores: dict[Head, tuple[Tensor, Tensor]] = {}
+    rows, centred = unembedding
+    scores: dict[Head, Sums] = {}
     for layer in watch.layers():
         for head, written in layer.written():
-            if written.shape[-1] != unembed.width or int(ids.max()) >= unembed.tokens:
+            if written.shape[-1] != rows.shape[1] or int(ids.max()) >= len(rows):
                 return {}  # what returns the output is no unembedding of a residual stream
-            logits = unembed(written.float()).gather(
-                2, ids[:, None].expand(-1, written.shape[1], -1)
-            )
-            scores[head] = _ranks(logits, ids, real)
+            written = written.float()
+            written = written - written.mean(-1, keepdim=True) if centred else written
+            of_keys = ids[:, None].expand(-1, written.shape[1], -1)
+            scores[head] = _ranks((written @ rows.T).gather(2, of_keys), ids, real)
     return scores
 
 
 def _ranks(
     logits: Float[Tensor, "B S S"], ids: Int[Tensor, "B S"], real: Bool[Tensor, "B S"]
-) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
+) -> Sums:
     """Per text: wins minus losses of each key's own token against other tokens; their number."""
     weights = real[..., None].to(logits)
     mean = (logits * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True)
@@ -120,13 +89,20 @@ def _ranks(
     return signs.sum((1, 2)).double().cpu(), others.sum((1, 2)).double().cpu()
 
 
-def find_unembedding(model: nn.Module, inputs: dict[str, Tensor]) -> Unembedding | None:
+def _find_unembedding(model: nn.Module, inputs: dict[str, Tensor]) -> Unembedding | None:
     """The map from the residual stream to logits: the last norm's gain, then the last module.
 
-    None if no module with a weight per token of the vocabulary returns the model's logits.
+    Found by what modules return in one pass, since names differ between families. None if no
+    module with a weight per token of the vocabulary returns the model's logits.
     """
-    calls: list[tuple[nn.Module, Any, Any]] = []
-    with _recorded(model, calls):
+    calls: list[tuple[nn.Module, Tensor, Any]] = []
+
+    def record(module: nn.Module, args: Any, output: Any) -> None:
+        if args and isinstance(args[0], Tensor):
+            calls.append((module, args[0], output))
+
+    leaves = [module for module in model.modules() if not list(module.children())]
+    with hooked(after=[(module, record) for module in leaves]):
         output = model(**inputs)
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(logits, Tensor):
@@ -137,30 +113,17 @@ def find_unembedding(model: nn.Module, inputs: dict[str, Tensor]) -> Unembedding
             if weight.shape[0] != logits.shape[-1] or weight.shape[1] != x.shape[-1]:
                 return None
             norm = next((m for m, _, out in reversed(calls) if _same(out, x)), None)
-            gain = _gain(norm, x.shape[-1], x)
-            return Unembedding((weight * gain).float(), isinstance(norm, nn.LayerNorm))
+            return (weight * _gain(norm, x)).float(), isinstance(norm, nn.LayerNorm)
     return None
-
-
-@contextmanager
-def _recorded(model: nn.Module, calls: list[tuple[nn.Module, Any, Any]]) -> Iterator[None]:
-    """Record the first input and the output of every module without submodules."""
-
-    def record(module: nn.Module, args: Any, output: Any) -> None:
-        if args and isinstance(args[0], Tensor):
-            calls.append((module, args[0], output))
-
-    leaves = [module for module in model.modules() if not list(module.children())]
-    with hooked(after=[(module, record) for module in leaves]):
-        yield
 
 
 def _same(x: Any, y: Tensor) -> bool:
     return isinstance(x, Tensor) and x.shape == y.shape and torch.equal(x, y)
 
 
-def _gain(norm: nn.Module | None, width: int, like: Tensor) -> Float[Tensor, " d_model"]:
+def _gain(norm: nn.Module | None, like: Float[Tensor, "... d_model"]) -> Float[Tensor, " d_model"]:
     """What a norm multiplies each coordinate of a vector of unit size by."""
+    width = like.shape[-1]
     if norm is None or getattr(norm, "weight", None) is None or norm.weight.shape != (width,):
         return torch.ones(width).to(like)
     signs = torch.tensor(np.resize([1.0, -1.0], width)).to(like)

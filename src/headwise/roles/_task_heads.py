@@ -1,25 +1,30 @@
 """The heads of a task: a row per head, the chosen set, and files that hold and export them."""
 
-import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from torch import nn
 
 from headwise._display import counted, printable
 from headwise.errors import ArgumentError, HeadError
-from headwise.files import as_path, write_beside
-from headwise.roles.task._answers import AnswerEffect
-from headwise.roles.task._examples import TokenExample
-from headwise.roles.task._exports import EXPORTS
+from headwise.files import as_path, build_from, read_object, write_beside
+from headwise.models import check_model, fingerprint
+from headwise.roles._task_scores import AnswerEffect
 from headwise.tables import Head, HeadsLike, at_prompt, resolve_heads
 
 FORMAT = "headwise-heads/1"
-NULLS = ("chance", "position", "permuted", "random", "shuffled", "heads")
+TASK_NULLS = ("chance", "position", "permuted", "random", "shuffled", "heads")
 _SHOWN = ("name", "in_set", "effect", "ci_low", "ci_high", "null", "baseline", "lift", "p_adj")
+_NUMBERS = (
+    *("effect", "baseline", "lift", "ci_low", "ci_high", "p_adj", "contrast", "n", "chosen_half"),
+    *(f"null.{name}" for name in TASK_NULLS),
+)
+Pairs = Sequence[tuple[int, int]]  # layer and query head
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +84,8 @@ class TaskHeads:
         content = {
             "format": FORMAT,
             "model": {"name": self.name, "fingerprint": self.model},
-            "set": {"heads": [str(head) for head in self.heads], **_plain(self.set_row)},
-            "heads": [_plain(row) for row in self.rows.to_dict("records")],
+            "set": {"heads": [str(head) for head in self.heads], **_to_json(self.set_row)},
+            "heads": [_to_json(row) for row in self.rows.to_dict("records")],
             "answers": None if self.answers is None else asdict(self.answers),
             "queries": self.queries,
             "texts": dict(self.texts),
@@ -110,9 +115,9 @@ class TaskHeads:
             HeadError: there is no such head, or one belongs to a stack, which these tools lack.
             OutputError: the file cannot be written.
         """
-        if format not in EXPORTS:
+        if format not in _EXPORTS:
             raise ArgumentError(
-                f"TaskHeads.export: no format {format!r}. Choose from {', '.join(EXPORTS)}."
+                f"TaskHeads.export: no format {format!r}. Choose from {', '.join(_EXPORTS)}."
             )
         name = self.name if model_name is None else model_name
         if not name:
@@ -132,7 +137,7 @@ class TaskHeads:
                 f"TaskHeads.export: {stacked[0]} belongs to a stack, and {format} numbers layers "
                 f"of one stack. Export heads of a model with one stack."
             )
-        ending, written = EXPORTS[format]
+        ending, written = _EXPORTS[format]
         pairs = [(head.layer, head.head) for head in chosen]
         return _write("TaskHeads.export", path, ending, written(pairs, name, self.queries))
 
@@ -157,20 +162,17 @@ class TaskHeads:
         return found.to_html(index=False, float_format="{:.3f}".format, escape=True)
 
 
-def digest_of(examples: Sequence[TokenExample]) -> str:
-    """The SHA-256 of examples, from their tokens and stretches."""
-    return hashlib.sha256(repr(list(examples)).encode()).hexdigest()
-
-
 def _outcome(row: Mapping[str, Any]) -> str:
     why = printable(row["why"])
     return f"{row['outcome']} ({why})" if why else str(row["outcome"])
 
 
-def _plain(row: Mapping[Any, Any]) -> dict[str, Any]:
+def _to_json(row: Mapping[Any, Any]) -> dict[str, Any]:
     """Values that JSON has; NaN becomes null."""
-    plain = {name: value.item() if hasattr(value, "item") else value for name, value in row.items()}
-    return {name: None if value != value else value for name, value in plain.items()}
+    values = {
+        name: value.item() if hasattr(value, "item") else value for name, value in row.items()
+    }
+    return {name: None if value != value else value for name, value in values.items()}
 
 
 def _write(caller: str, path: str | Path, ending: str, content: str) -> Path:
@@ -180,3 +182,134 @@ def _write(caller: str, path: str | Path, ending: str, content: str) -> Path:
     with write_beside(path) as beside:
         beside.write_text(content, "utf-8")
     return path
+
+
+# The forms in which other tools read lists of heads; each was read from the tool's own parser.
+
+
+def _vllm_hook(heads: Pairs, model: str, queries: str) -> str:
+    """A model configuration of vLLM-Hook: `HookLLM.load_config` reads `params` and `hookq`."""
+    content = {
+        "model_info": {
+            "provider": "attn-hf",
+            "name": model.rpartition("/")[2],
+            "model_id": model,
+            "note": "Heads found by headwise.find_heads, with evidence on held-out examples.",
+        },
+        "params": {"important_heads": [list(head) for head in heads]},
+        "hookq": {"hookq_mode": queries},
+    }
+    return json.dumps(content, indent=4) + "\n"
+
+
+def _qrhead(heads: Pairs, model: str, queries: str) -> str:
+    """A configuration of QRRetriever: `attn_head_set` is split at commas, then at hyphens.
+
+    A quoted JSON string is a YAML string. QRRetriever always takes all tokens of its query.
+    """
+    fields = {
+        "attn_head_set": ",".join(f"{layer}-{head}" for layer, head in heads),
+        "model_base_class": model.rpartition("/")[2],
+        "model_name_or_path": model,
+    }
+    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in fields.items())
+
+
+# The ending of the file, and what writes its content.
+_EXPORTS: Mapping[str, tuple[str, Callable[[Pairs, str, str], str]]] = {
+    "vllm-hook": (".json", _vllm_hook),
+    "qrhead": (".yaml", _qrhead),
+}
+
+
+def load_heads(path: str | Path, model: nn.Module | None = None) -> TaskHeads:
+    """Read a file that `TaskHeads.save` wrote.
+
+    Args:
+        model: The model that the heads are to be used in; its weights are compared.
+    Raises:
+        ArgumentError: the heads were found in other weights than those of `model`.
+        InputError: the file is missing, or holds no heads of this schema.
+    """
+    caller, problem, advice = "load_heads", "holds no heads", "Give a file of TaskHeads.save."
+    content = read_object(path, caller, advice, problem)
+    read = build_from(lambda: _from_json(content), f"{caller}: {path} {problem}", advice)
+    actual = read.model if model is None else fingerprint(check_model(caller, model))
+    if actual != read.model:
+        raise ArgumentError(
+            f"load_heads: {path} holds heads of the model {read.model}, not of {actual}. Find the "
+            f"heads of this model."
+        )
+    return read
+
+
+def _from_json(content: Mapping[str, Any]) -> TaskHeads:
+    """The heads that a file holds.
+
+    Raises:
+        TypeError: a value is of another type.
+        ValueError: the format is another, or a head is listed twice.
+    """
+    if content["format"] != FORMAT:
+        raise ValueError(f"its format is {content['format']!r}, not {FORMAT!r}")
+    rows = [_head_row(row) for row in content["heads"]]
+    heads = [Head.parse(row["name"]) for row in rows]
+    if len(set(heads)) < len(heads):
+        raise ValueError("a head is listed twice")
+    chosen, effect, texts = content["set"], content["answers"], content["texts"]
+    answers = None
+    if effect is not None:
+        numbers = {str(name): _number(value) for name, value in effect.items() if name != "n"}
+        answers = AnswerEffect(n=_of(int, effect["n"]), **numbers)
+    return TaskHeads(
+        rows=pd.DataFrame(rows),
+        heads=tuple(resolve_heads([_of(str, head) for head in _of(list, chosen["heads"])], heads)),
+        set_row=_evidence(chosen),
+        answers=answers,
+        notes=tuple(_of(str, note) for note in _of(list, content["notes"])),
+        texts={name: _of(int, texts[name]) for name in ("examples", "held_out")}
+        | {"sha256": _of(str, texts["sha256"])},
+        queries=_of(str, content["queries"]),
+        model=_of(str, content["model"]["fingerprint"]),
+        name=_of(str, content["model"]["name"]),
+        versions={_of(str, name): _of(str, number) for name, number in content["versions"].items()},
+    )
+
+
+def _head_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    head = Head.parse(_of(str, row["name"]))
+    if (row["stack"], row["layer"], row["head"]) != (head.stack, head.layer, head.head):
+        raise ValueError(f"the stack, layer or head of {head} differs from its name")
+    address = {"name": str(head), "stack": head.stack, "layer": head.layer, "head": head.head}
+    return {**address, "in_set": _of(bool, row["in_set"]), **_evidence(row)}
+
+
+def _evidence(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The evidence of a head or of the set, in the order of the table."""
+    evidence: dict[str, Any] = {
+        "found": _of(bool, row["found"]),
+        "outcome": _of(str, row["outcome"]),
+        "why": _of(str, row.get("why", "")),  # files of version 0.1 have none
+        "effect": _number(row["effect"]),
+        "null": _of(str, row["null"]),
+    }
+    return evidence | {name: _number(row[name]) for name in _NUMBERS}
+
+
+_TYPES = {str: "a text", bool: "either true or false", int: "a whole number", list: "a list"}
+
+
+def _of(kind: type, value: Any) -> Any:
+    """A value of exactly this type: JSON's true is no number."""
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.40} is not {_TYPES[kind]}")
+    return value
+
+
+def _number(value: Any) -> float:
+    """A finite number; NaN for null."""
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise TypeError(f"{value!r:.40} is not a finite number")
+    return float(value)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,12 @@ from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
 from headwise.files import as_path
 from headwise.models import check_model, fingerprint
-from headwise.roles.effects import Behaviour, Effects, ablate_each
-from headwise.roles.results._explanation import explanations
-from headwise.roles.results._outcomes import none_found, none_found_by_head, outcomes_by_role
-from headwise.roles.results._rows import (
-    example_rows,
-    heads_with,
-    labels_of_rows,
-)
-from headwise.roles.results._saved_rows import SCHEMA, fields_of, metadata_of
-from headwise.roles.results._shapes import (
+from headwise.roles._behaviours import Behaviour
+from headwise.roles._effects import WITHOUT, Effects, ablate_each
+from headwise.roles._nulls import NULLS
+from headwise.roles._rows import FURTHER, labels_of_rows
+from headwise.roles._sentences import explanations, none_found, none_found_by_head, outcomes_by_role
+from headwise.roles._shapes import (
     categories_of,
     is_shape,
     shape_rows,
@@ -37,11 +33,21 @@ from headwise.tables import (
     HeadsLike,
     at_prompt,
     categories_html,
+    numbers_of,
     plot_categories,
     read_saved,
     resolve_heads,
+    texts_of,
     write_table_file,
 )
+
+SCHEMA = 2
+# The columns that every file has, beside the nulls, the measures of some roles and the effects.
+_NUMBERS = (
+    *("effect", "baseline", "lift", "ci_low", "ci_high", "n", "texts", "p_adj"),
+    *("mass", "value", "chosen_half", "smallest", "control"),
+)
+_TEXTS = ("name", "stack", "role", "label", "outcome", "null")
 
 _COLUMNS = (
     "name", "label", "found", "outcome", "effect", "null", "baseline", "lift", "p_adj", "n",
@@ -218,11 +224,12 @@ class Roles:
             )
         known = self._heads()
         tried = list(dict.fromkeys(self.found()["name"])) if heads is None else heads
+        found = self.found().groupby("role")["name"]
         effects = ablate_each(
             model,
             list_items("effects", "behaviours", behaviours, Behaviour),
             sorted(resolve_heads(tried, known)),
-            partial(heads_with, self.found()),
+            {str(role): [Head.parse(name) for name in names] for role, names in found},
             seed=seed,
             on_progress=on_progress,
         )
@@ -240,7 +247,13 @@ class Roles:
         Raises:
             HeadError: there is no such head.
         """
-        return example_rows(str(self._head(head)), self.found(), self.texts)
+        name, found = str(self._head(head)), self.found()
+        rows = [
+            (role, score, n, text)
+            for role in found.loc[found["name"] == name, "role"]
+            for text, score, n in self.texts.get(f"{name} {role}", ())
+        ]
+        return pd.DataFrame(rows, columns=["role", "score", "queries", "text"])
 
     @cached_property
     def _role_rows(self) -> pd.DataFrame:
@@ -277,7 +290,16 @@ class Roles:
             ArgumentError: the ending is another.
             OutputError: the file cannot be written; no partial file remains.
         """
-        return write_table_file(self.frame(), metadata_of(self), as_path("Roles.save", path))
+        metadata = {
+            "headwise_roles": SCHEMA,
+            "meanings": dict(self.meanings),
+            "notes": list(self.notes),
+            "texts": {name: [list(row) for row in rows] for name, rows in self.texts.items()},
+            "model": self.model,
+            "versions": dict(self.versions),
+            "effects": self.ablation_effects.to_json(),
+        }
+        return write_table_file(self.frame(), metadata, as_path("Roles.save", path))
 
     @classmethod
     def load(cls, path: str | Path) -> "Roles":
@@ -286,9 +308,7 @@ class Roles:
         Raises:
             InputError: the file is missing, or is not a table of roles of this schema.
         """
-        return read_saved(
-            "Roles", path, ("headwise_roles", SCHEMA), lambda *saved: cls(**fields_of(*saved))
-        )
+        return read_saved("Roles", path, ("headwise_roles", SCHEMA), _from_file)
 
     def __str__(self) -> str:
         """The number of heads with a role, and of roles; then the sinks and diffuse heads."""
@@ -307,3 +327,42 @@ class Roles:
     def _repr_html_(self) -> str:
         categories = categories_of(self.found(), self.shapes())
         return categories_html(f"Roles: {self}", self._heads(), categories)
+
+
+def _from_file(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Roles:
+    """The roles that a file holds.
+
+    Raises:
+        ValueError: a column is missing or holds something else, or a role has no description.
+    """
+    rows = _typed_rows(frame)
+    meanings = {role: str(metadata["meanings"][role]) for role in metadata["meanings"]}
+    if unknown := sorted(set(rows["role"]) - meanings.keys()):
+        raise ValueError(f"the role {unknown[0]!r} has no description")
+    return Roles(
+        rows=rows,
+        meanings=meanings,
+        notes=tuple(map(str, metadata["notes"])),
+        texts={
+            name: [(str(text), float(score), int(n)) for text, score, n in rows]
+            for name, rows in metadata["texts"].items()
+        },
+        model=str(metadata["model"]),
+        versions=dict(metadata["versions"]),
+        ablation_effects=Effects.from_json(metadata["effects"]),
+    )
+
+
+def _typed_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a file in its order of columns."""
+    frame.attrs.clear()
+    further = [name for name in FURTHER if name in frame]
+    effects = [name for name in map(str, frame) if name.startswith(WITHOUT)]
+    numbers = [*_NUMBERS, *(f"null.{null}" for null in NULLS), *further, *effects]
+    heads = [Head.parse(name) for name in texts_of(frame, "name")]
+    columns: dict[str, Any] = {name: numbers_of(frame, name) for name in numbers}
+    texts = [name for name in (*_TEXTS, "original") if name in _TEXTS or name in frame]
+    columns |= {name: texts_of(frame, name) for name in texts}
+    columns |= {"layer": [head.layer for head in heads], "head": [head.head for head in heads]}
+    columns |= {"found": numbers_of(frame, "found") == 1}
+    return pd.DataFrame({name: columns.get(name, frame[name]) for name in map(str, frame)})

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from headwise._display import counted
+from headwise.roles._hypotheses import lift
 from headwise.roles.relations import DIFFUSE, DIFFUSE_BESIDE_SINKS, SHAPES, SINKS
-from headwise.roles.testing import lift
 from headwise.tables import Head
 
 _BAR = 0.25  # of lift, for a sink

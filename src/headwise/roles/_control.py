@@ -11,10 +11,10 @@ import numpy as np
 from jaxtyping import Float
 
 from headwise._packages import require
-from headwise.roles.evaluation import DetailedScores
+from headwise.roles._hypotheses import FEWEST_INSTANCES, FEWEST_TEXTS, LEVEL, Hypotheses, rate
+from headwise.roles._samples import Split
 from headwise.roles.relations import Role
-from headwise.roles.testing._evidence import FEWEST_INSTANCES, FEWEST_TEXTS, LEVEL, Family
-from headwise.roles.testing._trials import Split
+from headwise.roles.scores import RoleScores
 
 POWER = 0.8  # the probability with which the smallest effect is labelled
 _BINARY = ("top", "choice")  # scores that count queries
@@ -29,8 +29,8 @@ RolesPerText = Float[np.ndarray, "M R"]
 
 
 def plant(
-    family: Family, scores: DetailedScores, split: Split, *, tests: int, seed: int = 0
-) -> Family:
+    family: Hypotheses, scores: RoleScores, split: Split, *, tests: int, seed: int = 0
+) -> Hypotheses:
     """Add a planted head for each role of a family, and compute the smallest effects.
 
     The lift of the planted head is halfway between the least that the bars of the role allow
@@ -38,6 +38,7 @@ def plant(
     relation; the others get what even attention scores.
 
     Args:
+        scores: Its last head is the planted one, not diluted yet.
         tests: The number of hypotheses that p is adjusted for.
         seed: The seed of the queries that are drawn.
     Returns:
@@ -48,12 +49,11 @@ def plant(
     """
     R, N = len(family.roles), len(scores.heads)
     known = family.count.reshape(-1, R, N).sum((0, 2)) > 0  # no head can have some roles
-    sums = (scores.planted, scores.planted_chance, scores.heuristic_count)
-    pairs = [split.halves(each * known.reshape(R, 1)) for each in sums]
-    # Of the head that is not diluted yet, on each half.
+    sums = (split.halves(part[..., -1:] * known.reshape(R, 1))
+            for part in (scores.value, scores.even, scores.count))  # fmt: skip
     selection, held = (
-        Family(full[..., 0], count[..., 0], {"chance": even[..., 0]}, family.roles)
-        for full, even, count in zip(*pairs, strict=True)
+        Hypotheses(full[..., 0], count[..., 0], {"chance": even[..., 0]}, family.roles)
+        for full, even, count in zip(*sums, strict=True)
     )
     nulls = _nulls(family, held, N)
     stacked = np.stack(list(nulls.values()))
@@ -64,37 +64,28 @@ def plant(
     rng = np.random.default_rng([seed, R])
     value, chosen = (_diluted(half, effect, rng) for half in (held, selection))
     null = stacked[strongest, :, np.arange(R)].T
-    smallest = _smallest_effect(family, baseline, null, held, selection.count.sum(0), N, tests)
     chosen_half = _rate(chosen.sum(0), selection.count.sum(0))
-    planted = Family(value, held.count, nulls, family.roles, measures={"chosen_half": chosen_half})
-    joined = _joined(family, planted, N)
+    smallest = _smallest_effect(family, baseline, null, held, selection.count.sum(0), N, tests)
     of_roles = {"planted_effect": effect, "smallest": smallest}
-    joined.measures.update({name: np.repeat(each, N + 1) for name, each in of_roles.items()})
-    return joined
-
-
-def _joined(family: Family, planted: Family, N: int) -> Family:
-    """The family with one more head for each role, whose other measures are unknown."""
-    unknown = np.full(len(family.roles), np.nan)
+    unknown = np.full(R, np.nan)
+    measures = {
+        name: _with(column[None], (chosen_half if name == "chosen_half" else unknown)[None], N)[0]
+        for name, column in family.measures.items()
+    }
     return replace(
         family,
-        value=_with(family.value, planted.value, N),
-        count=_with(family.count, planted.count, N),
-        nulls={name: _with(sums, planted.nulls[name], N) for name, sums in family.nulls.items()},
-        measures={
-            name: _with(column[None], planted.measures.get(name, unknown)[None], N)[0]
-            for name, column in family.measures.items()
-        },
+        value=_with(family.value, value, N),
+        count=_with(family.count, held.count, N),
+        nulls={name: _with(sums, nulls[name], N) for name, sums in family.nulls.items()},
+        measures=measures | {name: np.repeat(each, N + 1) for name, each in of_roles.items()},
     )
 
 
 def least_lift(roles: Sequence[Role], baseline: PerRole) -> PerRole:
     """The least lift that the bars of each role allow above a baseline."""
     bar = np.array([role.bar for role in roles])
-    points = np.array([role.points for role in roles])
-    room = 1 - baseline
-    needed = np.divide(points, room, out=np.full(len(roles), np.inf), where=room > 0)
-    return np.where(room > 0, np.maximum(bar, needed), np.inf)
+    needed = rate(np.array([role.points for role in roles]), 1 - baseline, np.inf)
+    return np.where(baseline < 1, np.maximum(bar, needed), np.inf)
 
 
 def _above(baseline: PerRole, lift: PerRole) -> PerRole:
@@ -102,7 +93,7 @@ def _above(baseline: PerRole, lift: PerRole) -> PerRole:
     return baseline + lift * np.where(np.isfinite(lift), 1 - baseline, 1.0)
 
 
-def _diluted(planted: Family, effect: PerRole, rng: np.random.Generator) -> RolesPerText:
+def _diluted(planted: Hypotheses, effect: PerRole, rng: np.random.Generator) -> RolesPerText:
     """The sums of a planted head that is diluted to about this effect."""
     roles, count, chance = planted.roles, planted.count, planted.nulls["chance"]
     full, even = (_rate(sums.sum(0), count.sum(0)) for sums in (planted.value, chance))
@@ -112,11 +103,11 @@ def _diluted(planted: Family, effect: PerRole, rng: np.random.Generator) -> Role
     binary = [column for column, role in enumerate(roles) if role.score in _BINARY]
     queries = count[:, binary].round().astype(int)
     followed[:, binary] = rng.binomial(queries, share[binary])
-    part = np.divide(followed, count, out=np.zeros_like(followed), where=count > 0)
+    part = rate(followed, count, 0.0)
     return part * planted.value + (1 - part) * chance
 
 
-def _nulls(family: Family, held: Family, N: int) -> dict[str, RolesPerText]:
+def _nulls(family: Hypotheses, held: Hypotheses, N: int) -> dict[str, RolesPerText]:
     """The sums of the nulls over the queries of the planted head.
 
     They are those of the head with the most queries. Where a contrast applies, the planted head
@@ -137,10 +128,10 @@ def _nulls(family: Family, held: Family, N: int) -> dict[str, RolesPerText]:
 
 
 def _smallest_effect(
-    family: Family,
+    family: Hypotheses,
     baseline: PerRole,
     null: RolesPerText,
-    held: Family,
+    held: Hypotheses,
     selection: PerRole,
     N: int,
     tests: int,
@@ -175,16 +166,16 @@ def _smallest_effect(
     return np.where(enough.any(0), effect[enough.argmax(0), 0], np.nan)
 
 
-def _variation(family: Family, N: int) -> PerRole:
+def _variation(family: Hypotheses, N: int) -> PerRole:
     """How much more the scores of heads vary over held-out texts than independent queries would.
 
     A score that counts queries is never taken to vary less than they would.
     """
     shape = (-1, len(family.roles), N)
     value, count = (sums.reshape(shape).astype(np.float64) for sums in (family.value, family.count))
-    effect = _rate(value.sum(0), count.sum(0))
+    effect = rate(value.sum(0), count.sum(0))
     observed = np.square(value - effect * count).sum(0)
-    ratio = _rate(observed, count.sum(0) * effect * (1 - effect))
+    ratio = rate(observed, count.sum(0) * effect * (1 - effect))
     low, high = _INFORMATIVE
     ratio[~((effect > low) & (effect < high))] = np.nan
     columns = [column[np.isfinite(column)] for column in ratio]
@@ -203,5 +194,4 @@ def _with(
 
 
 def _rate(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    above, below = np.broadcast_arrays(np.asarray(above, np.float64), below)
-    return np.divide(above, below, out=np.full(above.shape, np.nan), where=below > 0)
+    return rate(above.astype(np.float64), below)

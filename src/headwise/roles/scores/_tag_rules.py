@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Int16
 from torch import Tensor
 
-from headwise.roles.evaluation._eligible import EligiblePairs
-from headwise.roles.evaluation._synthetic_heads import at_offsets
+from headwise.roles.scores._eligible import EligiblePairs
+from headwise.roles.scores._heuristics import at_offsets
 
 FAR = 2**14  # the distance to a word that does not exist
 SIDES = ("to the left", "to the right", "to the left or itself")
@@ -70,32 +70,33 @@ class TagRows:
 def tag_rows(eligible: EligiblePairs, tags: Sequence[str]) -> TagRows:
     """The nearest words of every part of speech for the eligible queries of structural roles.
 
-    On the grid of tokens a word is named by the last of its tokens on the left, by the first on
+    On the level of tokens a word is named by the last of its tokens on the left, by the first on
     the right, and the query's own word may be named as well.
     """
-    index, units = eligible.index, eligible.index.units
-    n = units.n
-    rows = torch.nonzero(index.structural & (eligible.eligible[:, 0] > 0)).flatten()
-    place, of_row = torch.unique(index.text[rows] * n + index.unit[rows], return_inverse=True)
-    text, unit = place // n, place % n
-    members, tag_of_unit = units.by_tag(tags)
+    index, nodes = eligible.index, eligible.index.nodes
+    n = nodes.n
+    structural = index.where([role.kind == "structure" for role in index.roles])
+    rows = torch.nonzero(structural & (eligible.eligible[:, 0] > 0)).flatten()
+    place, of_row = torch.unique(index.text[rows] * n + index.node[rows], return_inverse=True)
+    text, node = place // n, place % n
+    members, tag_of_node = nodes.by_tag(tags)
     columns = members[text]  # U tag m
-    allowed = eligible.candidates[text, 0, unit].gather(1, columns.clamp(min=0).flatten(1))
+    allowed = eligible.candidates[text, 0, node].gather(1, columns.clamp(min=0).flatten(1))
     allowed = allowed.view(columns.shape) & (columns >= 0)
-    step = columns - unit[:, None, None]
-    sides = [(step < 0, -1), (step > 0, 1), ((step <= 0) & (units.grid == "token"), -1)]
+    step = columns - node[:, None, None]
+    sides = [(step < 0, -1), (step > 0, 1), ((step <= 0) & (nodes.level == "token"), -1)]
     assert len(sides) == len(SIDES)
     is_key, distances, rights = index.is_key(rows), [], []
     for inside, sign in sides:
         near = _two_nearest(torch.where(allowed & inside, sign * step, FAR))[of_row]
-        key = (index.unit[rows, None, None] + sign * near).clamp(0, n - 1)
+        key = (index.node[rows, None, None] + sign * near).clamp(0, n - 1)
         right = is_key.gather(1, key.flatten(1)).view(near.shape) & (near < FAR)
         distances.append(near)
         rights.append(right)
     return TagRows(
         item=index.text[rows].numpy(),
         role=index.role[rows].numpy(),
-        tag=tag_of_unit[index.text[rows], index.unit[rows]].numpy(),
+        tag=tag_of_node[index.text[rows], index.node[rows]].numpy(),
         chance=eligible.chance_of_top()[rows, 0].numpy(),
         distance=torch.stack(distances, 1).numpy().astype(np.int16),
         right=torch.stack(rights, 1).numpy(),
@@ -109,12 +110,8 @@ def _two_nearest(distance: Int[Tensor, "U tag m"]) -> Int[Tensor, "U 2 tag"]:
     return torch.stack([nearest, others.amin(-1)], 1)
 
 
-@dataclass(frozen=True)
-class TagRule:
-    """The rule fitted to each role: its name, and what it scores on every query."""
-
-    names: list[str]
-    value: Float[np.ndarray, " Q"]
+# A rule fitted to each role: its name for each, and what it scores on every query.
+TagRule = tuple[list[str], Float[np.ndarray, " Q"]]
 
 
 def fit_tag_rules(
@@ -133,12 +130,12 @@ def fit_tag_rules(
     group = rows.role * (len(tags) + 1) + rows.tag + 1
     by_class = _fit(rows, selected, group, with_offsets=True)
     rules = {
-        "class": TagRule(single.names(tags, n_roles), single.values(rows, rows.role)),
-        "set": TagRule(chosen.names(names, n_roles), chosen.values(wider, rows.role)),
+        "class": (single.names(tags, n_roles), single.values(rows, rows.role)),
+        "set": (chosen.names(names, n_roles), chosen.values(wider, rows.role)),
     }
     known = np.isin(group, by_class.groups)
-    value = np.where(known, by_class.values(rows, group), rules["set"].value)
-    rules["by class"] = TagRule(["a rule for each class of the query"] * n_roles, value)
+    value = np.where(known, by_class.values(rows, group), rules["set"][1])
+    rules["by class"] = ["a rule for each class of the query"] * n_roles, value
     return rules
 
 

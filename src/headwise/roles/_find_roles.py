@@ -1,0 +1,351 @@
+"""Find the role of each head: score relations, compare with nulls, test as one family.
+
+`find_roles` reads from top to bottom: texts → relations → scores → hypotheses → tests → table.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+from torch import nn
+
+from headwise._display import counted
+from headwise._progress import Passes, Progress, shows_progress
+from headwise.corpora import Corpus
+from headwise.errors import ArgumentError, InputError
+from headwise.models import check_model, fingerprint, without_compiler
+from headwise.models.checkpoints import originals_of
+from headwise.models.texts import context_of, tokenizer_of
+from headwise.roles._control import plant
+from headwise.roles._copying import copying_scores
+from headwise.roles._hypotheses import (
+    FEWEST_TEXTS,
+    Hypotheses,
+    has_role,
+    is_promising,
+    run_tests,
+)
+from headwise.roles._nulls import Baseline, Evidence, hypotheses_of, null_head_baseline
+from headwise.roles._rows import (
+    BEHAVIOUR_LABELS,
+    BY_COPYING,
+    labels_of_rows,
+    length_measures,
+    tested_rows,
+)
+from headwise.roles._samples import SEQUENCES, RoleSample, distinct_texts, probe_sample, text_sample
+from headwise.roles._table import Roles
+from headwise.roles.relations import (
+    PROBED,
+    Relations,
+    Role,
+    Tokenized,
+    gold_roles,
+    own_roles,
+    probe,
+    texts_of,
+    token_roles,
+    tokenize,
+)
+from headwise.roles.scores import RoleScores
+
+_MOST_UNKNOWN = 0.5  # of the tokens; above it the text is in no language of the model
+_DRAWS = 1000  # resamples of the test under each further split
+_EXAMPLES = 3  # texts where a role is strongest, and as many where it is weakest
+_EXCERPT = 200  # characters of a text shown as an example
+
+
+@shows_progress("Finding the roles of heads")
+def find_roles(
+    model: nn.Module,
+    tokenizer: Any,
+    corpus: Corpus,
+    *,
+    relations: Relations | None = None,
+    evidence: Evidence | None = None,
+    max_tokens: int | None = None,
+    on_progress: Progress | None = None,
+) -> Roles:
+    """Find what each head attends to, tested against baselines on held-out texts.
+
+    A role is a relation: a set of (query, key) pairs of a text, such as a verb and its subject.
+    A head has a role if it scores higher on held-out texts than every null (a baseline without
+    knowledge of the relation) that applies: chance, the best fixed offset, rules about parts of
+    speech and their order, rules that choose among candidates (the nearest, the first, the
+    longest, the most repeated), the best head of the same model with permuted or with initial
+    weights, the same words in another order, and for repetition the same positions without
+    repetition. It needs a lift of .25 (the share of the range above the null that the head
+    reaches; for trees ten points) and p < .05, adjusted over all heads and roles together that
+    clear half of that bar on the selection half, on which heuristics and null heads are
+    selected. The head must clear the whole bar there too. A role describes what a head attends
+    to, not what the model uses it for.
+
+    A relation with two ends is two roles, one in each direction. A role is tested only if the
+    texts could have shown it: a planted head with the true pairs, diluted with even attention,
+    has to be found by the same test, and some score has to be labelled with a probability of
+    80 %. The outcome of each row is `found`, `not found`, or `not tested: ` and what is missing.
+
+    The model reads every distinct text once, and random sequences with their controls; each
+    null of `evidence` costs another pass, and `notes` counts them. Attention weights are
+    computed for a few heads at a time. A text longer than the model's context is cut between
+    sentences.
+
+    Args:
+        model: Any model that takes `input_ids` and `attention_mask`.
+        tokenizer: Its tokenizer, a fast one that reports character offsets. None takes the
+            tokenizer of a `SentenceTransformer`.
+        corpus: Texts, with or without annotations; trees, mentions and links add their roles.
+            A string is one text.
+        relations: Your own roles, by name: a function from a text to its pairs of tokens
+            (query, key), or a `headwise.roles.ChoiceRelation` among candidates that you name.
+        evidence: Which nulls to evaluate, and the seed. None is `Evidence()`: every null that
+            is available.
+        max_tokens: The most tokens in one text. None is the model's context.
+        on_progress: Called after each batch with the texts done and those of all passes together.
+    Returns:
+        A row per head and role, found or not.
+    Raises:
+        ArgumentError: two roles have one name, or something in the corpus is not a text.
+        InputError: no text has a token, or most tokens are unknown to the tokenizer.
+        UnsupportedError: the model cannot be observed exactly, the tokenizer does not report
+            character offsets, or a null named in `evidence` is not available.
+    """
+    wrapper, model = without_compiler(model), check_model("find_roles", model)
+    tokenizer = tokenizer_of(wrapper, tokenizer, "find_roles")
+    evidence = evidence or Evidence()
+    seed = evidence.seed
+    n_texts, texts = texts_of("find_roles", corpus)
+    limit = context_of(model, tokenizer, max_tokens)
+    tokenized = tokenize(tokenizer, texts, limit)
+    _check_tokens(len(texts), tokenized)
+    pieces = tokenized.pieces
+    roles = _with_relations([*token_roles(pieces), *gold_roles(pieces)], relations or {})
+    samples = [text_sample(pieces, texts, roles, seed, shuffles=evidence.wants("shuffled"))]
+    probed = probe_sample(*probe(pieces, limit, SEQUENCES, seed), seed)
+    samples += [] if probed is None else [probed]
+    # Each model reads everything in one pass, whatever the number of splits.
+    passes = Passes(on_progress, _n_items(samples, evidence))
+    scores = [sample.evaluator.scores(model, passes, detailed=True) for sample in samples]
+    contrasts = [
+        None if sample.contrast is None else sample.contrast.scores(model, passes)
+        for sample in samples
+    ]
+    splits = [
+        [replace(sample, split=sample.split.another(seed, number)) for sample in samples]
+        for number in range(evidence.n_splits)
+    ]
+    null_heads = _null_heads(model, splits, evidence, passes)
+    # For each split and sample: what is tested.
+    hypotheses = [
+        [
+            hypotheses_of(
+                sample,
+                scores[index],
+                contrast=contrasts[index],
+                null_heads={
+                    null: Baseline.strongest([best[number][index] for best in models])
+                    for null, models in null_heads.items()
+                },
+            )
+            for index, sample in enumerate(split)
+        ]
+        for number, split in enumerate(splits)
+    ]
+    families, further = hypotheses[0], hypotheses[1:]
+    for family, share in zip(families, _stability(families, further, seed), strict=True):
+        family.measures["stability"] = share
+    families[0].measures.update(length_measures(families[0], samples[0].lengths, seed))
+    rows = _tested(families, scores, samples, seed)
+    if probed is not None and probed.contrast is not None and scores[0].causal:
+        rows = _with_copying(rows, model, probed.contrast.items, seed)
+    rows["label"] = labels_of_rows(rows)
+    heads = scores[0].heads
+    if original := originals_of(model, heads):
+        names = {str(h): str(was or "") for h, was in zip(heads, original, strict=True)}
+        rows["original"] = rows["name"].map(names)
+    held = [
+        text
+        for text, selected in zip(distinct_texts(texts), samples[0].split.selection, strict=True)
+        if not selected
+    ]
+    return Roles(
+        rows=rows,
+        meanings={role.name: role.says for family in families for role in family.roles},
+        notes=(
+            *_reading_notes(tokenized, n_texts, samples),
+            _passes_note(samples[0], null_heads),
+            _splits_note(evidence.n_splits),
+        ),
+        texts=_examples(rows, families[0], len(heads), held),
+        model=fingerprint(model),
+        versions={name: version(name) for name in ("headwise", "torch")},
+    )
+
+
+def _check_tokens(n_texts: int, tokenized: Tokenized) -> None:
+    """Refuse texts without tokens, or in no language of the model."""
+    if not tokenized.pieces:
+        of = counted(n_texts, "text")
+        raise InputError(f"find_roles: {of} without a token. Give texts with words.")
+    if tokenized.unknown > _MOST_UNKNOWN:
+        raise InputError(
+            f"find_roles: {tokenized.unknown:.0%} of the tokens of these texts are unknown to the "
+            f"tokenizer. Give texts in a language that the model was trained on."
+        )
+
+
+def _with_relations(roles: list[Role], relations: Relations) -> list[Role]:
+    """Roles with the user's own after them."""
+    roles = [*roles, *own_roles("find_roles", relations)]
+    names = [*(role.name for role in (*roles, *PROBED)), *BEHAVIOUR_LABELS]
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise ArgumentError(f"find_roles: {duplicates[0]!r} is a role already. Rename yours.")
+    return roles
+
+
+def _n_items(samples: Sequence[RoleSample], evidence: Evidence) -> int:
+    """The number of items in all passes over the samples."""
+    contrasts = (sample.contrast.items for sample in samples if sample.contrast is not None)
+    n_items = sum(len(sample.evaluator.items) for sample in samples)
+    return (1 + evidence.n_models) * n_items + sum(map(len, contrasts))
+
+
+# By the name of the null, for each of its models, split and sample: the best heads.
+NullHeads = Mapping[str, Sequence[Sequence[Sequence[Baseline]]]]
+
+
+def _null_heads(
+    model: nn.Module, splits: Sequence[Sequence[RoleSample]], evidence: Evidence, passes: Progress
+) -> NullHeads:
+    """The best heads of every null model; nothing else is kept of its scores, which are large."""
+    null_heads: dict[str, list[list[list[Baseline]]]] = {}
+    for null, null_model in evidence.models_like(model):
+        scores = [sample.evaluator.scores(null_model, passes) for sample in splits[0]]
+        best = [
+            [
+                null_head_baseline(*pair)
+                for pair in zip(scores, (s.split for s in split), strict=True)
+            ]
+            for split in splits
+        ]
+        null_heads.setdefault(null, []).append(best)
+    return null_heads
+
+
+def _stability(
+    families: Sequence[Hypotheses], further: Sequence[Sequence[Hypotheses]], seed: int
+) -> list[Float[np.ndarray, " _"]]:
+    """The share of the further splits under which each head has each role, for each sample.
+
+    NaN without a further split.
+    """
+    if not further:
+        return [np.full(family.value.shape[1], np.nan) for family in families]
+    found = []
+    for split in further:
+        tested = run_tests(split, draws=_DRAWS, seed=seed, intervals=False)
+        found.append([has_role(*pair) for pair in zip(split, tested, strict=True)])
+    return [np.mean(columns, axis=0) for columns in zip(*found, strict=True)]
+
+
+def _tested(
+    families: Sequence[Hypotheses],
+    scores: Sequence[RoleScores],
+    samples: Sequence[RoleSample],
+    seed: int,
+) -> pd.DataFrame:
+    """The rows of all roles, each tested together with its planted head."""
+    tests = sum(int(is_promising(family).sum()) + len(family.roles) for family in families)
+    planted = [
+        plant(family, of, sample.split, tests=tests, seed=seed)
+        for family, of, sample in zip(families, scores, samples, strict=True)
+    ]
+    pairs = zip(planted, run_tests(planted, seed=seed), strict=True)
+    return pd.concat([tested_rows(scores[0].heads, *pair) for pair in pairs], ignore_index=True)
+
+
+def _with_copying(
+    rows: pd.DataFrame, model: nn.Module, items: Sequence[Any], seed: int
+) -> pd.DataFrame:
+    """Add the copying score of each head, on sequences that do not repeat, where it may label."""
+    scores = copying_scores(model, [item.ids for item in items], seed)
+    copies = rows["role"].isin(list(BY_COPYING))
+    for index, end in enumerate(("", ".low", ".high") if scores else ()):
+        by_name = {str(head): score[index] for head, score in scores.items()}
+        rows[f"copying{end}"] = rows["name"].map(by_name).astype(float).where(copies)
+    return rows
+
+
+def _reading_notes(tokenized: Tokenized, n_texts: int, samples: Sequence[RoleSample]) -> list[str]:
+    """How the texts were read and split, in sentences."""
+    selection = samples[0].split.selection
+    distinct, held = len(selection), int((~selection).sum())
+    notes = [
+        f"{counted(distinct, 'distinct text')} of {n_texts:,}; heads, rules and null heads chosen "
+        f"on {distinct - held:,}, all numbers from the other {held:,}",
+    ]
+    if tokenized.unknown:
+        notes.append(f"{tokenized.unknown:.1%} of the tokens are unknown to the tokenizer")
+    if cut := tokenized.cut_at_sentences + tokenized.cut_within:
+        notes.append(
+            f"{counted(cut, 'text was', 'texts were')} longer than what is read at once and "
+            f"cut between sentences, {tokenized.cut_within} of them also within one"
+        )
+    if held < FEWEST_TEXTS:
+        notes.append(
+            f"roles of text were not tested: {counted(held, 'held-out text')}, not "
+            f"{FEWEST_TEXTS}; give {2 * FEWEST_TEXTS} distinct texts or more"
+        )
+    notes.append(
+        f"{SEQUENCES} sequences of random tokens that repeat, and as many controls"
+        if len(samples) > 1
+        else "too few different tokens, or too short a context, for sequences"
+    )
+    return notes
+
+
+def _passes_note(sample: RoleSample, null_heads: NullHeads) -> str:
+    """How many passes over the texts the scores took, and for which models."""
+    contrast = sample.contrast is not None
+    kinds = ["the model's own"]
+    kinds += [f"{len(models)} with {null} weights" for null, models in null_heads.items()]
+    kinds += ["one of shuffled words"] if contrast else []
+    total = 1 + sum(map(len, null_heads.values())) + contrast
+    count = counted(total, "pass", "passes")
+    return f"{count} over the texts, about equally long: {', '.join(kinds)}"
+
+
+def _splits_note(n_splits: int) -> str:
+    if n_splits == 1:
+        return "one split of the texts into halves: stability is unknown"
+    return (
+        f"stability is the share of {counted(n_splits - 1, 'further random split')} of "
+        f"the texts into halves under which the same procedure finds the role"
+    )
+
+
+def _examples(
+    rows: pd.DataFrame, family: Hypotheses, heads: int, texts: Sequence[str]
+) -> dict[str, list[tuple[str, float, int]]]:
+    """Held-out texts where heads show their roles most, then those where they show them least."""
+    examples: dict[str, list[tuple[str, float, int]]] = {}
+    columns = len(family.roles) * heads  # the other rows are of random sequences
+    for column in np.flatnonzero(rows["found"][:columns]):
+        count = family.count[:, column]
+        with_query = np.flatnonzero(count)
+        rate = family.value[with_query, column] / count[with_query]
+        order = with_query[np.lexsort((-count[with_query], -rate))]
+        examples[f"{rows['name'][column]} {rows['role'][column]}"] = [
+            (
+                texts[text][:_EXCERPT],
+                float(family.value[text, column] / count[text]),
+                int(count[text]),
+            )
+            for text in dict.fromkeys([*order[:_EXAMPLES], *order[-_EXAMPLES:]])
+        ]
+    return examples

@@ -1,0 +1,212 @@
+"""Hypotheses, that a head has a role, and their test: one family, with p adjusted over all of it.
+
+NumPy alone: no model is needed, and every law can be tested by simulation. The sampling unit is
+the text, because the tokens of one text depend on each other: texts are resampled, and texts are
+split into halves.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool, Float, Int64
+
+from headwise.roles._significance import step_down
+from headwise.roles.relations import Role
+from headwise.tables import ratio_interval
+
+PerText = Float[np.ndarray, "M N"]
+Column = Float[np.ndarray, " N"]
+
+FEWEST_TEXTS, FEWEST_INSTANCES = 30, 20
+LEVEL = 0.05  # of the adjusted p
+_PROMISING = 0.5  # of the bars, on the selection half
+
+
+@dataclass(frozen=True)
+class Hypotheses:
+    """Sums of `M` held-out texts for `N` hypotheses: that a head has a role, for all of both.
+
+    Attributes:
+        value: The sum of the score over the queries of a text.
+        count: The number of those queries.
+        nulls: For each null (a baseline that involves no knowledge), its sums over the same
+            queries; NaN where it does not apply.
+        roles: The roles. The columns of the first role come first, one for each head.
+        null_names: For each null, its name for each role: `offset -1`, say.
+        measures: Further columns of the table: `chosen_half`, `mass` and `value`; and
+            `chosen_baseline`, what the strongest null scores on the selection half. `plant` adds
+            `planted_effect` and `smallest`.
+    """
+
+    value: PerText
+    count: PerText
+    nulls: Mapping[str, PerText]
+    roles: tuple[Role, ...] = ()
+    null_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    measures: dict[str, Column] = field(default_factory=dict)
+
+    def for_each(self, values: Sequence[Any]) -> np.ndarray:
+        """A value of each role, for each of its hypotheses."""
+        return np.repeat(values, self.value.shape[1] // max(1, len(self.roles)))
+
+    @property
+    def bars(self) -> tuple[Column, Column]:
+        """The lift and the points over the strongest null that each hypothesis needs."""
+        return (
+            self.for_each([role.bar for role in self.roles]),
+            self.for_each([role.points for role in self.roles]),
+        )
+
+
+def run_tests(
+    families: Sequence[Hypotheses], *, draws: int = 4000, seed: int = 0, intervals: bool = True
+) -> list[pd.DataFrame]:
+    """Test all hypotheses together, so that p is adjusted over all of them.
+
+    A hypothesis is tested if it clears half of its bars on the selection half. Since that half
+    has no say in the test, the others need no adjustment: many heads score in a few texts only,
+    and their t varies so much that no p could be small with them in the family.
+
+    Args:
+        families: The hypotheses of one share their texts; those of two do not.
+        draws: Bootstrap resamples of the test.
+        intervals: Whether to compute the intervals; otherwise they are NaN.
+    Returns:
+        A row for each hypothesis, NaN where there is no data: `effect`, the score per query, with
+        the interval (95 %, bootstrap over texts) from `ci_low` to `ci_high`; `null`, the strongest
+        null, "" where none applies, `baseline`, what it scores, and `lift`, the share of the
+        remaining range, `(effect − baseline) / (1 − baseline)`; `n` queries in `texts` texts;
+        `p_adj`, adjusted over all hypotheses, NaN for too few queries or texts, and 1 where the
+        selection half shows too little for a test; and `null.…`, the score of each null.
+    """
+    rows, gains, worst, tested = [], [], [], []
+    for family in families:
+        described, null_sums = _describe(family)
+        enough = (described["texts"] >= FEWEST_TEXTS) & (described["n"] >= FEWEST_INSTANCES)
+        keep = enough.to_numpy() & is_promising(family)
+        described["p_adj"] = np.where(enough, 1.0, np.nan)
+        low, high = np.full((2, len(keep)), np.nan)
+        if intervals:
+            low, high = ratio_interval(family.value, family.count, seed=seed)
+        described["ci_low"], described["ci_high"] = low, high
+        gain = (family.value - null_sums)[:, keep]
+        rows.append(described)
+        gains.append(gain)
+        worst.append(_worst_gain(family, gain, keep))
+        tested.append(keep)
+    for described, keep, p in zip(
+        rows, tested, step_down(gains, worst, draws=draws, seed=seed), strict=True
+    ):
+        described.loc[keep, "p_adj"] = p
+    return rows
+
+
+def _describe(family: Hypotheses) -> tuple[pd.DataFrame, PerText]:
+    """The effect of each hypothesis, and the strongest null with its sums in each text."""
+    n = family.count.sum(0, dtype=np.float64)
+    sums = np.stack(list(family.nulls.values()))
+    rates = rate(sums.sum(1, dtype=np.float64), n)
+    strongest, columns = np.nan_to_num(rates, nan=-1.0).argmax(0), np.arange(len(n))
+    effect, baseline = rate(family.value.sum(0, dtype=np.float64), n), rates[strongest, columns]
+    names = np.array([*family.nulls, ""])
+    table = {
+        "effect": effect,
+        "null": names[np.where(np.isnan(baseline), -1, strongest)],
+        "baseline": baseline,
+        "lift": lift(effect, baseline),
+        "n": n,
+        "texts": (family.count > 0).sum(0).astype(np.float64),
+    }
+    table |= {f"null.{name}": of_null for name, of_null in zip(family.nulls, rates, strict=True)}
+    return pd.DataFrame(table), np.nan_to_num(sums[strongest, :, columns].T)
+
+
+def _worst_gain(
+    family: Hypotheses, gain: Float[np.ndarray, "M _"], keep: Bool[np.ndarray, " N"]
+) -> Float[np.ndarray, " _"]:
+    """The gain of a text of average size where the null is always right and the head never.
+
+    Evenness is not a share of right queries, so its worst gain is the least observed one.
+    """
+    count = family.count[:, keep]
+    size = rate(count.sum(0, dtype=np.float64), (count > 0).sum(0), 0.0)
+    if not family.roles:
+        return -size
+    breadth = family.for_each([role.kind == "breadth" for role in family.roles])[keep]
+    return np.where(breadth, gain.min(0, initial=0.0), -size)
+
+
+def lift(effect: Column, baseline: Column) -> Column:
+    """The share of the range above the baseline that is reached; NaN for a baseline of 1."""
+    return rate(effect - baseline, 1 - baseline)
+
+
+def rate(above: np.ndarray, below: np.ndarray, empty: float = np.nan) -> np.ndarray:
+    """One over the other, in the precision of the first; `empty` where there is nothing below."""
+    above, below = np.broadcast_arrays(above, below)
+    out = np.full(above.shape, empty, dtype=np.result_type(above, np.float32))
+    return np.divide(above, below, out=out, where=below > 0)
+
+
+def best_of(
+    value: Float[np.ndarray, "M R K"], count: Float[np.ndarray, "M R"]
+) -> Int64[np.ndarray, " R"]:
+    """Which of `K` candidates scores best on each role; `count` holds the queries per text."""
+    rates = rate(value.sum(0), count.sum(0)[:, None])
+    return np.nan_to_num(rates, nan=-1.0).argmax(-1)
+
+
+def has_role(family: Hypotheses, tested: pd.DataFrame) -> Bool[np.ndarray, " N"]:
+    """Which hypotheses are found, from their tests.
+
+    A role is found if it is significant and clears its bar of lift and of points over the
+    strongest null, on the held-out half and on the selection half.
+    """
+    (bar, points), baseline = family.bars, tested["baseline"].to_numpy()
+    found = tested["p_adj"].to_numpy() < LEVEL
+    for effect in (family.measures["chosen_half"], tested["effect"].to_numpy()):
+        found &= (lift(effect, baseline) >= bar) & (effect - baseline >= points)
+    return found
+
+
+def is_promising(family: Hypotheses) -> Bool[np.ndarray, " N"]:
+    """Which hypotheses clear half of their bars on the selection half, or have no query there."""
+    if "chosen_baseline" not in family.measures:
+        return np.ones(family.value.shape[1], dtype=bool)
+    effect, baseline = family.measures["chosen_half"], family.measures["chosen_baseline"]
+    bar, points = family.bars
+    lifted = lift(effect, baseline)
+    unpromising = (lifted < _PROMISING * bar) | (effect - baseline < _PROMISING * points)
+    return ~unpromising
+
+
+def why_not(family: Hypotheses, tested: pd.DataFrame) -> list[str]:
+    """Why each tested hypothesis is not found, in words; "" for the others."""
+    found, promising, (bars, _) = has_role(family, tested), is_promising(family), family.bars
+    selected = family.measures["chosen_half"]
+    screened = lift(selected, family.measures["chosen_baseline"])
+    on_selection = lift(selected, tested["baseline"].to_numpy())
+    tests = int((promising & tested["p_adj"].notna()).sum())
+    reasons = [""] * len(found)
+    for column, row in enumerate(tested.to_dict("records")):
+        bar, p = bars[column], row["p_adj"]
+        if found[column] or np.isnan(p):
+            continue
+        lifts = {"selection": on_selection[column], "held-out": row["lift"]}
+        below = [
+            f"lift {reached:.2f} on the {half} half, {bar:g} needed"
+            for half, reached in lifts.items()
+            if reached < bar
+        ]
+        if row["baseline"] >= 1:
+            below = ["its strongest baseline is always right"]
+        reasons[column] = "; ".join([f"p = {p:.2g} among {tests} tested", *below])
+        if not promising[column]:
+            reasons[column] = (
+                f"lift {screened[column]:.2f} on the selection half, {_PROMISING * bar:g} needed "
+                f"for a test"
+            )
+    return reasons

@@ -1,0 +1,141 @@
+"""Samples: the texts and the random sequences that every model is scored on, split into halves."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Bool, Float, Int64
+
+from headwise.corpora import AnnotatedText
+from headwise.roles.relations import PROBED, Item, Role, TokenText, as_item, shuffled
+from headwise.roles.scores import Evaluator
+
+SEQUENCES = 100  # of random tokens
+_DIGEST_SIZE = 16  # bytes
+
+
+@dataclass(frozen=True)
+class Split:
+    """The text of each item, and the texts of the selection half.
+
+    Attributes:
+        text_of_item: The text that each item is a piece of.
+        selection: The texts on which heuristics and null heads are selected; the others are
+            held out.
+        digests: The digest of each text, from which other splits are drawn; none for items that
+            are no texts.
+    """
+
+    text_of_item: Int64[np.ndarray, " P"]
+    selection: Bool[np.ndarray, " M"]
+    digests: Sequence[bytes] = ()
+
+    def halves(
+        self, sums: Float[np.ndarray, "P R K"]
+    ) -> tuple[Float[np.ndarray, "selection R K"], Float[np.ndarray, "held R K"]]:
+        """Add up the items of each text: the texts of the selection half, and the held-out ones."""
+        per_text = np.zeros((len(self.selection), *sums.shape[1:]), sums.dtype)
+        np.add.at(per_text, self.text_of_item, sums)
+        return per_text[self.selection], per_text[~self.selection]
+
+    def another(self, seed: int, number: int) -> "Split":
+        """A further split of the same texts; number 0 is this one."""
+        if number == 0:
+            return self
+        if self.digests:
+            return replace(self, selection=halves_of_texts(self.digests, seed, number))
+        return replace(self, selection=halves(len(self.selection), [seed, number]))
+
+
+@dataclass(frozen=True)
+class RoleSample:
+    """Items that every model is scored on, and a contrast for the watched model.
+
+    Attributes:
+        evaluator: The items and their roles.
+        contrast_null: The name of the null that the contrast serves.
+        contrast: The same items altered so that the relations of some roles mean nothing.
+    """
+
+    evaluator: Evaluator
+    split: Split
+    contrast_null: str = ""
+    contrast: Evaluator | None = None
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        return self.evaluator.roles
+
+    @property
+    def lengths(self) -> Float[np.ndarray, " held"]:
+        """The mean number of tokens in the items of each held-out text."""
+        sizes = np.array([[[len(item.ids), 1.0]] for item in self.evaluator.items])
+        total, pieces = self.split.halves(sizes)[1][:, 0].T
+        return total / pieces
+
+
+def text_sample(
+    pieces: Sequence[TokenText], texts: Sequence[AnnotatedText], roles: Sequence[Role], seed: int,
+    *, shuffles: bool,
+) -> RoleSample:  # fmt: skip
+    """The texts of the corpus, with shuffled words as the contrast of roles that depend on order.
+
+    Args:
+        shuffles: Whether the contrast is asked for.
+    """
+    distinct = distinct_texts(texts)
+    number = {text: index for index, text in enumerate(distinct)}
+    items = [as_item(piece, roles) for piece in pieces]
+    tags = sorted({tag for text in texts for tag in text.tags} - {"_"})
+    ordered = [role for role in roles if role.depends_on_order]
+    contrast = None
+    if ordered and shuffles:
+        contrast = Evaluator(shuffled(items, ordered, seed), ordered)
+    digests = [digest_of_text(text) for text in distinct]
+    text_of_item = np.array([number[piece.text.text] for piece in pieces])
+    split = Split(text_of_item, halves_of_texts(digests, seed), digests)
+    return RoleSample(Evaluator(items, roles, tags), split, "shuffled", contrast)
+
+
+def probe_sample(
+    repeated: Sequence[Item], controls: Sequence[Item], seed: int
+) -> RoleSample | None:
+    """The sequences that repeat, and as many that do not; None without any."""
+    if not repeated:
+        return None
+    split = Split(np.arange(len(repeated)), halves(len(repeated), seed))
+    return RoleSample(Evaluator(repeated, PROBED), split, "control", Evaluator(controls, PROBED))
+
+
+def distinct_texts(texts: Sequence[AnnotatedText]) -> list[str]:
+    """The sampling units: distinct strings, however often one is annotated."""
+    return list(dict.fromkeys(text.text for text in texts))
+
+
+def halves(texts: int, seed: int | Sequence[int] = 0) -> Bool[np.ndarray, " M"]:
+    """Draw the texts of the selection half at random; the others are held out for reporting."""
+    selection = np.zeros(texts, dtype=bool)
+    selection[np.random.default_rng(seed).permutation(texts)[: texts // 2]] = True
+    return selection
+
+
+def digest_of_text(text: str) -> bytes:
+    """A hash that identifies a text in every shard and process."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_SIZE).digest()
+
+
+def halves_of_texts(
+    digests: Sequence[bytes], seed: int = 0, number: int = 0
+) -> Bool[np.ndarray, " M"]:
+    """The texts of the selection half; the others are held out for reporting.
+
+    Texts are ranked by a hash of their digest, the seed and the number of the split, and the
+    first half of that order is the selection half. The same texts in another order, or from
+    several shards, have the same halves.
+    """
+    key = hashlib.blake2b(f"{seed} {number}".encode(), digest_size=_DIGEST_SIZE).digest()
+    ranks = [hashlib.blake2b(text, digest_size=_DIGEST_SIZE, key=key).digest() for text in digests]
+    selection = np.zeros(len(ranks), dtype=bool)
+    selection[sorted(range(len(ranks)), key=ranks.__getitem__)[: len(ranks) // 2]] = True
+    return selection

@@ -1,0 +1,221 @@
+"""What became of each role, in words: of one head, of all heads, and what a test lacked."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from headwise._display import counted, printable
+from headwise.roles._hypotheses import FEWEST_TEXTS
+from headwise.roles._nulls import NULLS
+from headwise.roles._rows import FOUND, NOT_FOUND, RULE_COLUMNS, UNDECIDED, untested
+from headwise.roles._shapes import shape_line
+
+# The score of the best place among the candidates: the second one before the query, say.
+PLACE = "null.offset"
+_UNREACHABLE = "not tested: these texts could not have shown it"
+_NEAREST = 3  # roles just below the bar, and as many that were not tested
+# A role, whether it was tested, the held-out texts with a query for it, and its outcome.
+_Row = tuple[str, bool, float, str]
+
+
+def none_found(rows: pd.DataFrame) -> str:
+    """Describe heads without a found role: none was found, or none was tested.
+
+    Roles for which no text has a query are not mentioned.
+    """
+    return _none_found(zip(*_columns(rows), strict=True))
+
+
+def none_found_by_head(rows: pd.DataFrame) -> dict[str, str]:
+    """`none_found` for each head, in one pass over the rows."""
+    by_head: dict[str, list[_Row]] = {}
+    for name, row in zip(rows["name"], zip(*_columns(rows), strict=True), strict=True):
+        by_head.setdefault(name, []).append(row)
+    return {name: _none_found(rows) for name, rows in by_head.items()}
+
+
+def _columns(rows: pd.DataFrame) -> tuple[pd.Series, ...]:
+    return rows["role"], rows["p_adj"].notna(), rows["texts"], rows["outcome"]
+
+
+def _none_found(rows: Iterable[_Row]) -> str:
+    tested: dict[str, bool] = {}
+    texts: dict[str, int] = {}
+    outcomes: dict[str, str] = {}
+    for role, was_tested, count, outcome in rows:
+        tested[role] = tested.get(role, False) or was_tested
+        texts[role] = max(texts.get(role, 0), int(count))
+        outcomes[role] = outcome
+    undecided = [role for role in texts if not texts[role] and is_undecided(outcomes[role])]
+    few = [count for role, count in texts.items() if count and not tested[role]]
+    short = [count for count in few if count < FEWEST_TEXTS]
+    beyond = len(few) - len(short)
+    if not any(tested.values()):
+        return _UNREACHABLE if beyond else untested(max(texts.values(), default=0), bool(undecided))
+    if not few and not undecided:
+        return "no role found"
+    line = f"no role found among {sum(tested.values())} tested"
+    if short:
+        line += f"; {len(short)} {untested(max(short)).replace(': ', ': at most ')}"
+    line = f"{line}; {beyond} {_UNREACHABLE}" if beyond else line
+    return f"{line}; {len(undecided)} {UNDECIDED.removesuffix(' for it')}" if undecided else line
+
+
+def is_undecided(outcome: str) -> bool:
+    """Whether a choice was not tested because every candidate is right, or every one wrong."""
+    return outcome == UNDECIDED
+
+
+def outcomes_by_role(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row per role: its outcome over all heads, and the head that comes nearest to a label."""
+    return pd.DataFrame(
+        [_role_outcome(str(role), of) for role, of in rows.groupby("role", sort=False)]
+    )
+
+
+def _role_outcome(role: str, rows: pd.DataFrame) -> dict[str, Any]:
+    having = rows[rows["found"]]
+    tested = rows[rows["outcome"].isin((FOUND, NOT_FOUND))]
+    shown = by_nearness(having if len(having) else tested if len(tested) else rows).iloc[0]
+    outcome = FOUND if len(having) else NOT_FOUND if len(tested) else str(shown["outcome"])
+    names = ["effect", "ci_low", "ci_high", "null", "baseline", "lift", "smallest", "control", "n"]
+    names += [name for name in (PLACE, *RULE_COLUMNS.values()) if name in rows]
+    return (
+        {"role": role, "outcome": outcome, "heads": len(having), "nearest": shown["name"]}
+        | {name: shown[name] for name in names}
+        | {"texts": shown["texts"]}
+    )
+
+
+def shown_outcomes(outcomes: pd.DataFrame) -> pd.DataFrame:
+    """The outcomes to show: of roles with a query, and of choices that no text can decide."""
+    return outcomes[(outcomes["n"] > 0) | outcomes["outcome"].map(is_undecided)]
+
+
+def by_nearness(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows from the one that comes nearest to a label down.
+
+    A null that is always right leaves no lift: its heads are ordered by their distance to it.
+    """
+    nearness = rows["lift"].fillna(rows["effect"] - rows["baseline"])
+    keys = rows.assign(nearness=nearness)[["nearness", "effect"]]
+    order = keys.sort_values(["nearness", "effect"], ascending=False, kind="stable").index
+    return rows.loc[order]
+
+
+def explanations(
+    rows: pd.DataFrame,
+    shapes: pd.DataFrame,
+    effects: Mapping[str, Sequence[str]],
+    meanings: Mapping[str, str],
+) -> dict[str, str]:
+    """The evidence for each head in `effects`, by name: its roles, its shape, what it just missed.
+
+    Args:
+        effects: For each head, what ablating it does, in lines.
+    """
+    of_head: dict[str, list[dict[Any, Any]]] = {name: [] for name in effects}
+    rows = by_nearness(rows[rows["name"].isin(set(effects))])
+    for row in rows.to_dict("records"):
+        of_head[row["name"]].append(row)
+    shape = {row["name"]: [row] for row in shapes.to_dict("records")}
+    none = none_found_by_head(rows)
+    texts = {}
+    for name, lines in effects.items():
+        shown = _explanation(of_head[name], shape.get(name, []), none.get(name, ""), meanings)
+        texts[name] = "\n".join([name, *shown, *(f"  {printable(line)}" for line in lines)])
+    return texts
+
+
+def _explanation(
+    rows: Sequence[Mapping[Any, Any]],
+    shapes: Sequence[Mapping[Any, Any]],
+    nothing: str,
+    meanings: Mapping[str, str],
+) -> Iterator[str]:
+    """The lines of one head, from its rows of roles and of shapes.
+
+    Args:
+        nothing: What to say if the head has no role.
+    """
+    having = [row for row in rows if row["found"]]
+    for row in having:
+        yield from _evidence(row, printable(meanings[row["role"]]))
+    if not having:
+        yield f"  {nothing}"
+    for row in shapes:
+        yield f"  {shape_line(row)}"
+    missed = [row for row in rows if not row["found"] and row["p_adj"] == row["p_adj"]]
+    missing = [
+        row for row in rows if row["p_adj"] != row["p_adj"] and row["effect"] == row["effect"]
+    ]
+    for row in missed[:_NEAREST]:
+        yield f"  not {printable(row['role'])}: {shortfall(row)}"
+    undecided = [row for row in rows if is_undecided(row["outcome"])]
+    for row in [*missing[:_NEAREST], *undecided]:
+        yield f"  {printable(row['role'])}: {shortfall(row)}"
+
+
+def _evidence(row: Mapping[Any, Any], meaning: str) -> Iterator[str]:
+    strong = "strongly" if row["lift"] >= 0.5 else "weakly"
+    yield f"  {printable(row['label'])}, {strong}: {meaning}"
+    yield (
+        f"    {row['effect']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}] over "
+        f"{counted(int(row['n']), 'query', 'queries')} of "
+        f"{counted(int(row['texts']), 'held-out text')} "
+        f"({row['chosen_half']:.3f} on the other half)"
+    )
+    mass, value = (
+        "unknown" if row[name] != row[name] else f"{row[name]:.3f}" for name in ("mass", "value")
+    )
+    yield f"    attention {mass}, weighted by value norm {value}"
+    copying = row.get("copying", float("nan"))
+    if copying == copying:
+        ends = f"[{row['copying.low']:+.2f}, {row['copying.high']:+.2f}]"
+        yield (
+            f"    copying {copying:+.2f} {ends}: what it writes raises the token it reads, if "
+            f"above 0"
+        )
+    rates = {null: row[f"null.{null}"] for null in NULLS}
+    nulls = [f"{null} {rate:.2f}" for null, rate in rates.items() if rate == rate]
+    yield f"    nulls: {', '.join(nulls)}; the strongest is {printable(row['null'])}"
+    if rules := rules_line(row):
+        yield f"    candidates: {rules}"
+    share = row.get("stability", float("nan"))
+    stable = "" if share != share else f"; found under {share:.0%} of further splits"
+    yield f"    lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}{stable}"
+
+
+def shortfall(row: Mapping[Any, Any]) -> str:
+    """Why a head does not have a role: its score, the strongest null and the test."""
+    if row["effect"] != row["effect"]:
+        return printable(row["outcome"])
+    null = printable(row["null"] or "no null")
+    scores = f"{row['effect']:.3f} against {row['baseline']:.3f} of {null}"
+    rules = rules_line(row)
+    candidates = f"; candidates: {rules}" if rules else ""
+    if row["p_adj"] != row["p_adj"]:
+        return f"{scores}, {printable(row['outcome'])}{candidates}"
+    could = "" if row["smallest"] != row["smallest"] else f"; {row['smallest']:.3f} needed"
+    return (
+        f"{scores}, lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}, "
+        f"{row['chosen_half']:.3f} on the other half{could}{candidates}"
+    )
+
+
+def rules_of(row: Mapping[Any, Any]) -> dict[str, float]:
+    """What every rule among the candidates of a choice scores, by its name; none for other roles.
+
+    Each is the share of the head's queries for which the rule chooses a right candidate.
+    """
+    columns = {**RULE_COLUMNS, "best place": PLACE}
+    scores = {rule: float(row.get(column, np.nan)) for rule, column in columns.items()}
+    known = any(scores[rule] == scores[rule] for rule in RULE_COLUMNS)
+    return scores if known else {}
+
+
+def rules_line(row: Mapping[Any, Any]) -> str:
+    """`rules_of` as text; empty for roles that are no choice."""
+    return ", ".join(f"{rule} {score:.3f}" for rule, score in rules_of(row).items())

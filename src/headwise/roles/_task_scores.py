@@ -1,0 +1,393 @@
+"""What heads decide on the examples of a task, and what ablating them does to the answers.
+
+A head decides for the stretch that gets the most of its attention.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from headwise._evaluation import in_evaluation
+from headwise._packages import is_tokenizer_of_rust, untruncated
+from headwise._progress import Progress
+from headwise.corpora import Example, Several, list_items
+from headwise.errors import ArgumentError, UnsupportedError
+from headwise.models import device_of
+from headwise.models.ownership import ablate
+from headwise.models.texts import Batch, TokenOffsets, pad, text_alone, token_offsets
+from headwise.roles.scores import TIE
+from headwise.tables import Head, bootstrap_means
+from headwise.watch import Request, Stretch, observe, read_stretches, stretch_tokens
+
+_TOKENS = 4096  # in one batch
+_CANDIDATES = 64  # heads that a set is chosen from
+_RANDOM_SETS = 200
+_ABLATED_SETS = 5  # random ones; each costs two passes
+_ENDS = (2.5, 97.5)  # percent: the ends of an interval of 95 %
+POSITIONS = ("the first", "the last", "the nearest to the query", "the longest")
+
+PerHead = Float[np.ndarray, "M N"]
+
+
+@dataclass(frozen=True)
+class TokenExample:
+    """An example in tokens; its stretches are the right ones, then the wrong ones.
+
+    Attributes:
+        n_right: The number of right stretches.
+    """
+
+    ids: tuple[int, ...]
+    query: tuple[Stretch, ...]
+    stretches: tuple[Stretch, ...]
+    n_right: int
+    answer: tuple[int, ...]
+
+    def shuffled(self, rng: np.random.Generator) -> "TokenExample":
+        """The same text with the tokens of all stretches dealt to them at random."""
+        places = [place for start, end in self.stretches for place in range(start, end)]
+        ids = np.array(self.ids)
+        ids[places] = ids[rng.permutation(places)]
+        return replace(self, ids=tuple(ids.tolist()))
+
+
+def tokenized_examples(
+    examples: Several[Example], tokenizer: Any, limit: int, model: nn.Module
+) -> list[TokenExample]:
+    """The examples in tokens.
+
+    Raises:
+        ArgumentError: something is not an example, or one is malformed, longer than `limit`, or
+            has a token id that the model does not have.
+        UnsupportedError: texts are strings and the tokenizer does not report character offsets.
+    """
+    listed = list_items("find_heads", "examples", examples, Example)
+    texts = [example.text for example in listed if isinstance(example.text, str)]
+    if texts and tokenizer is None:
+        raise ArgumentError(
+            f"find_heads: {len(texts)} examples are strings without a tokenizer. Give tokenizer=, "
+            f"or token ids."
+        )
+    encoded = iter(token_offsets(tokenizer, texts) if texts else ())
+    size = getattr(getattr(model, "config", None), "vocab_size", None)
+    read = []
+    for number, example in enumerate(listed):
+        tokens = next(encoded) if isinstance(example.text, str) else None
+        where = f"find_heads: {example.source or f'example {number}'}"
+        one = _in_tokens(where, example, tokens, tokenizer)
+        if len(one.ids) + len(one.answer) > limit:
+            raise ArgumentError(
+                f"{where} has {len(one.ids)} tokens and an answer of "
+                f"{len(one.answer)}, and the model reads {limit}. Shorten it."
+            )
+        for token in (*one.ids, *one.answer):
+            if isinstance(size, int) and not 0 <= token < size:
+                raise ArgumentError(
+                    f"{where} has the token id {token}, and the model has {size}. Give ids from 0 "
+                    f"to {size - 1}."
+                )
+        read.append(one)
+    return read
+
+
+def _in_tokens(
+    caller: str, example: Example, tokens: TokenOffsets | None, tokenizer: Any
+) -> TokenExample:
+    ids = example.text if tokens is None else tokens.ids
+    if not len(ids) or not all(isinstance(token, Integral) for token in ids):
+        raise ArgumentError(f"{caller} has the text {ids!r:.40}. Give a string or token ids.")
+    named = {
+        name: read_stretches(f"{caller}: {name}", getattr(example, name))
+        for name in ("query", "right", "wrong")
+    }
+    if empty := [name for name, stretches in named.items() if not stretches]:
+        raise ArgumentError(f"{caller} has {empty[0]}=[]. Give at least one (start, end).")
+    if tokens is not None and isinstance(example.text, str):
+        named = {
+            name: [stretch_tokens(f"{caller}: {name}", example.text, tokens, s) for s in stretches]
+            for name, stretches in named.items()
+        }
+    for name, stretches in named.items():
+        for start, end in stretches:
+            if end > len(ids):
+                raise ArgumentError(
+                    f"{caller}: {name} has ({start}, {end}) in a text of {len(ids)} tokens. Give "
+                    f"positions from 0 to {len(ids)}."
+                )
+    candidates = (*named["right"], *named["wrong"])
+    for (start, end), (next_start, next_end) in pairwise(sorted(candidates)):
+        if next_start < end:
+            raise ArgumentError(
+                f"{caller}: ({start}, {end}) and ({next_start}, {next_end}) of right and wrong "
+                f"share a token. Give candidates that do not overlap."
+            )
+    answer = _answer(caller, example.answer, tokenizer)
+    text = tuple(int(token) for token in ids)
+    return TokenExample(text, tuple(named["query"]), candidates, len(named["right"]), answer)
+
+
+def _answer(caller: str, answer: str | Sequence[int], tokenizer: Any) -> tuple[int, ...]:
+    """The token ids of an answer, without special tokens."""
+    if not isinstance(answer, str):
+        return tuple(int(token) for token in answer)
+    if tokenizer is None:
+        raise ArgumentError(
+            f"{caller} has the answer {answer!r}, and no tokenizer. Give tokenizer=."
+        )
+    if is_tokenizer_of_rust(tokenizer):
+        return tuple(untruncated(tokenizer).encode(answer, add_special_tokens=False).ids)
+    return tuple(tokenizer(answer, add_special_tokens=False)["input_ids"])
+
+
+@dataclass(frozen=True)
+class Masses:
+    """The attention that each of `N` heads gives to each of up to `K` stretches of `M` examples.
+
+    Attributes:
+        mass: The mean over the queries of an example of their mass on a stretch.
+        exists: Whether an example has so many stretches.
+        right: Whether a stretch is a right one.
+    """
+
+    heads: tuple[Head, ...]
+    mass: Float[np.ndarray, "M K N"]
+    exists: Bool[np.ndarray, "M K"]
+    right: Bool[np.ndarray, "M K"]
+
+    def hits(self, mass: Float[np.ndarray, "M K N"] | None = None) -> PerHead:
+        """1 where the stretch with the largest mass is a right one; stretches that tie share it."""
+        shown = self._shown(mass)
+        top = shown >= shown.max(1, keepdims=True) * (1 - TIE)
+        right: PerHead = (top & self.right[..., None]).sum(1) / top.sum(1)
+        return right
+
+    def margins(self, mass: Float[np.ndarray, "M K N"] | None = None) -> PerHead:
+        """The largest mass on a right stretch less the largest on a wrong one: the contrast."""
+        shown = self._shown(mass)
+        right = np.where(self.right[..., None], shown, -np.inf).max(1)
+        margins: PerHead = right - np.where(self.right[..., None], -np.inf, shown).max(1)
+        return margins
+
+    def of_set(self, heads: Sequence[int]) -> Float[np.ndarray, "M K 1"]:
+        """The mean mass of some heads."""
+        mean: Float[np.ndarray, "M K 1"] = self.mass[..., list(heads)].mean(-1, keepdims=True)
+        return mean
+
+    def best_set(self, selection: Bool[np.ndarray, " M"], most: int) -> list[int]:
+        """A set whose mean mass decides best on some examples, grown one head at a time.
+
+        A head joins if the set then decides more examples correctly; among equal heads, the one
+        that leaves the largest mean margin.
+        """
+        of_selection = Masses(
+            self.heads, self.mass[selection], self.exists[selection], self.right[selection]
+        )
+        order = np.argsort(-of_selection.margins().mean(0), kind="stable")[:_CANDIDATES]
+        chosen: list[int] = []
+        best = -1.0
+        total = np.zeros((*of_selection.mass.shape[:2], 1))
+        while len(chosen) < most:
+            sums = total + of_selection.mass[..., order]
+            accuracy = of_selection.hits(sums).mean(0)
+            margin = of_selection.margins(sums).mean(0)
+            accuracy[np.isin(order, chosen)] = -np.inf
+            head = np.lexsort((-margin, -accuracy))[0]
+            if accuracy[head] <= best:
+                break
+            best = float(accuracy[head])
+            chosen.append(int(order[head]))
+            total = sums[..., [head]]
+        return chosen
+
+    def random_sets(self, size: int, seed: int) -> Float[np.ndarray, " M"]:
+        """How often random sets of this size decide correctly, in each example."""
+        rng, N = np.random.default_rng(seed), len(self.heads)
+        sets = [rng.permutation(N)[: min(size, N)] for _ in range(_RANDOM_SETS)]
+        hits = [self.hits(self.of_set(heads.tolist()))[:, 0] for heads in sets]
+        mean: Float[np.ndarray, " M"] = np.mean(hits, axis=0)
+        return mean
+
+    def _shown(self, mass: Float[np.ndarray, "M K N"] | None) -> Float[np.ndarray, "M K N"]:
+        return np.where(self.exists[..., None], self.mass if mass is None else mass, -np.inf)
+
+
+@torch.no_grad()
+def masses_of(
+    model: nn.Module, examples: Sequence[TokenExample], on_progress: Progress | None = None
+) -> Masses:
+    """The mass that each head's queries give to each stretch, under the model's own kernel.
+
+    Raises:
+        UnsupportedError: the model cannot be observed exactly, or has no self-attention.
+    """
+    K = max(len(example.stretches) for example in examples)
+    names = tuple(f"stretch {number}" for number in range(K))
+    request = Request(statistics=(), spans=names, queries="all", per_text=True)
+    order: list[int] = []
+    with in_evaluation(model), observe(model, request) as watch:
+        for rows in _in_batches(examples):
+            batch = [examples[row] for row in rows]
+            watch.spans(
+                **{
+                    name: [list(example.stretches[number : number + 1]) for example in batch]
+                    for number, name in enumerate(names)
+                },
+                queries=[list(example.query) for example in batch],
+            )
+            with text_alone("find_heads", model):
+                model(**vars(_padded(batch, model)))
+            order += rows
+            if on_progress is not None:
+                on_progress(len(order), len(examples))
+    table = watch.table()
+    sums = [table.per_text(name) for name in names]
+    total = np.stack([part.total for part in sums], 1)
+    count = np.stack([part.count for part in sums], 1)
+    if len(total) != len(examples) or not (count > 0).all():
+        raise UnsupportedError(
+            f"find_heads: {type(model).__name__} attends to {len(total)} texts, but "
+            f"{len(examples)} were given, or some queries attend to nothing. Give a model whose "
+            f"heads attend within one text."
+        )
+    number = np.arange(K)
+    exists = number < np.array([[len(example.stretches)] for example in examples])
+    right = number < np.array([[example.n_right] for example in examples])
+    return Masses(table.heads, (total / count)[np.argsort(order)], exists, right)
+
+
+def _in_batches(examples: Sequence[TokenExample]) -> Iterator[list[int]]:
+    """Numbers of examples of about equal length, so that there is little padding."""
+    order = sorted(range(len(examples)), key=lambda number: len(examples[number].ids))
+    batch: list[int] = []
+    for number in order:
+        if batch and (len(batch) + 1) * len(examples[number].ids) > _TOKENS:
+            yield batch
+            batch = []
+        batch.append(number)
+    yield batch
+
+
+def _padded(batch: Sequence[TokenExample], model: nn.Module, answers: bool = False) -> Batch:
+    """The examples of a batch, with their answers if asked for, as inputs of a model."""
+    ids = [(*example.ids, *example.answer) if answers else example.ids for example in batch]
+    return pad(ids, device_of(model))
+
+
+def positional_hits(examples: Sequence[TokenExample]) -> Float[np.ndarray, "M 4"]:
+    """Whether each rule of position or length picks a right stretch; ties share it."""
+    hits = np.zeros((len(examples), len(POSITIONS)))
+    for row, example in enumerate(examples):
+        starts, ends = np.array(example.stretches).T
+        query = min(start for start, _ in example.query)
+        distance = np.where(ends <= query, query - ends, np.abs(starts - query))
+        for rule, score in enumerate((-starts, starts, -distance, ends - starts)):
+            top = score == score.max()
+            hits[row, rule] = top[: example.n_right].sum() / top.sum()
+    return hits
+
+
+@dataclass(frozen=True)
+class AnswerEffect:
+    """How well a model answers held-out examples with and without a set of heads.
+
+    An ablated head outputs its mean over the texts of the examples.
+
+    Attributes:
+        n: The number of examples with an answer.
+        loss: The mean loss of an answer's tokens, in nats.
+        accuracy: The share of answers whose every token is the most likely one.
+        loss_without: The loss without the set.
+        accuracy_without: The accuracy without the set.
+        loss_random: The loss without as many random heads, over several draws.
+        accuracy_random: The accuracy without as many random heads.
+        ci_low: The lower end of the interval of the loss's growth (95 %, over examples).
+        ci_high: The upper end.
+    """
+
+    n: int
+    loss: float
+    accuracy: float
+    loss_without: float
+    accuracy_without: float
+    loss_random: float
+    accuracy_random: float
+    ci_low: float
+    ci_high: float
+
+    def __str__(self) -> str:
+        return (
+            f"without these heads the loss of {self.n} answers grows by "
+            f"{self.loss_without - self.loss:.3f} nats [{self.ci_low:.3f}, {self.ci_high:.3f}] "
+            f"({self.loss_random - self.loss:.3f} without as many random heads), and "
+            f"{self.accuracy_without:.0%} are right instead of {self.accuracy:.0%} "
+            f"({self.accuracy_random:.0%})"
+        )
+
+
+def answer_effect(
+    model: nn.Module,
+    examples: Sequence[TokenExample],
+    heads: Sequence[Head],
+    known: Sequence[Head],
+    seed: int,
+) -> AnswerEffect | None:
+    """The effect of ablating some heads on answers; None if no example has one.
+
+    Args:
+        known: All heads, which random ones are drawn from.
+    Raises:
+        UnsupportedError: the model gives no logits of tokens.
+    """
+    answered = [example for example in examples if example.answer]
+    if not answered:
+        return None
+    batches = [[answered[row] for row in rows] for rows in _in_batches(answered)]
+    reference = [vars(_padded(batch, model, answers=True)) for batch in batches]
+
+    def without(removed: Sequence[Head]) -> Float[np.ndarray, "2 n"]:
+        with ablate(model, list(removed), mode="mean", reference=reference):
+            return _answers(model, batches)
+
+    rng = np.random.default_rng(seed)
+    with in_evaluation(model):
+        whole, ablated = _answers(model, batches), without(heads)
+        draws = [rng.permutation(len(known))[: len(heads)] for _ in range(_ABLATED_SETS)]
+        random = np.mean([without([known[head] for head in draw]) for draw in draws], axis=0)
+    growth = bootstrap_means((ablated[0] - whole[0])[:, None], seed=seed)
+    low, high = np.percentile(growth, _ENDS)
+    means = {
+        f"{name}{ending}": float(mean)
+        for ending, result in (("", whole), ("_without", ablated), ("_random", random))
+        for name, mean in zip(("loss", "accuracy"), result.mean(-1), strict=True)
+    }
+    return AnswerEffect(n=len(answered), ci_low=float(low), ci_high=float(high), **means)
+
+
+@torch.no_grad()
+def _answers(
+    model: nn.Module, batches: Sequence[Sequence[TokenExample]]
+) -> Float[np.ndarray, "2 n"]:
+    """The loss of each answer, and whether it is right."""
+    answers = []
+    for batch in batches:
+        output = model(**vars(_padded(batch, model, answers=True)))
+        logits = getattr(output, "logits", output)
+        if not isinstance(logits, Tensor) or logits.ndim != 3:
+            raise UnsupportedError(
+                f"find_heads: {type(model).__name__} gives no logits of tokens, so the effect on "
+                f"answers is unknown. Give examples without answer=, or the model with its head."
+            )
+        for row, example in zip(logits, batch, strict=True):
+            start, n = len(example.ids), len(example.answer)
+            answer = torch.tensor(example.answer, device=row.device)
+            predicted = row[start - 1 : start - 1 + n]
+            loss = nn.functional.cross_entropy(predicted.double(), answer)
+            answers.append((loss.item(), float((predicted.argmax(-1) == answer).all())))
+    return np.array(answers).T
