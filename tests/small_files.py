@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from headwise.cli.tasks._mini_gpt import _settings_in
+from headwise.cli._train import settings_in
 from headwise.corpora import (
     read_aligned,
     read_conllu,
@@ -62,7 +62,7 @@ TEXTS = {
     ),
     "training": (
         json.dumps({"settings": asdict(TrainSettings()), "facts": {}}),
-        lambda path: _settings_in(path.parent),
+        lambda path: settings_in(path.parent),
     ),
 }  # fmt: skip
 NAMES = {"config": "config.json", "training": "training.json"}

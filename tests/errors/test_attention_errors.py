@@ -12,9 +12,9 @@ from torch import nn
 
 import headwise as hw
 from command import headwise
+from headwise.cli import _inputs
 from headwise.cli._app import app
-from headwise.cli._options import ModelOptions, Shared
-from headwise.cli.tasks import _corpus, _models
+from headwise.cli._options import Shared
 from headwise.errors import ArgumentError, ShapeError, UnsupportedError
 from headwise.layer import MultiHeadAttention
 from headwise.models.attention.huggingface import attention_forward
@@ -143,12 +143,12 @@ def test_the_option_is_handed_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
     def source(*settings: object) -> None:
         raise Opened(settings[-1])
 
-    monkeypatch.setattr(_models, "load", load)
-    monkeypatch.setattr(_corpus, "ModelSource", source)
+    monkeypatch.setattr(_inputs, "load", load)
+    monkeypatch.setattr("headwise.jobs.ModelSource", source)
     with pytest.raises(Opened, match="eager"):
-        _models.open_model("x", Shared(attention="eager"))
+        _inputs.open_model("x", Shared(attention="eager"))
     with pytest.raises(Opened, match="eager"):
-        _corpus.open_job("x", [], "roles", ModelOptions(attention="eager"))
+        headwise("corpus", "x", "--data", "*.txt", "--out", "run", "--attention", "eager")
 
 
 def test_the_option_names_the_three(llama: Path, tmp_path: Path) -> None:

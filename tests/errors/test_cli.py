@@ -165,7 +165,7 @@ def test_a_full_disk(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> list[str]:
         raise OSError(errno.ENOSPC, "No space left on device", "table.csv")
 
-    monkeypatch.setattr("headwise.cli.tasks._texts.read_texts", full)
+    monkeypatch.setattr("headwise.cli._inputs.read_texts", full)
     line = refused(place, "observe", "./any", "--text", "good.txt", "--json")
     assert line == "table.csv: No space left on device.\n"
 

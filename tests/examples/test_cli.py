@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from command import headwise
-from headwise.cli.commands import train
+from headwise.cli._train import train
 from headwise.lab import TrainSettings
 from headwise.tables import HeadTable
 
@@ -249,7 +249,7 @@ def test_an_interruption_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch, 
     def interrupt(path: Path, **options: bool) -> list[str]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("headwise.cli.tasks._texts.read_texts", interrupt)
+    monkeypatch.setattr("headwise.cli._inputs.read_texts", interrupt)
     done = headwise("observe", "any", "--text", text, "--json")
     assert (done.code, done.out, done.err) == (130, "", "Interrupted.\n")
 
@@ -260,7 +260,7 @@ def test_an_interrupted_training_says_how_to_resume(
     def interrupt(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("headwise.cli.tasks._mini_gpt.train", interrupt)
+    monkeypatch.setattr("headwise.lab.train", interrupt)
     done = headwise("train", "--out", tmp_path / "lab")
     assert done.code == 130
     assert done.err.splitlines()[-2:] == [

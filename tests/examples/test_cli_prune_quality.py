@@ -111,9 +111,9 @@ def test_auto_needs_a_text(place: Path, tmp_path: Path) -> None:
 
 
 def test_auto_refuses_where_no_head_can_go(place: Path, tmp_path: Path, monkeypatch) -> None:
-    from headwise.cli.tasks import _quality
+    from headwise.cli import _curves
 
-    monkeypatch.setattr(_quality, "AUTO_SHARE", 1e-12)
+    monkeypatch.setattr(_curves, "AUTO_SHARE", 1e-12)
     text = ("--text", place / "some.txt")
     code, _, err = _prune(place, tmp_path / "small", "--remove", "auto", *text)
     assert code == 2

@@ -72,7 +72,7 @@ def test_without_an_output_the_roles_are_printed(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     roles = make_roles(make_study(), with_role=(0, 3))
-    monkeypatch.setattr("headwise.cli.tasks.find_model_roles", lambda *_: roles)
+    monkeypatch.setattr("headwise.cli._study.find_roles", lambda *_, **__: roles)
     done = headwise("roles", place / "model", "--text", place / "texts.txt")
     assert done.code == 0
     assert f"{roles}\n" in done.err

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from headwise.cli.commands._explain import figures, render, run
+from headwise.cli._explain import figures, render, run
 from headwise.errors import InputError
 from headwise.example import WorkedExample, load_example, worked_example
 

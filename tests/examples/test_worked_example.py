@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from headwise import reference
-from headwise.cli.commands._explain import render
+from headwise.cli._explain import render
 from headwise.example import load_example, mixing_matrix, worked_example
 
 PAGE = Path(__file__).parents[2] / "docs" / "worked-example.md"

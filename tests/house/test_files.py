@@ -31,8 +31,8 @@ OWN_CODE = "runs a file of the user's own code; broken ones in tests/errors/test
 JOBS = "tests/errors/test_corpus_jobs.py"
 REFUSED = "reads a file that another reader has refused, to word the error"
 READ_ELSEWHERE = {
-    "cli/tasks/_relations.py: _relation": OWN_CODE,
-    "cli/tasks/_texts.py: _is_json": REFUSED,
+    "cli/_roles.py: _relation": OWN_CODE,
+    "cli/_inputs.py: _is_json": REFUSED,
     "jobs/_corpus.py: CorpusJob.run": JOBS,
     "jobs/_corpus.py: corpus": JOBS,
     "models/checkpoints/_fresh_process.py: _encode_sentences": FRESH,
@@ -48,7 +48,7 @@ ONE_FILE = "writes one file as others do"
 COMMAND = {
     "cli/_options.py: check_output": "writes nothing: it tries whether a file can be written",
     "cli/_options.py: write_output": ONE_FILE,
-    "cli/tasks/_curves.py: write_curves": ONE_FILE,
+    "cli/_prune.py: _write_curves": ONE_FILE,
 }
 NO_FULL_DISK = COMMAND | {
     "jobs/_corpus.py: corpus": JOBS,

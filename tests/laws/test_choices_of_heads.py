@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwise.cli.commands._roles import print_roles
+from headwise.cli._roles import print_roles
 from headwise.kernels import HeadBlock
 from headwise.report.page import render
 from headwise.report.page._role_table import role_table

@@ -14,80 +14,82 @@ from headwise._packages import require
 from headwise.errors import ArgumentError
 from headwise.files import check_writable, file_of_others, write_beside
 
+
+def opt(help: str, *names: str, shown: str | bool = True, **settings: Any) -> Any:
+    """An option by its description; `shown` is what the help says of a default that is not set."""
+    return typer.Option(*names, help=help, show_default=shown, **settings)
+
+
 DtypeName = Literal["float32", "bfloat16", "float16", "float64"]
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A folder or a name on the Hugging Face hub.")
 ]
 TableFile = Annotated[
-    Path | None, typer.Option("--out", "-o", help="The file to write: .parquet, .csv or .json.")
+    Path | None, opt("The file to write: .parquet, .csv or .json.", "--out", "-o")
 ]
-OutputFolder = Annotated[Path, typer.Option("--out", "-o", help="The folder to write.")]
+OutputFolder = Annotated[Path, opt("The folder to write.", "--out", "-o")]
 PairsFile = Annotated[
-    Path | None,
-    typer.Option(help="Instead of --text: a CSV file of sentence pairs and their similarity."),
+    Path | None, opt("Instead of --text: a CSV file of sentence pairs and their similarity.")
 ]
 Target = Annotated[
     Path | None,
-    typer.Option(
-        help="For an encoder-decoder: a UTF-8 file with the target of each line of --text.",
-        show_default="the text itself",
+    opt(
+        "For an encoder-decoder: a UTF-8 file with the target of each line of --text.",
+        shown="the text itself",
     ),
 ]
 Seed = Annotated[
-    int | None,
-    typer.Option(min=0, max=2**32 - 1, help="The seed of all random numbers.", show_default="0"),
+    int | None, opt("The seed of all random numbers.", shown="0", min=0, max=2**32 - 1)
 ]
-Device = Annotated[
-    str | None, typer.Option(help="The device to run on, such as cuda.", show_default="cpu")
-]
+Device = Annotated[str | None, opt("The device to run on, such as cuda.", shown="cpu")]
 Dtype = Annotated[
-    DtypeName | None,
-    typer.Option(help="The dtype to compute in.", show_default="that of the saved model"),
+    DtypeName | None, opt("The dtype to compute in.", shown="that of the saved model")
 ]
 AttentionName = Literal["headwise", "sdpa", "eager"]
 Attention = Annotated[
     AttentionName | None,
-    typer.Option(
-        help="The attention implementation: headwise's kernels, torch's, or the model's own.",
-        show_default="what transformers chooses",
+    opt(
+        "The attention implementation: headwise's kernels, torch's, or the model's own.",
+        shown="what transformers chooses",
     ),
 ]
-MaxTexts = Annotated[
-    int | None,
-    typer.Option(min=1, help="Use this many texts, drawn at random.", show_default="all"),
-]
+MaxTexts = Annotated[int | None, opt("Use this many texts, drawn at random.", shown="all", min=1)]
 Paragraphs = Annotated[
     bool | None,
-    typer.Option(
+    opt(
+        "A text ends at a blank line, not at each line.",
         "--paragraphs",
-        help="A text ends at a blank line, not at each line.",
-        show_default="each line is a text",
+        shown="each line is a text",
     ),
 ]
 MaxTokens = Annotated[
     int | None,
-    typer.Option(
+    opt(
+        "Split longer texts into pieces of at most this many tokens.",
+        shown="the model's context, at most 2048",
         min=2,
-        help="Split longer texts into pieces of at most this many tokens.",
-        show_default="the model's context, at most 2048",
     ),
 ]
 Statistics = Annotated[
     str | None,
-    typer.Option(
-        help="Names of statistics, separated by commas, such as entropy,special,top(first).",
-        show_default="all that are cheap",
+    opt(
+        "Names of statistics, separated by commas, such as entropy,special,top(first).",
+        shown="all that are cheap",
     ),
 ]
-PerText = Annotated[
-    bool, typer.Option("--per-text", help="Keep statistics per text, for confidence intervals.")
+PerText = Annotated[bool, opt("Keep statistics per text, for confidence intervals.", "--per-text")]
+Nulls = Annotated[
+    str | None,
+    opt(
+        "The nulls to test against, separated by commas: permuted (weights), random "
+        "(weights), shuffled (words); or none. Each costs another evaluation.",
+        shown="all that the model allows",
+    ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite existing output.")]
-Figure = Annotated[
-    Path | None, typer.Option("--figure", help="Draw the result into a file: .svg, .png or .pdf.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Force = Annotated[bool, opt("Overwrite existing output.", "--force")]
+Figure = Annotated[Path | None, opt("Draw the result into a file: .svg, .png or .pdf.", "--figure")]
+Json = Annotated[bool, opt("Print JSON.", "--json")]
 
 
 _OUTPUTS = ("out", "figure", "save", "duo_attention")
@@ -190,13 +192,14 @@ class _EnoughError(Exception):
     pass
 
 
-def names_in(statistics: str | None) -> list[str] | None:
-    """The names that `--statistics` lists; None for the default."""
-    return None if statistics is None else [name.strip() for name in statistics.split(",")]
+def names_of_nulls(nulls: str | None) -> tuple[str, ...] | None:
+    """The names that --nulls lists; None for all that the model allows."""
+    names = None if nulls is None else tuple(name.strip() for name in nulls.split(","))
+    return () if names == ("none",) else names
 
 
-def check_output(path: Path, *endings: str, force: bool) -> None:
-    """Refuse a path that could not be written at the end of the work.
+def check_output(path: Path | None, *endings: str, force: bool) -> None:
+    """Refuse an output that could not be written at the end of the work.
 
     Args:
         force: Whether an existing file may be overwritten.
@@ -204,6 +207,8 @@ def check_output(path: Path, *endings: str, force: bool) -> None:
         ArgumentError: it has none of these endings, or exists and must not be overwritten.
         OutputError: nothing can be written there.
     """
+    if path is None:
+        return
     if path.suffix not in endings:
         raise ArgumentError(f"output: {path} does not end in {', '.join(endings)}. Rename it.")
     with suppress(_EnoughError), write_beside(path):
@@ -235,7 +240,7 @@ def check_figure(path: Path | None, force: bool) -> None:
         check_output(path, ".svg", ".png", ".pdf", force=force)
 
 
-def check_folder(path: Path, *ours: str, force: bool) -> None:
+def check_folder(path: Path | None, *ours: str, force: bool) -> None:
     """Refuse a folder that could not be written at the end of the work.
 
     Args:
@@ -246,6 +251,8 @@ def check_folder(path: Path, *ours: str, force: bool) -> None:
         ArgumentError: it is a file, or a folder that must not be overwritten.
         OutputError: nothing can be written there.
     """
+    if path is None:
+        return
     if path.exists() and not path.is_dir():
         raise ArgumentError(f"output: {path} is a file. Name a folder.")
     _check_absent(path, force)

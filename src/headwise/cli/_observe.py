@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from headwise._display import counted
 from headwise.cli._options import (
     Figure,
@@ -18,7 +16,7 @@ from headwise.cli._options import (
     Target,
     check_figure,
     check_output,
-    names_in,
+    opt,
     write_output,
 )
 from headwise.cli._print import print_heads, print_json, print_note
@@ -27,10 +25,7 @@ from headwise.cli._print import print_heads, print_json, print_note
 def observe(
     model: Model,
     text: Annotated[
-        Path,
-        typer.Option(
-            help="The texts: a UTF-8 file with one text per line, or - for standard input."
-        ),
+        Path, opt("The texts: a UTF-8 file with one text per line, or - for standard input.")
     ],
     out: TableFile = None,
     statistics: Statistics = None,
@@ -46,18 +41,19 @@ def observe(
 
     Prints a row per head. With -o, writes the table; with --json, prints JSON.
     """
-    if out is not None:
-        check_output(out, ".parquet", ".csv", ".json", force=force)
+    check_output(out, ".parquet", ".csv", ".json", force=force)
     check_figure(figure, force)
-    from headwise.cli import tasks
+    from headwise.cli._inputs import draw_figure
+    from headwise.cli._study import study_model
 
-    requested = tasks.RequestedStatistics(names_in(statistics), per_text)
-    requested.check()
-    table = tasks.study_model(model, text, shared, requested, target=target).table
+    table = study_model(
+        model, text, shared, target=target, statistics=statistics, per_text=per_text
+    ).table
     if out is not None:
         print_note(f"{counted(len(table.heads), 'head')}: {write_output(table.save, out, force)}")
     if figure is not None:
-        print_note(f"A map of each statistic: {tasks.draw_statistics(table, figure)}")
+        means = {name: table.mean(name) for name in table.statistics}
+        print_note(f"A map of each statistic: {draw_figure(means, table.plot, figure)}")
     if as_json:
         print_json(table.frame().to_dict("records"))
     if out is None and not as_json:

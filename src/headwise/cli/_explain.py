@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from headwise.cli._options import Json
+from headwise.cli._options import Json, opt
 
 if TYPE_CHECKING:  # `headwise --help` imports neither
     import numpy
@@ -25,12 +24,9 @@ _MAX_MATRIX_WIDTH = 16
 
 def explain(
     weights: Annotated[
-        Path | None,
-        typer.Option(help="A JSON file with tokens, the query and the weights of each head."),
+        Path | None, opt("A JSON file with tokens, the query and the weights of each head.")
     ] = None,
-    values: Annotated[
-        Path | None, typer.Option(help="A JSON file with the values of the tokens.")
-    ] = None,
+    values: Annotated[Path | None, opt("A JSON file with the values of the tokens.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show a worked example of two heads, step by step."""

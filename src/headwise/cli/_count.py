@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headwise._display import did_you_mean
-from headwise.cli._options import DtypeName, Json
+from headwise.cli._options import DtypeName, Json, opt
 from headwise.cli._print import print_json, print_result
 from headwise.errors import ArgumentError, InputError
 
@@ -30,7 +30,7 @@ _Size = int | None
 
 
 def _size(name: str, default: str | bool, description: str) -> typer.models.OptionInfo:
-    return typer.Option(name, show_default=default, min=1, help=description)
+    return opt(description, name, shown=default, min=1)
 
 
 _KNOWN = "A known model such as bert-base, a config.json, or a folder with one."
@@ -50,21 +50,18 @@ def count(
         _Size, _size("--head-dim", "d-model / heads", "The width of one head.")
     ] = None,
     biases: Annotated[
-        str | None,
-        typer.Option(help="The projections with a bias, such as QKVO.", show_default="none"),
+        str | None, opt("The projections with a bias, such as QKVO.", shown="none")
     ] = None,
     no_out_proj: Annotated[
-        bool, typer.Option("--no-out-proj", help="The layer has no output projection W_O.")
+        bool, opt("The layer has no output projection W_O.", "--no-out-proj")
     ] = False,
     n_layers: Annotated[_Size, _size("--layers", "1", "The number of such layers.")] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="New tokens to compute.")] = 1024,
-    cached: Annotated[int, typer.Option(min=0, help="Earlier tokens, which are in the cache.")] = 0,
+    tokens: Annotated[int, opt("New tokens to compute.", min=1)] = 1024,
+    cached: Annotated[int, opt("Earlier tokens, which are in the cache.", min=0)] = 0,
     keys: Annotated[
         _Size, _size("--keys", "tokens + cached", "The number of keys, for cross-attention.")
     ] = None,
-    dtype: Annotated[DtypeName, typer.Option(help="The dtype of cached keys and values.")] = (
-        "bfloat16"
-    ),
+    dtype: Annotated[DtypeName, opt("The dtype of cached keys and values.")] = ("bfloat16"),
     as_json: Json = False,
 ) -> None:
     """Count parameters, multiply-adds and cache bytes of attention.

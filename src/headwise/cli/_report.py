@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headwise.cli._options import Force, Shared, Target, check_folder, check_output, write_output
-from headwise.cli._print import print_note, print_result
+from headwise.cli._options import (
+    Force,
+    Shared,
+    Target,
+    check_folder,
+    check_output,
+    opt,
+    write_output,
+)
+from headwise.cli._print import print_note, print_result, progress_bar
+from headwise.cli._train import FACTS, check_mini_gpt, train_mini_gpt
 from headwise.errors import ArgumentError
 from headwise.files import STUDY_FILES
 
@@ -17,78 +26,56 @@ if TYPE_CHECKING:
 
 _LAB_FOLDER = Path("mini-gpt")
 
-_Text = Annotated[
-    Path | None,
-    typer.Option(
-        help="The texts for MODEL: a UTF-8 file with one text per line, or - for standard input."
-    ),
-]
-_FindRoles = Annotated[
-    bool | None,
-    typer.Option(
-        "--roles/--no-roles",
-        help="Also find the roles of the heads of MODEL.",
-        show_default="yes, unless MODEL is an encoder-decoder",
-    ),
-]
-_Show = Annotated[
-    Path | None,
-    typer.Option(
-        help="Up to 48 texts whose attention the page shows, in a file like that of --text.",
-        show_default="the beginnings of three texts",
-    ),
-]
-_Pruning = Annotated[
-    bool,
-    typer.Option(
-        "--pruning",
-        help="Add a section about removing heads: they are scored on half of the texts, and the "
-        "loss is measured on the other half as they are removed. Takes 100 to 250 more passes "
-        "over half of the texts.",
-    ),
-]
-_Full = Annotated[
-    bool, typer.Option("--full", help="Leave nothing out, even if the page exceeds 5 MB.")
-]
-
-
-_LabFolder = Annotated[
-    Path | None,
-    typer.Option(
-        help="The folder of the Mini-GPT; it is trained there if the folder holds none.",
-        show_default=str(_LAB_FOLDER),
-    ),
-]
-_Save = Annotated[
-    Path | None,
-    typer.Option(
-        help="Save the study to this folder, with statistics per text, for headwise compare and "
-        "report --study."
-    ),
-]
-_SavedStudy = Annotated[
-    Path | None,
-    typer.Option(help="Instead of MODEL: write the page of the study saved in this folder."),
-]
-
 
 @dataclass(frozen=True)
 class Inputs:
     """Inputs of MODEL, and the analyses to run; None or False if not set."""
 
-    text: _Text = None
+    text: Annotated[
+        Path | None,
+        opt("The texts for MODEL: a UTF-8 file with one text per line, or - for standard input."),
+    ] = None
     target: Target = None
-    show: _Show = None
-    roles: _FindRoles = None
-    pruning: _Pruning = False
+    show: Annotated[
+        Path | None,
+        opt(
+            "Up to 48 texts whose attention the page shows, in a file like that of --text.",
+            shown="the beginnings of three texts",
+        ),
+    ] = None
+    roles: Annotated[
+        bool | None,
+        opt(
+            "Also find the roles of the heads of MODEL.",
+            "--roles/--no-roles",
+            shown="yes, unless MODEL is an encoder-decoder",
+        ),
+    ] = None
+    pruning: Annotated[
+        bool,
+        opt(
+            "Add a section about removing heads: they are scored on half of the texts, and "
+            "the loss is measured on the other half as they are removed. Takes 100 to 250 more "
+            "passes over half of the texts.",
+            "--pruning",
+        ),
+    ] = False
 
 
 @dataclass(frozen=True)
 class Sources:
     """Where a study comes from if no MODEL is named."""
 
-    lab_folder: _LabFolder = None
-    study: _SavedStudy = None
+    lab_folder: Annotated[
+        Path | None,
+        opt(
+            "The folder of the Mini-GPT; it is trained there if the folder holds none.",
+            shown=str(_LAB_FOLDER),
+        ),
+    ] = None
+    study: Annotated[
+        Path | None, opt("Instead of MODEL: write the page of the study saved in this folder.")
+    ] = None
 
 
 def report(
@@ -96,11 +83,17 @@ def report(
         str | None,
         typer.Argument(metavar="MODEL", help="A folder or a name on the Hugging Face hub."),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path(
-        "report.html"
-    ),
-    full: _Full = False,
-    save: _Save = None,
+    out: Annotated[Path, opt("The page to write.", "--out", "-o")] = Path("report.html"),
+    full: Annotated[
+        bool, opt("Leave nothing out, even if the page exceeds 5 MB.", "--full")
+    ] = False,
+    save: Annotated[
+        Path | None,
+        opt(
+            "Save the study to this folder, with statistics per text, for headwise compare "
+            "and report --study."
+        ),
+    ] = None,
     force: Force = False,
     *,
     inputs: Inputs,
@@ -118,8 +111,7 @@ def report(
             f"one of them out."
         )
     check_output(out, ".html", force=force)
-    if save is not None:
-        check_folder(save, *STUDY_FILES, force=force)
+    check_folder(save, *STUDY_FILES, force=force)
     study = _study(model, inputs, sources, shared, full=full, per_text=save is not None)
     for line in study.findings():
         print_result(line)
@@ -138,23 +130,35 @@ def _study(
     full: bool,
     per_text: bool,
 ) -> "Study":
-    from headwise.cli import tasks
+    """The saved study, that of the Mini-GPT, or that of a model on the texts of a file."""
+    from headwise.report import load_study, study_lab
 
     if sources.study is not None:
-        return tasks.load_study(sources.study)
-    if model is None or inputs.text is None:
-        settings = {} if shared.seed is None else {"seed": shared.seed}
-        return tasks.study_mini_gpt(sources.lab_folder or _LAB_FOLDER, settings, per_text=per_text)
-    return tasks.study_model(
-        model,
-        inputs.text,
-        shared,
-        tasks.RequestedStatistics(per_text=per_text),
-        target=inputs.target,
-        roles=inputs.roles,
-        pruning=inputs.pruning,
-        show=tasks.Shown(inputs.show, full),
-    )
+        return load_study(sources.study)
+    if model is not None and inputs.text is not None:
+        from headwise.cli._study import study_model
+
+        return study_model(
+            model,
+            inputs.text,
+            shared,
+            target=inputs.target,
+            per_text=per_text,
+            roles=inputs.roles,
+            pruning=inputs.pruning,
+            show=inputs.show,
+            full=full,
+        )
+    folder = sources.lab_folder or _LAB_FOLDER
+    check_mini_gpt(folder)
+    if not (folder / FACTS).exists():
+        print_note(
+            f"No MODEL is named: a small language model is trained in the folder {folder}, which "
+            f"takes a few minutes, and studied. For your own: headwise report MODEL --text FILE"
+        )
+    trained = train_mini_gpt(folder, {} if shared.seed is None else {"seed": shared.seed})
+    with progress_bar("Studying the Mini-GPT") as on_progress:
+        return study_lab(trained, per_text=per_text, on_progress=on_progress)
 
 
 def _check(model: str | None, inputs: Inputs, sources: Sources, shared: Shared) -> None:

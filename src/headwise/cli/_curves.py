@@ -1,22 +1,28 @@
-"""The quality of a model and of its smaller version on the given texts, and how much to remove."""
+"""The loss of a model as heads are removed: what `prune`, `group` and `report` share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from torch import nn
 
+from headwise._display import counted
+from headwise.cli._inputs import Texts, sentences_of
 from headwise.cli._options import Shared
 from headwise.cli._print import print_note, progress_bar
-from headwise.cli.tasks._texts import Texts, sentences_of
 from headwise.corpora import SentencePair
 from headwise.errors import ArgumentError
+from headwise.recovery import recovering
 from headwise.scoring import Inputs, Loss, paired, prune_curves, read_batches
 from headwise.tables import Curves, Head, Scores
 
+# Points of a recovered curve; each one trains a smaller model.
+_RECOVERED_POINTS = 9
+# A half of two texts has an interval.
+_FEWEST_TEXTS = 4
 # What a loss counts, by its name.
-UNITS = {
+_UNITS = {
     "lm": "nats per predicted token",
     "masked-lm": "nats per masked token",
     "label": "loss of the labels",
@@ -25,6 +31,19 @@ UNITS = {
 # `--remove auto` allows the loss to grow by this share of the full model's, or of 1 if the loss
 # compares with the full model.
 AUTO_SHARE = 0.01
+
+
+def check_texts_suffice(texts: Texts, option: str) -> None:
+    """Refuse texts that are too few to be split into two halves.
+
+    Raises:
+        ArgumentError: there are fewer than four.
+    """
+    if len(texts) < _FEWEST_TEXTS:
+        raise ArgumentError(
+            f"{option} with {counted(len(texts), 'text or pair', 'texts or pairs')}; half of "
+            f"them are for reference, half for evaluation. Use at least {_FEWEST_TEXTS}."
+        )
 
 
 @dataclass(frozen=True)
@@ -59,8 +78,7 @@ class QualityInputs:
             full, self.batches, {"removed": [order]}, loss=self.loss,
             points=[len(removed)], cut=lambda cut: small if cut else full,
         )  # fmt: skip
-        losses = curves.per_text["removed"][0].mean(-1)
-        quality = {UNITS.get(curves.loss, curves.loss): losses}
+        quality = {_UNITS.get(curves.loss, curves.loss): curves.per_text["removed"][0].mean(-1)}
         if curves.scores:
             quality[curves.score] = curves.scores["removed"][0]
         return {name: (float(x[0]), float(x[-1])) for name, x in quality.items()}
@@ -71,15 +89,14 @@ class QualityInputs:
         Raises:
             ArgumentError: not even one head can be removed under the bar.
         """
-        order = scores.order()
         with progress_bar("Finding how many heads can be removed") as on_progress:
             curves = prune_curves(
-                full, self.batches, {"order": [order]}, reference=self.batches, loss=self.loss,
-                on_progress=on_progress,
+                full, self.batches, {"order": [scores.order()]}, reference=self.batches,
+                loss=self.loss, on_progress=on_progress,
             )  # fmt: skip
         allowed = curves.allowance(AUTO_SHARE)
         elbow = curves.elbow("order", allowed)
-        bar = f"{allowed:.4g} ({UNITS.get(curves.loss, curves.loss)})"
+        bar = f"{allowed:.4g} ({_UNITS.get(curves.loss, curves.loss)})"
         if elbow.heads == 0:
             raise ArgumentError(
                 f"prune: --remove auto: the first head already raises the loss by more than {bar}. "
@@ -97,3 +114,51 @@ def share_at_elbow(curves: Curves, order: str) -> float:
     """The share of heads that can be removed before the loss grows by `AUTO_SHARE`; 0 for none."""
     heads = curves.elbow(order, curves.allowance(AUTO_SHARE)).heads
     return float(np.nextafter(heads / curves.n_heads, 1)) if heads else 0.0
+
+
+def curve_inputs(
+    texts: Texts, loss: str, model: nn.Module, tokenizer: Any, shared: Shared
+) -> tuple[list[Inputs], QualityInputs]:
+    """Every second text or pair, for mean outputs and recovery, and the others to measure on.
+
+    Raises:
+        ArgumentError: there are too few, or pairs are combined with another loss.
+    """
+    check_texts_suffice(texts, "prune: --curve")
+    if isinstance(texts[0], SentencePair) and loss != "embedding":
+        raise ArgumentError(
+            f"prune: --pairs with scores of the loss {loss!r}. Score the heads with headwise "
+            f"importance --loss embedding, or use --text."
+        )
+    evaluation = QualityInputs.of(texts[1::2], loss, model, tokenizer, shared)
+    sentences = sentences_of(texts[::2])
+    return read_batches(sentences, model, tokenizer, shared.max_tokens), evaluation
+
+
+def curves_of(
+    model: nn.Module,
+    orders: Mapping[str, list[Head]],
+    inputs: tuple[list[Inputs], QualityInputs],
+    recovery: Mapping[str, Any],
+) -> list[Curves]:
+    """The curves of these orders and of random ones; of the first also after recovery."""
+    reference, evaluation = inputs
+    with progress_bar("Drawing curves") as on_progress:
+        curves = [
+            prune_curves(
+                model, evaluation.batches, {name: [order] for name, order in orders.items()},
+                reference=reference, loss=evaluation.loss, on_progress=on_progress,
+            )
+        ]  # fmt: skip
+    if recovery["steps"]:
+        name, order = next(iter(orders.items()))
+        stride = max(1, len(order) // _RECOVERED_POINTS)
+        with progress_bar(f"Recovering {_RECOVERED_POINTS} smaller models") as on_progress:
+            curves += [
+                prune_curves(
+                    model, evaluation.batches, {f"{name}, recovered": [order]},
+                    loss=evaluation.loss, points=range(0, len(order), stride),
+                    cut=recovering(model, reference, **recovery), on_progress=on_progress,
+                )
+            ]  # fmt: skip
+    return curves

@@ -1,7 +1,8 @@
 """`headwise compare`: what differs between two models, head by head."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,43 +13,36 @@ from headwise.cli._options import (
     Shared,
     check_figure,
     check_output,
+    opt,
     write_output,
 )
-from headwise.cli._print import print_json, print_note, print_result, print_table
+from headwise.cli._print import print_json, print_note, print_result, print_table, progress_bar
 from headwise.errors import ArgumentError
 
 _COLUMNS = ["name", "statistic", "before", "after", "difference"]
 _COLUMNS += ["size", "ci_low", "ci_high", "p_adj"]
 
 
-Before = Annotated[
-    str,
-    typer.Argument(
-        metavar="BEFORE",
-        help="A model's folder or its name on the Hugging Face hub, a study saved by report "
-        "--save, or a table written by observe --per-text.",
-    ),
-]
-After = Annotated[str, typer.Argument(metavar="AFTER", help="The same for the other model.")]
-Text = Annotated[
-    Path | None,
-    typer.Option(help="For models: a UTF-8 file with one text per line, or - for standard input."),
-]
-PageOrTable = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", help="The file to write: .html, .parquet, .csv or .json."),
-]
-FindRoles = Annotated[
-    bool, typer.Option("--roles", help="Also find the roles of both models; takes longer.")
-]
-
-
 def compare(
-    before: Before,
-    after: After,
-    text: Text = None,
-    out: PageOrTable = None,
-    roles: FindRoles = False,
+    before: Annotated[
+        str,
+        typer.Argument(
+            metavar="BEFORE",
+            help="A model's folder or its name on the Hugging Face hub, a study saved by report "
+            "--save, or a table written by observe --per-text.",
+        ),
+    ],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="The same for the other model.")],
+    text: Annotated[
+        Path | None,
+        opt("For models: a UTF-8 file with one text per line, or - for standard input."),
+    ] = None,
+    out: Annotated[
+        Path | None, opt("The file to write: .html, .parquet, .csv or .json.", "--out", "-o")
+    ] = None,
+    roles: Annotated[
+        bool, opt("Also find the roles of both models; takes longer.", "--roles")
+    ] = False,
     force: Force = False,
     figure: Figure = None,
     as_json: Json = False,
@@ -62,18 +56,39 @@ def compare(
     rows as JSON. Heads of pruned models are matched by their original
     numbers.
     """
-    if out is not None:
-        check_output(out, ".html", ".parquet", ".csv", ".json", force=force)
+    check_output(out, ".html", ".parquet", ".csv", ".json", force=force)
     check_figure(figure, force)
     _check_sides([before, after], text, shared, roles)
-    from headwise.cli import tasks
+    from headwise import report
+    from headwise.cli._inputs import draw_figure, open_model, read_drawn_texts, title_of
+    from headwise.tables import HeadTable
 
+    titles = before, after
     if text is None:
-        comparison = tasks.compare_files(Path(before), Path(after))
+        titles = Path(before).name, Path(after).name
+        sides: Any = [
+            report.load_study(path) if Path(path).is_dir() else HeadTable.load(path)
+            for path in (before, after)
+        ]
+        comparison = report.compare(*sides)
     else:
-        comparison = tasks.compare_models(before, after, text, shared, roles=roles)
+        titles = title_of(before), title_of(after)
+        texts = read_drawn_texts(text, shared)
+        opened = [open_model(name, shared, text_for="compare") for name in (before, after)]
+        with progress_bar(f"Comparing {before} and {after}") as on_progress:
+            comparison = report.compare(
+                opened[0][0],
+                opened[1][0],
+                texts,
+                tokenizer=(opened[0][1], opened[1][1]),
+                roles=roles,
+                max_tokens=shared.max_tokens,
+                on_progress=on_progress,
+            )
+    comparison = replace(comparison, titles=titles)
     if figure is not None:
-        print_note(f"A map of each difference: {tasks.draw_differences(comparison, figure)}")
+        means = {name: comparison.values("difference", name) for name in comparison.statistics}
+        print_note(f"A map of each difference: {draw_figure(means, comparison.plot, figure)}")
     if as_json:
         print_note(comparison.summary)
         print_json(comparison.frame().to_dict("records"))

@@ -1,0 +1,333 @@
+"""`headwise prune`: a smaller model, without the heads that matter least."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from headwise._packages import require
+from headwise.cli._options import (
+    Figure,
+    Force,
+    Json,
+    Model,
+    OutputFolder,
+    PairsFile,
+    Shared,
+    check_figure,
+    check_folder,
+    opt,
+)
+from headwise.cli._print import print_json, print_note, print_result, progress_bar
+from headwise.errors import ArgumentError
+from headwise.files import MODEL_FILES, write_beside
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from headwise.surgery import Plan
+    from headwise.tables import Curves, Head, Scores
+
+_WHERE = "(on every second text; the others fold and train the smaller model)"
+_BATCH_SIZE = 16
+# The size of the input that passes are timed on.
+_TIMED_TEXTS, _TIMED_TOKENS = 8, 128
+
+
+def prune(
+    model: Model,
+    by: Annotated[Path, opt("The scores of MODEL, written by headwise importance.")],
+    out: OutputFolder,
+    remove: Annotated[
+        str,
+        opt(
+            "The share of heads to remove, such as 0.3. auto: as many as possible while the "
+            "loss on every second text grows by at most 1 %; the result is measured on the other "
+            "texts.",
+            metavar="SHARE|auto",
+        ),
+    ],
+    text: Annotated[
+        Path | None,
+        opt(
+            "A UTF-8 file, or - for standard input: removed heads are replaced by their mean "
+            "output on it."
+        ),
+    ] = None,
+    pairs: PairsFile = None,
+    uniform: Annotated[
+        bool, opt("Remove the same number of heads from each layer.", "--uniform")
+    ] = False,
+    timed: Annotated[bool, opt("Measure the time of a pass before and after.", "--time")] = False,
+    curve: Annotated[
+        bool,
+        opt(
+            "Write curves.svg and curves.csv: the loss as heads are removed, with random "
+            "orders for comparison.",
+            "--curve",
+        ),
+    ] = False,
+    beside: Annotated[
+        list[Path] | None,
+        opt(
+            "With --curve: scores by another method, drawn in the same figure. Repeatable.",
+            metavar="<path>",
+        ),
+    ] = None,
+    format: Annotated[
+        Literal["headwise", "stock", "padded", "remote-code"],
+        opt(
+            "What can load it. headwise: this library. stock: plain Transformers. padded: "
+            "plain Transformers, at the original size, with zeros for removed heads. remote-code: "
+            "Transformers with trust_remote_code.",
+            "--format",
+        ),
+    ] = "headwise",
+    force: Force = False,
+    figure: Figure = None,
+    as_json: Json = False,
+    recover: Annotated[
+        int, opt("Train the smaller model for this many steps to match the full one.", min=0)
+    ] = 0,
+    rate: Annotated[
+        float | None, opt("With --recover: the peak learning rate.", shown="0.0001", min=0)
+    ] = None,
+    *,
+    shared: Shared,
+) -> None:
+    """Remove the least important heads from a model."""
+    check_folder(out, *MODEL_FILES, force=force)
+    check_figure(figure, force)
+    if rate is not None and not (recover and rate > 0):
+        raise ArgumentError(
+            f"prune: --rate {rate:g} with --recover {recover}. Use numbers above 0."
+        )
+    share = _share_of(remove)
+    if text is not None and pairs is not None:
+        raise ArgumentError("prune: --text and --pairs are both given. Give one of them.")
+    needs = {"--remove auto": share is None, "--curve": curve, "--recover": recover > 0}
+    option = next((option for option, needed in needs.items() if needed), None)
+    if option is not None and text is None and pairs is None:
+        raise ArgumentError(f"prune: {option} without a text. Add --text FILE or --pairs FILE.")
+    if curve:
+        require("matplotlib", "plot", "prune --curve")
+    elif beside:
+        raise ArgumentError(f"prune: --beside {beside[0]} without --curve. Add --curve.")
+    from headwise import surgery
+    from headwise.cli import _curves, _inputs
+    from headwise.corpora import read_pairs
+    from headwise.models import device_of, save
+    from headwise.models.checkpoints import as_format, source_files
+    from headwise.models.texts import batches, encode
+    from headwise.tables import Elbow, Scores, save_figure
+
+    texts: _inputs.Texts = [] if text is None else _inputs.read_drawn_texts(text, shared)
+    if pairs is not None:
+        texts = _inputs.draw_texts(read_pairs(pairs), shared)
+    scores = Scores.load(by)
+    orders = _removal_orders(scores, [Scores.load(path) for path in beside or ()])
+    if share is not None:  # an impossible plan is refused before the model is opened
+        surgery.plan(scores, remove=share, uniform=uniform)
+    full, tokenizer = _inputs.open_model(model, shared)
+    source_files(model)
+    full_costs = surgery.costs(full)
+    if scores.model != full_costs.model:
+        raise ArgumentError(
+            f"prune: the scores in {by} belong to the model {scores.model}, and {model} is "
+            f"{full_costs.model}. Score the heads of this model: headwise importance."
+        )
+    if texts:
+        option = "--remove auto" if share is None else "--text" if pairs is None else "--pairs"
+        _curves.check_texts_suffice(texts, f"prune: {option}")
+    # One half chooses, folds and trains; the other measures.
+    training, held_out = texts[::2], texts[1::2]
+    quality_of = _curves.QualityInputs.of
+    if share is None:
+        chosen_on = quality_of(training, scores.loss, full, tokenizer, shared)
+        share = chosen_on.removable_share(full, scores)
+    measured = quality_of(held_out, scores.loss, full, tokenizer, shared) if texts else None
+    planned = surgery.plan(scores, remove=share, uniform=uniform, costs=full_costs)
+    for line in str(planned).splitlines():
+        print_note(line)
+    as_format(format, full)
+    if format in ("stock", "padded"):
+        _check_shapes(format, full, planned, folds=bool(texts))
+    sentences, reference = _inputs.sentences_of(training), None
+    if sentences:
+        _inputs.note_split_texts(sentences, full, tokenizer, shared)
+        pieces = encode(tokenizer, sentences, full, shared.max_tokens)
+        reference = [vars(batch) for batch in batches(pieces, _BATCH_SIZE, device_of(full))]
+    inputs = None
+    if curve:
+        inputs = _curves.curve_inputs(texts, scores.loss, full, tokenizer, shared)
+    small = surgery.prune(full, planned, fold="mean" if reference else None, reference=reference)
+    recovery: dict[str, Any] = {"steps": recover, "seed": shared.seed or 0}
+    recovery |= {"rate": rate} if rate else {}
+    # From this file an interrupted recovery resumes.
+    partial = out.with_name(f"{out.name}.part")
+    distances = []
+    if recover:
+        distances = _recover(small, full, sentences, tokenizer, shared, partial, recovery)
+    costs: dict[str, tuple[float, ...]] = {
+        f"{cost} of heads": change for cost, change in planned.costs.items()
+    }
+    costs["parameters"] = _inputs.count_parameters(full, small)
+    costs |= _milliseconds(full, small) if timed else {}
+    curves = [] if inputs is None else _curves.curves_of(full, orders, inputs, recovery)
+    save(small, out, format=format, tokenizer=tokenizer, source=model, force=force)
+    partial.unlink(missing_ok=True)
+    print_note("Loaded in a fresh process, the saved model gives the same outputs")
+    quality = measured.compare(full, small, planned.removed, scores.heads) if measured else {}
+    if figure is not None:
+        print_note(f"A map of the plan: {save_figure(planned.plot(), figure)}")
+    if format == "padded":
+        print_note("The saved model is as large and as slow as before: removed heads are zeros")
+    elbows = _write_curves(curves, out) if curves else []
+    if as_json:
+        print_json(
+            {
+                "removed": [str(head) for head in planned.removed],
+                "why": planned.why,
+                "quality": quality,
+                "costs": costs,
+                "elbows": elbows,
+                "recovery": distances,
+            }
+        )
+        return
+    for unit, losses in quality.items():
+        # Rounding errors of a distance from itself would read as a quality.
+        before, after = (round(value, 6) + 0.0 for value in losses)
+        print_result(f"{unit}: {before:.4g} before, {after:.4g} after {_WHERE}")
+    for name, (before, after) in costs.items():
+        if not name.endswith(" of heads"):  # the plan's notes have those
+            change = f"{after / before - 1:+.1%}"
+            amounts = f"{surgery.amount(before)} before, {surgery.amount(after)} after"
+            print_result(f"{name}: {amounts} ({change})")
+    for name, allowed, *elbow in (row.values() for row in elbows):
+        print_result(
+            f"{name}: {Elbow(*elbow)} heads can be removed before the loss grows by {allowed:.4g}"
+        )
+    if curve:
+        print_result(
+            f"Intervals are 95 % over resampled texts. The curves are in {out}: curves.svg, "
+            f"curves.csv"
+        )
+    print_result(f"The smaller model is in {out}")
+
+
+def _share_of(remove: str) -> float | None:
+    """The share of heads to remove; None for `auto`."""
+    if remove == "auto":
+        return None
+    try:
+        share = float(remove)
+    except ValueError:
+        share = float("nan")
+    if not 0 < share < 1:
+        raise ArgumentError(
+            f"prune: --remove {remove}. Give a share above 0 and below 1, such as 0.3, or auto."
+        )
+    return share
+
+
+def _removal_orders(by: "Scores", beside: "Sequence[Scores]") -> "dict[str, list[Head]]":
+    """The order in which each method removes heads, by the method's name; that of `by` first.
+
+    Raises:
+        ArgumentError: scores are of another model, or two are by the same method.
+    """
+    orders: dict[str, list[Head]] = {}
+    for scores in (by, *beside):
+        if scores.model != by.model:
+            raise ArgumentError(
+                f"prune: --beside has scores of the model {scores.model}, --by scores of "
+                f"{by.model}. Score the heads of one model."
+            )
+        rounds = 1 + int(scores.round.max())
+        name = scores.method if rounds == 1 else f"{scores.method}, {rounds} rounds"
+        if name in orders:
+            raise ArgumentError(
+                f"prune: --by and --beside have two orders by {name}. Use one order per method."
+            )
+        orders[name] = scores.order()
+    return orders
+
+
+def _check_shapes(format: Any, model: "nn.Module", planned: "Plan", *, folds: bool) -> None:
+    """Refuse a format that the smaller model cannot have, before texts are read.
+
+    Raises:
+        UnsupportedError: the smaller model cannot be saved in this format.
+    """
+    from headwise.models.checkpoints import as_format
+    from headwise.models.ownership import example_input
+    from headwise.surgery import prune as prune_heads
+
+    # The mean over any text gives the smaller model weights of the same shapes.
+    reference = [example_input(model)] if folds else None
+    small = prune_heads(model, planned, fold="mean" if folds else None, reference=reference)
+    as_format(format, small)
+
+
+def _recover(
+    small: "nn.Module",
+    full: "nn.Module",
+    texts: list[str],
+    tokenizer: Any,
+    shared: Shared,
+    partial: Path,
+    settings: dict[str, Any],
+) -> list[float]:
+    """Recover a smaller model; its distance from the full one at each step."""
+    from headwise.recovery import recover
+    from headwise.scoring import read_batches
+
+    if partial.exists():
+        print_note(f"Resuming from {partial}")
+    reference = read_batches(texts, full, tokenizer, shared.max_tokens)
+    with progress_bar("Recovering the smaller model") as bar:
+        found = recover(small, full, reference, resume=partial, on_progress=bar, **settings)
+    distances = [float(distance) for distance in found]
+    print_note(
+        f"Distance from the full model: {distances[0]:.3g} at the first step, "
+        f"{distances[-1]:.3g} at the last"
+    )
+    return distances
+
+
+def _milliseconds(*models: "nn.Module") -> dict[str, tuple[float, ...]]:
+    """The milliseconds of a pass over 8 texts of 128 tokens, or of the longest context below."""
+    import torch
+
+    from headwise.models import device_of
+    from headwise.surgery import time_passes
+
+    config: Any = models[0].config
+    length = min(_TIMED_TOKENS, getattr(config, "max_position_embeddings", _TIMED_TOKENS))
+    size = (_TIMED_TEXTS, length)
+    ids = torch.randint(config.vocab_size, size, device=device_of(models[0]))
+    times = time_passes(models, {"input_ids": ids})
+    return {
+        "milliseconds of attention blocks": tuple(1000 * sum(time.blocks) for time in times),
+        "milliseconds of a pass": tuple(1000 * time.whole for time in times),
+    }
+
+
+def _write_curves(all_curves: "list[Curves]", folder: Path) -> list[dict[str, Any]]:
+    """Write the table and the picture of curves; return the elbow of each order."""
+    import pandas as pd
+
+    from headwise.tables import save_figure
+
+    allowed = all_curves[0].allowance()
+    frame = pd.concat([curves.frame(allowed) for curves in all_curves], ignore_index=True)
+    with write_beside(folder / "curves.csv") as beside:
+        frame.to_csv(beside, index=False)
+    first, *others = all_curves
+    save_figure(first.plot(*others, allowed=allowed), folder / "curves.svg")
+    return [
+        {"order": name, "allowed": allowed, **asdict(curves.elbow(name, allowed))}
+        for curves in all_curves
+        for name in curves.per_text
+    ]

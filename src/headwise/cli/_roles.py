@@ -1,0 +1,259 @@
+"""`headwise roles`: what each head does, with its evidence, as a table."""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import wraps
+from inspect import signature
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any
+
+from headwise._display import did_you_mean
+from headwise.cli._options import (
+    Figure,
+    Force,
+    Json,
+    Model,
+    Nulls,
+    Shared,
+    TableFile,
+    check_figure,
+    check_output,
+    names_of_nulls,
+    opt,
+    write_output,
+)
+from headwise.cli._print import print_json, print_note, print_table
+from headwise.errors import ArgumentError, InputError
+
+if TYPE_CHECKING:
+    from headwise.corpora import AnnotatedText
+    from headwise.roles import Relation, Roles, TokenText
+
+_OUTCOME = ["role", "outcome", "heads", "nearest", "effect", "baseline", "null", "smallest"]
+
+
+@dataclass(frozen=True)
+class CorpusFiles:
+    """The files with texts, by their format."""
+
+    text: Annotated[
+        Path | None, opt("Plain UTF-8, one text per line, or - for standard input.")
+    ] = None
+    conllu: Annotated[Path | None, opt("CoNLL-U, with dependency trees.")] = None
+    coref: Annotated[
+        Path | None, opt("Coreference: a GAP table (.tsv), or WinoBias with brackets.")
+    ] = None
+    spans: Annotated[Path | None, opt("JSON lines with annotated spans and pairs of them.")] = None
+    aligned: Annotated[
+        tuple[Path, Path, Path] | None,
+        opt(
+            "Three parallel files with a sentence per line; a line of LINKS has pairs of word "
+            "numbers, counted from 0: 0-0 1-2.",
+            metavar="TEXTS TRANSLATIONS LINKS",
+        ),
+    ] = None
+
+    def read(self, shared: Shared) -> list["str | AnnotatedText"]:
+        """The texts of all files."""
+        from headwise import corpora
+        from headwise.cli._inputs import read_text_file
+
+        read_coref = corpora.read_winobias
+        if self.coref is not None and self.coref.suffix == ".tsv":
+            read_coref = corpora.read_gap
+        parts: list[Sequence[str | AnnotatedText]] = [
+            [] if self.text is None else read_text_file(self.text, shared),
+            [] if self.conllu is None else corpora.read_conllu(self.conllu),
+            [] if self.coref is None else read_coref(self.coref),
+            [] if self.spans is None else corpora.read_jsonl(self.spans),
+            [] if self.aligned is None else corpora.read_aligned(*self.aligned),
+        ]
+        return [text for part in parts for text in part]
+
+
+def roles(
+    model: Model,
+    files: CorpusFiles,
+    out: TableFile = None,
+    relation: Annotated[
+        list[str] | None,
+        opt(
+            "Your own relation: a function in a Python file, which is executed. It maps a "
+            "TokenText to pairs of tokens (query, key); a ChoiceRelation in its place chooses "
+            "among candidates. Repeatable.",
+            "--relation",
+            metavar="FILE.py:NAME",
+        ),
+    ] = None,
+    nulls: Nulls = None,
+    force: Force = False,
+    figure: Figure = None,
+    as_json: Json = False,
+    *,
+    shared: Shared,
+) -> None:
+    """Find what each head looks at, tested against baselines.
+
+    Roles are evaluated on held-out texts. Prints the roles of heads, then the outcome for each
+    role: found, not found (with the nearest head and the smallest effect that these texts could
+    have shown), or not tested. With -o, writes the table instead, and prints the outcomes for your
+    own relations. With --json, prints the rows of heads with a role as JSON, and for every other
+    role the row of the head that comes nearest, with its outcome.
+    """
+    if files == CorpusFiles():
+        raise ArgumentError(
+            "roles: no texts. Give --text, --conllu, --coref, --spans or --aligned, or several "
+            "of them."
+        )
+    check_output(out, ".parquet", ".csv", ".json", force=force)
+    check_figure(figure, force)
+    from headwise.cli._inputs import draw_texts, open_model
+    from headwise.cli._study import find_roles_of
+    from headwise.roles import Evidence
+    from headwise.tables import save_figure
+
+    texts = files.read(shared)
+    evidence = Evidence(names_of_nulls(nulls), seed=shared.seed or 0)
+    relations = _load_relations(relation or (), model)
+    drawn = draw_texts(texts, shared)
+    opened = open_model(model, shared)
+    result = find_roles_of(model, *opened, drawn, evidence, shared.max_tokens, relations)
+    for line in result.notes:
+        print_note(line)
+    if out is not None:
+        print_note(f"{result}: {write_output(result.save, out, force)}")
+    if figure is not None:
+        print_note(f"A map of the roles: {save_figure(result.plot(), figure)}")
+    if as_json:
+        print_json([*result.found().to_dict("records"), *nearest_rows(result)])
+    elif out is None:
+        print_roles(result)
+    elif relation:
+        outcomes = result.outcomes()
+        own = outcomes["role"].isin([path.rpartition(":")[2] for path in relation])
+        print_table(outcomes[own][_OUTCOME].rename(columns={"role": "name"}))
+
+
+def nearest_rows(result: "Roles") -> list[dict[Hashable, Any]]:
+    """For each shown role that no head has, the row of the head that comes nearest."""
+    from headwise.roles import shown_outcomes
+
+    outcomes = shown_outcomes(result.outcomes())
+    without = outcomes[outcomes["heads"] == 0]
+    nearest = without[["role", "nearest"]].rename(columns={"nearest": "name"})
+    return nearest.merge(result.frame(), on=["role", "name"]).to_dict("records")
+
+
+def print_roles(result: "Roles") -> None:
+    """Print the roles of heads, their shapes of attention, and what became of each role."""
+    from headwise.roles import shown_outcomes
+
+    rows = result.found()
+    print_note(str(result))
+    shown = rows.assign(role=rows["label"])
+    print_table(shown[["name", "role", "effect", "baseline", "null", "lift", "p_adj"]])
+    shapes = result.shapes()
+    if len(shapes):
+        columns = ["name", "shape", "token", "attention", "value", "carries", "short", "long"]
+        print_note("Apart from roles:")
+        print_table(shapes[[*columns, "evenness"]])
+    outcomes = shown_outcomes(result.outcomes())
+    print_table(outcomes[_OUTCOME].rename(columns={"role": "name"}))
+
+
+def _load_relations(sources: Sequence[str], model: str) -> "dict[str, Relation]":
+    """The functions and choices that `FILE.py:NAME` name, by name. Each file is run once.
+
+    Only files that the user names are run, and none in the folder of the model.
+
+    Raises:
+        ArgumentError: a source is not FILE.py:NAME, lies in the model's folder, or two have one
+            name.
+        InputError: the file cannot be read or fails, or has no such function of one argument and
+            no such `ChoiceRelation`.
+    """
+    relations: dict[str, Relation] = {}
+    for source in sources:
+        file, _, name = source.rpartition(":")
+        if not file.endswith(".py") or not name.isidentifier():
+            raise ArgumentError(
+                f"--relation: {source!r} is not FILE.py:NAME. Name a Python file and a function "
+                f"in it."
+            )
+        if name in relations:
+            raise ArgumentError(f"--relation: two functions are called {name}. Rename one.")
+        path = Path(file).resolve()
+        if Path(model).is_dir() and path.is_relative_to(Path(model).resolve()):
+            raise ArgumentError(
+                f"--relation: {file} lies in the folder of the model, whose code is never run. "
+                f"Give a file of your own."
+            )
+        relations[name] = _relation(path, name)
+    return relations
+
+
+def _relation(path: Path, name: str) -> "Relation":
+    from headwise.roles import ChoiceRelation
+
+    if not path.is_file():
+        raise InputError(f"--relation: {path} is not a file. Give FILE.py:NAME.")
+    module = ModuleType(path.stem)
+    module.__file__ = str(path)
+    try:  # an import would leave a folder of compiled modules beside the file
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+    except (Exception, SystemExit) as error:  # whatever the file raises
+        raise InputError(
+            f"--relation: {path} fails ({type(error).__name__}: {error}). Correct it."
+        ) from error
+    relation = getattr(module, name, None)
+    if isinstance(relation, ChoiceRelation):
+        return replace(
+            relation,
+            pairs=_checked(relation.pairs, path, f"{name}.pairs"),
+            candidates=_checked(relation.candidates, path, f"{name}.candidates"),
+        )
+    if not callable(relation):
+        functions = [key for key, value in vars(module).items() if _is_relation(value)]
+        raise InputError(
+            f"--relation: {path} has no function {name}.{did_you_mean(name, functions)} It has "
+            f"{', '.join(functions) or 'none'}."
+        )
+    return _checked(relation, path, name)
+
+
+def _is_relation(value: Any) -> bool:
+    """Whether a name of a file may be a relation: a function or a choice, and no class."""
+    from headwise.roles import ChoiceRelation
+
+    return isinstance(value, ChoiceRelation) or (callable(value) and not isinstance(value, type))
+
+
+def _checked(function: Callable[..., Any], path: Path, name: str) -> "Callable[[TokenText], Any]":
+    """The function, which takes one argument, with failures that name it, its file and the text.
+
+    Raises:
+        InputError: it takes more arguments, or none.
+    """
+    try:
+        with suppress(ValueError):  # a built-in function may have no signature
+            signature(function).bind(None)
+    except TypeError as error:
+        raise InputError(
+            f"--relation: {name}{signature(function)} in {path} cannot be called with one "
+            f"argument, the TokenText ({error}). Write def {name}(text): ..."
+        ) from error
+
+    @wraps(function)
+    def relation(text: "TokenText") -> Any:
+        try:
+            result = function(text)
+            return list(result) if isinstance(result, Iterator) else result  # runs a generator
+        except (Exception, SystemExit) as error:  # whatever the function raises
+            raise InputError(
+                f"--relation: {name} in {path} fails ({type(error).__name__}: {error}) for the "
+                f"text {text.text.text[:40]!r}. Correct it."
+            ) from error
+
+    return relation
