@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import headwise as hw
 from double import Double, doubled
 from headwise.caching import CachePlan, LayerCachePlan, cache_scores
-from headwise.caching._streamed_model import StreamedModel
+from headwise.caching._scores import streamed_losses
 from headwise.models import fingerprint
 from headwise.models.ownership import find_attentions
 from headwise.scoring import find_loss
@@ -40,6 +40,11 @@ def streaming(layer: int, head: int) -> CachePlan:
     return CachePlan(tuple(layers), SINKS)
 
 
+def gated_losses(model, loss, batch, gates):
+    attentions = find_attentions(model, batch)
+    return streamed_losses(model, attentions, loss, batch, gates, (SINKS, WINDOW))
+
+
 @pytest.mark.parametrize("padding", [0, 5])
 @pytest.mark.parametrize(
     "name",
@@ -48,14 +53,14 @@ def streaming(layer: int, head: int) -> CachePlan:
 def test_a_closed_gate_is_what_the_cache_loses(name: str, padding: int) -> None:
     model, texts = zoo.make(name), batches(padding=padding)
     loss = find_loss(None, model, texts[0])
-    streamed = StreamedModel(model, find_attentions(model, texts[0]), loss, texts, SINKS, WINDOW)
-    for number, (layer, head) in enumerate(streamed.heads):
-        gates = torch.ones(len(streamed.heads), dtype=torch.float64)
+    heads = [(layer, head) for layer in range(2) for head in range(2)]
+    for number, (layer, head) in enumerate(heads):
+        gates = torch.ones(len(heads), dtype=torch.float64)
         gates[number] = 0
-        for index, batch in enumerate(texts):
+        for batch in texts:
             with torch.no_grad(), streaming(layer, head).cache(model) as cache:
                 with_cache = loss.per_text(model(**batch, cache=cache), batch)
-                gated = streamed.losses(index, gates)
+                gated = gated_losses(model, loss, batch, gates)
             np.testing.assert_allclose(with_cache, gated, atol=2e-5)
 
 
@@ -64,9 +69,6 @@ def test_scores_equal_finite_differences() -> None:
         model, texts = doubled(zoo.make("Llama")), batches(1)
         scores = cache_scores(model, texts, sinks=SINKS, window=WINDOW)
         loss = find_loss(None, model, texts[0])
-        streamed = StreamedModel(
-            model, find_attentions(model, texts[0]), loss, texts, SINKS, WINDOW
-        )
         step = 1e-5
         with torch.no_grad():
             for head, expected in enumerate(scores.per_text.T):
@@ -74,7 +76,7 @@ def test_scores_equal_finite_differences() -> None:
                 for sign in (-1, 1):
                     gates = torch.full((4,), 0.5)
                     gates[head] += sign * step
-                    ends.append(streamed.losses(0, gates))
+                    ends.append(gated_losses(model, loss, texts[0], gates))
                 slope = (ends[0] - ends[1]) / (2 * step)
                 np.testing.assert_allclose(slope, expected, rtol=1e-5, atol=1e-9)
 
@@ -82,11 +84,10 @@ def test_scores_equal_finite_differences() -> None:
 def test_open_gates_change_no_bit() -> None:
     model, texts = zoo.make("Llama"), batches(1, padding=4)
     loss = find_loss(None, model, texts[0])
-    streamed = StreamedModel(model, find_attentions(model, texts[0]), loss, texts, SINKS, WINDOW)
     with torch.no_grad():
         plain = loss.per_text(model(**texts[0]), texts[0])
-        assert torch.equal(streamed.losses(0, torch.ones(4)), plain)
-        assert not torch.equal(streamed.losses(0, torch.zeros(4)), plain)
+        assert torch.equal(gated_losses(model, loss, texts[0], torch.ones(4)), plain)
+        assert not torch.equal(gated_losses(model, loss, texts[0], torch.zeros(4)), plain)
 
 
 def test_a_head_without_values_loses_nothing() -> None:

@@ -2,8 +2,7 @@
 
 from headwise.caching._cache_plan import cache_plan, cache_scores
 from headwise.caching._duo_attention import load_duo_attention, save_duo_attention
-from headwise.caching._layer_plan import LayerCachePlan
-from headwise.caching._plan import CachePlan
+from headwise.caching._plan import CachePlan, LayerCachePlan
 from headwise.caching._retrieval import retrieval_batches
 from headwise.caching._scores import CacheScores
 

@@ -1,6 +1,7 @@
 """`cache_plan`: decide by evidence which tokens each kv head of a model keeps."""
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +10,10 @@ import torch
 from torch import nn
 
 from headwise._progress import Progress, shows_progress
-from headwise.caching._layer_plan import LayerCachePlan
-from headwise.caching._plan import CachePlan
+from headwise.caching._plan import CachePlan, LayerCachePlan
 from headwise.caching._scores import CacheScores, KVHead, ScoringTexts
 from headwise.errors import ArgumentError
-from headwise.models import CacheLayer, check_model, find_cache_layers, fingerprint
+from headwise.models import check_model, find_cache_layers, fingerprint
 from headwise.scoring import BatchesLike, rank_correlation
 from headwise.shapes import is_size
 
@@ -113,77 +113,57 @@ def cache_plan(
         raise ArgumentError(f"cache_plan: {goal}={goals[goal]} without texts. Give texts.")
     reading = ScoringTexts.read(model, texts, tokenizer, max_tokens, objective)
     scores = reading.score(sinks, window, on_progress)
-    planner = _Planner(reading, scores, sinks, per_layer, n_tokens or reading.longest)
-    plan = planner.by(goal, goals[goal])
-    others = {
-        name: ScoringTexts.read(model, other, tokenizer, max_tokens, objective).score(sinks, window)
-        for name, other in (domains or {}).items()
-    }
-    return replace(plan, measured={**plan.measured, **_agreement(scores, others)})
+    losses, weights = scores.by_head(), fingerprint(model)
+    order = _in_order(losses, per_layer)
 
-
-class _Planner:
-    """Makes plans from scores, and measures what they lose."""
-
-    def __init__(
-        self,
-        reading: ScoringTexts,
-        scores: CacheScores,
-        sinks: int,
-        per_layer: bool,
-        n_tokens: int,
-    ) -> None:
-        self._reading, self._scores, self._sinks = reading, scores, sinks
-        self._losses, self._n_tokens = scores.by_head(), n_tokens
-        self._order = _in_order(self._losses, per_layer)
-
-    def by(self, goal: str, value: Any) -> CachePlan:
-        """The plan for one of the goals."""
-        base = self._reading.loss_of(self._plan(len(self._order)))
-        n_full = self._fewest(base + value) if goal == "loss" else self._number(goal, value)
-        plan = self._plan(n_full)
-        lost = self._reading.loss_of(plan)
-        why = f"{goal}={value:g} by half-gate of the loss {self._reading.loss.name}"
-        measured = {"loss of the full cache": base, "loss of this cache": lost}
-        return replace(plan, why=why, measured=measured)
-
-    def _number(self, goal: str, value: Any) -> int:
-        """How many kv heads keep all tokens."""
-        n_heads = len(self._order)
-        if goal == "keep":
-            return int(np.floor(value * n_heads + 1e-9))
-        fitting = [n for n in range(n_heads + 1) if self._plan(n).nbytes(self._n_tokens) <= value]
-        if not fitting:
-            least = self._plan(0).nbytes(self._n_tokens)
-            raise ArgumentError(
-                f"cache_plan: bytes={value}, but the windows alone take {least} bytes for a "
-                f"text of {self._n_tokens} tokens. Give more bytes, or a smaller window."
-            )
-        return max(fitting)
-
-    def _fewest(self, most: float) -> int:
-        """The fewest heads with all tokens for which the plan's measured loss is at most `most`."""
-        low, high = 0, len(self._order)
-        while low < high:
-            middle = (low + high) // 2
-            if self._reading.loss_of(self._plan(middle)) <= most:
-                high = middle
-            else:
-                low = middle + 1
-        return high
-
-    def _plan(self, n_full: int) -> CachePlan:
-        window = self._scores.window
-        choice = {head: None if i < n_full else window for i, head in enumerate(self._order)}
-        losses, layers = self._losses, []
-        for layer in self._reading.layers:
+    def planned(n_full: int) -> CachePlan:
+        """The plan in which so many kv heads keep all tokens."""
+        full, layers = set(order[:n_full]), []
+        for layer in reading.layers:
             heads = [(layer.layer, head) for head in range(layer.n_kv_heads)]
-            windows = tuple(choice[head] for head in heads)
-            layers.append(
-                LayerCachePlan(layer.layer, windows, tuple(losses[head] for head in heads))
-            )
-        plan = CachePlan(tuple(layers), self._sinks)
-        return _for_model(plan, self._reading.model, self._reading.layers)
+            windows = tuple(None if head in full else window for head in heads)
+            lost = tuple(losses[head] for head in heads)
+            sizes = layer.token_bytes, layer.sliding_window
+            layers.append(LayerCachePlan(layer.layer, windows, lost, *sizes))
+        return CachePlan(tuple(layers), sinks, weights)
+
+    value: Any = goals[goal]
+    base = reading.loss_of(planned(len(order)))
+    if goal == "keep":
+        n_full = int(np.floor(value * len(order) + 1e-9))
+    elif goal == "bytes":
+        n_full = _most_that_fit(planned, len(order), value, n_tokens or reading.longest)
+    else:  # the fewest heads with all tokens whose measured loss is low enough, by bisection
+        numbers = range(len(order))
+        n_full = bisect_left(
+            numbers, True, key=lambda n: reading.loss_of(planned(n)) <= base + value
+        )
+    plan = planned(n_full)
+    lost = reading.loss_of(plan)
+    measured = {"loss of the full cache": base, "loss of this cache": lost}
+    measured["agreement between halves of the texts"] = scores.stability()
+    for name, other in (domains or {}).items():
+        texts_of = ScoringTexts.read(model, other, tokenizer, max_tokens, objective)
+        measured[f"agreement with {name}"] = rank_correlation(
+            scores.mean, texts_of.score(sinks, window).mean
+        )
+    # The agreement between halves of one text is NaN, and is left out.
+    known = {name: x for name, x in measured.items() if "agreement" not in name or np.isfinite(x)}
+    why = f"{goal}={value:g} by half-gate of the loss {reading.loss.name}"
+    return replace(plan, why=why, measured=known)
+
+
+def _most_that_fit(
+    planned: Callable[[int], CachePlan], n_heads: int, most: int | float, n_tokens: int
+) -> int:
+    """The most kv heads with all tokens whose cache of a text fits into so many bytes."""
+    fitting = [n for n in range(n_heads + 1) if planned(n).nbytes(n_tokens) <= most]
+    if not fitting:
+        raise ArgumentError(
+            f"cache_plan: bytes={most}, but the windows alone take {planned(0).nbytes(n_tokens)} "
+            f"bytes for a text of {n_tokens} tokens. Give more bytes, or a smaller window."
+        )
+    return max(fitting)
 
 
 def _in_order(losses: Mapping[KVHead, float], per_layer: bool) -> list[KVHead]:
@@ -199,29 +179,17 @@ def _in_order(losses: Mapping[KVHead, float], per_layer: bool) -> list[KVHead]:
     return sorted(ordered, key=lambda head: within[head])
 
 
-def _for_model(plan: CachePlan, model: nn.Module, layers: Sequence[CacheLayer]) -> CachePlan:
-    """The plan with the sizes of the model's layers, for no other weights."""
-    sized = (
-        replace(planned, token_bytes=layer.token_bytes, sliding_window=layer.sliding_window)
-        for planned, layer in zip(plan.layers, layers, strict=True)
-    )
-    return replace(plan, layers=tuple(sized), model=fingerprint(model))
-
-
 def _of_heads(
     model: nn.Module, full: Mapping[int, Sequence[int]], sinks: int, window: int
 ) -> CachePlan:
     layers = find_cache_layers(model)
     counts = [layer.n_kv_heads for layer in layers]
     plan = CachePlan.of(full, n_layers=len(layers), n_kv_heads=counts, sinks=sinks, window=window)
-    return replace(_for_model(plan, model, layers), why="kv heads by name")
-
-
-def _agreement(scores: CacheScores, others: Mapping[str, CacheScores]) -> dict[str, float]:
-    measured = {"agreement between halves of the texts": scores.stability()}
-    for name, other in others.items():
-        measured[f"agreement with {name}"] = rank_correlation(scores.mean, other.mean)
-    return {name: value for name, value in measured.items() if np.isfinite(value)}
+    sized = tuple(
+        replace(planned, token_bytes=layer.token_bytes, sliding_window=layer.sliding_window)
+        for planned, layer in zip(plan.layers, layers, strict=True)
+    )
+    return replace(plan, layers=sized, model=fingerprint(model), why="kv heads by name")
 
 
 def _check_goals(goals: Mapping[str, Any]) -> str:

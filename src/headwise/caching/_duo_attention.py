@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headwise.caching._layer_plan import LayerCachePlan
-from headwise.caching._plan import CachePlan
+from headwise.caching._plan import CachePlan, LayerCachePlan
 from headwise.errors import ArgumentError, InputError, OutputError
 from headwise.files import as_path, build_from, files_beside, read_object
 

@@ -6,10 +6,7 @@ import torch
 from torch import nn
 
 from headwise.errors import ArgumentError
-from headwise.models import (
-    check_model,
-    device_of,
-)
+from headwise.models import check_model, device_of
 from headwise.models.texts import IGNORED
 from headwise.shapes import is_size
 

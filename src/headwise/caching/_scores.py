@@ -8,16 +8,23 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float64
-from torch import nn
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor, nn
 
 from headwise._evaluation import differentiable_evaluation, in_evaluation
 from headwise._progress import Progress
+from headwise._torch_private import without_function_modes
 from headwise.caching._plan import CachePlan
-from headwise.caching._streamed_model import StreamedModel, real_tokens
 from headwise.errors import ArgumentError, ShapeError, UnsupportedError
-from headwise.models import CacheLayer, cache_argument, find_cache_layers
-from headwise.models.ownership import find_attentions
+from headwise.models import (
+    AttentionCall,
+    CacheLayer,
+    cache_argument,
+    capture_calls,
+    find_cache_layers,
+)
+from headwise.models.cache import streaming_heads
+from headwise.models.ownership import Attention, edit_heads, find_attentions
 from headwise.models.texts import tokenizer_of
 from headwise.scoring import BatchesLike, Inputs, Loss, find_loss, rank_correlation, read_batches
 from headwise.tables import bootstrap_means, tails_of
@@ -129,7 +136,7 @@ class ScoringTexts:
     @property
     def longest(self) -> int:
         """The tokens of the longest text."""
-        return max(int(real_tokens(batch).sum(1).max()) for batch in self.batches)
+        return max(int(_real_tokens(batch).sum(1).max()) for batch in self.batches)
 
     def score(self, sinks: int, window: int, on_progress: Progress | None = None) -> CacheScores:
         """What each kv head loses when it keeps these tokens alone.
@@ -145,7 +152,7 @@ class ScoringTexts:
                 f"cache_plan: sinks={sinks} and window={window} keep all {self.longest} tokens of "
                 f"the longest text. Give texts of over {sinks + window} tokens{smaller}."
             )
-        report = on_progress or (lambda done, total: None)
+        slopes = []
         with differentiable_evaluation(self.model, weights=False):
             attentions = find_attentions(self.model, self.batches[0])
             counts = [attention.site.n_kv_heads for attention in attentions]
@@ -155,9 +162,22 @@ class ScoringTexts:
                     f"caches {[layer.n_kv_heads for layer in self.layers]}. Name the heads: "
                     f"full={{layer: [kv heads]}}."
                 )
-            streamed = StreamedModel(self.model, attentions, self.loss, self.batches, sinks, window)
-            values = streamed.scores(report).double().cpu().numpy()
-        return CacheScores(tuple(streamed.heads), values, window, self.loss.name)
+            for done, inputs in enumerate(self.batches, 1):
+                ids = inputs["input_ids"]
+                # Gates of each text, so that one backward pass scores all texts of a batch. At 1/2
+                # their slopes account for joint effects, and order heads as well as leaving each
+                # of them out, which takes a pass for each head.
+                gates = torch.full((len(ids), sum(counts)), 0.5, dtype=torch.float64)
+                gates = gates.to(ids.device).requires_grad_()
+                losses = streamed_losses(
+                    self.model, attentions, self.loss, inputs, gates, (sinks, window)
+                )
+                slopes.append(-torch.autograd.grad(losses.sum(), gates)[0])
+                if on_progress is not None:
+                    on_progress(done, len(self.batches))
+        heads = tuple((layer, head) for layer, n in enumerate(counts) for head in range(n))
+        values = torch.cat(slopes).double().cpu().numpy()
+        return CacheScores(heads, values, window, self.loss.name)
 
     @torch.no_grad()
     def loss_of(self, plan: CachePlan) -> float:
@@ -166,7 +186,7 @@ class ScoringTexts:
         name = str(cache_argument(self.model))
         with in_evaluation(self.model), plan.cache(self.model) as cache:
             for batch in self.batches:
-                for row, real in enumerate(real_tokens(batch)):
+                for row, real in enumerate(_real_tokens(batch)):
                     cache.reset()
                     text = _one_text(batch, row, real)
                     output = self.model(**text, **{name: cache}, use_cache=True)
@@ -181,3 +201,53 @@ def _one_text(batch: Inputs, row: int, real: torch.Tensor) -> Inputs:
         for name, x in batch.items()
         if name in ("input_ids", "labels") or not isinstance(x, torch.Tensor)
     }
+
+
+def streamed_losses(
+    model: nn.Module,
+    attentions: Sequence[Attention],
+    loss: Loss,
+    inputs: Inputs,
+    gates: Float[Tensor, "*B N"],
+    kept: tuple[int, int],
+) -> Float[Tensor, " B"]:
+    """The loss of each text of a batch in a model that mixes reading and streaming.
+
+    Args:
+        attentions: Every attention of the model.
+        gates: A gate for each kv head, optionally per text: 1 reads all tokens, 0 streams.
+        kept: How many of the first tokens a streaming head reads, and how many of the latest.
+    """
+    counts = [attention.site.n_kv_heads for attention in attentions]
+    gate_of = dict(zip(attentions, torch.split(gates, counts, -1), strict=True))
+    calls: dict[nn.Module, AttentionCall] = {}
+    first = _first_columns(inputs)
+
+    def record(call: AttentionCall) -> None:
+        calls[call.module] = call
+
+    def mix(attention: Attention, heads: Float[Tensor, "B T H Dv"]) -> Tensor:
+        gate, call = gate_of[attention], calls.pop(attention.module)
+        if not gate.requires_grad and bool((gate == 1).all()):
+            return heads
+        gate = gate.repeat_interleave(heads.shape[2] // gate.shape[-1], -1)
+        gate = gate.reshape(-1, 1, gate.shape[-1], 1).to(heads.dtype)
+        with without_function_modes():
+            streamed = streaming_heads(call.q, call.k, call.v, call.rule, kept, first)
+        return heads * gate + streamed.transpose(1, 2).to(heads.dtype) * (1 - gate)
+
+    with capture_calls(model, record, keep_graph=True), edit_heads(model, attentions, mix):
+        output = model(**inputs)
+    return loss.per_text(output, inputs)
+
+
+def _real_tokens(inputs: Inputs) -> Bool[Tensor, "B T"]:
+    """Which tokens of a batch are not padding."""
+    mask, ids = inputs.get("attention_mask"), inputs["input_ids"]
+    return torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+
+
+def _first_columns(inputs: Inputs) -> Int[Tensor, " B"] | None:
+    """The column of the first token of each text; None if all are the first."""
+    first = (_real_tokens(inputs).cumsum(1) == 0).sum(1)
+    return first if bool(first.any()) else None
