@@ -1,8 +1,6 @@
 """Texts and their annotations: readers, and a grammar with gold relations."""
 
-from headwise.corpora._choices import Choice, choices
-from headwise.corpora._examples import Example
-from headwise.corpora._gold import annotate
+from headwise.corpora._gold import Choice, annotate, choices
 from headwise.corpora._grammar import Grammar, Line
 from headwise.corpora._listing import (
     Corpus,
@@ -16,7 +14,7 @@ from headwise.corpora._listing import (
 )
 from headwise.corpora._names import name_texts
 from headwise.corpora._relations import BOS, EOS, PAD, RELATIONS, SPECIALS, UNK, relations
-from headwise.corpora._text import AnnotatedText, Arc, Mention, Pair, Span
+from headwise.corpora._text import AnnotatedText, Arc, Example, Mention, Pair, Span
 from headwise.corpora.readers import (
     SentencePair,
     read_aligned,

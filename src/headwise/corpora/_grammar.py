@@ -7,14 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from headwise.corpora._relations import SPECIALS, Pairs, relations
-from headwise.corpora._verbs import (
-    ADVERBS,
-    PRONOUNS,
-    TENSES,
-    VERBS,
-    english_form,
-    spanish_form,
-)
+from headwise.corpora._verbs import ADVERBS, PRONOUNS, TENSES, VERBS, english_form, spanish_form
 from headwise.errors import ArgumentError
 
 _CLAUSES = (2, 4)  # in a sentence

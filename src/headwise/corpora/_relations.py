@@ -3,14 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from headwise.corpora._verbs import (
-    ADVERBS,
-    PRONOUNS,
-    TENSES,
-    VERBS,
-    english_form,
-    spanish_form,
-)
+from headwise.corpora._verbs import ADVERBS, PRONOUNS, TENSES, VERBS, english_form, spanish_form
 
 SPECIALS = PAD, BOS, EOS, UNK = ("<pad>", "<bos>", "<eos>", "<unk>")
 

@@ -1,7 +1,7 @@
-"""An annotated text: words, parts of speech, a dependency tree, mentions, translations."""
+"""Texts with annotations (words, tags, a tree, mentions, translations), and examples of a task."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headwise.errors import ArgumentError
 
@@ -100,6 +100,35 @@ class AnnotatedText:
         """Whether a mention is a pronoun, by its annotation or by the tag of its only word."""
         words = zip(self.words, self.tags, strict=False)
         return mention.pronoun or ((mention.start, mention.end), "PRON") in words
+
+
+Stretches = Span | Sequence[Span]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A text with a query, the stretches that answer it, and stretches that do not.
+
+    A question with its passage among distractors; an instruction and an injected one; an answer
+    and its source. Stretches are `(start, end)`, without the position `end`: of tokens if the text
+    is given as token ids, of characters if it is a string (as in `Watch.spans`).
+
+    Attributes:
+        text: The text, or its token ids.
+        query: The stretch, or stretches, whose tokens are the queries.
+        right: The stretches that a head should attend to.
+        wrong: The other candidates.
+        answer: What follows the text, to measure what ablating heads does to it; a string, or
+            token ids. Empty if unknown.
+        source: The file and line that it was read from, for errors.
+    """
+
+    text: str | Sequence[int]
+    query: Stretches
+    right: Stretches
+    wrong: Stretches
+    answer: str | Sequence[int] = ()
+    source: str = field(default="", repr=False, compare=False)
 
 
 _WHO = "AnnotatedText"

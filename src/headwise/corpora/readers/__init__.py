@@ -2,11 +2,15 @@
 
 from headwise.corpora.readers._conllu import blocks_of, parse_sentence, read_conllu
 from headwise.corpora.readers._coreference import read_gap, read_winobias
-from headwise.corpora.readers._examples import read_examples
 from headwise.corpora.readers._file import fault_at, json_line
-from headwise.corpora.readers._lines import read_aligned, read_jsonl
-from headwise.corpora.readers._pairs import SentencePair, read_pairs
-from headwise.corpora.readers._plain import read_parallel, read_texts
+from headwise.corpora.readers._jsonl import read_examples, read_jsonl
+from headwise.corpora.readers._plain import (
+    SentencePair,
+    read_aligned,
+    read_pairs,
+    read_parallel,
+    read_texts,
+)
 
 __all__ = [
     "SentencePair",

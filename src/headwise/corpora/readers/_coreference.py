@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 from headwise.corpora._text import AnnotatedText, Mention
-from headwise.corpora.readers._file import Fault, check_filled, fault_at, lines_of, located_by
+from headwise.corpora.readers._file import Fault, fault_at, lines_of, located_by, read_each
 
 _GAP = "read_gap"
 _WINOBIAS = "read_winobias"
@@ -39,15 +39,11 @@ def read_gap(path: str | os.PathLike[str]) -> list[AnnotatedText]:
         raise fault_at(_GAP, path, 1)(
             f"the columns are {lines[0][:60]!r}. Give a GAP table with {', '.join(_HEADER)}."
         )
-    texts = [
-        _gap(line.split("\t"), fault_at(_GAP, path, number))
-        for number, line in enumerate(lines[1:], 2)
-        if line.strip()
-    ]
-    return check_filled(texts, path, _GAP)
+    return read_each(path, _GAP, _gap, skip=1)
 
 
-def _gap(columns: list[str], fault: Fault) -> AnnotatedText:
+def _gap(line: str, fault: Fault) -> AnnotatedText:
+    columns = line.split("\t")
     if len(columns) != len(_HEADER):
         raise fault(f"{len(columns)} columns. Give {len(_HEADER)}, with tabs between them.")
     row = dict(zip(_HEADER, columns, strict=True))
@@ -86,11 +82,7 @@ def read_winobias(path: str | os.PathLike[str]) -> list[AnnotatedText]:
     Source:
         Zhao et al. 2018, "Gender Bias in Coreference Resolution"
     """
-    texts = [
-        _bracketed(line, fault_at(_WINOBIAS, path, number))
-        for number, line in enumerate(lines_of(path, _WINOBIAS), 1)
-        if line.strip()
-    ]
+    texts = read_each(path, _WINOBIAS, _bracketed)
     people = {
         text.text[mention.start : mention.end].lower()
         for text in texts
@@ -100,7 +92,7 @@ def read_winobias(path: str | os.PathLike[str]) -> list[AnnotatedText]:
     # The longest first, so that part of a longer phrase is no mention.
     phrases = "|".join(re.escape(person) for person in sorted(people, key=len, reverse=True))
     person = re.compile(rf"\b(?:{phrases})\b", re.IGNORECASE)
-    return check_filled([_with_others(text, person) for text in texts], path, _WINOBIAS)
+    return [_with_others(text, person) for text in texts]
 
 
 def _with_others(text: AnnotatedText, person: re.Pattern[str]) -> AnnotatedText:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from json import JSONDecodeError
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from headwise.corpora._text import AnnotatedText
 from headwise.errors import ArgumentError, InputError
 from headwise.files import kind_of, parse_json
 
@@ -79,9 +78,10 @@ def lines_of(path: Source, who: str) -> list[str]:
 
 
 Fault = Callable[[str], InputError]
+T = TypeVar("T")
 
 
-def fault_at(who: str, path: str | os.PathLike[str], line: int) -> Fault:
+def fault_at(who: str, path: Source, line: int) -> Fault:
     """Make errors that name the file and the line, counted from 1."""
     return lambda problem: InputError(f"{who}: {path}, line {line}: {problem}")
 
@@ -110,10 +110,22 @@ def located_by(fault: Fault) -> Iterator[None]:
         raise fault(str(error).removeprefix("AnnotatedText: ")) from error
 
 
-def check_filled(
-    texts: list[AnnotatedText], path: str | os.PathLike[str], who: str
-) -> list[AnnotatedText]:
+def read_each(path: Source, who: str, make: Callable[[str, Fault], T], skip: int = 0) -> list[T]:
+    """What `make` reads from each line that is not blank, given a way to name its faults.
+
+    Args:
+        skip: The number of first lines that are left out.
+    Raises:
+        InputError: there is no such line.
+    """
+    lines = enumerate(lines_of(path, who)[skip:], skip + 1)
+    made = [make(line, fault_at(who, path, number)) for number, line in lines if line.strip()]
+    return check_filled(made, path, who)
+
+
+def check_filled(made: list[T], path: Source, who: str, what: str = "") -> list[T]:
     """Refuse a file without a text."""
-    if not texts:
-        raise InputError(f"{who}: {path} holds no text. Name a file of the right kind.")
-    return texts
+    if not made:
+        what = what or "text. Name a file of the right kind"
+        raise InputError(f"{who}: {path} holds no {what}.")
+    return made

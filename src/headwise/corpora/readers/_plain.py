@@ -1,11 +1,29 @@
-"""Plain text files: texts without annotations, and parallel texts."""
+"""Plain files: texts, texts with their targets or translations, and pairs of sentences."""
 
+import csv
+import io
+import os
 import re
+from dataclasses import dataclass
+from math import isfinite
 
-from headwise.corpora.readers._file import Source, bytes_of, decode, lines_of, name_of
+from headwise._display import counted
+from headwise.corpora._text import AnnotatedText, Span
+from headwise.corpora.readers._file import (
+    Fault,
+    Source,
+    bytes_of,
+    check_filled,
+    decode,
+    fault_at,
+    lines_of,
+    name_of,
+    text_of,
+)
 from headwise.errors import InputError
 
 _PARALLEL = "read_parallel"
+_LINK = re.compile(r"(\d{1,9})-(\d{1,9})", re.ASCII)
 
 
 def read_texts(path: Source, *, paragraphs: bool = False) -> list[str]:
@@ -59,3 +77,99 @@ def read_parallel(source: Source, target: Source) -> list[tuple[str, str]]:
     if not pairs:
         raise InputError(f"{_PARALLEL}: {name_of(source)} holds no text. Name a text file.")
     return pairs
+
+
+def read_aligned(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    links: str | os.PathLike[str],
+    joint: str = " ",
+) -> list[AnnotatedText]:
+    """Read texts and their translations, line by line, with word alignments.
+
+    Each pair becomes one text, the source before its translation, so that a head can attend
+    from the translation to the source. White space separates words. A line of links such as
+    `0-0 1-2` pairs words of the source with words of the target, both counted from 0 (the
+    Pharaoh format).
+
+    Args:
+        joint: The string between source and translation.
+    Raises:
+        InputError: a file cannot be read, the three differ in length, or a link names a word
+            that does not exist. The error names the line.
+    """
+    columns = [lines_of(path, "read_aligned") for path in (source, target, links)]
+    lengths = [len(lines) - (lines[-1] == "") for lines in columns]
+    if len(set(lengths)) > 1:
+        raise fault_at("read_aligned", links, min(lengths))(
+            f"the files have {lengths[0]}, {lengths[1]} and {lengths[2]} lines. "
+            f"Give as many lines of links as of texts."
+        )
+    texts = [
+        _aligned(text, translation, pairs, joint, fault_at("read_aligned", links, number))
+        for number, (text, translation, pairs) in enumerate(zip(*columns, strict=False), 1)
+        if number <= lengths[0]
+    ]
+    return check_filled(texts, links, "read_aligned")
+
+
+def _aligned(source: str, target: str, links: str, joint: str, fault: Fault) -> AnnotatedText:
+    sources, targets = _words(source, 0), _words(target, len(source) + len(joint))
+    pairs: list[tuple[int, int]] = []
+    for link in links.split():
+        match = _LINK.fullmatch(link)
+        if match is None:
+            raise fault(f"{link!r} is not a link. Give them as 0-0 1-2.")
+        source_word, target_word = int(match[1]), int(match[2])
+        if source_word >= len(sources) or target_word >= len(targets):
+            raise fault(
+                f"the link {link} between {len(sources)} and {len(targets)} words. "
+                f"Count words from 0."
+            )
+        pairs.append((len(sources) + target_word, source_word))
+    text, words = source + joint + target, (*sources, *targets)
+    return AnnotatedText(text, words, links=tuple(pairs), translation=len(source) + len(joint))
+
+
+def _words(text: str, start: int) -> list[Span]:
+    return [(start + word.start(), start + word.end()) for word in re.finditer(r"\S+", text)]
+
+
+@dataclass(frozen=True)
+class SentencePair:
+    """Two sentences and their similarity as rated by people; higher is more similar."""
+
+    one: str
+    two: str
+    similarity: float
+
+
+def read_pairs(path: str | os.PathLike[str]) -> list[SentencePair]:
+    """Read a CSV file without a header: a sentence, another, and their similarity in each row.
+
+    Raises:
+        InputError: the file cannot be read, is not UTF-8, has no row, or a row is not such a pair.
+    """
+    rows = csv.reader(io.StringIO(text_of(path, "read_pairs"), newline=""), strict=True)
+    pairs = []
+    try:
+        for row in rows:
+            if row:
+                pairs.append(_pair(row))
+    except (csv.Error, ValueError) as error:
+        raise InputError(
+            f"read_pairs: line {rows.line_num} of {path} is not a pair ({error}). Write "
+            f"sentence,sentence,similarity."
+        ) from error
+    if not pairs:
+        raise InputError(f"read_pairs: {path} holds no pair. Name a file of sentence pairs.")
+    return pairs
+
+
+def _pair(row: list[str]) -> SentencePair:
+    if len(row) != 3:
+        raise ValueError(f"{counted(len(row), 'column')}, not 3")
+    similarity = float(row[2])
+    if not isfinite(similarity) or not row[0].strip() or not row[1].strip():
+        raise ValueError("an empty sentence, or a similarity that is not a number")
+    return SentencePair(row[0], row[1], similarity)
