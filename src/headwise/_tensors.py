@@ -14,7 +14,6 @@ from torch import Tensor
 from headwise.errors import InputError, OutputError
 
 __all__ = [
-    "check_metadata",
     "output_errors",
     "read_arrays",
     "read_tensors",
@@ -77,22 +76,6 @@ def read_with_metadata(
                 f"If you trust it, convert it to safetensors."
             ) from error
         raise InputError(f"{function}: {path} {problem} ({error}). {advice}") from error
-
-
-def check_metadata(
-    metadata: Mapping[str, str], expected: Mapping[str, str], says: str, advice: str
-) -> None:
-    """Refuse a file that is about something else.
-
-    Args:
-        says: The error message up to the name of what differs.
-        advice: What the error message advises.
-    Raises:
-        InputError: an entry differs from what is expected, or is missing.
-    """
-    for name, value in expected.items():
-        if metadata.get(name) != value:
-            raise InputError(f"{says} {name}={metadata.get(name)!r}, not {value!r}. {advice}")
 
 
 def write_tensors(

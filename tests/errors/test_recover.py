@@ -115,10 +115,10 @@ def unfinished(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 3}, "has steps='2', not '3'"),
-        ({"rate": 1e-3}, r"has rate='0\.0001', not '0\.001'"),
-        ({"seed": 5}, "has seed='0', not '5'"),
-        ({"batches": [{"input_ids": BATCH["input_ids"] + 1}]}, "has texts='[0-9a-f]+', not"),
+        ({"steps": 3}, "of steps='2', not '3'"),
+        ({"rate": 1e-3}, r"of rate='0\.0001', not '0\.001'"),
+        ({"seed": 5}, "of seed='0', not '5'"),
+        ({"batches": [{"input_ids": BATCH["input_ids"] + 1}]}, "of texts='[0-9a-f]+', not"),
     ],
 )
 def test_a_file_of_another_recovery(
@@ -131,7 +131,7 @@ def test_a_file_of_another_recovery(
 
 def test_a_file_of_another_model(unfinished: Path) -> None:
     teacher = zoo.make("Bert")
-    message = "has model='[0-9a-f]+', not '[0-9a-f]+'"
+    message = "of model='[0-9a-f]+', not '[0-9a-f]+'"
     _refused(InputError, message, prune(teacher, "L0.H2"), teacher, steps=2, resume=unfinished)
 
 

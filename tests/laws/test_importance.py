@@ -297,7 +297,7 @@ def test_an_interrupted_ablation_resumes(tmp_path: Path, method: str, rounds: in
 def test_the_checkpoint_is_written_during_scoring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwise.scoring._checkpoint._SECONDS", 0.0)
+    monkeypatch.setattr("headwise._checkpoint._SECONDS", 0.0)
     path = tmp_path / "part"
     written = []
 

@@ -11,13 +11,14 @@ import zoo
 from torch import Tensor, nn
 
 import headwise as hw
+from headwise import _checkpoint
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.models import fingerprint
 from headwise.models.ownership import (
     find_attentions,
     heads_of,
 )
-from headwise.recovery import _checkpoint, recovering
+from headwise.recovery import recovering
 from oracles import padded
 
 TEXTS = [[5, 9, 7, 3, 11, 8, 4], [4, 6], [10, 3, 3, 12, 9]]

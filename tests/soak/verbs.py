@@ -11,16 +11,15 @@ import numpy as np
 import torch
 
 import headwise as hw
+from headwise import _checkpoint
 from headwise.caching import CachePlan, load_duo_attention, save_duo_attention
 from headwise.corpora import Example, Grammar
 from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer, train
 from headwise.lab import load as load_lab
 from headwise.lab import save as save_lab
 from headwise.models.checkpoints import _save
-from headwise.recovery import _checkpoint as recovery
 from headwise.report import compare_tables
 from headwise.report.comparison import Comparison
-from headwise.scoring import _checkpoint as scoring
 from headwise.surgery import LayerPlan, Plan
 from headwise.tables import save_figure
 from studies import make_study
@@ -246,6 +245,5 @@ def write_often(set_attribute: Callable[[Any, str, Any], None]) -> None:
     The fresh process that opens a saved model takes seconds and writes no result.
     """
     set_attribute(_save, "check_fresh", lambda *_: None)
-    for module in (scoring, recovery):
-        set_attribute(module, "_SECONDS", 0.0)
-    set_attribute(recovery, "_COMPUTE_PER_WRITE", 0.0)
+    set_attribute(_checkpoint, "_SECONDS", 0.0)
+    set_attribute(_checkpoint, "_COMPUTE_PER_WRITE", 0.0)

@@ -93,9 +93,7 @@ class MiniGPT(nn.Module):
         nn.init.normal_(self.positions.weight, std=0.3)
 
     def forward(
-        self,
-        input_ids: Int[Tensor, "B T"],
-        attention_mask: Int[Tensor, "B T"] | None = None,
+        self, input_ids: Int[Tensor, "B T"], attention_mask: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B T vocab_size"]:
         """The logits of the next token at every position.
 

@@ -3,26 +3,36 @@
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
+from torch import Tensor
 
-from headwise._tensors import write_tensors
+from headwise._checkpoint import kind_of_tensor
+from headwise._tensors import read_tensors, write_tensors
 from headwise.corpora import PAD, Grammar
-from headwise.errors import ArgumentError
+from headwise.errors import ArgumentError, InputError
 from headwise.files import write_beside
+from headwise.lab._checkpoint import check_weights
 from headwise.lab._data import draw_batch, make_tokenizer, number_of
 from headwise.lab._evaluate import next_token_loss
 from headwise.lab._model import MiniGPT, MiniGPTConfig
-from headwise.lab._resume import read_facts, read_run
 
 # A model of more weights does not fit into the memory of the machines that this lab is for.
 _LARGEST = 10**9
 _MOST = dict.fromkeys(("steps", "warmup", "context", "d_model", "n_heads", "mlp_ratio"), _LARGEST)
 _MOST |= {"batch_size": 10**5, "n_layers": 10**4}
+# The optimizer state of AdamW for each weight.
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+_FACTS = ("settings", "step", "seconds")
+_WAY_OUT = "Train into another folder, or delete the file to start again."
+
+Tensors = dict[str, Tensor]
+Moments = dict[int, Tensors]  # of each weight, in the order of `model.parameters()`
 
 
 @dataclass(frozen=True)
@@ -165,12 +175,12 @@ class TrainingRun:
             ArgumentError: the checkpoint is of a run with other settings.
             InputError: the checkpoint is damaged.
         """
-        self._check_same(read_facts(path)[0], path)
-        state = read_run(path, self.model, self.settings.steps)
-        self.model.load_state_dict(state.weights)
+        self._check_same(_read_facts(path)[0], path)
+        state = _read_state(path, self.model, self.settings.steps)
+        self.step, self.seconds, weights, moments = state
+        self.model.load_state_dict(weights)
         groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": state.moments, "param_groups": groups})
-        self.step, self.seconds = state.step, state.seconds
+        self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
     def _check_same(self, earlier: dict[str, object], path: Path) -> None:
         """Refuse other settings: the schedule, the lines or the sizes would change midway."""
@@ -190,3 +200,97 @@ def _seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
+
+
+def _read_facts(path: Path) -> tuple[dict[str, object], int, float]:
+    """The settings, the number of steps and the seconds of a run.
+
+    Raises:
+        InputError: the file is not a checkpoint of a training run.
+    """
+    read_tensors(path)  # refuses a file that is not safetensors
+    with safe_open(path, "pt") as file:
+        about = file.metadata() or {}
+    if not about.keys() >= {*_FACTS}:
+        raise InputError(
+            f"train: {path} is not a checkpoint of a training run (its metadata has "
+            f"{sorted(about)}). Train into another folder."
+        )
+    try:
+        settings = json.loads(about["settings"])
+        step, seconds = int(about["step"]), float(about["seconds"])
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"train: {path} cannot be read ({error}). {_WAY_OUT}") from error
+    if not isinstance(settings, dict):
+        raise InputError(f"train: {path} has settings {settings!r}, not an object. {_WAY_OUT}")
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise InputError(f"train: {path} has {seconds=}. {_WAY_OUT}")
+    return settings, step, seconds
+
+
+def _read_state(path: Path, model: MiniGPT, last: int) -> tuple[int, float, Tensors, Moments]:
+    """The step, the seconds, the weights and the moments of a run that trained such a model.
+
+    The optimizer's fused kernel does not check the shape and dtype of its state; this does.
+
+    Args:
+        last: The number of steps of the whole run.
+    Raises:
+        InputError: a tensor is missing, unexpected, not finite, or has a wrong shape or dtype.
+    """
+    _, step, seconds = _read_facts(path)
+    if not 1 <= step <= last:
+        raise InputError(f"train: {path} is of step {step}, not 1 to {last}. {_WAY_OUT}")
+    tensors = read_tensors(path)
+    weights = {
+        name.removeprefix("model."): x for name, x in tensors.items() if name.startswith("model.")
+    }
+    check_weights(weights, model, path)
+    expected: dict[str, tuple[Tensor, str]] = {
+        f"model.{name}": (x, name) for name, x in model.state_dict().items()
+    }
+    scalar = torch.zeros((), dtype=torch.float32)
+    for number, (name, weight) in enumerate(model.named_parameters()):
+        for moment in _MOMENTS:
+            expected_tensor = scalar if moment == "step" else weight
+            expected[f"optimizer.{number}.{moment}"] = (expected_tensor, f"{moment} of {name}")
+    _check_tensors(tensors, expected, path)
+    moments: Moments = {}
+    for number, (name, _) in enumerate(model.named_parameters()):
+        moments[number] = {m: tensors[f"optimizer.{number}.{m}"] for m in _MOMENTS}
+        _check_moments(moments[number], name, step, path)
+    return step, seconds, weights, moments
+
+
+def _check_tensors(
+    tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[Tensor, str]], path: Path
+) -> None:
+    """Refuse tensors that are missing, unexpected, not finite, or of a wrong shape or dtype."""
+    for name in sorted(expected.keys() | tensors.keys()):
+        if name not in tensors:
+            raise InputError(f"train: {path} lacks {name} ({expected[name][1]}). {_WAY_OUT}")
+        if name not in expected:
+            raise InputError(f"train: {path} holds {name}, which the run does not have. {_WAY_OUT}")
+        expected_tensor, description = expected[name]
+        has, needs = kind_of_tensor(tensors[name]), kind_of_tensor(expected_tensor)
+        if has != needs:
+            raise InputError(
+                f"train: {name} ({description}) in {path} is {has}, not {needs}. {_WAY_OUT}"
+            )
+        if not tensors[name].isfinite().all():
+            raise InputError(f"train: {name} ({description}) in {path} is not finite. {_WAY_OUT}")
+
+
+def _check_moments(moments: Mapping[str, Tensor], name: str, step: int, path: Path) -> None:
+    """Refuse negative second moments, and steps that differ from the run's."""
+    least = moments["exp_avg_sq"].min().item()
+    if least < 0:
+        raise InputError(
+            f"train: exp_avg_sq of {name} in {path} holds {least}, but squares are not negative. "
+            f"{_WAY_OUT}"
+        )
+    if moments["step"].item() != step:
+        raise InputError(
+            f"train: step of {name} in {path} is {moments['step'].item():g}, but the run is at "
+            f"step {step}. {_WAY_OUT}"
+        )

@@ -1,23 +1,16 @@
-"""The checkpoint file of a long scoring, from which an interrupted one resumes."""
+"""The scores of a long scoring so far, in a file from which an interrupted one resumes."""
 
 import hashlib
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from headwise._tensors import check_metadata, read_with_metadata, write_tensors
-from headwise.errors import InputError
-from headwise.files import write_beside
+from headwise._checkpoint import Checkpoint, kind_of_tensor
 from headwise.scoring._task_score import Inputs
-
-# Seconds between two writes: the most work that a killed process loses.
-_SECONDS = 5.0
 
 
 class ScoringCheckpoint:
@@ -31,11 +24,9 @@ class ScoringCheckpoint:
     """
 
     def __init__(self, path: Path | None = None, about: Mapping[str, str] | None = None) -> None:
-        self._path, self._about = path, {"headwise_unfinished": "1", **(about or {})}
-        self._tables: dict[str, Tensor] = {}
-        self._written = time.monotonic()
-        if path is not None and path.exists():
-            self._tables = _read(path, self._about)
+        about = {"headwise_unfinished": "1", **(about or {})}
+        self._file = Checkpoint(path, about, "importance", "scores are")
+        self._tables: dict[str, Tensor] = self._file.read() or {}
 
     def table(self, name: str, texts: int, heads: int) -> Float64[Tensor, "texts heads"]:
         """Return the table of this name, which the caller fills in place.
@@ -45,17 +36,12 @@ class ScoringCheckpoint:
         """
         empty = torch.full((texts, heads), torch.nan, dtype=torch.float64)
         table = self._tables.setdefault(name, empty)
-        if table.shape != empty.shape or table.dtype != empty.dtype:
-            self._refuse(f"{name!r} is {_kind(table)}, not {_kind(empty)}")
+        has, needs = kind_of_tensor(table), kind_of_tensor(empty)
+        if has != needs:
+            self._file.refuse(f"{name!r} is {has}, not {needs}")
         if table.isinf().any():
-            self._refuse(f"{name!r} holds {table[table.isinf()][0].item()}")
+            self._file.refuse(f"{name!r} holds {table[table.isinf()][0].item()}")
         return table
-
-    def _refuse(self, reason: str) -> NoReturn:
-        raise InputError(
-            f"importance: the unfinished scores in {self._path} are broken ({reason}). Name "
-            f"another file, or delete it to start again."
-        )
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -71,15 +57,12 @@ class ScoringCheckpoint:
 
     def save_if_due(self) -> None:
         """Write the tables if the last write was some seconds ago."""
-        if time.monotonic() - self._written > _SECONDS:
+        if self._file.is_due:
             self._write()
 
     def _write(self) -> None:
-        any_scores = any(not table.isnan().all() for table in self._tables.values())
-        if self._path is not None and any_scores:
-            with write_beside(self._path) as beside:
-                write_tensors(self._tables, beside, self._about)
-            self._written = time.monotonic()
+        if any(not table.isnan().all() for table in self._tables.values()):
+            self._file.write(self._tables)
 
 
 def digest_of(batches: Sequence[Inputs]) -> str:
@@ -87,20 +70,10 @@ def digest_of(batches: Sequence[Inputs]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for batch in batches:
         for name, value in sorted(batch.items()):
-            digest.update(f"{name}{_kind(value)}".encode())
-            if isinstance(value, Tensor):
+            is_tensor = isinstance(value, Tensor)
+            kind = f"{tuple(value.shape)}{value.dtype}" if is_tensor else repr(value)
+            digest.update(f"{name}{kind}".encode())
+            if is_tensor:
                 flat = value.detach().cpu().contiguous().flatten()
                 digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _kind(value: Any) -> str:
-    return f"{tuple(value.shape)}{value.dtype}" if isinstance(value, Tensor) else repr(value)
-
-
-def _read(path: Path, about: Mapping[str, str]) -> dict[str, Tensor]:
-    advice = "Name another file, or delete it to start again."
-    tables, metadata = read_with_metadata(path, "importance", "holds no unfinished scores", advice)
-    says = f"importance: the unfinished scores in {path} are of"
-    check_metadata(metadata, about, says, advice)
-    return tables
