@@ -14,11 +14,7 @@ from encoder import LANGUAGES, places_of, sentences, trained
 from torch import nn
 
 from headwise.corpora import AnnotatedText, Grammar, read_conllu, read_gap, read_pairs
-from headwise.models.texts import (
-    IGNORED,
-    batches,
-    encode,
-)
+from headwise.models.texts import IGNORED, batches, encode
 from headwise.scoring import Loss, Score, find_loss, paired, read_batches
 
 SHORTEST = 64  # tokens: a shorter text has little context, so its loss is not typical

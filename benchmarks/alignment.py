@@ -25,14 +25,7 @@ import torch
 import transformers
 from _report import Row, insert, machine, print_rows, table
 from _timing import CLOCKS, interleaved, rounds_for
-from _tones import (
-    batches,
-    speech,
-    speech_model,
-    train,
-    transliteration,
-    transliteration_model,
-)
+from _tones import batches, speech, speech_model, train, transliteration, transliteration_model
 from torch import nn
 
 import headwise as hw

@@ -211,11 +211,7 @@ def picture(args: argparse.Namespace) -> dict[str, Any]:
     return {"drawn": sorted(result["curves"])}
 
 
-PARTS = {
-    "retrieval": retrieval,
-    "perplexity": perplexity,
-    "picture": picture,
-}
+PARTS = {"retrieval": retrieval, "perplexity": perplexity, "picture": picture}
 
 
 def main() -> None:

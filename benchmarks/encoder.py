@@ -38,10 +38,7 @@ from roles import known, model_lines
 import headwise as hw
 from headwise.corpora import AnnotatedText
 
-LANGUAGES: dict[str, Callable[[], Language]] = {
-    "grammar": translated,
-    "attractors": attracted,
-}
+LANGUAGES: dict[str, Callable[[], Language]] = {"grammar": translated, "attractors": attracted}
 # The file of each table: its language, the title of its section, and how sentences are read.
 TABLES = {
     "encoder-grammar.roles.json": ("grammar", "BERT on the grammar", "as they are"),

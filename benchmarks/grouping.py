@@ -80,10 +80,7 @@ def main() -> None:
     texts = Texts(
         *(batches_of(model, tokenizer, stories[start::2]) for start in (0, 1)), options.recover
     )
-    methods = {
-        "fit": {},
-        "fit to texts": {"reference": texts.reference},
-    }
+    methods = {"fit": {}, "fit to texts": {"reference": texts.reference}}
     rows: list[dict[str, Any]] = [{"kv heads": "as it is", "loss": loss_of(model, texts.evaluate)}]
     for n in options.kv_heads:
         for name, method in methods.items():

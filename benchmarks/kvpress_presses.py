@@ -15,12 +15,7 @@ from typing import Any
 
 import torch
 from _retrieval import IGNORED, PASS, question_texts
-from kvpress import (
-    AdaKVPress,
-    CriticalAdaKVPress,
-    ExpectedAttentionPress,
-    SnapKVPress,
-)
+from kvpress import AdaKVPress, CriticalAdaKVPress, ExpectedAttentionPress, SnapKVPress
 from transformers import AutoModelForCausalLM, DynamicCache
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
