@@ -67,10 +67,7 @@ class Problem(ctypes.Structure):
 class _Field(ctypes.Structure):
     """A field of a problem as the compiler has laid it out."""
 
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        *((name, ctypes.c_int64) for name in ("offset", "size")),
-    )
+    _fields_ = (("name", ctypes.c_char_p), *((name, ctypes.c_int64) for name in ("offset", "size")))
 
 
 Layout = dict[str, tuple[int, int]]  # offset and size of each field, in bytes
