@@ -13,8 +13,8 @@ from house.source import PACKAGE, Source, sources
 FLOORS = (
     ("errors", "shapes", "_count_names", "_display", "_memory"),
     ("_argument_names", "_library", "_packages", "_progress", "_torch_private"),
-    ("files", "_tensors", "_size_limits", "_evaluation", "_checkpoint"),
-    ("reference", "masks", "tables", "corpora"),
+    ("files", "_tensors", "_size_limits", "_evaluation"),
+    ("reference", "masks", "tables", "corpora", "_checkpoint"),
     ("kernels", "example"),
     ("layer", "counts"),
     ("lab",),

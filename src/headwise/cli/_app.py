@@ -13,12 +13,12 @@ from headwise.cli._explain import explain
 from headwise.cli._group import group
 from headwise.cli._heads import heads
 from headwise.cli._importance import importance
-from headwise.cli._look import look
 from headwise.cli._observe import observe
 from headwise.cli._options import with_flat_options
 from headwise.cli._prune import prune
 from headwise.cli._report import report
 from headwise.cli._roles import roles
+from headwise.cli._single_text import look
 from headwise.cli._train import train
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
