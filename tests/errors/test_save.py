@@ -18,9 +18,8 @@ from headwise import MultiHeadAttention, RoPE, load, prune, save
 from headwise.errors import ArgumentError, InputError, OutputError, UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.layer import ALiBi, YaRN
-from headwise.models.checkpoints import _save
-from headwise.models.checkpoints.formats import _formats
-from headwise.models.checkpoints.formats._changes import apply_changes, differences_of
+from headwise.models.checkpoints import _formats, _save
+from headwise.models.checkpoints._changes import apply_changes, differences_of
 
 IDS = torch.tensor([[9, 7, 12, 11]])
 

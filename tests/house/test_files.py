@@ -39,7 +39,7 @@ READ_ELSEWHERE = {
     "models/checkpoints/_fresh_process.py: _open_with_transformers": FRESH,
     "models/checkpoints/_fresh_process.py: _write_outputs": FRESH,
     "models/checkpoints/_fresh_process.py: answer_in_fresh_process": FRESH,
-    "models/checkpoints/formats/_remote_code.py: write_remote": FRESH,
+    "models/checkpoints/_formats.py: _write_with_code": FRESH,
     "report/comparison/page/_render.py: page_style": PACKAGED,
     "report/page/_render.py: _read": PACKAGED,
 }

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headwise._torch_private import is_materialized, version_of
 from headwise.errors import UnsupportedError
-from headwise.models._libraries import is_sharded, whole_tensor
+from headwise.models._libraries import is_sharded, offload_hooks, whole_tensor
 from headwise.models._model import without_compiler
 
 # Settings that quantised modules keep among their weights.
@@ -168,10 +168,9 @@ def _offloaded(model: nn.Module, name: str) -> Tensor:
     """The value of a weight that accelerate loads for each call of its module."""
     parts = name.split(".")
     for end in reversed(range(len(parts))):
-        hook: Any = getattr(model.get_submodule(".".join(parts[:end])), "_hf_hook", None)
-        for part in (hook, *getattr(hook, "hooks", ())):
-            weights: Mapping[str, Tensor] = getattr(part, "weights_map", None) or {}
-            with_name = ".".join(parts[end:])
+        with_name = ".".join(parts[end:])
+        for hook in offload_hooks(model.get_submodule(".".join(parts[:end]))):
+            weights: Mapping[str, Tensor] = getattr(hook, "weights_map", None) or {}
             if with_name in weights:
                 return weights[with_name]
     raise UnsupportedError(

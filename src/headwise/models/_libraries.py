@@ -1,26 +1,30 @@
-"""What other libraries name differently by version, or show unasked: caches, bars, shards."""
+"""What transformers, accelerate and torch.distributed keep to themselves or name by version.
+
+Other files of this folder do not name their private parts, so that a new version is met here. What
+is missing in one has a fallback: no cache, no hooks, no classes, no progress bar to hide.
+"""
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
 # Transformers 5.24 renamed the argument and the output; until 5.40 callers may write either.
-_NAMES = ("cache", "past_key_values")
+_CACHE_NAMES = ("cache", "past_key_values")
 
 
 def cache_in(values: Mapping[str, Any]) -> Any:
     """The cache among the arguments or the outputs of a forward pass, or None."""
-    return next((values[name] for name in _NAMES if values.get(name) is not None), None)
+    return next((values[name] for name in _CACHE_NAMES if values.get(name) is not None), None)
 
 
 def cache_argument(model: nn.Module) -> str | None:
     """The argument of a model's forward pass that takes its cache, or None."""
     arguments = inspect.signature(model.forward).parameters
-    return next((name for name in _NAMES if name in arguments), None)
+    return next((name for name in _CACHE_NAMES if name in arguments), None)
 
 
 def growing_layer(cache: Any, module: nn.Module, keys: Tensor) -> Any:
@@ -35,12 +39,8 @@ def growing_layer(cache: Any, module: nn.Module, keys: Tensor) -> Any:
 @contextmanager
 def progress_bar_in_terminals_only() -> Iterator[None]:
     """Show transformers' progress bar in a terminal, and not in a file or a pipe."""
-    if sys.stderr.isatty() or "transformers" not in sys.modules:
-        yield
-        return
-    from transformers.utils import logging
-
-    if not logging.is_progress_bar_enabled():
+    logging: Any = sys.modules.get("transformers.utils.logging")
+    if sys.stderr.isatty() or logging is None or not logging.is_progress_bar_enabled():
         yield
         return
     logging.disable_progress_bar()
@@ -48,6 +48,48 @@ def progress_bar_in_terminals_only() -> Iterator[None]:
         yield
     finally:
         logging.enable_progress_bar()
+
+
+def auto_classes(base: type, config: type) -> list[str]:
+    """The AutoModel classes of transformers that choose `base` for its configuration, by name."""
+    import transformers
+
+    names = []
+    # Other attributes are not touched: that would import all of transformers.
+    for name in [name for name in dir(transformers) if name.startswith("AutoModel")]:
+        mapping: Any = getattr(getattr(transformers, name), "_model_mapping", None)
+        chosen = () if mapping is None else mapping.get(config, ())
+        if base in (chosen if isinstance(chosen, tuple) else (chosen,)):
+            names.append(name)
+    return names
+
+
+def leave_uninitialized(module: nn.Module) -> None:
+    """Let transformers draw no weights for a module, whose weights are read from a file."""
+    module._is_hf_initialized = True  # type: ignore[assignment]
+
+
+def label_shift(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    """The function by which a model shifts labels to the right, for its decoder; None if there is
+    none: a public method, that of T5 and its relatives, or a function beside the class."""
+    for method in ("prepare_decoder_input_ids_from_labels", "_shift_right"):
+        shift: Any = getattr(model, method, None)
+        if shift is not None:
+            return shift  # type: ignore[no-any-return]
+    config = getattr(model, "config", None)
+    ends = [getattr(config, f"{kind}_token_id", None) for kind in ("pad", "decoder_start")]
+    for cls in type(model).__mro__:
+        function = getattr(sys.modules.get(cls.__module__), "shift_tokens_right", None)
+        if function is not None:
+            count = len(inspect.signature(function).parameters) - 1
+            return lambda ids: function(ids, *ends[:count])  # type: ignore[no-any-return]
+    return None
+
+
+def offload_hooks(module: nn.Module) -> list[Any]:
+    """The hooks by which accelerate loads weights for each call of a module."""
+    hook: Any = getattr(module, "_hf_hook", None)
+    return [] if hook is None else [hook, *getattr(hook, "hooks", ())]
 
 
 def is_sharded(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The model that a caller gives: checked and unwrapped, with its device and its tokenizer."""
+"""The model that a caller gives: checked and unwrapped, and the device that it runs on."""
 
 import sys
 import warnings
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from headwise._torch_private import compiled_modules, is_compiler_loaded, wrapped_by_compiler
 from headwise.errors import ArgumentError, UnsupportedError
+from headwise.models._libraries import offload_hooks
 
 # The transformer in a SentenceTransformer that saves it at the root of its folder.
 _TRANSFORMERS = ("0.model", "0.auto_model")
@@ -23,9 +24,6 @@ def check_model(caller: str, model: Any) -> nn.Module:
 
     Args:
         caller: The name of the calling function, for error messages.
-    Raises:
-        ArgumentError: it is not a module, such as the name of a model.
-        UnsupportedError: a `SentenceTransformer` does not begin with a transformer.
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(
@@ -43,13 +41,11 @@ def check_weights(caller: str, model: nn.Module, *, offloaded: bool = False) -> 
 
     Args:
         offloaded: Whether weights that accelerate loads for each call of a module will do.
-    Raises:
-        UnsupportedError: a weight is on the meta device.
     """
     name = next((name for name, weight in model.named_parameters() if weight.is_meta), None)
     if name is None:
         return
-    if not any(hasattr(module, "_hf_hook") for module in model.modules()):
+    if not any(offload_hooks(module) for module in model.modules()):
         raise UnsupportedError(
             f"{caller}: {name} has no values: it is on the meta device. Load the weights first."
         )
@@ -68,11 +64,7 @@ def is_sentence_transformer(model: Any) -> bool:
 
 
 def transformer_name(model: nn.Module, caller: str) -> str:
-    """The name of the transformer in a `SentenceTransformer`.
-
-    Raises:
-        UnsupportedError: it does not begin with a transformer.
-    """
+    """The name of the transformer in a `SentenceTransformer`."""
     names = [name for name, _ in model.named_modules() if name in _TRANSFORMERS]
     if not names:
         kinds = ", ".join(type(module).__name__ for module in model.children())
@@ -129,20 +121,15 @@ def device_of(model: nn.Module) -> torch.device:
     if len(devices) == len(weights) and devices:
         return devices[0]
     for module in model.modules():
-        hook: Any = getattr(module, "_hf_hook", None)
-        for part in (hook, *getattr(hook, "hooks", ())):
-            device = getattr(part, "execution_device", None)
+        for hook in offload_hooks(module):
+            device = getattr(hook, "execution_device", None)
             if device is not None:
                 return torch.device(device)
     return devices[0] if devices else torch.device("cpu")
 
 
 def check_device(device: str | torch.device, option: str) -> torch.device:
-    """The device, after a tensor was written to it and read back.
-
-    Raises:
-        ArgumentError: it cannot be used on this machine; the message names the `option`.
-    """
+    """The device, after a tensor was written to it and read back."""
     try:
         with warnings.catch_warnings():  # deprecated device names warn
             warnings.simplefilter("ignore")
@@ -162,11 +149,7 @@ def around(model: nn.Module, inner: nn.Module) -> nn.Module:
 
 
 def sentence_embedding(model: nn.Module, output: Any, batch: Mapping[str, Any]) -> Tensor:
-    """The embedding that a `SentenceTransformer` computes from the output of its transformer.
-
-    Raises:
-        UnsupportedError: it is not computed from the last layer.
-    """
+    """The embedding that a `SentenceTransformer` computes from the output of its transformer."""
     first, *modules = model.children()
     settings = getattr(first, "modality_config", {}).get("text", {})
     name = settings.get("method_output_name", "last_hidden_state")

@@ -2,7 +2,6 @@
 
 import inspect
 import os
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,14 +12,20 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from headwise._display import counted
 from headwise._packages import is_tokenizer_of_rust, untruncated
 from headwise.corpora import Span, Texts, list_texts
 from headwise.errors import ArgumentError, HeadwiseError, InputError, UnsupportedError
+from headwise.models._libraries import label_shift
 from headwise.models._model import device_of, is_sentence_transformer
 
 # The context length if neither the model nor its tokenizer has a limit.
 LONGEST = 2048
+_LENGTHS = (
+    "context",
+    "max_position_embeddings",
+    "max_encoder_position_embeddings",
+    "max_decoder_position_embeddings",
+)
 # The label of a token that losses ignore.
 IGNORED = -100
 # Marks of spaces in byte-level and SentencePiece vocabularies, and of continuations in WordPiece.
@@ -51,14 +56,8 @@ def encode(
         InputError: the texts contain no tokens.
         UnsupportedError: the tokenizer cannot cut long texts (a slow tokenizer).
     """
-    limit = context_of(model, tokenizer, max_tokens)
-    texts = list_texts("encode", texts)
-    pieces = [piece for text in texts for piece in pieces_of(tokenizer, text, limit) if piece]
-    if not pieces:
-        raise InputError(
-            f"encode: {counted(len(texts), 'text')} without a token. Give texts with words."
-        )
-    return pieces
+    pairs = [(text, None) for text in list_texts("encode", texts)]
+    return [[*piece.source] for piece in as_pieces(tokenizer, pairs, model, max_tokens)]
 
 
 def context_of(model: nn.Module, tokenizer: Any, max_tokens: int | None = None) -> int:
@@ -66,34 +65,20 @@ def context_of(model: nn.Module, tokenizer: Any, max_tokens: int | None = None) 
 
     Args:
         max_tokens: The most that is wanted; None is all.
-    Raises:
-        ArgumentError: `max_tokens` is below 2, or leaves no room beside the special tokens.
     """
     if max_tokens is not None:
-        _check_room(tokenizer, max_tokens)
+        is_fast = getattr(tokenizer, "is_fast", False)
+        added = tokenizer.num_special_tokens_to_add() if is_fast else 0
+        least = max(2, added + 1)
+        if max_tokens < least:
+            why = f", and the tokenizer adds {added} of its own" if added > 1 else ""
+            raise ArgumentError(f"encode: max_tokens={max_tokens}{why}. Give at least {least}.")
     config = getattr(model, "config", None)
     parts = [config, *(getattr(config, part, None) for part in ("encoder", "decoder"))]
     known = [getattr(part, name, None) for part in parts for name in _LENGTHS]
     known.append(getattr(tokenizer, "model_max_length", None))
     limit = int(min([size for size in known if size] + [LONGEST]))
     return limit if max_tokens is None else min(limit, max_tokens)
-
-
-def _check_room(tokenizer: Any, max_tokens: int) -> None:
-    is_fast = getattr(tokenizer, "is_fast", False)
-    added = tokenizer.num_special_tokens_to_add() if is_fast else 0
-    least = max(2, added + 1)
-    if max_tokens < least:
-        why = f", and the tokenizer adds {added} of its own" if added > 1 else ""
-        raise ArgumentError(f"encode: max_tokens={max_tokens}{why}. Give at least {least}.")
-
-
-_LENGTHS = (
-    "context",
-    "max_position_embeddings",
-    "max_encoder_position_embeddings",
-    "max_decoder_position_embeddings",
-)
 
 
 def check_tokenizer(tokenizer: Any, caller: str) -> None:
@@ -112,8 +97,6 @@ def tokenizer_of(model: nn.Module, tokenizer: Any, needed_by: str = "") -> Any:
 
     Args:
         needed_by: The name of the calling function if it requires a tokenizer.
-    Raises:
-        ArgumentError: a tokenizer is required, and there is none.
     """
     encoder: Any = model
     check_tokenizer(tokenizer, needed_by or "encode")
@@ -177,8 +160,6 @@ def pieces_of(
     Args:
         target: Whether it is the target of an encoder-decoder; some tokenize targets differently.
         begin: Whether only the first piece is needed.
-    Raises:
-        UnsupportedError: the tokenizer cannot cut a text that is too long (a slow tokenizer).
     """
     check_tokenizer(tokenizer, "encode")
     tokenizer = untruncated(tokenizer)
@@ -203,11 +184,7 @@ def pieces_of(
 
 
 def token_offsets(tokenizer: Any, texts: Sequence[str]) -> list[TokenOffsets]:
-    """The tokens of each text and their characters, whatever the tokenizer truncates or pads.
-
-    Raises:
-        UnsupportedError: the tokenizer does not report character offsets.
-    """
+    """The tokens of each text and their characters, whatever the tokenizer truncates or pads."""
     check_tokenizer(tokenizer, "encode")
     tokenizer = untruncated(tokenizer)
     if is_tokenizer_of_rust(tokenizer):
@@ -277,17 +254,15 @@ def token_strings(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
     """Each token as readable text."""
     if is_tokenizer_of_rust(tokenizer):
         return tuple(tokenizer.id_to_token(token) or f"#{token}" for token in ids)
-    return tuple(_readable(tokenizer, token) for token in ids)
 
+    def readable(token: int) -> str:
+        piece = str(tokenizer.convert_ids_to_tokens(token))
+        if piece.startswith(_SPACE):  # which a token decoded alone loses
+            return piece.replace(_SPACE, " ")
+        text = tokenizer.decode([token])
+        return str(text) if text and "\N{REPLACEMENT CHARACTER}" not in text else piece
 
-def _readable(tokenizer: Any, token: int) -> str:
-    piece = str(tokenizer.convert_ids_to_tokens(token))
-    if piece.startswith(_SPACE):  # which a token decoded alone loses
-        return piece.replace(_SPACE, " ")
-    text = tokenizer.decode([token])
-    if text and "\N{REPLACEMENT CHARACTER}" not in text:
-        return str(text)
-    return piece
+    return tuple(map(readable, ids))
 
 
 # The classes of `token_classes`, in its order.
@@ -296,29 +271,22 @@ TOKEN_CLASSES = ("special", "punctuation")
 
 def token_classes(tokenizer: Any) -> dict[str, tuple[frozenset[int], str]]:
     """Classes of tokens in most vocabularies: by name, their ids and a description."""
-    classes = (
-        (_special(tokenizer), "special tokens of the tokenizer"),
-        (_punctuation(tokenizer), "tokens of punctuation alone"),
-    )
-    named = zip(TOKEN_CLASSES, classes, strict=True)
-    return {name: (ids, description) for name, (ids, description) in named if ids}
-
-
-def _special(tokenizer: Any) -> frozenset[int]:
     if is_tokenizer_of_rust(tokenizer):
         added = tokenizer.get_added_tokens_decoder()
-        return frozenset(index for index, token in added.items() if token.special)
-    return frozenset(tokenizer.all_special_ids)
-
-
-def _punctuation(tokenizer: Any) -> frozenset[int]:
-    special = _special(tokenizer)
-    ids = set()
-    for token, index in tokenizer.get_vocab().items():
-        bare = token.strip(_MARKS)
-        if index not in special and bare and all(category(c).startswith("P") for c in bare):
-            ids.add(index)
-    return frozenset(ids)
+        special = frozenset(index for index, token in added.items() if token.special)
+    else:
+        special = frozenset(tokenizer.all_special_ids)
+    bare = {index: token.strip(_MARKS) for token, index in tokenizer.get_vocab().items()}
+    punctuation = frozenset(
+        index
+        for index, token in bare.items()
+        if index not in special and token and all(category(c).startswith("P") for c in token)
+    )
+    classes = {
+        "special": (special, "special tokens of the tokenizer"),
+        "punctuation": (punctuation, "tokens of punctuation alone"),
+    }
+    return {name: (ids, description) for name, (ids, description) in classes.items() if ids}
 
 
 # The main inputs of models of images and sound.
@@ -349,11 +317,7 @@ def reads_two_texts(model: nn.Module) -> bool:
 
 
 def check_reads_text(caller: str, model: nn.Module) -> None:
-    """Refuse a model that takes no token ids, such as one of images or speech.
-
-    Raises:
-        UnsupportedError: it takes no token ids.
-    """
+    """Refuse a model that takes no token ids, such as one of images or speech."""
     parameters = inspect.signature(model.forward).parameters.values()
     named = [x.name for x in parameters if x.kind is not x.VAR_KEYWORD]
     main = getattr(model, "main_input_name", None)
@@ -369,11 +333,7 @@ def check_reads_text(caller: str, model: nn.Module) -> None:
 
 @contextmanager
 def text_alone(caller: str, model: nn.Module) -> Iterator[None]:
-    """Explain the error if a model of text and images, or sound, is run on text alone.
-
-    Raises:
-        UnsupportedError: the block raised an error that missing inputs cause.
-    """
+    """Explain the error if a model of text and images, or sound, is run on text alone."""
     try:
         yield
     except HeadwiseError:
@@ -396,15 +356,7 @@ def as_pieces(
     model: nn.Module,
     max_tokens: int | None = None,
 ) -> list[Piece]:
-    """Split texts and their targets into pieces that a model can read; a target may be None.
-
-    A text that is too long becomes several pieces; so does a pair of a text with itself.
-
-    Raises:
-        ArgumentError: `max_tokens` is below 2, or the first decoder token is unknown.
-        InputError: the texts contain no tokens, or a pair of different texts is too long.
-        UnsupportedError: the tokenizer cannot cut long texts (a slow tokenizer).
-    """
+    """The pieces of `iter_pieces` as a list, of which there must be one."""
     pieces = list(iter_pieces(tokenizer, pairs, model, max_tokens))
     if not pieces:
         raise InputError(f"encode: {len(pairs)} texts hold no token. Give texts with words.")
@@ -417,12 +369,10 @@ def iter_pieces(
     model: nn.Module,
     max_tokens: int | None = None,
 ) -> Iterator[Piece]:
-    """The pieces of `as_pieces`, one text after the other; a text without a token has none.
+    """Split texts and their targets into pieces that a model can read; a target may be None.
 
-    Raises:
-        ArgumentError: `max_tokens` is below 2, or the first decoder token is unknown.
-        InputError: a pair of different texts is too long.
-        UnsupportedError: the tokenizer cannot cut long texts (a slow tokenizer).
+    A text that is too long becomes several pieces, and so does a pair of a text with itself; a text
+    without a token has none.
     """
     limit = context_of(model, tokenizer, max_tokens)
     for number, (text, target) in enumerate(pairs):
@@ -436,8 +386,9 @@ def iter_pieces(
                 f"encode: pair {number} does not fit into {limit} tokens at once: its text makes "
                 f"{len(sources)} pieces, its target {len(labels)}. Shorten it, or leave it out."
             )
-        pairs_of_ids = zip(sources, labels, strict=True)
-        yield from (_pair(model, *pair) for pair in pairs_of_ids if all(pair))
+        for ids, predicted in zip(sources, labels, strict=True):
+            if ids and predicted:
+                yield Piece(ids, predicted, decoder_ids(model, predicted))
 
 
 def beginning_of(
@@ -449,37 +400,21 @@ def beginning_of(
     if pair[1] is None:
         return Piece(source) if source else None
     labels = next(iter(pieces_of(tokenizer, pair[1], limit, target=True, begin=True)), ())
-    return _pair(model, source, labels) if source and labels else None
-
-
-def _pair(model: nn.Module, source: Sequence[int], labels: Sequence[int]) -> Piece:
-    return Piece(source, labels, decoder_ids(model, labels))
+    return Piece(source, labels, decoder_ids(model, labels)) if source and labels else None
 
 
 def decoder_ids(model: nn.Module, labels: Sequence[int]) -> list[int]:
-    """The decoder inputs for some labels, shifted right by the model's own function.
-
-    Raises:
-        ArgumentError: the configuration of the model lacks the first decoder token.
-        UnsupportedError: the model has no such function.
-    """
+    """The decoder inputs for some labels, shifted right by the model's own function."""
     name, config = type(model).__name__, getattr(model, "config", None)
     ids = torch.tensor([list(labels)], device=device_of(model))
+    padding, start = (getattr(config, f"{x}_token_id", None) for x in ("pad", "decoder_start"))
+    if hasattr(model, "_shift_right") and start is None and padding is not None:
+        # T5 and its relatives begin with the padding token if nothing else is configured.
+        return [int(padding), *labels[:-1]]
+    shift = label_shift(model)
     try:
-        padding = getattr(config, "pad_token_id", None)
-        if hasattr(model, "_shift_right") and _start_token(model) is None and padding is not None:
-            # T5 and its relatives begin with the padding token if nothing else is configured.
-            return [int(padding), *labels[:-1]]
-        for method in ("prepare_decoder_input_ids_from_labels", "_shift_right"):
-            shift: Any = getattr(model, method, None)
-            if shift is not None:
-                return [int(token) for token in shift(ids)[0]]
-        for cls in type(model).__mro__:
-            shift = getattr(sys.modules.get(cls.__module__), "shift_tokens_right", None)
-            if shift is not None:
-                ends = [getattr(config, f"{kind}_token_id", None) for kind in _ENDS]
-                count = len(inspect.signature(shift).parameters) - 1
-                return [int(token) for token in shift(ids, *ends[:count])[0]]
+        if shift is not None:
+            return [int(token) for token in shift(ids)[0]]
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise ArgumentError(
             f"decoder_ids: {name} does not say how its decoder begins ({error}). Set "
@@ -489,14 +424,6 @@ def decoder_ids(model: nn.Module, labels: Sequence[int]) -> list[int]:
         f"decoder_ids: {name} has no function that shifts labels to the right. Watch it with "
         f"headwise.observe(model) while it runs on its own inputs."
     )
-
-
-_ENDS = ("pad", "decoder_start")
-
-
-def _start_token(model: nn.Module) -> int | None:
-    """The first decoder token in the configuration, which may lack the attribute altogether."""
-    return getattr(getattr(model, "config", None), "decoder_start_token_id", None)
 
 
 def inputs_of(
@@ -510,11 +437,10 @@ def inputs_of(
     ordered = sorted(pieces, key=lambda piece: len(piece.source))
     for start in range(0, len(ordered), size):
         chunk = ordered[start : start + size]
-        batch = vars(pad([piece.source for piece in chunk], device)).copy()
+        batch = dict(vars(pad([piece.source for piece in chunk], device)))
         if chunk[0].decoder:
-            decoder = pad([piece.decoder for piece in chunk], device)
-            batch["decoder_input_ids"] = decoder.input_ids
-            batch["decoder_attention_mask"] = decoder.attention_mask
+            decoder = vars(pad([piece.decoder for piece in chunk], device))
+            batch |= {f"decoder_{name}": x for name, x in decoder.items()}
         if chunk[0].decoder and labels:
             targets = pad([piece.labels for piece in chunk], device)
             hidden = targets.attention_mask == 0

@@ -1,7 +1,7 @@
 """What a layer's cache returns in place of keys: a tensor that only our attention can read."""
 
-from collections.abc import Collection, Sequence
-from functools import cached_property
+from collections.abc import Collection
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -12,49 +12,28 @@ from headwise._torch_private import without_tensor_subclasses
 from headwise.errors import UnsupportedError
 from headwise.kernels import AttentionRule
 from headwise.models.attention import DESCRIPTIONS
-from headwise.models.cache._attend import StreamingRule, attend_with, rule_of_heads
-from headwise.models.cache._storage import (
-    FullGroup,
-    HeadGroup,
-    KeysValues,
-    RecentKeys,
-    SlotKeys,
-    StreamingGroup,
+from headwise.models.cache._attend import (
+    StreamingMask,
+    attend_streaming,
+    attend_with,
+    rule_of_heads,
 )
-from headwise.models.cache._windows import StreamingMask
-
-Entries = KeysValues | SlotKeys | RecentKeys
+from headwise.models.cache._storage import Entries, HeadGroup, KeysValues, StreamingGroup
 
 
-class QueryHeads:
-    """Which query heads of a layer read the kv heads of each group.
-
-    Attributes:
-        n_kv_heads: The number of kv heads of the layer.
-    """
-
-    def __init__(self, groups: Sequence[HeadGroup]) -> None:
-        self._groups = [group.heads for group in groups]
-        self.n_kv_heads = sum(map(len, self._groups))
-        self._known: dict[tuple[int, torch.device], list[Int[Tensor, " n"]]] = {}
-
-    def of_groups(self, n_heads: int, device: torch.device) -> list[Int[Tensor, " n"]]:
-        """The query heads of each group, among so many."""
-        return self._indices(n_heads, device)[:-1]
-
-    def places(self, n_heads: int, device: torch.device) -> Int[Tensor, " H"]:
-        """Where each query head is after the groups were put side by side."""
-        return self._indices(n_heads, device)[-1]
-
-    def _indices(self, n_heads: int, device: torch.device) -> list[Int[Tensor, " n"]]:
-        known = self._known.get((n_heads, device))
-        if known is None:
-            share = n_heads // self.n_kv_heads
-            within = torch.arange(share)
-            rows = [(heads.cpu()[:, None] * share + within).flatten() for heads in self._groups]
-            known = [x.to(device) for x in (*rows, torch.cat(rows).argsort())]
-            self._known[n_heads, device] = known
-        return known
+# 31 µs for each layer and token that is decoded, and on a GPU copies from the host.
+@lru_cache(256)
+def _query_heads(
+    groups: tuple[tuple[int, ...], ...], n_heads: int, device: torch.device
+) -> tuple[list[Int[Tensor, " n"]], Int[Tensor, " H"]]:
+    """The query heads that read the kv heads of each group, and where each query head is after the
+    groups were put side by side."""
+    share = n_heads // sum(map(len, groups))
+    heads = [
+        torch.tensor([kv * share + nth for kv in group for nth in range(share)]) for group in groups
+    ]
+    places = torch.cat(heads).argsort()
+    return [x.to(device) for x in heads], places.to(device)
 
 
 class CallKeys:
@@ -62,7 +41,6 @@ class CallKeys:
 
     Attributes:
         groups: The kv heads that keep the same tokens, and what the queries may read of them.
-        query_heads: The query heads that read each group.
         n_columns: The number of columns up to the last query.
         first: The column of the first token of each text; None if no row is padded.
         modules: The modules of the model that the cache belongs to, by identity.
@@ -71,97 +49,91 @@ class CallKeys:
     def __init__(
         self,
         groups: list[tuple[HeadGroup, Entries]],
-        query_heads: QueryHeads,
         n_columns: int,
         first: Int[Tensor, " B"] | None,
         modules: Collection[int] = (),
     ) -> None:
-        self.groups, self.query_heads = groups, query_heads
-        self.n_columns, self.first, self.modules = n_columns, first, modules
+        self.groups, self.n_columns, self.first = groups, n_columns, first
+        self.modules = modules
 
     @property
     def plain(self) -> KeysValues | None:
         """Keys and values of all heads over all columns, if none keeps fewer."""
-        _group, entries = self.groups[0]
-        return entries if len(self.groups) == 1 and isinstance(entries, KeysValues) else None
+        group, entries = self.groups[0]
+        is_plain = len(self.groups) == 1 and not isinstance(group, StreamingGroup)
+        return entries.near if is_plain else None
 
     def attend(self, q: Float[Tensor, "B H T D"], rule: AttentionRule) -> Tensor:
         """The heads of all queries, each group on its own keys."""
-        H, T = q.shape[1:3]
         if len(self.groups) == 1:
             return self._attend_group(q, *self.groups[0], rule)
+        heads_of_groups, places = self._query_heads(q.shape[1], q.device)
         parts = []
-        for rows, (group, entries) in zip(
-            self.query_heads.of_groups(H, q.device), self.groups, strict=True
-        ):
-            group_rule = rule_of_heads(rule, rows, T, self.n_columns)
-            parts.append(self._attend_group(q.index_select(1, rows), group, entries, group_rule))
-        return torch.cat(parts, 1).index_select(1, self.query_heads.places(H, q.device))
+        for heads, (group, entries) in zip(heads_of_groups, self.groups, strict=True):
+            group_rule = rule_of_heads(rule, heads, q.shape[2], self.n_columns)
+            parts.append(self._attend_group(q.index_select(1, heads), group, entries, group_rule))
+        return torch.cat(parts, 1).index_select(1, places)
+
+    def _query_heads(
+        self, n_heads: int, device: torch.device
+    ) -> tuple[list[Int[Tensor, " n"]], Int[Tensor, " H"]]:
+        return _query_heads(tuple(group.numbers for group, _ in self.groups), n_heads, device)
 
     def _attend_group(
         self, q: Tensor, group: HeadGroup, entries: Entries, rule: AttentionRule
     ) -> Tensor:
-        if isinstance(entries, KeysValues):
-            return attend_with(q, entries, rule)
+        if not isinstance(group, StreamingGroup):
+            assert entries.near is not None
+            return attend_with(q, entries.near, rule)
+        if entries.far is not None and entries.columns is None:
+            if rule.visible is None and rule.bias is None:
+                return attend_with(q, entries.far, rule)  # one query that sees all that is left
+            entries = self._with_columns(group, entries)
+        kept = group.sinks, group.window
+        return attend_streaming(q, entries, rule, kept, self.n_columns, self.first)
+
+    def _with_columns(self, group: HeadGroup, entries: Entries) -> Entries:
+        """The same entries, with the columns of slots that one query may attend to all of."""
+        if entries.far is None or entries.columns is not None:
+            return entries
         assert isinstance(group, StreamingGroup)
-        streaming = StreamingRule(rule, group.sinks, group.window, self.n_columns, self.first)
-        if isinstance(entries, SlotKeys):
-            return streaming.attend_one(q, entries)
-        return streaming.attend_many(q, entries)
+        k = entries.far.k
+        return entries._replace(columns=group.columns(k.shape[2], self.first, k.device))
 
     def mask(self, n_heads: int) -> StreamingMask:
         """What the windows of the query heads let them see."""
-        windows = torch.zeros(n_heads, dtype=torch.long)
-        sinks = 0
-        query_heads = self.query_heads.of_groups(n_heads, windows.device)
-        for rows, (group, _) in zip(query_heads, self.groups, strict=True):
-            is_full = isinstance(group, FullGroup)
-            windows[rows] = self.n_columns if is_full else getattr(group, "window", 0)
-            sinks = max(sinks, getattr(group, "sinks", 0))
+        windows, sinks = torch.zeros(n_heads, dtype=torch.long), 0
+        heads_of_groups, _ = self._query_heads(n_heads, windows.device)
+        for heads, (group, _) in zip(heads_of_groups, self.groups, strict=True):
+            windows[heads] = self.n_columns
+            if isinstance(group, StreamingGroup):
+                windows[heads], sinks = group.window, max(sinks, group.sinks)
         return StreamingMask(sinks, windows, self.first)
 
     @cached_property
     def dense(self) -> KeysValues:
         """Keys and values of all heads over all columns, zeros where a head has dropped them."""
-        group, entries = self.groups[0]
-        like = entries if isinstance(entries, KeysValues) else entries.keys
-        shape = like.k.shape[0], self.query_heads.n_kv_heads, self.n_columns
-        dense = like.map(lambda x: x.new_zeros(*shape, x.shape[3]))
-        for group, entries in self.groups:
-            for whole, part in zip(dense, self._spread(group, entries), strict=True):
-                whole[:, group.heads] = part
-        return dense
+        parts = [
+            (group.heads, self._with_columns(group, entries)) for group, entries in self.groups
+        ]
 
-    def _spread(self, group: HeadGroup, entries: Entries) -> KeysValues:
-        """The keys of a group in their columns."""
-        if isinstance(entries, KeysValues):
-            return entries
-        assert isinstance(group, StreamingGroup)
-        keys = entries.keys
-        n, device = keys.k.shape[2], keys.k.device
-        starts = 0 if self.first is None else self.first.to(device)[:, None]
-        if isinstance(entries, SlotKeys):
-            positions = group.positions(n, self.first, device)
-            return keys.map(lambda x: _scattered(x, positions, positions + starts, self.n_columns))
-        columns = torch.arange(entries.start, entries.start + n, device=device)[None]
-        n_sinks = entries.sinks.k.shape[2]
-        sinks = torch.arange(n_sinks, device=device)[None]
-        sinks = sinks.masked_fill(sinks + starts >= self.n_columns, -1)
+        def dense(of: int) -> Tensor:
+            like = next(keys[of] for keys in (parts[0][1].near, parts[0][1].far) if keys)
+            n_kv_heads = sum(len(heads) for heads, _ in parts)
+            shape = len(like), n_kv_heads, self.n_columns + 1, like.shape[3]
+            whole = like.new_zeros(*shape)
+            for heads, (near, start, far, columns) in parts:
+                part = like.new_zeros(len(like), len(heads), *shape[2:])
+                if far is not None and columns is not None:
+                    # A slot without a key goes into a column that is cut off.
+                    at = columns.where(columns >= 0, self.n_columns)[:, None, :, None]
+                    part.scatter_(2, at.expand(*far[of].shape), far[of])
+                if near is not None:
+                    part[:, :, start : start + near[of].shape[2]] = near[of]
+                whole[:, heads] = part
+            return whole[:, :, : self.n_columns]
 
-        def spread(x: Tensor, first: Tensor) -> Tensor:
-            near = _scattered(x, columns, columns, self.n_columns)
-            far = _scattered(first, sinks, sinks + starts, self.n_columns)
-            return torch.where(torch.arange(self.n_columns, device=device)[:, None] < entries.start,
-                               far, near)  # fmt: skip
-
-        return KeysValues(spread(keys.k, entries.sinks.k), spread(keys.v, entries.sinks.v))
-
-
-def _scattered(x: Tensor, valid: Tensor, columns: Tensor, n_columns: int) -> Tensor:
-    """The keys of slots in their columns; those with a negative number in `valid` are left out."""
-    places = torch.where(valid >= 0, columns, n_columns)[:, None, :, None]
-    whole = x.new_zeros(*x.shape[:2], n_columns + 1, x.shape[3])
-    return whole.scatter(2, places.expand(*x.shape), x)[:, :, :n_columns]
+        return KeysValues(dense(0), dense(1))
 
 
 class GroupedKeys(Tensor):
@@ -186,6 +158,8 @@ class GroupedKeys(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        # Whatever reads values is refused: a model that multiplies these keys by itself would
+        # get zeros, and no error.
         if func in DESCRIPTIONS:
             with without_tensor_subclasses():
                 return func(*args, **(kwargs or {}))

@@ -24,37 +24,49 @@ class KeysValues(NamedTuple):
         return KeysValues(function(self.k), function(self.v))
 
 
-class SlotKeys(NamedTuple):
-    """What one query may read: keys in any order.
+class Entries(NamedTuple):
+    """What the queries of one call may read of the kv heads of a group.
 
-    `positions` are those in each row's text, negative for slots without a key; None if the query
-    may attend to all of them.
+    Attributes:
+        near: The keys of the last columns; None if one query reads slots in any order.
+        start: The column of the first of them.
+        far: The first tokens of each text, or the slots.
+        columns: The columns of those, negative for slots without a key; None if the query may
+            attend to all of them.
     """
 
-    keys: KeysValues
-    positions: Int[Tensor, "#B S"] | None
-
-
-class RecentKeys(NamedTuple):
-    """What several queries may read: the keys of the last columns, and each row's first tokens."""
-
-    keys: KeysValues
-    start: int  # the column of the first key
-    sinks: KeysValues
+    near: KeysValues | None
+    start: int = 0
+    far: KeysValues | None = None
+    columns: Int[Tensor, "_ n"] | None = None
 
 
 class HeadGroup:
     """The kv heads of a layer that keep the same tokens.
 
     Attributes:
-        heads: Their indices in the layer.
+        numbers: Their indices in the layer.
         length: The number of columns so far, padding included.
+        is_recording: Whether tokens may be taken back that a window has passed.
     """
 
     def __init__(self, heads: Sequence[int]) -> None:
-        self.heads = torch.tensor(list(heads), dtype=torch.long)
-        self.length = 0
+        self.numbers = tuple(heads)
+        self.heads = torch.tensor(self.numbers, dtype=torch.long)
+        self.length, self.is_recording = 0, False
         self._slots: KeysValues | None = None
+
+    def append(self, k: Tensor, v: Tensor, first: Int[Tensor, " B"] | None) -> Entries:
+        """Add the tokens of a call, and return what its queries may read.
+
+        Args:
+            first: The column of the first token of each text; None if no row is padded.
+        """
+        raise NotImplementedError
+
+    def crop(self, n: int, first: Int[Tensor, " B"] | None) -> None:
+        """Forget the last `n` tokens."""
+        self.length -= n
 
     @property
     def nbytes(self) -> int:
@@ -65,10 +77,6 @@ class HeadGroup:
         """Keep these rows of the batch; a row may be repeated."""
         if self._slots is not None:
             self._slots = self._slots.map(lambda x: x.index_select(0, index.to(x.device)))
-
-    def reset(self) -> None:
-        """Drop all keys, and free their memory."""
-        self.length, self._slots = 0, None
 
     def _of(self, k: Tensor, v: Tensor) -> KeysValues:
         self.heads = self.heads.to(k.device)
@@ -98,18 +106,13 @@ class HeadGroup:
 class FullGroup(HeadGroup):
     """Heads that keep every token, in the columns of the batch."""
 
-    def append(self, k: Tensor, v: Tensor) -> KeysValues:
-        """Add the tokens of a call, and return all keys up to them."""
+    def append(self, k: Tensor, v: Tensor, first: Int[Tensor, " B"] | None) -> Entries:
         new, start = self._of(k, v), self.length
         self.length += k.shape[2]
         slots = self._reserve(new, self.length)
         for buffer, x in zip(slots, new, strict=True):
             buffer[:, :, start : self.length] = x
-        return slots.map(lambda x: x[:, :, : self.length])
-
-    def crop(self, n: int) -> None:
-        """Forget the last `n` tokens."""
-        self.length -= n
+        return Entries(slots.map(lambda x: x[:, :, : self.length]))
 
 
 class StreamingGroup(HeadGroup):
@@ -118,28 +121,17 @@ class StreamingGroup(HeadGroup):
     The token at position `p` of its text is in slot `p` while that is free, and later in slots
     after the sinks in turn, over the one that left the window. So slots are never moved, and
     padding takes none.
-
-    Attributes:
-        is_recording: Whether tokens may be taken back that the window has passed.
     """
 
     def __init__(self, heads: Sequence[int], sinks: int, window: int) -> None:
         super().__init__(heads)
         self.sinks, self.window = sinks, window
-        self.is_recording = False
         self._ring = window  # slots after the sinks
         self._since = 0  # tokens since the last crop
         self._written = 0  # columns that were ever written, cropped ones included
         self._oldest = 0  # the first column after the sinks that is still there
 
-    def append(
-        self, k: Tensor, v: Tensor, first: Int[Tensor, " B"] | None
-    ) -> SlotKeys | RecentKeys:
-        """Add the tokens of a call, and return what its queries may read.
-
-        Args:
-            first: The column of the first token of each text; None if no row is padded.
-        """
+    def append(self, k: Tensor, v: Tensor, first: Int[Tensor, " B"] | None) -> Entries:
         new, start, T = self._of(k, v), self.length, k.shape[2]
         past_start = max(0, start - self.window + 1)
         past = self._columns(past_start, start, first) if T > 1 and past_start < start else None
@@ -151,26 +143,28 @@ class StreamingGroup(HeadGroup):
         if self._written > self.sinks + self._ring:
             self._oldest = max(self._oldest, self._written - self._ring)
         if T == 1:
-            return self._slot_keys(slots, first)
+            n_slots = min(self.sinks + self._ring, self.length)
+            sees_all = first is None and self._ring == self.window
+            columns = None if sees_all else self.columns(n_slots, first, k.device)
+            return Entries(None, 0, slots.map(lambda x: x[:, :, :n_slots]), columns)
         recent = new
         if past is not None:
             recent = KeysValues(*(torch.cat(pair, 2) for pair in zip(past, new, strict=True)))
-        return RecentKeys(recent, past_start, slots.map(lambda x: x[:, :, : self.sinks]))
+        sinks = slots.map(lambda x: x[:, :, : self.sinks])
+        columns = torch.arange(sinks.k.shape[2], device=k.device)[None]
+        columns = columns if first is None else columns + first.to(k.device)[:, None]
+        columns = columns.masked_fill(columns >= self.length, -1)
+        return Entries(recent, past_start, sinks, columns)
 
     def can_crop(self, n: int) -> bool:
         """Whether the last `n` tokens can be taken back: what came before them is still there."""
         return max(0, self.length - n - self.window + 1) >= self._oldest
 
     def crop(self, n: int, first: Int[Tensor, " B"] | None) -> None:
-        """Forget the last `n` tokens, and slots for tokens that might have been taken back."""
-        self.length -= n
+        super().crop(n, first)
         self._since = 0
         if self._ring > self.window + _RECORDED:
             self._move(self.window + _RECORDED, first)
-
-    def reset(self) -> None:
-        super().reset()
-        self._ring, self._since, self._written, self._oldest = self.window, 0, 0, 0
 
     def _make_room(self, T: int, first: Tensor | None) -> None:
         """Keep tokens that left the window, while they may be needed again."""
@@ -201,14 +195,16 @@ class StreamingGroup(HeadGroup):
             for buffer, x in zip(slots, new, strict=True):
                 buffer[rows].index_copy_(2, places, x[rows].index_select(2, index))
 
-    def _slot_keys(self, slots: KeysValues, first: Tensor | None) -> SlotKeys:
-        n_slots = min(self.sinks + self._ring, self.length)
-        keys = slots.map(lambda x: x[:, :, :n_slots])
-        if first is None and self._ring == self.window:
-            return SlotKeys(keys, None)
-        return SlotKeys(keys, self.positions(n_slots, first, slots.k.device))
+    def columns(
+        self, n_slots: int, first: Tensor | None, device: torch.device
+    ) -> Int[Tensor, "_ n"]:
+        """The column of the token in each slot; negative for a slot without one."""
+        positions = self._positions(n_slots, first, device)
+        if first is None:
+            return positions
+        return torch.where(positions < 0, -1, positions + first.to(device)[:, None])
 
-    def positions(
+    def _positions(
         self, n_slots: int, first: Tensor | None, device: torch.device
     ) -> Int[Tensor, "#B n"]:
         """The position of the token in each slot; negative for a slot without one."""
@@ -240,7 +236,7 @@ class StreamingGroup(HeadGroup):
             return
         if self._written > self.sinks + ring:
             self._oldest = max(self._oldest, self._written - ring)
-        positions = self.positions(n_slots, first, slots.k.device)
+        positions = self._positions(n_slots, first, slots.k.device)
         self._ring, self._slots = ring, None
         moved = self._reserve(slots, min(self.sinks + ring, self.length), self.sinks + ring)
         for row, in_row in enumerate(positions):

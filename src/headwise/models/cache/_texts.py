@@ -50,8 +50,6 @@ class TextBatch:
 
         Args:
             stop: The number of columns with these keys.
-        Raises:
-            ArgumentError: the block of the cache has ended, or the model was not called.
         """
         if not self.is_open:
             raise ArgumentError(
@@ -69,8 +67,6 @@ class TextBatch:
 
         Args:
             ids: The whole text, or its next chunk: then the mask has the cached columns too.
-        Raises:
-            ArgumentError: the first tokens differ.
         """
         if not n_cached or self._ids is None or not isinstance(ids, Tensor):
             return

@@ -1,12 +1,29 @@
 """Checkpoints of models with changed heads: every format, and the check in a fresh process."""
 
+from headwise.models.checkpoints._changes import (
+    CHANGED,
+    Differences,
+    apply_changes,
+    changed_class,
+    differences_of,
+    read_manifest,
+)
+from headwise.models.checkpoints._formats import Format, as_format
 from headwise.models.checkpoints._fresh_process import SENTENCES
+from headwise.models.checkpoints._layer_folder import LAYER, read_layer, write_layer
 from headwise.models.checkpoints._original_heads import (
     ORIGINAL,
     compose_heads,
     originals_of,
     read_original,
     set_original_heads,
+)
+from headwise.models.checkpoints._resize import (
+    BiasHeads,
+    is_bias_table,
+    returns_biases,
+    set_count,
+    update_sizes,
 )
 from headwise.models.checkpoints._save import save
 from headwise.models.checkpoints._source_files import TOKENIZER_FILES, source_files
@@ -15,24 +32,10 @@ from headwise.models.checkpoints._torch_layer import (
     replace_torch_layers,
     update_heads,
 )
-from headwise.models.checkpoints.formats import (
-    BiasHeads,
-    Differences,
-    Format,
-    apply_changes,
-    as_format,
-    changed_class,
-    differences_of,
-    is_bias_table,
-    read_changes,
-    read_layer,
-    returns_biases,
-    set_count,
-    update_sizes,
-    write_layer,
-)
 
 __all__ = [
+    "CHANGED",
+    "LAYER",
     "ORIGINAL",
     "SENTENCES",
     "TOKENIZER_FILES",
@@ -47,8 +50,8 @@ __all__ = [
     "differences_of",
     "is_bias_table",
     "originals_of",
-    "read_changes",
     "read_layer",
+    "read_manifest",
     "read_original",
     "replace_torch_layers",
     "returns_biases",

@@ -49,11 +49,7 @@ def originals_of(model: nn.Module, heads: Iterable[Head]) -> tuple[Head | None, 
 
 
 def read_original(content: Any, path: str) -> dict[str, list[int | None]]:
-    """Read the original heads in a file; empty if there are none.
-
-    Raises:
-        InputError: the content is not a list of different heads per layer.
-    """
+    """Read the original heads in a file; empty if there are none."""
     if content is None:
         return {}
     for name, heads in content.items() if isinstance(content, dict) else [(None, content)]:

@@ -3,22 +3,26 @@
 from pathlib import Path
 from typing import Any, get_args
 
+import torch
 from torch import Tensor, nn
 
+from headwise._evaluation import in_evaluation
 from headwise._packages import is_tokenizer_of_rust
 from headwise._progress import shows_progress
 from headwise.errors import ArgumentError, OutputError, UnsupportedError
 from headwise.files import MODEL_FILES, as_path, folder_beside
 from headwise.models._libraries import progress_bar_in_terminals_only
-from headwise.models._model import check_model, check_weights, without_compiler
-from headwise.models.checkpoints._fresh_process import Reader, answer_in_fresh_process
-from headwise.models.checkpoints._sentence_transformers import (
-    encode_sentences,
-    open_around,
-    write_around,
+from headwise.models._model import (
+    around,
+    check_model,
+    check_weights,
+    device_of,
+    transformer_name,
+    without_compiler,
 )
+from headwise.models.checkpoints._formats import Format, write_format
+from headwise.models.checkpoints._fresh_process import SENTENCES, Reader, answer_in_fresh_process
 from headwise.models.checkpoints._source_files import copy_source_files, source_folder
-from headwise.models.checkpoints.formats import Format, write_format
 from headwise.models.ownership import (
     example_input,
     first_batch,
@@ -104,25 +108,27 @@ def save(
     batch = None if reference is None else first_batch(inner, reference, "save")
     with folder_beside(target.absolute(), force, MODEL_FILES) as beside:
         if inner is not model:
-            write_around(model, beside)
+            _write_around(model, inner, beside)
         with progress_bar_in_terminals_only():
             write_format(format, inner, beside, batch)
-        if tokenizer is not None:
-            _write_tokenizer(tokenizer, beside)
+        if is_tokenizer_of_rust(tokenizer):  # the one of a Mini-GPT
+            tokenizer.save(str(beside / "tokenizer.json"))
+        elif tokenizer is not None:
+            tokenizer.save_pretrained(beside)
         if source is not None:
             copy_source_files(source, beside)
         reader: Reader = "headwise" if format == "headwise" else "transformers"
         check_fresh(reader, beside, inner, batch)
-        _check_wrapped(format, beside, model, source)
+        opens_alone = format != "headwise" or not (beside / "headwise.json").is_file()
+        if opens_alone and (beside / "modules.json").is_file():
+            whole = model if source is None else _open_around(source_folder(source), model)
+            if whole is not None:
+                check_encoding(beside, whole)
     return target
 
 
 def _check_weights(model: nn.Module) -> None:
-    """Refuse weights that no folder of this library could hold.
-
-    Raises:
-        UnsupportedError: the model holds adapters, or its weights are elsewhere, sharded or packed.
-    """
+    """Refuse weights that no folder of this library could hold."""
     for name, module in model.named_modules():
         # A tuner of PEFT may have been put into a model that is none of its own classes.
         if hasattr(module, "peft_config") or type(module).__module__.startswith("peft.tuners"):
@@ -142,42 +148,18 @@ def _check_weights(model: nn.Module) -> None:
 def check_fresh(reader: Reader, folder: Path, model: nn.Module, batch: Any = None) -> None:
     """Open a folder in a fresh process, and compare its outputs with those of the model.
 
-    Args:
-        batch: The input of both; None is a short made-up one.
-    Raises:
-        OutputError: the folder cannot be opened there, or its outputs differ.
+    A process that has imported headwise, or holds the model, could open what no other one can.
     """
     batch = example_input(model) if batch is None else batch
     _compare(model, answer_in_fresh_process(reader, folder, batch), float_outputs(model, batch))
 
 
 def check_encoding(folder: Path, model: nn.Module) -> None:
-    """Open a folder with sentence-transformers in a fresh process, and compare its vectors.
-
-    Raises:
-        OutputError: the folder cannot be opened there, or its vectors differ.
-    """
-    vectors = answer_in_fresh_process("sentence-transformers", folder)
-    _compare(model, vectors, [encode_sentences(model)])
-
-
-def _check_wrapped(
-    format: Format, folder: Path, model: nn.Module, source: str | Path | None
-) -> None:
-    """Compare the vectors of a SentenceTransformer, where sentence-transformers can open it."""
-    needs_headwise = format == "headwise" and (folder / "headwise.json").is_file()
-    if needs_headwise or not (folder / "modules.json").is_file():
-        return
-    whole = model if source is None else open_around(source_folder(source), model)
-    if whole is not None:
-        check_encoding(folder, whole)
-
-
-def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
-    if is_tokenizer_of_rust(tokenizer):  # the one of a Mini-GPT
-        tokenizer.save(str(folder / "tokenizer.json"))
-    else:
-        tokenizer.save_pretrained(folder)
+    """Open a folder with sentence-transformers in a fresh process, and compare its vectors."""
+    encoder: Any = model
+    with torch.no_grad(), in_evaluation(model):
+        expected = encoder.encode([*SENTENCES], convert_to_tensor=True, show_progress_bar=False)
+    _compare(model, answer_in_fresh_process("sentence-transformers", folder), [expected])
 
 
 def _compare(model: nn.Module, actual: list[Tensor] | str, expected: list[Tensor]) -> None:
@@ -189,3 +171,39 @@ def _compare(model: nn.Module, actual: list[Tensor] | str, expected: list[Tensor
             f"save: {type(model).__name__} was written, but does not open right in a fresh "
             f"process: {problem} The written files were removed; please report it."
         )
+
+
+def _write_around(model: nn.Module, inner: nn.Module, folder: Path) -> None:
+    """Write a `SentenceTransformer` without the weights of the transformer in it."""
+    outer: Any = around(model, _Unwritten(inner.config))
+    outer.save(str(folder), create_model_card=False)
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in (".bin", ".pt", ".pth", ".pkl"):
+            raise UnsupportedError(
+                f"save: a module of this SentenceTransformer writes {path.relative_to(folder)}, a "
+                f"pickle, which can run code. Save the transformer inside it."
+            )
+
+
+class _Unwritten(nn.Module):
+    """A placeholder for the transformer, whose weights `write_format` writes."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+
+    def save_pretrained(self, *_: Any, **__: Any) -> None:
+        return
+
+
+def _open_around(folder: Path, inner: nn.Module) -> nn.Module | None:
+    """The `SentenceTransformer` of a folder around another transformer; None where the package is
+    not installed."""
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError:
+        return None
+    device = str(device_of(inner))
+    outer = SentenceTransformer(str(folder), device=device, local_files_only=True)
+    outer.set_submodule(transformer_name(outer, "save"), inner)
+    return outer

@@ -29,12 +29,7 @@ _KNOWN = "sentence_transformers."
 
 
 def source_files(source: str | Path) -> dict[str, Path]:
-    """The files of a model's folder to copy beside a pruned model, by relative path.
-
-    Raises:
-        InputError: a link leads out of the folder, or `modules.json` cannot be read or names a
-            folder elsewhere, a module with code of its own or one with pickled weights.
-    """
+    """The files of a model's folder to copy beside a pruned model, by relative path."""
     folder = source_folder(source)
     root = folder.parents[1] if folder.parent.name == "snapshots" else folder
     files = {

@@ -22,16 +22,17 @@ from headwise.models._libraries import progress_bar_in_terminals_only
 from headwise.models._model import check_device
 from headwise.models.attention import set_attention
 from headwise.models.checkpoints import (
+    CHANGED,
+    LAYER,
     ORIGINAL,
     TOKENIZER_FILES,
     apply_changes,
     changed_class,
-    read_changes,
     read_layer,
+    read_manifest,
     read_original,
 )
-from headwise.models.open._folder_checks import check_folder, check_tokenizer_class
-from headwise.models.open._hub_checks import fetch, fetched
+from headwise.models.open._checks import check_folder, check_tokenizer_class, fetch, fetched
 
 # As the hub allows them: an owner and a slash may stand before the name.
 _HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9_][\w.-]*", re.ASCII)
@@ -74,19 +75,19 @@ def load(
         raise ArgumentError(f"load: dtype={dtype!r} is no dtype. Give one, as torch.bfloat16.")
     device = check_device(device, "load: device")
     folder = _folder(source, "load")
+    manifest = None if folder is None else read_manifest(folder)
     model: nn.Module
-    changes = None if folder is None else read_changes(folder)
-    if folder is not None and changes is not None:
-        model = _from_hugging_face(source, folder, changed_class(changes, folder))
-        model.__class__ = type(model).__mro__[1]  # only building needed the changed class
-    elif folder is not None and (layer := read_layer(folder)) is not None:
-        model = layer
-    elif folder is not None and (folder / "headwise.json").is_file():
-        model = read_model(folder, apply_changes)
-    else:
+    if folder is None or manifest is None:
         if folder is None:
             _refuse_unreachable(str(source))
         model = _from_hugging_face(source, folder)
+    elif manifest.get("format") == CHANGED:
+        model = _from_hugging_face(source, folder, changed_class(manifest, folder))
+        model.__class__ = type(model).__mro__[1]  # only building needed the changed class
+    elif manifest.get("format") == LAYER:
+        model = read_layer(folder, manifest)
+    else:
+        model = read_model(folder, apply_changes)
     if attn_implementation is not None:
         set_attention(model, attn_implementation)
     return model.to(device=device, dtype=dtype).eval()
@@ -99,8 +100,8 @@ def load_tokenizer(source: str | Path) -> Any:
         InputError: there is none, or it cannot be opened.
     """
     folder = _folder(source, "load_tokenizer")
-    ours = folder is not None and (folder / "headwise.json").is_file()
-    if folder is not None and ours and read_changes(folder) is None:
+    manifest = None if folder is None else read_manifest(folder)
+    if folder is not None and manifest is not None and manifest.get("format") != CHANGED:
         return read_tokenizer(folder)
     transformers = require("transformers", "hf", "load_tokenizer")
     # Without a file transformers may return a tokenizer to which every word is unknown.

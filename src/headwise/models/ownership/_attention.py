@@ -142,11 +142,7 @@ class Attention:
 
     @property
     def output(self) -> OutputProjection:
-        """The output projection, for whatever needs its weights.
-
-        Raises:
-            UnsupportedError: there is none.
-        """
+        """The output projection, for whatever needs its weights."""
         if self.projection is None:
             raise UnsupportedError(_NO_PROJECTION.format(self.site.name))
         return self.projection

@@ -83,8 +83,6 @@ def gate_heads(
     Args:
         attentions: All attentions of the model, from `find_attentions`.
         gates: Called in each pass for the gates of an attention; None leaves its heads unchanged.
-    Raises:
-        ShapeError: there is not one gate per head, or not one row per text.
     """
 
     def edit(attention: Attention, heads: Tensor) -> Tensor:
@@ -235,11 +233,7 @@ def _sum(
 
 
 def check_edits_reach(model: nn.Module, attentions: Sequence[Attention], batch: Any) -> None:
-    """Check that heads without an output projection that is a module can be edited.
-
-    Raises:
-        UnsupportedError: what is written into them does not reach the output.
-    """
+    """Check that heads without an output projection that is a module can be edited."""
     for attention in attentions:
         if attention.projection is not None:
             continue

@@ -30,11 +30,7 @@ class KeptHeads:
 def keep_heads(
     attention: Attention, maps: Sequence[OwnershipMap], heads: tuple[int, ...], expand: bool
 ) -> KeptHeads:
-    """Keep these query heads, and the kv heads that they read.
-
-    Raises:
-        UnsupportedError: the groups would differ in size, and `expand` is False.
-    """
+    """Keep these query heads, and the kv heads that they read."""
     counts = count_heads(attention, maps)
     group = counts.heads // counts.kv_heads
     read = [head // group for head in heads]

@@ -94,9 +94,6 @@ def find_logit_rows(
     Args:
         batch: What the model is run on, twice: keyword arguments, a tuple, or a single argument.
         layers: The layers to look at, counted from 0. None is all of them.
-    Raises:
-        UnsupportedError: no attention was captured, or the logits of a head cannot be scaled
-            exactly by weights of its own.
     """
     trace = _trace(model, batch, layers)
     if not trace.calls:

@@ -31,9 +31,6 @@ def call_model(model: nn.Module, batch: Any) -> Any:
 
     A model that draws random numbers draws the same ones in each call; the random state of the
     caller is unchanged.
-
-    Raises:
-        ArgumentError: the batch is a text, or holds one.
     """
     texts = [batch] if isinstance(batch, str) else batch if isinstance(batch, list | tuple) else ()
     for text in texts:
@@ -79,8 +76,6 @@ def batches_of(reference: Any, caller: str, name: str = "reference") -> list[Any
 
     Args:
         name: The name of the argument, for error messages.
-    Raises:
-        ArgumentError: there is none, or one is a text.
     """
     if isinstance(reference, Mapping | str | Tensor):
         reference = [reference]
@@ -97,11 +92,7 @@ def batches_of(reference: Any, caller: str, name: str = "reference") -> list[Any
 
 
 def example_input(model: nn.Module) -> Any:
-    """Generate a short batch that a model accepts.
-
-    Raises:
-        ArgumentError: its inputs cannot be guessed, or it does not run on the guess.
-    """
+    """Generate a short batch that a model accepts."""
     check_weights("heads", model, offloaded=True)
     batch = _guess(model)
     try:

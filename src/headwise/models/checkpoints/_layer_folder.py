@@ -11,18 +11,19 @@ from torch import nn
 from headwise._size_limits import StoredSize, limit_model_size
 from headwise._tensors import read_tensors, write_tensors
 from headwise.errors import UnsupportedError
-from headwise.files import build_from, read_object
+from headwise.files import build_from
 from headwise.layer import MultiHeadAttention, RoPE
+from headwise.models.checkpoints._changes import MANIFEST, Differences
 from headwise.models.checkpoints._original_heads import (
     ORIGINAL,
     original_heads,
     read_original,
     set_original_heads,
 )
-from headwise.models.checkpoints.formats._changes import Differences
 
-FORMAT = "headwise-layer/1"
-_MANIFEST, _WEIGHTS = "headwise.json", "model.safetensors"
+# The format of the manifest of a layer by itself.
+LAYER = "headwise-layer/1"
+_WEIGHTS = "model.safetensors"
 _SIZES = ("d_model", "n_heads", "n_kv_heads", "head_dim", "v_head_dim", "kdim", "vdim")
 
 
@@ -35,37 +36,28 @@ def write_layer(layer: MultiHeadAttention, folder: Path) -> None:
     config = _config(layer)
     # A folded mean gives the output projection a bias that its sizes do not mention.
     changes = asdict(Differences.between(layer, _build(config)))
-    content = {"format": FORMAT, "config": config, "tensors": changes["tensors"]}
+    content = {"format": LAYER, "config": config, "tensors": changes["tensors"]}
     if original := original_heads(layer):
         content[ORIGINAL] = original
-    (folder / _MANIFEST).write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     write_tensors(layer.state_dict(), folder / _WEIGHTS)
 
 
-def read_layer(folder: Path) -> MultiHeadAttention | None:
-    """The layer in a folder, or None where there is none.
-
-    Raises:
-        InputError: the folder is broken.
-    """
-    path = folder / _MANIFEST
-    if not path.is_file():
-        return None
-    content = read_object(path, "load", "Save the model again.")
-    if content.get("format") != FORMAT:
-        return None
+def read_layer(folder: Path, manifest: dict[str, Any]) -> MultiHeadAttention:
+    """The layer that `write_layer` wrote into a folder."""
+    path = str(folder / MANIFEST)
 
     def build() -> MultiHeadAttention:
-        differences = Differences.read({"counts": {}} | content, str(path))
+        differences = Differences.read({"counts": {}} | manifest, path)
         weights = read_tensors(folder / _WEIGHTS)
         if not weights:
             raise ValueError(f"{_WEIGHTS} holds no weight")
         stored = StoredSize(len(weights), sum(x.numel() for x in weights.values()))
         # First on the meta device: a damaged file may hold sizes of any magnitude.
         with limit_model_size(stored, folder), torch.device("meta"):
-            _check_shapes(weights, _build_changed(content["config"], differences))
-        layer = _build_changed(content["config"], differences)
-        set_original_heads(layer, read_original(content.get(ORIGINAL), str(path)))
+            _check_shapes(weights, _build_changed(manifest["config"], differences))
+        layer = _build_changed(manifest["config"], differences)
+        set_original_heads(layer, read_original(manifest.get(ORIGINAL), path))
         dtype = next(iter(weights.values())).dtype
         layer.to(dtype).load_state_dict(weights)
         return layer

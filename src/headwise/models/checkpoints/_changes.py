@@ -1,4 +1,4 @@
-"""How a model differs from the one that its configuration builds; written and read as JSON."""
+"""How a model differs from what its configuration builds: the content of `headwise.json`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,26 +12,87 @@ from headwise._count_names import HEADS, KV_HEADS, QUERIES_PER_KV_HEAD, WIDTHS
 from headwise._packages import require
 from headwise.errors import InputError, UnsupportedError
 from headwise.files import read_object
+from headwise.models._libraries import leave_uninitialized
 from headwise.models.checkpoints._original_heads import (
     ORIGINAL,
     read_original,
     set_original_heads,
 )
+from headwise.models.checkpoints._resize import CONFIG_PREFIX, BiasHeads, LayerConfig, shrink
 from headwise.models.checkpoints._torch_layer import (
     TorchCompatibleAttention,
     replace_torch_layers,
 )
-from headwise.models.checkpoints.formats._resize import (
-    CONFIG_PREFIX,
-    BiasHeads,
-    LayerConfig,
-    shrink,
-)
 
-FORMAT = "headwise-smaller/1"
+MANIFEST = "headwise.json"
+# The format of the manifest of a model of transformers; our own models have others.
+CHANGED = "headwise-smaller/1"
 # They change by the share of the rows or columns that weights lose.
 _SHARES = {*HEADS, *KV_HEADS, *WIDTHS}
-_COUNTS = {*HEADS, *KV_HEADS, *QUERIES_PER_KV_HEAD, *WIDTHS}
+_COUNTS = {*_SHARES, *QUERIES_PER_KV_HEAD}
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The content of `headwise.json` in a folder; None if there is no such file."""
+    path = folder / MANIFEST
+    return read_object(path, "load", "Save the model again.") if path.is_file() else None
+
+
+def describe_changes(model: nn.Module) -> dict[str, Any] | None:
+    """The manifest of a Hugging Face model; None if its configuration suffices."""
+    transformers = require("transformers", "hf", "save")
+    name = type(model).__name__
+    cls = getattr(transformers, name, None)
+    if not isinstance(model, transformers.PreTrainedModel) or cls is None:
+        raise UnsupportedError(
+            f"save: {name} is not a class of transformers, and only those can be loaded again. "
+            f"Keep its state_dict, and cut the model again before loading it."
+        )
+    changes = differences_of(model)
+    return None if changes is None else {"format": CHANGED, "architecture": name, **changes}
+
+
+def differences_of(model: nn.Module) -> dict[str, Any] | None:
+    """How a model differs from what its configuration builds, as JSON; None if it does not."""
+    cls: Any = type(model)
+    with torch.device("meta"):
+        built = cls(model.config)
+    changes = asdict(Differences.between(model, built))
+    return changes if any(changes.values()) else None
+
+
+def apply_changes(model: nn.Module, changes: Any) -> None:
+    """Apply what `differences_of` gave to a model that its configuration has built.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    content = changes if isinstance(changes, dict) else {}
+    Differences.read(content, MANIFEST).apply(model)
+    set_original_heads(model, read_original(content.get(ORIGINAL), MANIFEST))
+
+
+def changed_class(manifest: Mapping[str, Any], folder: Path) -> Any:
+    """A class that builds a model by its configuration and applies the changes at once.
+
+    `from_pretrained` then reads weights of the changed shapes; after it, they would not fit.
+    """
+    transformers = require("transformers", "hf", "load")
+    name = manifest.get("architecture")
+    base: Any = getattr(transformers, name, None) if isinstance(name, str) else None
+    if not isinstance(base, type) or not issubclass(base, transformers.PreTrainedModel):
+        raise InputError(
+            f"load: {folder} names the class {name!r}, which transformers does not have, and "
+            f"no other code is run. Give a folder that headwise saved."
+        )
+    differences = Differences.read(manifest, str(folder / MANIFEST))
+
+    def build(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        base.__init__(self, config, *args, **kwargs)  # type: ignore[misc]
+        differences.apply(self)
+
+    # Transformers decides how to read weights by the name and the module of the class.
+    return type(base.__name__, (base,), {"__init__": build, "__module__": base.__module__})
 
 
 @dataclass(frozen=True)
@@ -70,11 +131,7 @@ class Differences:
 
     @classmethod
     def read(cls, content: Mapping[str, Any], path: str) -> "Differences":
-        """Read what `asdict` gave, and check it.
-
-        Raises:
-            InputError: an entry is no shape of a weight, no count or no list of heads.
-        """
+        """Read what `asdict` gave, and check it."""
         tensors, counts = content.get("tensors"), content.get("counts")
         if not isinstance(tensors, dict) or not isinstance(counts, dict):
             raise InputError(f"load: {path} lacks tensors or counts. Save the model again.")
@@ -96,9 +153,6 @@ class Differences:
         """Change a model that its configuration has built into the one that was saved.
 
         The changed weights are uninitialised; load them afterwards.
-
-        Raises:
-            InputError: the model has no such module or weight.
         """
         torch_layers = self._replace_torch_layers(model)
         for name in self.tensors:
@@ -118,11 +172,8 @@ class Differences:
         shrink(model, self.tensors, self.counts, biased)
 
     def _check_counts(self, model: nn.Module) -> None:
-        """Refuse numbers of heads that the shapes of the weights around them do not have.
-
-        Raises:
-            InputError: no weight around a module has lost the same share of its rows or columns.
-        """
+        """Refuse numbers of heads where no weight around the module has lost the same share of its
+        rows or columns."""
         shapes = {name: tuple(x.shape) for name, x in model.named_parameters()}
         for name, counts in self.counts.items():
             module = _module(model, name)
@@ -134,9 +185,9 @@ class Differences:
                 for pair in zip(shapes[weight], shape, strict=False)
             ]
             for key, count in counts.items():
-                place = module.config if key.startswith(CONFIG_PREFIX) else module
-                before = getattr(place, key.removeprefix(CONFIG_PREFIX), None)
                 field = key.removeprefix(CONFIG_PREFIX)
+                place = module.config if key.startswith(CONFIG_PREFIX) else module
+                before = getattr(place, field, None)
                 if field not in _SHARES or type(before) is not int:
                     continue
                 # A weight of queries, keys and values together changes by another share.
@@ -160,81 +211,8 @@ class Differences:
         replace_torch_layers(model, names)
         for name in names:
             _module(model, name).heads = [*self.heads[name][1:]]  # type: ignore[assignment]
-            # Transformers would initialise the weights of torch's layer; ours are in the file.
-            around = _module(model, name.rpartition(".")[0])
-            around._is_hf_initialized = True  # type: ignore[assignment]
+            leave_uninitialized(_module(model, name.rpartition(".")[0]))
         return names
-
-
-def describe_changes(model: nn.Module) -> dict[str, Any] | None:
-    """The content of `headwise.json` for a Hugging Face model; None if its configuration suffices.
-
-    Raises:
-        UnsupportedError: its class is not one of transformers.
-    """
-    transformers = require("transformers", "hf", "save")
-    name = type(model).__name__
-    cls = getattr(transformers, name, None)
-    if not isinstance(model, transformers.PreTrainedModel) or cls is None:
-        raise UnsupportedError(
-            f"save: {name} is not a class of transformers, and only those can be loaded again. "
-            f"Keep its state_dict, and cut the model again before loading it."
-        )
-    changes = differences_of(model)
-    return None if changes is None else {"format": FORMAT, "architecture": name, **changes}
-
-
-def differences_of(model: nn.Module) -> dict[str, Any] | None:
-    """How a model differs from what its configuration builds, as JSON; None if it does not."""
-    cls: Any = type(model)
-    with torch.device("meta"):
-        built = cls(model.config)
-    changes = asdict(Differences.between(model, built))
-    return changes if any(changes.values()) else None
-
-
-def apply_changes(model: nn.Module, changes: Any) -> None:
-    """Apply what `differences_of` gave to a model that its configuration has built.
-
-    Raises:
-        InputError: it cannot be read.
-    """
-    content = changes if isinstance(changes, dict) else {}
-    Differences.read(content, "headwise.json").apply(model)
-    set_original_heads(model, read_original(content.get(ORIGINAL), "headwise.json"))
-
-
-def read_changes(folder: Path) -> dict[str, Any] | None:
-    """What `describe_changes` gave for the model in a folder; None if there is no such file."""
-    path = folder / "headwise.json"
-    if not path.is_file():
-        return None
-    content = read_object(path, "load", "Save the model again.")
-    return content if content.get("format") == FORMAT else None
-
-
-def changed_class(content: Mapping[str, Any], folder: Path) -> Any:
-    """A class that builds a model by its configuration and applies the changes at once.
-
-    Raises:
-        InputError: it is not a class of transformers, or the changes cannot be read.
-    """
-    transformers = require("transformers", "hf", "load")
-    name = content.get("architecture")
-    base: Any = getattr(transformers, name, None) if isinstance(name, str) else None
-    if not isinstance(base, type) or not issubclass(base, transformers.PreTrainedModel):
-        raise InputError(
-            f"load: {folder} names the class {name!r}, which transformers does not have, and "
-            f"no other code is run. Give a folder that headwise saved."
-        )
-    differences = Differences.read(content, str(folder / "headwise.json"))
-
-    def build(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        base.__init__(self, config, *args, **kwargs)  # type: ignore[misc]
-        differences.apply(self)
-
-    # Transformers decides how to read weights by the name and the module of the class.
-    return type(base.__name__, (base,), {"__init__": build, "__module__": base.__module__})
 
 
 def _counts_of(module: nn.Module) -> dict[str, int]:

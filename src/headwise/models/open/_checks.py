@@ -1,7 +1,8 @@
-"""Safety checks of a Hugging Face folder before transformers opens it.
+"""Safety checks of a Hugging Face folder, or a model of the hub, before transformers opens it.
 
 Only safetensors inside the folder are read, no code is fetched, no adapter is applied, and the
-configuration must describe a model of about the size of the stored weights.
+configuration must describe a model of about the size of the stored weights. Of a model of the hub
+the small files are checked before its weights are downloaded.
 """
 
 import json
@@ -32,8 +33,7 @@ def check_folder(folder: Path) -> StoredSize:
     """Refuse an unsafe folder, reading only JSON and the headers of weight files.
 
     Links in the folder are followed, because the files in the cache of the hub are links; their
-    targets are read as safetensors or JSON all the same. An index must not name files outside the
-    folder.
+    targets are read as safetensors or JSON all the same.
 
     Returns:
         The number of weights and tensors in the folder.
@@ -42,11 +42,10 @@ def check_folder(folder: Path) -> StoredSize:
             of the hub, or far more layers than the weights allow.
         SafetensorError: a file of weights is broken.
     """
-    check_no_adapter(folder)
-    config = read_config(folder / CONFIG)
-    check_kernels(config, folder / CONFIG)
+    _refuse_adapter(folder)
+    config = _checked_config(folder)
     packed = any(key == "quantization_config" for key, _ in _entries(config))
-    files = weight_files(folder, config)
+    files = _weight_files(folder, config)
     size = stored_size(files, packed)
     for path in {*folder.glob("*.safetensors")} - {*files}:
         with suppress(SafetensorError, OSError):  # a few models read some of these files too
@@ -55,48 +54,83 @@ def check_folder(folder: Path) -> StoredSize:
     return size
 
 
-def check_no_adapter(folder: Path) -> None:
-    """Refuse adapters beside the weights, which transformers would apply silently.
+def fetch(name: str) -> Path | None:
+    """Download a model, and return its folder in the cache.
 
+    Returns:
+        None if its main revision has no safetensors file; transformers then looks for a revision
+        with converted weights.
     Raises:
-        InputError: there is an adapter.
+        InputError: there are adapters, kernels of the hub, or weights not in safetensors.
+        OSError: there is no such name, or the hub cannot be reached.
     """
+    from transformers.utils.hub import cached_file, get_checkpoint_shard_files
+
+    adapter = fetched(name, ADAPTER)
+    if adapter is not None:  # before anything else, since a folder of an adapter may hold no more
+        _refuse_adapter(adapter.parent)
+    folder = Path(cached_file(name, CONFIG)).parent
+    config = _checked_config(folder)
+    named = _named_weights(folder, config)
+    weights = fetched(name, named or WEIGHTS)
+    if weights is None and named is None:
+        weights = fetched(name, INDEX)
+    if weights is None:
+        return None
+    if weights.suffix == ".json":
+        _names_in_index(weights)
+        get_checkpoint_shard_files(name, str(weights))
+    return folder
+
+
+def fetched(name: str, file: str) -> Path | None:
+    """A file of a hub model in the cache; None if it does not exist or cannot be reached."""
+    from transformers.utils.hub import cached_file
+
+    quiet: dict[str, Any] = {
+        f"_raise_exceptions_for_{problem}": False
+        for problem in ("missing_entries", "connection_errors", "gated_repo")
+    }
+    path = cached_file(name, file, **quiet)
+    return None if path is None else Path(path)
+
+
+def _refuse_adapter(folder: Path) -> None:
+    """Refuse adapters beside the weights, which transformers would apply silently."""
     path = folder / ADAPTER
-    if not path.exists():
-        return
-    adapter = read_config(path)
-    base = adapter.get("base_model_name_or_path")
-    raise InputError(
-        f"load: {folder} holds {ADAPTER}, an adapter ({adapter.get('peft_type')!r}) of {base!r}, "
-        f"which load does not apply. Merge it with peft's merge_and_unload and save the result, "
-        f"or move it elsewhere to open the weights without it."
-    )
+    if path.exists():
+        adapter = _read_config(path)
+        base = adapter.get("base_model_name_or_path")
+        raise InputError(
+            f"load: {folder} holds {ADAPTER}, an adapter ({adapter.get('peft_type')!r}) of "
+            f"{base!r}, which load does not apply. Merge it with peft's merge_and_unload and save "
+            f"the result, or move it elsewhere to open the weights without it."
+        )
 
 
-def check_kernels(config: dict[str, Any], path: Path) -> None:
-    """Refuse a configuration that selects an attention kernel from the hub.
-
-    Raises:
-        InputError: it names a kernel that transformers would fetch and run.
-    """
+def _checked_config(folder: Path) -> dict[str, Any]:
+    """The configuration in a folder. One that names a kernel of the hub is refused, since
+    transformers would fetch its code and run it."""
+    config = _read_config(folder / CONFIG)
     for key, value in _entries(config):
-        if not _KERNELS.fullmatch(key):
-            continue
-        for name in value.values() if isinstance(value, dict) else [value]:
+        names = value.values() if isinstance(value, dict) else [value]
+        for name in names if _KERNELS.fullmatch(key) else ():
             if isinstance(name, str) and _is_fetched(name):
                 raise InputError(
-                    f"load: {path} has {key}={name!r}, a kernel whose code would be fetched from "
-                    f"the hub and run. Remove {key} from the file."
+                    f"load: {folder / CONFIG} has {key}={name!r}, a kernel whose code would be "
+                    f"fetched from the hub and run. Remove {key} from the file."
                 )
+    return config
 
 
-def weight_files(folder: Path, config: dict[str, Any]) -> list[Path]:
-    """The existing files that transformers would read the weights from.
+def _is_fetched(name: str) -> bool:
+    # If the package `kernels` is installed, transformers fetches flash attention from the hub.
+    return "/" in name or ("flash" in name and find_spec("kernels") is not None)
 
-    Raises:
-        InputError: a file is outside the folder or not in safetensors, or the index is broken.
-    """
-    named = named_weights(folder, config)
+
+def _weight_files(folder: Path, config: dict[str, Any]) -> list[Path]:
+    """The existing files that transformers would read the weights from."""
+    named = _named_weights(folder, config)
     first = folder / (named or WEIGHTS)
     if named is None and not first.is_file():
         first = folder / INDEX
@@ -104,44 +138,30 @@ def weight_files(folder: Path, config: dict[str, Any]) -> list[Path]:
         return []
     if first.name.endswith(".safetensors"):
         return [first]
-    return [folder / name for name in names_in_index(first) if (folder / name).is_file()]
+    return [folder / name for name in _names_in_index(first) if (folder / name).is_file()]
 
 
-def named_weights(folder: Path, config: dict[str, Any]) -> str | None:
-    """The weight file, or index of weight files, that a configuration names.
-
-    Raises:
-        InputError: it is neither, or not in the folder.
-    """
+def _named_weights(folder: Path, config: dict[str, Any]) -> str | None:
+    """The weight file, or index of weight files, that a configuration names."""
     named = config.get("transformers_weights")
     if named is not None:
-        check_weights_name(named, folder / CONFIG, (".safetensors", ".safetensors.index.json"))
+        _check_weights_name(named, folder / CONFIG, (".safetensors", ".safetensors.index.json"))
     return named
 
 
-def names_in_index(index: Path) -> list[str]:
-    """The names of the files in an index of shards.
-
-    Raises:
-        InputError: there are none, or a file is not in safetensors or outside the folder.
-    """
-    weight_map = read_config(index).get("weight_map")
+def _names_in_index(index: Path) -> list[str]:
+    """The names of the files in an index of shards."""
+    weight_map = _read_config(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"load: {index} has no weight_map. Copy or save the model again.")
     names = {name if isinstance(name, str) else repr(name) for name in weight_map.values()}
     for name in sorted(names):
-        check_weights_name(name, index, (".safetensors",))
+        _check_weights_name(name, index, (".safetensors",))
     return sorted(names)
 
 
-def check_weights_name(name: Any, source: Path, suffixes: tuple[str, ...]) -> None:
-    """Refuse the name of a weight file that is not in safetensors, or outside its folder.
-
-    Args:
-        source: The file that contains the name.
-    Raises:
-        InputError: the name has another suffix or leads out of the folder.
-    """
+def _check_weights_name(name: Any, source: Path, suffixes: tuple[str, ...]) -> None:
+    """Refuse the name of a weight file that is not in safetensors, or outside its folder."""
     if not isinstance(name, str) or not name.endswith(suffixes):
         raise InputError(
             f"load: {source} names {name!r}, which is not a {' or '.join(suffixes)} file; nothing "
@@ -170,11 +190,6 @@ def _check_counts(config: dict[str, Any], size: StoredSize, path: Path) -> None:
                 )
 
 
-def _is_fetched(name: str) -> bool:
-    # If the package `kernels` is installed, transformers fetches flash attention from the hub.
-    return "/" in name or ("flash" in name and find_spec("kernels") is not None)
-
-
 def _entries(config: Any) -> Iterator[tuple[str, Any]]:
     """Each key and value of a configuration and of the configurations nested in it."""
     pending = [config]
@@ -187,7 +202,7 @@ def _entries(config: Any) -> Iterator[tuple[str, Any]]:
             pending += content
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if unreadable, because transformers reports the problem.
 
     It is read as transformers reads it, which takes numbers and keys that our own files never hold.
@@ -200,15 +215,11 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def check_tokenizer_class(folder: Path) -> None:
-    """Refuse a `tokenizer_class` that is not a tokenizer, because transformers would open it.
-
-    Raises:
-        InputError: the configuration of the tokenizer, or of the model, names such a class.
-    """
+    """Refuse a `tokenizer_class` that is not a tokenizer, because transformers would open it."""
     import transformers
 
     for path in (folder / "tokenizer_config.json", folder / CONFIG):
-        name = read_config(path).get("tokenizer_class")
+        name = _read_config(path).get("tokenizer_class")
         cls = getattr(transformers, name, None) if isinstance(name, str) else None
         tokenizers = (transformers.PreTrainedTokenizerBase, transformers.AutoTokenizer)
         missing = type(cls).__name__ == "DummyObject"  # a package that it needs is not installed

@@ -1,0 +1,415 @@
+"""A Hugging Face cache whose kv heads keep different tokens, and the model that runs with it.
+
+`open_cache` makes the cache, follows the forward passes of the model and wraps its attention
+functions. Each layer stores keys in groups of heads and returns `GroupedKeys` in their place, which
+`attend_cached` reads.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+)
+
+from headwise.errors import ArgumentError, ShapeError, UnsupportedError
+from headwise.models._hooks import Hooks
+from headwise.models._interface import CACHES, wrapped_interface
+from headwise.models._libraries import cache_argument, cache_in
+from headwise.models.attention.huggingface import Call, rule_of
+from headwise.models.cache._grouped_keys import CallKeys, GroupedKeys
+from headwise.models.cache._storage import FullGroup, HeadGroup, StreamingGroup
+from headwise.models.cache._texts import TextBatch
+
+# The last tokens that each kv head keeps; None for all tokens.
+Windows = Sequence[int | None]
+
+
+class HeadCacheLayer(CacheLayerMixin):  # type: ignore[misc]
+    """The cache of one layer: each kv head keeps all tokens, or the first and the latest.
+
+    Attributes:
+        batch: The number of rows in the batch, once there was one.
+        windows: The last tokens that each kv head keeps; None before the first call of a layer
+            without a plan, whose heads keep all tokens.
+        token_bytes: The bytes of one token in one kv head, once there was one.
+        sliding_window: The tokens that the model itself lets the layer see; None for all.
+    """
+
+    is_croppable = True
+    is_sliding = False
+    supports_early_init = False
+
+    def __init__(
+        self,
+        index: int,
+        windows: Windows | None,
+        sinks: int,
+        sliding_window: int | None,
+        batch: TextBatch,
+    ) -> None:
+        super().__init__()
+        self.index, self.windows, self.sinks = index, windows, sinks
+        self.sliding_window, self._texts = sliding_window, batch
+        self._groups: list[HeadGroup] = []
+        self.batch, self.token_bytes, self.record_past = 0, 0, False
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the storages of all heads."""
+        return sum(group.nbytes for group in self._groups)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Group the kv heads that keep the same tokens."""
+        n = key_states.shape[1]
+        windows = [None] * n if self.windows is None else list(self.windows)
+        if len(windows) != n:
+            raise ArgumentError(
+                f"CachePlan.cache: layer {self.index} has {n} kv heads, the plan has "
+                f"{len(windows)}. Use a plan for this model."
+            )
+        self.batch, self.windows = len(key_states), windows
+        self.token_bytes = sum(x.shape[3] * x.element_size() for x in (key_states, value_states))
+        kept = [self._kept(window) for window in windows]
+        self._groups = []
+        for sinks, window in sorted({*kept}, key=_by_size):
+            heads = [head for head in range(n) if kept[head] == (sinks, window)]
+            self._groups.append(
+                FullGroup(heads) if window is None else StreamingGroup(heads, sinks, window)
+            )
+        self.is_initialized = True
+        if self.record_past:
+            self.activate_past_recording()
+
+    def _kept(self, window: int | None) -> tuple[int, int | None]:
+        """The first and the last tokens that a head keeps, in a layer with a window of its own."""
+        limit = self.sliding_window
+        if window is None or (limit is not None and window >= limit):
+            return 0, limit
+        return self.sinks, window
+
+    def update(
+        self,
+        key_states: Float[Tensor, "B Hkv T D"],
+        value_states: Float[Tensor, "B Hkv T Dv"],
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Add keys and values; only our attention can read the tensors that are returned."""
+        if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
+            raise ArgumentError(
+                "CachePlan.cache: the keys require gradients, which cannot pass through memory "
+                "that is written in place. Run the model under torch.no_grad()."
+            )
+        self._texts.check_call(self.get_seq_length() + key_states.shape[2])
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        if len(key_states) != self.batch:
+            raise ShapeError(
+                f"CachePlan.cache: {len(key_states)} texts, but the cache holds {self.batch}. "
+                f"Keep the batch size, or enter plan.cache(model) again."
+            )
+        first = self._texts.first
+        groups = [(group, group.append(key_states, value_states, first)) for group in self._groups]
+        call = CallKeys(groups, self.get_seq_length(), first, self._texts.modules)
+        return GroupedKeys.of(call, key_states), GroupedKeys.of(call, value_states)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Masks are over all columns, whichever of them are still there."""
+        return self.get_seq_length() + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """The number of columns so far."""
+        return self._groups[0].length if self._groups else 0
+
+    def get_max_length(self) -> int:
+        """There is no maximum."""
+        return -1
+
+    def activate_past_recording(self) -> None:
+        """Keep what leaves the windows until the next `crop`."""
+        self.record_past = True
+        for group in self._groups:
+            group.is_recording = True
+
+    def check_crop(self, n: int) -> None:
+        """Raise if the last `n` tokens cannot be taken back."""
+        for group in self._groups:
+            if isinstance(group, StreamingGroup) and not group.can_crop(n):
+                raise ArgumentError(
+                    f"CachePlan.cache: crop of {n} tokens of {group.length}, but heads of layer "
+                    f"{self.index} have dropped all but the last {group.window} tokens. Call "
+                    f"activate_past_recording() before, or run the text again."
+                )
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last tokens; their number is negative, as in transformers."""
+        for group in self._groups:
+            group.crop(-tokens_to_remove, self._texts.first)
+
+    def reset(self) -> None:
+        """Drop all tokens, and free their memory."""
+        self._groups, self.is_initialized = [], False
+
+    def reorder_cache(self, beam_idx: Int[Tensor, " beams"]) -> None:
+        """Keep the rows of some beams."""
+        for group in self._groups:
+            group.select(beam_idx)
+        self.batch = len(beam_idx) if self._groups else 0
+
+
+def _by_size(kept: tuple[int, int | None]) -> tuple[int, int]:
+    sinks, window = kept
+    return (1 << 62 if window is None else window), sinks
+
+
+class HeadCache(Cache):  # type: ignore[misc]
+    """The keys and values of one batch of texts, each kv head with the tokens that it needs.
+
+    It is passed as the cache of the model that it was made for, while its block runs.
+    """
+
+    def __init__(
+        self,
+        texts: TextBatch,
+        windows: Mapping[int, Windows],
+        sinks: int,
+        sliding: Sequence[int | None],
+    ) -> None:
+        self.texts = texts
+        super().__init__(
+            layers=[
+                HeadCacheLayer(layer, windows.get(layer), sinks, limit, texts)
+                for layer, limit in enumerate(sliding)
+            ]
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that the cache holds: of whole storages, reserved slots included."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    @property
+    def batch_size(self) -> int:
+        """The number of rows; −1 for an empty cache."""
+        filled = self.layers and self.layers[0].is_initialized
+        return self.layers[0].batch if filled else -1
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Add the keys and values of a layer."""
+        if layer_idx >= len(self.layers):
+            raise ArgumentError(
+                f"CachePlan.cache: there is no layer {layer_idx}; the plan has "
+                f"{len(self.layers)} layers. Use a plan for this model."
+            )
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last tokens: `crop(-3)` forgets three.
+
+        Raises:
+            ArgumentError: the number is above 0 or beyond the text, or the windows have dropped
+                what came before those tokens.
+        """
+        if not -self.get_seq_length() <= tokens_to_remove <= 0:
+            raise ArgumentError(
+                f"CachePlan.cache: crop({tokens_to_remove}) of {self.get_seq_length()} tokens. "
+                f"Give a number from {-self.get_seq_length()} to 0: how many to forget."
+            )
+        for layer in self.layers:
+            layer.check_crop(-tokens_to_remove)
+        super().crop(tokens_to_remove)
+
+    def reset(self) -> None:
+        """Drop all tokens, so that the cache may be used for another text."""
+        self.texts.reset()
+        super().reset()
+
+    def reorder_cache(self, beam_idx: Int[Tensor, " beams"]) -> None:
+        """Keep the rows of some beams; a row may be repeated."""
+        super().reorder_cache(beam_idx)
+        self.texts.select(beam_idx)
+
+    def batch_select_indices(self, indices: Int[Tensor, " B"] | Bool[Tensor, " B"]) -> None:
+        """Keep some rows of the batch."""
+        index = indices.nonzero().flatten() if indices.dtype == torch.bool else indices
+        self.reorder_cache(index)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each row of the batch."""
+        if self.batch_size > 0:
+            self.reorder_cache(torch.arange(self.batch_size).repeat_interleave(repeats))
+
+
+@contextmanager
+def open_cache(model: nn.Module, windows: Mapping[int, Windows], sinks: int) -> Iterator[HeadCache]:
+    """A cache for one batch of texts of a model, usable while the block runs.
+
+    Args:
+        windows: For each layer the window of each kv head, None for all tokens; heads of layers
+            that are not named keep all tokens.
+    Raises:
+        UnsupportedError: the model has no cache of keys and values alone, or does not read it
+            through the attention interface of transformers.
+    """
+    sliding = sliding_windows(model)
+    texts = TextBatch([id(module) for module in model.modules()])
+    cache = HeadCache(texts, windows, sinks, sliding)
+    with Hooks() as hooks:
+        hooks.enter_context(wrapped_interface(attend_cached, CACHES))
+        hooks.callback(setattr, texts, "is_open", False)
+        # The base model may be called without the head around it.
+        for module in {id(m): m for m in (model, getattr(model, "base_model", model))}.values():
+            _follow(hooks, module, cache)
+        with _checked_texts(model, cache):
+            yield cache
+
+
+def sliding_windows(model: nn.Module) -> list[int | None]:
+    """The tokens that each layer of a model sees by itself; None for all."""
+    name = type(model).__name__
+    if not isinstance(model, PreTrainedModel):
+        raise UnsupportedError(
+            f"CachePlan: {name} is not a model of transformers. Give one, or a "
+            f"headwise.PerHeadKVCache to a layer of your own."
+        )
+    if model.config.is_encoder_decoder:
+        raise UnsupportedError(
+            f"CachePlan: {name} is an encoder-decoder, whose cross-attention has a cache of its "
+            f"own. Give a decoder."
+        )
+    if cache_argument(model) is None:
+        raise UnsupportedError(f"CachePlan: {name} reads no cache. Give a decoder, not an encoder.")
+    layers = DynamicCache(config=model.config).layers
+    for layer, kind in enumerate(map(type, layers)):
+        if kind not in (DynamicLayer, DynamicSlidingWindowLayer):
+            raise UnsupportedError(
+                f"CachePlan: layer {layer} of {name} has a {kind.__name__}, which holds more than "
+                f"keys and values of a text. Give a model whose layers all attend."
+            )
+    return [getattr(layer, "sliding_window", None) for layer in layers]
+
+
+def _follow(hooks: Hooks, module: nn.Module, cache: HeadCache) -> None:
+    """Note what each forward pass of a module with this cache reads, and check that the keys of all
+    of its layers came into the cache."""
+    signature = inspect.signature(module.forward)
+
+    def inputs_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, Any]:
+        try:
+            return signature.bind_partial(*args, **kwargs).arguments
+        except TypeError:  # the model says what is wrong
+            return {}
+
+    def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inputs = inputs_of(args, kwargs)
+        if cache_in(inputs) is cache:
+            cache.texts.begin({**inputs.get("kwargs", {}), **inputs}, cache.get_seq_length())
+
+    def end(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if cache_in(inputs_of(args, kwargs)) is not cache:
+            return
+        for layer in range(len(cache)):
+            length = cache.get_seq_length(layer)
+            if length != cache.texts.n_columns:
+                raise UnsupportedError(
+                    f"CachePlan.cache: layer {layer} of {type(module).__name__} has cached "
+                    f"{length} of {cache.texts.n_columns} tokens. Give a decoder whose layers all "
+                    f"cache their keys."
+                )
+
+    hooks.before(module, begin, with_kwargs=True)
+    hooks.after(module, end, with_kwargs=True)
+
+
+@contextmanager
+def _checked_texts(model: nn.Module, cache: HeadCache) -> Iterator[None]:
+    """Check in `generate` that a prompt continues the text of the cache."""
+    name = "prepare_inputs_for_generation"
+    prepare: Callable[..., Any] | None = getattr(model, name, None)
+    if prepare is None:
+        yield
+        return
+    before = model.__dict__.get(name)
+
+    @wraps(prepare)
+    def checked(input_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        if cache_in(kwargs) is cache:
+            mask = kwargs.get("attention_mask")
+            cache.texts.check_text(input_ids, mask, cache.get_seq_length())
+        return prepare(input_ids, *args, **kwargs)
+
+    model.__dict__[name] = checked
+    try:
+        yield
+    finally:
+        if before is None:
+            del model.__dict__[name]
+        else:
+            model.__dict__[name] = before
+
+
+def attend_cached(
+    attend: Callable[..., Any],
+    implementation: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Attend to cached keys; all other calls go to the implementation of the model.
+
+    Raises:
+        ArgumentError: the cache belongs to another model.
+        UnsupportedError: the module attends in both directions, or the call asks for weights,
+            drops some, or adds a bias by position.
+    """
+    if not isinstance(key, GroupedKeys):
+        return attend(module, query, key, value, attention_mask, *args, **kwargs)
+    if id(module) not in key.call.modules:
+        raise ArgumentError(
+            f"CachePlan.cache: {type(module).__name__} belongs to another model than this cache. "
+            f"Enter plan.cache(model) for the model that runs."
+        )
+    if not getattr(module, "is_causal", True):
+        raise UnsupportedError(
+            f"CachePlan.cache: {type(module).__name__} attends in both directions, as in an "
+            f"encoder. Give a decoder."
+        )
+    plain = key.call.plain
+    if plain is not None:
+        return attend(module, query, *plain, attention_mask, *args, **kwargs)
+    name, call = type(module).__name__, Call.of(module, query, key, value, attention_mask, kwargs)
+    if call.needs_weights:
+        raise UnsupportedError(
+            f"CachePlan.cache: {name} should return weights, but its heads keep different tokens. "
+            f"Leave output_attentions out; headwise.observe tells what each head sees."
+        )
+    if call.dropout:
+        raise UnsupportedError(
+            f"CachePlan.cache: {name} has dropout {call.dropout}. Call model.eval() before."
+        )
+    for argument in ("indices", "position_bias", "sinks"):
+        if call.more.get(argument) is not None:
+            raise UnsupportedError(
+                f"CachePlan.cache: {name} gives {argument} to its attention, which cannot be read "
+                f"for heads that keep different tokens. Use the cache of transformers."
+            )
+    rule = rule_of(module, implementation, query, key, attention_mask, kwargs)
+    return key.call.attend(query, rule).transpose(1, 2), None
