@@ -2,8 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,11 @@ from torch import nn
 
 from headwise._display import counted
 from headwise.errors import ArgumentError, HeadError
-from headwise.files import build_from, read_object, write_json
+from headwise.files import JsonFile
 from headwise.models import count_cache_layers, fingerprint, head_cache
 from headwise.shapes import is_size
 from headwise.tables import Head, grid_html, plot_categories
 
-FORMAT = "headwise-cache-plan/2"
 Window = int | None
 
 
@@ -67,7 +65,7 @@ class LayerCachePlan:
 
 
 @dataclass(frozen=True)
-class CachePlan:
+class CachePlan(JsonFile):
     """Which tokens each kv head of a model keeps: all of them, or the first and the latest.
 
     Attributes:
@@ -87,6 +85,10 @@ class CachePlan:
         >>> plan.share(1024)
         0.2998046875
     """
+
+    _format = "headwise-cache-plan/2"
+    _problem = "holds no plan for a cache"
+    _keep = (ArgumentError,)
 
     layers: tuple[LayerCachePlan, ...]
     sinks: int = 4
@@ -255,30 +257,16 @@ class CachePlan:
         ]
         return pd.DataFrame(rows)
 
-    def save(self, path: str | Path) -> Path:
-        """Write the plan as JSON.
-
-        Raises:
-            OutputError: the file cannot be written.
-        """
-        return write_json({"format": FORMAT, **asdict(self)}, path)
-
     @classmethod
-    def load(cls, path: str | Path) -> "CachePlan":
-        """Read a plan that `save` wrote.
-
-        Raises:
-            InputError: the file is missing or holds no plan.
-            ArgumentError: a window or the number of sinks is out of range.
-        """
-        caller, problem = "CachePlan.load", "holds no plan for a cache"
-        advice = "Give a file that CachePlan.save wrote."
-        content = read_object(path, caller, advice, problem)
-        return build_from(
-            lambda: cls(*_fields_of(content)),
-            f"{caller}: {path} {problem}",
-            advice,
-            keep=(ArgumentError,),
+    def _built(cls, content: dict[str, Any]) -> "CachePlan":
+        if type(content["sinks"]) is not int:
+            raise ValueError(f"{content['sinks']!r} sinks are not a whole number")
+        return cls(
+            tuple(_read_layer(entry) for entry in content["layers"]),
+            content["sinks"],
+            str(content["model"]),
+            str(content["why"]),
+            {str(name): float(value) for name, value in content["measured"].items()},
         )
 
     def __str__(self) -> str:
@@ -292,20 +280,6 @@ class CachePlan:
             lasts = " or ".join(map(str, sizes))
             text += f", the others {self.sinks} first and {lasts} last ones"
         return text + (f" ({self.why})" if self.why else "")
-
-
-def _fields_of(content: Mapping[str, Any]) -> tuple[Any, ...]:
-    if content.get("format") != FORMAT:
-        raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT!r}")
-    if type(content["sinks"]) is not int:
-        raise ValueError(f"{content['sinks']!r} sinks are not a whole number")
-    return (
-        tuple(_read_layer(entry) for entry in content["layers"]),
-        content["sinks"],
-        str(content["model"]),
-        str(content["why"]),
-        {str(name): float(value) for name, value in content["measured"].items()},
-    )
 
 
 def _read_layer(entry: Mapping[str, Any]) -> LayerCachePlan:

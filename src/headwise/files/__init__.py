@@ -10,13 +10,21 @@ from headwise.files._atomic import (
     folder_beside,
     write_beside,
 )
-from headwise.files._json import build_from, parse_json, read_json, read_object, write_json
+from headwise.files._json import (
+    JsonFile,
+    build_from,
+    parse_json,
+    read_json,
+    read_object,
+    write_json,
+)
 from headwise.files._paths import as_path
 from headwise.files._text import decode, is_unicode, kind_of
 
 __all__ = [
     "MODEL_FILES",
     "STUDY_FILES",
+    "JsonFile",
     "as_path",
     "build_from",
     "check_not_moved",

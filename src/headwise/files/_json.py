@@ -4,8 +4,9 @@ import errno
 import json
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from headwise.errors import HeadwiseError, InputError
 from headwise.files._atomic import write_beside
@@ -15,7 +16,7 @@ from headwise.files._text import decode
 # The errors of Python and its libraries for a missing value or a value of the wrong type.
 _WRONG_FORM = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
-__all__ = ["build_from", "parse_json", "read_json", "read_object", "write_json"]
+__all__ = ["JsonFile", "build_from", "parse_json", "read_json", "read_object", "write_json"]
 
 T = TypeVar("T")
 
@@ -129,6 +130,52 @@ def build_from(
         lines = str(error).strip().splitlines() or [type(error).__name__]
         kind = type(error) if isinstance(error, keep) else InputError
         raise kind(f"{problem} ({lines[0].rstrip('.')}). {advice}") from error
+
+
+class JsonFile:
+    """What saves itself as JSON, and loads itself again: plans, costs.
+
+    A subclass is a dataclass that names its format, and builds itself from the content of a file.
+    """
+
+    _format: ClassVar[str]
+    # What an error message says about a file of another kind, and errors of ours that it leaves.
+    _problem: ClassVar[str]
+    _keep: ClassVar[tuple[type[HeadwiseError], ...]] = ()
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write it as JSON.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        return write_json({"format": self._format, **self._content()}, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what `save` wrote.
+
+        Raises:
+            InputError: the file is missing or holds something else.
+            HeadwiseError: its values are out of range.
+        """
+        function, advice = f"{cls.__name__}.load", f"Give a file that {cls.__name__}.save wrote."
+        content = read_object(path, function, advice, cls._problem)
+
+        def build() -> Self:
+            if content.get("format") != cls._format:
+                raise ValueError(f"its format is {content.get('format')!r}, not {cls._format!r}")
+            return cls._built(content)
+
+        return build_from(build, f"{function}: {path} {cls._problem}", advice, cls._keep)
+
+    def _content(self) -> dict[str, Any]:
+        """What is written: the fields."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    @classmethod
+    def _built(cls, content: dict[str, Any]) -> Self:
+        raise NotImplementedError
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -75,14 +75,14 @@ def label_shift(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
     for method in ("prepare_decoder_input_ids_from_labels", "_shift_right"):
         shift: Any = getattr(model, method, None)
         if shift is not None:
-            return shift  # type: ignore[no-any-return]
+            return shift
     config = getattr(model, "config", None)
     ends = [getattr(config, f"{kind}_token_id", None) for kind in ("pad", "decoder_start")]
     for cls in type(model).__mro__:
         function = getattr(sys.modules.get(cls.__module__), "shift_tokens_right", None)
         if function is not None:
             count = len(inspect.signature(function).parameters) - 1
-            return lambda ids: function(ids, *ends[:count])  # type: ignore[no-any-return]
+            return lambda ids: function(ids, *ends[:count])
     return None
 
 

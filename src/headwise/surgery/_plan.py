@@ -1,19 +1,17 @@
 """A plan: which heads to remove from each layer. It can be saved and needs no model."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from headwise._display import counted
 from headwise.errors import HeadError
-from headwise.files import build_from, read_object, write_json
+from headwise.files import JsonFile
 from headwise.tables import Head, HeadsLike, grid_html, plot_removed, resolve_heads
 
-FORMAT = "headwise-plan/1"
 # More heads than a layer of any model has.
 _MOST_HEADS = 2**16
 
@@ -63,7 +61,7 @@ class LayerPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(JsonFile):
     """Which heads to remove from a model.
 
     Attributes:
@@ -80,6 +78,10 @@ class Plan:
         >>> print(plan)
         3 of 6 heads removed: L0.H1, L1.H0, L1.H2
     """
+
+    _format = "headwise-plan/1"
+    _problem = "holds no plan"
+    _keep = (HeadError,)
 
     layers: tuple[LayerPlan, ...]
     model: str = ""
@@ -176,48 +178,21 @@ class Plan:
     def _count(self) -> str:
         return f"{len(self.removed)} of {counted(len(self._heads), 'head')} removed"
 
-    def save(self, path: str | Path) -> Path:
-        """Write the plan as JSON.
-
-        Raises:
-            OutputError: the file cannot be written.
-        """
-        return write_json({"format": FORMAT, **asdict(self)}, path)
-
     @classmethod
-    def load(cls, path: str | Path) -> "Plan":
-        """Read a plan that `save` wrote.
-
-        Raises:
-            InputError: the file is missing or holds no plan.
-            HeadError: the plan removes heads that do not exist, or the last head of a layer.
-        """
-        caller, problem, advice = "Plan.load", "holds no plan", "Give a file that Plan.save wrote."
-        content = read_object(path, caller, advice, problem)
-        return build_from(
-            lambda: cls(*_fields_of(content)),
-            f"{caller}: {path} {problem}",
-            advice,
-            keep=(HeadError,),
-        )
-
-
-def _fields_of(content: Mapping[str, Any]) -> tuple[Any, ...]:
-    if content.get("format") != FORMAT:
-        raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT!r}")
-    layers = tuple(_layer(entry) for entry in content["layers"])
-    if not layers:
-        raise ValueError("it has no layer")
-    for name, value in (("model", content["model"]), ("why", content["why"])):
-        if not isinstance(value, str):
-            raise ValueError(f"its {name} is {value!r}, which is no text")
-    costs: dict[str, tuple[float, float]] = {}
-    for name, amounts in content.get("costs", {}).items():
-        before, after = amounts
-        if not all(type(x) in (int, float) and isfinite(x) and x >= 0 for x in amounts):
-            raise ValueError(f"its costs {name!r} are {amounts!r}, which are no amounts")
-        costs[name] = float(before), float(after)
-    return layers, content["model"], content["why"], costs
+    def _built(cls, content: dict[str, Any]) -> "Plan":
+        layers = tuple(_layer(entry) for entry in content["layers"])
+        if not layers:
+            raise ValueError("it has no layer")
+        for name, value in (("model", content["model"]), ("why", content["why"])):
+            if not isinstance(value, str):
+                raise ValueError(f"its {name} is {value!r}, which is no text")
+        costs: dict[str, tuple[float, float]] = {}
+        for name, amounts in content.get("costs", {}).items():
+            before, after = amounts
+            if not all(type(x) in (int, float) and isfinite(x) and x >= 0 for x in amounts):
+                raise ValueError(f"its costs {name!r} are {amounts!r}, which are no amounts")
+            costs[name] = float(before), float(after)
+        return cls(layers, content["model"], content["why"], costs)
 
 
 def _layer(entry: Mapping[str, Any]) -> LayerPlan:
