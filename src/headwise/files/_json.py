@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from headwise.errors import HeadwiseError, InputError
 from headwise.files._atomic import write_beside
@@ -19,6 +19,7 @@ _WRONG_FORM = (LookupError, TypeError, ValueError, AttributeError, ArithmeticErr
 __all__ = ["JsonFile", "build_from", "parse_json", "read_json", "read_object", "write_json"]
 
 T = TypeVar("T")
+File = TypeVar("File", bound="JsonFile")
 
 # Enough digits for any size, count or seed. Larger integers raise various errors in NumPy.
 _DIGITS = 18
@@ -152,7 +153,7 @@ class JsonFile:
         return write_json({"format": self._format, **self._content()}, path)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
+    def load(cls: type[File], path: str | os.PathLike[str]) -> File:
         """Read what `save` wrote.
 
         Raises:
@@ -162,7 +163,7 @@ class JsonFile:
         function, advice = f"{cls.__name__}.load", f"Give a file that {cls.__name__}.save wrote."
         content = read_object(path, function, advice, cls._problem)
 
-        def build() -> Self:
+        def build() -> File:
             if content.get("format") != cls._format:
                 raise ValueError(f"its format is {content.get('format')!r}, not {cls._format!r}")
             return cls._built(content)
@@ -171,10 +172,10 @@ class JsonFile:
 
     def _content(self) -> dict[str, Any]:
         """What is written: the fields."""
-        return asdict(self)  # type: ignore[call-overload, no-any-return]
+        return asdict(self)  # type: ignore[call-overload]
 
     @classmethod
-    def _built(cls, content: dict[str, Any]) -> Self:
+    def _built(cls: type[File], content: dict[str, Any]) -> File:
         raise NotImplementedError
 
 
