@@ -19,7 +19,7 @@ from headwise.errors import ArgumentError, InputError, OutputError, UnsupportedE
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.layer import ALiBi, YaRN
 from headwise.models.checkpoints import _formats, _save
-from headwise.models.checkpoints._changes import apply_changes, differences_of
+from headwise.models.checkpoints._manifest import apply_changes, differences_of
 
 IDS = torch.tensor([[9, 7, 12, 11]])
 

@@ -58,7 +58,8 @@ def write_beside(path: str | os.PathLike[str], force: bool = True) -> Iterator[P
         # In a folder of its own, because some writers make temporary files beside theirs.
         with _temporary_folder(target.parent) as folder:
             beside = folder / f"content{target.suffix}"
-            yield beside
+            with _named(target, beside):
+                yield beside
             _give_default_modes(folder)
             _sync(beside)
             if force:
@@ -118,7 +119,8 @@ def folder_beside(target: Path, force: bool, ours: Sequence[str] = ()) -> Iterat
             )
         target.parent.mkdir(parents=True, exist_ok=True)
         with _temporary_folder(target.parent) as new:
-            yield new
+            with _named(target, new):
+                yield new
             _give_default_modes(new)
             _sync_tree(new)
             if force and target.exists():
@@ -214,7 +216,8 @@ def files_beside(folder: Path, last: str) -> Iterator[Path]:
         OutputError: the folder cannot be written, or the disk is full.
     """
     with _output_errors(folder, "Choose another place.", "save"), _temporary_folder(folder) as new:
-        yield new
+        with _named(folder, new):
+            yield new
         _give_default_modes(new)
         _sync_tree(new)
         names = sorted(os.listdir(new), key=lambda name: (name == last, name))
@@ -300,19 +303,23 @@ def _sync(path: Path) -> None:
 
 
 @contextmanager
+def _named(target: Path, beside: Path) -> Iterator[None]:
+    """Let errors of a block, which knows the temporary path alone, name the target."""
+    try:
+        yield
+    except HeadwiseError as error:
+        message = str(error).replace(str(beside), str(target))
+        if message == str(error):
+            raise
+        raise type(error)(message) from error
+
+
+@contextmanager
 def _output_errors(target: Path, advice: str, function: str = "write") -> Iterator[None]:
     """Raise an OutputError with the path for any failure to write, such as a full disk."""
     try:
         _check_name(target)
         yield
-    except HeadwiseError as error:
-        # The block knows only the temporary path.
-        temporary = re.escape(str(target.parent / PREFIX)) + rf"[^/\\]*[/\\]{_NEW}"
-        temporary += rf"([/\\]content{re.escape(target.suffix)})?"
-        message = re.sub(temporary, lambda _: str(target), str(error))
-        if message != str(error):
-            raise type(error)(message) from error
-        raise
     except OSError as error:
         reason = error.strerror or error
         raise OutputError(f"{function}: {target} cannot be written ({reason}). {advice}") from error

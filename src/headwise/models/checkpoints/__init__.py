@@ -1,16 +1,18 @@
 """Checkpoints of models with changed heads: every format, and the check in a fresh process."""
 
-from headwise.models.checkpoints._changes import (
+from headwise.models.checkpoints._formats import Format, as_format
+from headwise.models.checkpoints._fresh_process import SENTENCES
+from headwise.models.checkpoints._manifest import (
     CHANGED,
+    LAYER,
     Differences,
     apply_changes,
     changed_class,
     differences_of,
+    read_layer,
     read_manifest,
+    write_layer,
 )
-from headwise.models.checkpoints._formats import Format, as_format
-from headwise.models.checkpoints._fresh_process import SENTENCES
-from headwise.models.checkpoints._layer_folder import LAYER, read_layer, write_layer
 from headwise.models.checkpoints._original_heads import (
     ORIGINAL,
     compose_heads,

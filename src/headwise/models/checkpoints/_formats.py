@@ -25,8 +25,12 @@ from headwise.layer import MultiHeadAttention
 from headwise.models._libraries import auto_classes
 from headwise.models._model import device_of
 from headwise.models.checkpoints import _resize
-from headwise.models.checkpoints._changes import MANIFEST, describe_changes, differences_of
-from headwise.models.checkpoints._layer_folder import write_layer
+from headwise.models.checkpoints._manifest import (
+    MANIFEST,
+    describe_changes,
+    differences_of,
+    write_layer,
+)
 from headwise.models.checkpoints._original_heads import ORIGINAL, compose_heads, original_heads
 from headwise.models.checkpoints._resize import BiasHeads, is_bias_table
 from headwise.models.checkpoints._torch_layer import TorchCompatibleAttention

@@ -1,14 +1,14 @@
 """The files beside the weights of a model that stay valid when heads are removed."""
 
-import json
+import os
 import shutil
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 from headwise._packages import require
 from headwise.errors import InputError
+from headwise.files import build_from, read_json
 
 TOKENIZER_FILES = (
     "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json",
@@ -76,17 +76,18 @@ def source_folder(source: str | Path) -> Path:
 def _modules(folder: Path) -> Iterator[Path]:
     """The folders of the modules of a SentenceTransformer other than its transformer."""
     path = folder / _MODULES
-    try:
-        content: Any = json.loads(path.read_text("utf-8"))
-        modules = [(str(module["path"]), str(module["type"])) for module in content]
-        locations = [(folder / name).resolve() for name, _ in modules]
-        folders = [location.is_dir() for location in locations]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(
-            f"save: {path} is not a list of modules of a SentenceTransformer ({error}). Save the "
-            f"model again with sentence-transformers, or remove the file."
-        ) from error
-    for (name, kind), location, exists in zip(modules, locations, folders, strict=True):
+    problem = "is not a list of modules of a SentenceTransformer"
+    advice = "Save the model again with sentence-transformers, or remove the file."
+    content = read_json(path, "save", advice, problem)
+    modules = build_from(
+        lambda: [
+            (str(module["path"]), str(module["type"]), (folder / str(module["path"])).resolve())
+            for module in content
+        ],
+        f"save: {path} {problem}",
+        advice,
+    )
+    for name, kind, location in modules:
         if not kind.startswith(_KNOWN):
             raise InputError(
                 f"save: {path} names the module {kind!r}, which has code of its own, and no code "
@@ -97,7 +98,7 @@ def _modules(folder: Path) -> Iterator[Path]:
                 f"save: {path} names the folder {name!r}, which lies outside. Put it inside."
             )
         # A module without settings may have no folder.
-        if location != folder.resolve() and exists:
+        if location != folder.resolve() and os.path.isdir(location):
             yield folder / name
 
 

@@ -1,8 +1,8 @@
 """Run a model on a batch, or on a short example made for it, and compare its outputs."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -36,29 +36,15 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     for text in texts:
         if isinstance(text, str):
             raise ArgumentError(f"batch: {text[:40]!r} is a text. Give its token ids.")
-    with _same_draws(model):
-        return _call(model, batch)
-
-
-def _call(model: nn.Module, batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, tuple) else model(batch)
-
-
-@contextmanager
-def _same_draws(model: nn.Module) -> Iterator[None]:
-    """Seed the generators that a model may draw from, and restore their states afterwards."""
-    cuda = _cuda_devices(model)
+    # The generators of the model's devices alone: others are not the model's to draw from.
+    cuda = sorted({x.device.index for x in model.parameters() if x.is_cuda})
     with torch.random.fork_rng(cuda):
         torch.default_generator.manual_seed(0)
         for index in cuda:
             torch.cuda.default_generators[index].manual_seed(0)
-        yield
-
-
-def _cuda_devices(model: nn.Module) -> list[int]:
-    return sorted({x.device.index for x in model.parameters() if x.is_cuda})
+        if isinstance(batch, Mapping):
+            return model(**batch)
+        return model(*batch) if isinstance(batch, tuple) else model(batch)
 
 
 def first_batch(model: nn.Module, reference: Any, caller: str) -> Any:
@@ -118,7 +104,9 @@ def _guess(model: nn.Module) -> Any:
     vectors = _layer_input(model, parameter)
     if vectors is not None:
         return vectors
-    names = inspect.signature(_without_adapters(model).forward).parameters
+    # PEFT wraps a model, and hides the names of its arguments.
+    base: Callable[[], nn.Module] = getattr(model, "get_base_model", lambda: model)
+    names = inspect.signature(base().forward).parameters
     values = {name: _argument(name, model, parameter) for name in names}
     batch = {name: value for name, value in values.items() if value is not None}
     if not batch:
@@ -127,12 +115,6 @@ def _guess(model: nn.Module) -> Any:
             f"({', '.join(names)}). Give reference=[batch], so that it can be run once."
         )
     return batch
-
-
-def _without_adapters(model: nn.Module) -> nn.Module:
-    """The model that PEFT wraps, which names its arguments; any other model itself."""
-    base: Callable[[], nn.Module] = getattr(model, "get_base_model", lambda: model)
-    return base()
 
 
 def _layer_input(model: nn.Module, like: Tensor) -> tuple[Tensor, ...] | None:
