@@ -45,7 +45,7 @@ def head_cache(
         UnsupportedError: the model has no cache of keys and values alone.
     """
     _check_transformers(model)
-    from headwise.models.cache._huggingface import open_cache
+    from headwise.models.cache.huggingface import open_cache
 
     return open_cache(check_model("CachePlan.cache", model), windows, sinks)
 
@@ -57,7 +57,7 @@ def count_cache_layers(model: nn.Module) -> int:
         UnsupportedError: the model has no cache of keys and values alone.
     """
     _check_transformers(model)
-    from headwise.models.cache._huggingface import sliding_windows
+    from headwise.models.cache.huggingface import sliding_windows
 
     return len(sliding_windows(check_model("CachePlan.cache", model)))
 

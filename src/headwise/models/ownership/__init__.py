@@ -19,7 +19,6 @@ from headwise.models.ownership._edit import (
     mean_heads,
     replace_heads,
 )
-from headwise.models.ownership._kept_heads import KeptHeads, keep_heads, kept_indices, spread
 from headwise.models.ownership._logit_rows import LogitRows, find_logit_rows, scale_rows
 from headwise.models.ownership._model_runs import (
     batches_of,
@@ -32,12 +31,16 @@ from headwise.models.ownership._model_runs import (
 )
 from headwise.models.ownership._ownership_map import (
     HeadCounts,
+    KeptHeads,
     OwnershipMap,
     Parts,
     attached_parts,
     count_heads,
     find_ownership,
+    keep_heads,
+    kept_indices,
     output_dependence,
+    spread,
 )
 
 __all__ = [
