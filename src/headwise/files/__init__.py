@@ -3,6 +3,7 @@
 from headwise.files._atomic import (
     MODEL_FILES,
     STUDY_FILES,
+    as_path,
     check_not_moved,
     check_writable,
     file_of_others,
@@ -18,7 +19,6 @@ from headwise.files._json import (
     read_object,
     write_json,
 )
-from headwise.files._paths import as_path
 from headwise.files._text import decode, is_unicode, kind_of
 
 __all__ = [

@@ -19,8 +19,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from headwise.errors import HeadwiseError, InputError, OutputError
+from headwise.errors import ArgumentError, HeadwiseError, InputError, OutputError
 
 # A folder that holds one of these is a model's or a study's.
 MODEL_FILES = ("config.json", "headwise.json", "modules.json")
@@ -34,6 +35,19 @@ _NEW = "new"  # in a temporary folder: the new content
 _OLD = ".headwise-old"  # the ending of a folder that is being replaced
 _UNABLE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
 _TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
+
+
+def as_path(function: str, path: Any) -> Path:
+    """The path that a function was given.
+
+    Raises:
+        ArgumentError: it is neither a string nor a path.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise ArgumentError(
+            f"{function}: a {type(path).__name__} is no path. Give one as a str or a pathlib.Path."
+        )
+    return Path(path)
 
 
 @contextmanager

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from headwise.errors import HeadwiseError, InputError
-from headwise.files._atomic import write_beside
-from headwise.files._paths import as_path
+from headwise.files._atomic import as_path, write_beside
 from headwise.files._text import decode
 
 # The errors of Python and its libraries for a missing value or a value of the wrong type.
