@@ -17,10 +17,10 @@ from jaxtyping import Float64, Int64
 from headwise._display import counted
 from headwise.errors import ArgumentError, ShapeError
 from headwise.files import as_path
-from headwise.tables._bootstrap import bootstrap_means, tails_of
+from headwise.tables._bootstrap import bootstrap_means, mean_interval
 from headwise.tables._columns import at_prompt
 from headwise.tables._heads import Head, HeadLike, resolve_heads
-from headwise.tables.file import (
+from headwise.tables._table_file import (
     heads_of_rows,
     indices_of,
     numbers_of,
@@ -133,8 +133,7 @@ class Scores:
         if len(self.per_text) == 1:
             unknown = np.full(len(self.heads), np.nan)
             return unknown, unknown
-        low, high = np.quantile(bootstrap_means(self.per_text), tails_of(level), axis=0)
-        return low, high
+        return mean_interval(self.per_text, level)
 
     def order(self) -> list[Head]:
         """The heads from the least to the most important: the order of removal."""

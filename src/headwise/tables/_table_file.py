@@ -14,7 +14,7 @@ from jaxtyping import Float64, Int64
 from headwise.errors import ArgumentError, InputError, OutputError
 from headwise.files import as_path, build_from, decode, kind_of, parse_json, write_beside
 from headwise.tables._heads import Head
-from headwise.tables.file._size_limits import check_table_size
+from headwise.tables._size_limits import check_table_size
 
 T = TypeVar("T")
 
