@@ -7,7 +7,7 @@ from headwise.tables._bootstrap import (
     ratio_interval,
     resample_counts,
 )
-from headwise.tables._columns import at_prompt, in_columns
+from headwise.tables._columns import address_columns, at_prompt, in_columns
 from headwise.tables._curves import Curves, Elbow
 from headwise.tables._head_table import HeadTable
 from headwise.tables._heads import Head, HeadLike, HeadsLike, resolve_heads
@@ -46,6 +46,7 @@ __all__ = [
     "Square",
     "TextSums",
     "Totals",
+    "address_columns",
     "at_prompt",
     "bootstrap_means",
     "categories_html",

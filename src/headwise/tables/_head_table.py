@@ -16,7 +16,7 @@ from jaxtyping import Float64, Int64
 from headwise._display import counted
 from headwise.errors import ArgumentError, HeadError
 from headwise.files import as_path
-from headwise.tables._columns import at_prompt
+from headwise.tables._columns import address_columns, at_prompt
 from headwise.tables._heads import Head, HeadLike, resolve_heads
 from headwise.tables._statistics import STATISTICS
 from headwise.tables._table_file import (
@@ -213,12 +213,7 @@ class HeadTable:
                 rows (`.count`), the largest value (`.max`) and the mean under uniform attention
                 (`.even`), and the kv head of each row.
         """
-        columns: dict[str, object] = {
-            "name": [str(head) for head in self.heads],
-            "stack": [head.stack for head in self.heads],
-            "layer": [head.layer for head in self.heads],
-            "head": [head.head for head in self.heads],
-        }
+        columns = address_columns(self.heads)
         if (self.coverage < 1).any():
             columns["coverage"] = self.coverage
         if self.original:

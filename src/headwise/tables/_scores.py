@@ -18,7 +18,7 @@ from headwise._display import counted
 from headwise.errors import ArgumentError, ShapeError
 from headwise.files import as_path
 from headwise.tables._bootstrap import bootstrap_means, mean_interval
-from headwise.tables._columns import at_prompt
+from headwise.tables._columns import address_columns, at_prompt
 from headwise.tables._heads import Head, HeadLike, resolve_heads
 from headwise.tables._table_file import (
     heads_of_rows,
@@ -186,17 +186,9 @@ class Scores:
         column `original` with each head's name in the original model, if it is known.
         """
         low, high = self.interval()
-        columns: dict[str, object] = {
-            "name": [str(head) for head in self.heads],
-            "stack": [head.stack for head in self.heads],
-            "layer": [head.layer for head in self.heads],
-            "head": [head.head for head in self.heads],
-            "importance": self.importance,
-            "ci_low": low,
-            "ci_high": high,
-            "method": self.method,
-            "loss": self.loss,
-        }
+        columns = address_columns(self.heads)
+        columns |= {"importance": self.importance, "ci_low": low, "ci_high": high}
+        columns |= {"method": self.method, "loss": self.loss}
         if self.rounds is not None:
             columns["round"] = self.rounds
         if self.original:

@@ -24,7 +24,7 @@ from headwise.report.comparison._differences import (
 )
 from headwise.report.comparison._matching import MatchedHeads, match_heads
 from headwise.roles import FEWEST_TEXTS, Roles
-from headwise.tables import Head, HeadTable, TextSums
+from headwise.tables import Head, HeadTable, TextSums, address_columns
 
 Column = Float64[np.ndarray, " _"]
 
@@ -119,13 +119,7 @@ def _rows(
         column[matched.common] = values
         return column
 
-    columns: dict[str, Any] = {
-        "name": [str(head) for head in heads],
-        "stack": [head.stack for head in heads],
-        "layer": [head.layer for head in heads],
-        "head": [head.head for head in heads],
-        "statistic": name,
-    }
+    columns: dict[str, Any] = {**address_columns(heads), "statistic": name}
     sides = dict(zip(("before", "after"), zip(tables, matched[1:], strict=True), strict=True))
     for side, (table, rows) in sides.items():
         means = table.mean(name)
