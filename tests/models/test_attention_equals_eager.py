@@ -15,9 +15,9 @@ from transformers import DynamicCache
 
 import headwise as hw
 from headwise.errors import HeadwiseError, UnsupportedError
+from headwise.models import cache_argument
 from headwise.models.attention import set_attention
 from headwise.models.attention.huggingface import _source
-from headwise.models.cache import cache_argument
 from on_our_kernel import at_any_size as at_any_size
 
 pytestmark = pytest.mark.usefixtures("at_any_size")
