@@ -15,6 +15,12 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f" Did you mean {close[0]}?" if close else ""
 
 
+def first_line(error: BaseException, most: int = 160) -> str:
+    """The first line of an error, to stand in another message; its type if it says nothing."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rstrip(" .")[:most]
+
+
 def printable(text: str) -> str:
     """Text with unprintable characters replaced, safe to print to a terminal."""
     return "".join(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import headwise as hw
-from headwise._display import counted
+from headwise._display import counted, first_line
 from headwise.cli._print import print_table
 from headwise.tables import Curves, Scores
 from studies import make_study
@@ -95,3 +95,8 @@ def test_nouns_agree_with_their_numbers() -> None:
     assert counted(0, "text") == "0 texts"
     assert counted(1200, "query", "queries") == "1,200 queries"
     assert counted(1, "query", "queries") == "1 query"
+
+
+def test_an_error_in_another_message_is_its_first_line_or_its_type() -> None:
+    said = [first_line(ValueError(text)) for text in ("no shape.\nmore", "", " \n")]
+    assert said == ["no shape", "ValueError", "ValueError"]

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from headwise._display import first_line
 from headwise.errors import HeadwiseError, InputError
 from headwise.files._atomic import as_path, write_beside
 from headwise.files._text import decode
@@ -127,9 +128,8 @@ def build_from(
     except InputError:
         raise  # its message already names the file
     except (*_WRONG_FORM, RuntimeError) as error:  # torch raises RuntimeError
-        lines = str(error).strip().splitlines() or [type(error).__name__]
         kind = type(error) if isinstance(error, keep) else InputError
-        raise kind(f"{problem} ({lines[0].rstrip('.')}). {advice}") from error
+        raise kind(f"{problem} ({first_line(error, 1000)}). {advice}") from error
 
 
 class JsonFile:

@@ -79,9 +79,7 @@ class _Use:
 
     def leave(self, *_: Any) -> None:
         if not torch.compiler.is_compiling() and self in _running.uses:
-            _running.uses.reverse()
-            _running.uses.remove(self)
-            _running.uses.reverse()
+            del _running.uses[-1 - _running.uses[::-1].index(self)]  # its innermost call
 
     def forget(self) -> None:
         """End calls that an interrupt has left open."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise._display import first_line
 from headwise._torch_private import compiled_modules, is_compiler_loaded, wrapped_by_compiler
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models._libraries import offload_hooks
@@ -137,9 +138,9 @@ def check_device(device: str | torch.device, option: str) -> torch.device:
             probe.cpu()  # fails on the meta device
             return probe.device
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
         raise ArgumentError(
-            f"{option}: {str(device)!r} cannot be used here ({reason}). Leave it out for the CPU."
+            f"{option}: {str(device)!r} cannot be used here ({first_line(error)}). Leave it out "
+            f"for the CPU."
         ) from error
 
 

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from headwise._display import first_line
 from headwise._packages import is_tokenizer_of_rust, untruncated
 from headwise.corpora import Span, Texts, list_texts
 from headwise.errors import ArgumentError, HeadwiseError, InputError, UnsupportedError
@@ -145,10 +146,9 @@ def _panics_refused(tokenizer: Any) -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        reason = (str(error).splitlines() or [""])[0][:200]
         raise UnsupportedError(
-            f"encode: {type(tokenizer).__name__} failed in a text ({reason}). Its rules do not fit "
-            f"such texts: give shorter ones, or another tokenizer."
+            f"encode: {type(tokenizer).__name__} failed in a text ({first_line(error)}). "
+            f"Its rules do not fit such texts: give shorter ones, or another tokenizer."
         ) from None
 
 
@@ -345,7 +345,7 @@ def text_alone(caller: str, model: nn.Module) -> Iterator[None]:
             raise
         raise UnsupportedError(
             f"{caller}: {type(model).__name__} reads {inputs[0]} beside text, and does not run on "
-            f"text alone ({str(error).splitlines()[0].rstrip('.')[:100]}). Give its text model, or "
+            f"text alone ({first_line(error, 100)}). Give its text model, or "
             f"watch it with headwise.observe(model) while it runs on its own inputs."
         ) from error
 

@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from headwise._display import first_line
 from headwise._packages import require
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models.attention._name import NAME
@@ -67,7 +68,7 @@ def set_attention(model: nn.Module, implementation: str) -> None:
     except (ValueError, ImportError) as error:
         raise ArgumentError(
             f"load: {type(model).__name__} cannot use attn_implementation={implementation!r} "
-            f"({str(error).splitlines()[0].rstrip('.')}). Leave it out."
+            f"({first_line(error)}). Leave it out."
         ) from error
 
 

@@ -44,8 +44,11 @@ def compose_heads(model: nn.Module, layers: Layers) -> dict[str, list[int | None
 
 def originals_of(model: nn.Module, heads: Iterable[Head]) -> tuple[Head | None, ...]:
     """The original address of each head; empty if none are recorded for this model."""
-    known = original_heads(model)
-    return tuple(_original(known, head) for head in heads) if known else ()
+    known, originals = original_heads(model), list[Head | None]()
+    for head in heads if known else ():
+        number = _nth(known.get(_layer(head.stack, head.layer), ()), head.head)
+        originals.append(None if number is None else Head(head.stack, head.layer, number))
+    return tuple(originals)
 
 
 def read_original(content: Any, path: str) -> dict[str, list[int | None]]:
@@ -61,12 +64,6 @@ def read_original(content: Any, path: str) -> dict[str, list[int | None]]:
                 f"different numbers from 0 on. Save the model again."
             )
     return dict(content)
-
-
-def _original(known: Mapping[str, Sequence[int | None]], head: Head) -> Head | None:
-    heads = known.get(_layer(head.stack, head.layer), ())
-    number = _nth(heads, head.head)
-    return None if number is None else Head(head.stack, head.layer, number)
 
 
 def _nth(heads: Sequence[int | None], nth: int | None) -> int | None:

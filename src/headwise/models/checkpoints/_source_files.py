@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
+from headwise._display import first_line
 from headwise._packages import require
 from headwise.errors import InputError
 from headwise.files import build_from, read_json
@@ -66,10 +67,10 @@ def source_folder(source: str | Path) -> Path:
     try:
         return Path(hub.snapshot_download(str(source), allow_patterns=allowed))
     except Exception as error:  # the HTTP library decides which one
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"save: source={str(source)!r} is neither a folder nor a reachable hub model ({line}). "
-            f"Give the folder or the hub name that the model was loaded from."
+            f"save: source={str(source)!r} is neither a folder nor a reachable hub model "
+            f"({first_line(error)}). Give the folder or the hub name that the model was loaded "
+            f"from."
         ) from error
 
 

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from headwise._argument_names import LOAD, suggests
-from headwise._display import counted, did_you_mean
+from headwise._display import counted, did_you_mean, first_line
 from headwise._packages import require
 from headwise._progress import shows_progress
 from headwise._size_limits import limit_model_size
@@ -123,7 +123,7 @@ def load_tokenizer(source: str | Path) -> Any:
         if folder is None:
             raise InputError(f"load_tokenizer: {source} {_unreachable(source, error)}") from error
         raise InputError(
-            f"load_tokenizer: {source} has no tokenizer that can be opened ({_line(error)}). "
+            f"load_tokenizer: {source} has no tokenizer that can be opened ({first_line(error)}). "
             f"Save the tokenizer beside the model."
         ) from error
 
@@ -239,7 +239,7 @@ def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None)
 
 def _why_not(error: Exception, source: str | Path, folder: Path | None) -> str:
     """The reason why a model cannot be opened, and what to do."""
-    line = _line(error)
+    line = first_line(error)
     if isinstance(error, SafetensorError):
         return f"has weights that are broken or cut short ({line}). Copy or save it again."
     if "ignore_mismatched_sizes" in str(error):  # the details are only in a log
@@ -254,7 +254,7 @@ def _why_not(error: Exception, source: str | Path, folder: Path | None) -> str:
 
 def _unreachable(source: str | Path, error: Exception) -> str:
     return (
-        f"is neither a folder nor a reachable hub model ({_line(error)})."
+        f"is neither a folder nor a reachable hub model ({first_line(error)})."
         f"{_nearest_folder(Path(source))} Give a model's folder or a hub name."
     )
 
@@ -269,9 +269,3 @@ def _model_class(source: str, **pinned: str) -> Any:
         if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel):
             return cls
     return transformers.AutoModel
-
-
-def _line(error: Exception) -> str:
-    """The first line of an error, shortened to fit into another message."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].rstrip(" .")[:160]

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from headwise._display import first_line
 from headwise._evaluation import in_evaluation
 from headwise.errors import ArgumentError, HeadwiseError
 from headwise.layer import MultiHeadAttention
@@ -87,11 +88,10 @@ def example_input(model: nn.Module) -> Any:
         raise
     except Exception as error:  # models raise any exception
         inputs = ", ".join(batch) if isinstance(batch, dict) else "vectors"
-        reason = (str(error).strip().splitlines() or [""])[0].rstrip(".")[:120]
         raise ArgumentError(
             f"heads: {type(model).__name__} does not run on a made-up input of {inputs} "
-            f"({type(error).__name__}: {reason}). Give reference=[batch], so that it can be run "
-            f"once."
+            f"({type(error).__name__}: {first_line(error, 120)}). Give reference=[batch], so that "
+            f"it can be run once."
         ) from error
     return batch
 
