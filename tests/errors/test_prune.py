@@ -169,7 +169,7 @@ def test_files_that_are_no_plan(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="2147483648 heads in layer 0; from 1 to 65536 are read"):
         Plan.load(path)
     path.write_text(f'{{"format": "headwise-plan/1", "layers": [{layer}], "model": "", "why": ""}}')
-    with pytest.raises(InputError, match="not all whole numbers"):
+    with pytest.raises(InputError, match="'1' is not a whole number"):
         Plan.load(path)
 
 
@@ -177,14 +177,14 @@ def test_files_that_are_no_plan(tmp_path: Path) -> None:
     ("changes", "says"),
     [
         ({"layers": []}, "it has no layer"),
-        ({"model": None}, "its model is None, which is no text"),
-        ({"why": 3}, "its why is 3, which is no text"),
-        ({"costs": {"seconds": [1, "2"]}}, r"its costs 'seconds' are \[1, '2'\]"),
-        ({"costs": {"seconds": [True, 2]}}, r"its costs 'seconds' are \[True, 2\]"),
+        ({"model": None}, "None is not a text"),
+        ({"why": 3}, "3 is not a text"),
+        ({"costs": {"seconds": [1, "2"]}}, "'2' is not a finite number"),
+        ({"costs": {"seconds": [True, 2]}}, "True is not a finite number"),
         ({"costs": {"seconds": [-1, 2]}}, r"its costs 'seconds' are \[-1, 2\]"),
-        ({"costs": {"seconds": [float("nan"), 2]}}, r"its costs 'seconds' are \[nan, 2\]"),
-        ({"layers": [{"stack": 1, "layer": 0, "n_heads": 3, "remove": []}]}, "from the stack 1"),
-        ({"layers": [{"stack": "", "layer": 0, "n_heads": 3, "remove": ""}]}, "removes '' from"),
+        ({"costs": {"seconds": [float("nan"), 2]}}, "nan is not a finite number"),
+        ({"layers": [{"stack": 1, "layer": 0, "n_heads": 3, "remove": []}]}, "1 is not a text"),
+        ({"layers": [{"stack": "", "layer": 0, "n_heads": 3, "remove": ""}]}, "'' is not a list"),
         ({"layers": [{"stack": "", "layer": 0, "n_heads": 0, "remove": []}]}, "0 heads in layer 0"),
         ({"layers": [{"stack": "", "layer": -1, "n_heads": 3, "remove": []}]}, "in layer -1"),
     ],

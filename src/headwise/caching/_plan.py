@@ -11,7 +11,7 @@ from torch import nn
 
 from headwise._display import counted
 from headwise.errors import ArgumentError, HeadError
-from headwise.files import JsonFile
+from headwise.files import JsonFile, typed
 from headwise.models import count_cache_layers, fingerprint, head_cache
 from headwise.shapes import is_size
 from headwise.tables import Head, grid_html, plot_categories
@@ -259,11 +259,9 @@ class CachePlan(JsonFile):
 
     @classmethod
     def _built(cls, content: dict[str, Any]) -> "CachePlan":
-        if type(content["sinks"]) is not int:
-            raise ValueError(f"{content['sinks']!r} sinks are not a whole number")
         return cls(
             tuple(_read_layer(entry) for entry in content["layers"]),
-            content["sinks"],
+            typed(content["sinks"], int),
             str(content["model"]),
             str(content["why"]),
             {str(name): float(value) for name, value in content["measured"].items()},

@@ -14,9 +14,11 @@ from headwise.files._atomic import (
 from headwise.files._json import (
     JsonFile,
     build_from,
+    number,
     parse_json,
     read_json,
     read_object,
+    typed,
     write_json,
 )
 from headwise.files._text import decode, is_unicode, kind_of
@@ -35,9 +37,11 @@ __all__ = [
     "folder_beside",
     "is_unicode",
     "kind_of",
+    "number",
     "parse_json",
     "read_json",
     "read_object",
+    "typed",
     "write_beside",
     "write_json",
 ]

@@ -38,11 +38,7 @@ _TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
 
 
 def as_path(function: str, path: Any) -> Path:
-    """The path that a function was given.
-
-    Raises:
-        ArgumentError: it is neither a string nor a path.
-    """
+    """The path that a function was given."""
     if not isinstance(path, str | os.PathLike):
         raise ArgumentError(
             f"{function}: a {type(path).__name__} is no path. Give one as a str or a pathlib.Path."
@@ -61,9 +57,6 @@ def write_beside(path: str | os.PathLike[str], force: bool = True) -> Iterator[P
 
     Args:
         force: Whether an existing file is replaced.
-    Raises:
-        OutputError: the folder does not exist or cannot be written, the disk is full, `path` is a
-            folder, or it exists when the block ends and `force` is False.
     """
     target = Path(path)
     with _output_errors(target, "Choose a folder that exists and that you may write to."):
@@ -111,12 +104,10 @@ def folder_beside(target: Path, force: bool, ours: Sequence[str] = ()) -> Iterat
     killed, `target` is the old folder or the complete new one, and the next write beside it
     deletes the temporary folder; or the old folder has another name, as `check_not_moved` says.
 
+    A folder that another process has written while the block ran is not replaced, either.
+
     Args:
         ours: As in `file_of_others`: a folder with files of others is not replaced.
-    Raises:
-        OutputError: `target` is a file, a folder with content and `force` is False, or a folder
-            with files of others, or it cannot be written. A folder that another process has
-            written while the block ran is not replaced, either.
     """
     with _output_errors(target, "Choose another place.", "save"):
         if moved := _moved(target):
@@ -169,11 +160,7 @@ def _replace_folder(new: Path, target: Path) -> None:
 
 
 def check_not_moved(folder: str | os.PathLike[str], function: str) -> None:
-    """Say where the content of a missing folder is, if a process was killed while it replaced it.
-
-    Raises:
-        InputError: the folder is missing, and its old content has another name.
-    """
+    """Say where the content of a missing folder is, if a process was killed while replacing it."""
     if moved := _moved(Path(folder)):
         raise InputError(f"{function}: {moved}")
 
@@ -226,8 +213,6 @@ def files_beside(folder: Path, last: str) -> Iterator[Path]:
     Args:
         folder: A folder that exists.
         last: The file without which the others are not read.
-    Raises:
-        OutputError: the folder cannot be written, or the disk is full.
     """
     with _output_errors(folder, "Choose another place.", "save"), _temporary_folder(folder) as new:
         with _named(folder, new):
@@ -340,11 +325,7 @@ def _output_errors(target: Path, advice: str, function: str = "write") -> Iterat
 
 
 def _check_name(path: Path) -> None:
-    """Refuse an invalid file name before any work, not only at the final rename.
-
-    Raises:
-        OSError: the name is too long, holds a NUL or a lone surrogate, or a parent is a file.
-    """
+    """Refuse an invalid file name by an OSError before any work, not only at the final rename."""
     try:
         with suppress(FileNotFoundError):
             os.lstat(path)

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict
@@ -15,8 +16,6 @@ from headwise.files._text import decode
 
 # The errors of Python and its libraries for a missing value or a value of the wrong type.
 _WRONG_FORM = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-
-__all__ = ["JsonFile", "build_from", "parse_json", "read_json", "read_object", "write_json"]
 
 T = TypeVar("T")
 File = TypeVar("File", bound="JsonFile")
@@ -43,11 +42,7 @@ def parse_json(text: str) -> Any:
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
-    """The content of a file; a pipe or a device, which may never end, is refused.
-
-    Raises:
-        OSError: it is no regular file, or cannot be read.
-    """
+    """The content of a file; a pipe or a device, which may never end, is refused."""
     if (path := Path(path)).exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is a folder" if path.is_dir() else "no regular file")
     return path.read_bytes()
@@ -75,8 +70,6 @@ def read_json(
         advice: What the error message advises.
         problem: What the error message says about the path. None says that the file cannot be
             read, or that it is not JSON.
-    Raises:
-        InputError: the file cannot be read, or `parse_json` refuses its text.
     """
     path = as_path(function, path)
     try:
@@ -92,11 +85,7 @@ def read_json(
 def read_object(
     path: str | os.PathLike[str], function: str, advice: str, problem: str | None = None
 ) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        InputError: the file cannot be read, is not JSON, or holds no object.
-    """
+    """The object in a JSON file."""
     value = read_json(path, function, advice, problem)
     if not isinstance(value, dict):
         message = f"holds no object but {str(value)[:40]}"
@@ -120,8 +109,6 @@ def build_from(
         problem: The beginning of the error message, with the path.
         advice: What the error message advises.
         keep: Our error types that are raised unchanged.
-    Raises:
-        InputError: `build` meets a value that is missing or of the wrong type.
     """
     try:
         return build()
@@ -130,6 +117,23 @@ def build_from(
     except (*_WRONG_FORM, RuntimeError) as error:  # torch raises RuntimeError
         kind = type(error) if isinstance(error, keep) else InputError
         raise kind(f"{problem} ({first_line(error, 1000)}). {advice}") from error
+
+
+_TYPES = {str: "a text", bool: "true or false", int: "a whole number", list: "a list"}
+
+
+def typed(value: Any, kind: type[T]) -> T:
+    """A value of a file, which must be of exactly this type: JSON's true is no number."""
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.40} is not {_TYPES[kind]}")
+    return value
+
+
+def number(value: Any) -> float:
+    """A finite number of a file."""
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise TypeError(f"{value!r:.40} is not a finite number")
+    return float(value)
 
 
 class JsonFile:

@@ -26,11 +26,7 @@ def kind_of(data: bytes) -> str:
 
 
 def decode(data: bytes) -> str:
-    """The text of these bytes, without a byte order mark.
-
-    Raises:
-        ValueError: they are not UTF-8. It names the kind of file that they are, or a byte.
-    """
+    """The text of these bytes, without a byte order mark; a ValueError says what else they are."""
     if kind := kind_of(data):
         raise ValueError(f"it is {kind}")
     try:

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 
 import numpy as np
 
 from headwise._display import counted
 from headwise.errors import HeadError
-from headwise.files import JsonFile
+from headwise.files import JsonFile, number, typed
 from headwise.tables import Head, HeadsLike, grid_html, plot_removed, resolve_heads
 
 # More heads than a layer of any model has.
@@ -183,28 +182,19 @@ class Plan(JsonFile):
         layers = tuple(_layer(entry) for entry in content["layers"])
         if not layers:
             raise ValueError("it has no layer")
-        for name, value in (("model", content["model"]), ("why", content["why"])):
-            if not isinstance(value, str):
-                raise ValueError(f"its {name} is {value!r}, which is no text")
         costs: dict[str, tuple[float, float]] = {}
         for name, amounts in content.get("costs", {}).items():
-            before, after = amounts
-            if not all(type(x) in (int, float) and isfinite(x) and x >= 0 for x in amounts):
+            before, after = map(number, amounts)
+            if before < 0 or after < 0:
                 raise ValueError(f"its costs {name!r} are {amounts!r}, which are no amounts")
-            costs[name] = float(before), float(after)
-        return cls(layers, content["model"], content["why"], costs)
+            costs[name] = before, after
+        return cls(layers, typed(content["model"], str), typed(content["why"], str), costs)
 
 
 def _layer(entry: Mapping[str, Any]) -> LayerPlan:
-    remove, stack = entry["remove"], entry["stack"]
-    if not isinstance(remove, list) or not isinstance(stack, str):
-        raise ValueError(f"a layer removes {remove!r} from the stack {stack!r}")
-    numbers = [entry["layer"], entry["n_heads"], *remove]
-    if not all(type(number) is int for number in numbers):
-        raise ValueError(f"{numbers} are not all whole numbers")
+    layer, n_heads = typed(entry["layer"], int), typed(entry["n_heads"], int)
+    remove = [typed(head, int) for head in typed(entry["remove"], list)]
     # A grid of heads is drawn, so they take memory.
-    if not 1 <= entry["n_heads"] <= _MOST_HEADS or entry["layer"] < 0:
-        raise ValueError(
-            f"{entry['n_heads']} heads in layer {entry['layer']}; from 1 to {_MOST_HEADS} are read"
-        )
-    return LayerPlan(stack, entry["layer"], entry["n_heads"], tuple(remove))
+    if not 1 <= n_heads <= _MOST_HEADS or layer < 0:
+        raise ValueError(f"{n_heads} heads in layer {layer}; from 1 to {_MOST_HEADS} are read")
+    return LayerPlan(typed(entry["stack"], str), layer, n_heads, tuple(remove))
