@@ -1,6 +1,7 @@
 """An output that cannot be written is refused before the work begins, and nothing is lost."""
 
 import errno
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,7 @@ def _refused(place: Path, line: str) -> str:
     return done.err
 
 
-@pytest.mark.parametrize("force", ["", "--force"])
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(("name", "force"), [*zip(FILES, cycle(["", "--force"]), strict=False)])
 def test_a_file_that_cannot_be_written(place: Path, name: str, force: str) -> None:
     line, ending = FILES[name]
     (place / f"folder{ending}").mkdir()
@@ -75,8 +75,7 @@ def test_a_file_that_cannot_be_written(place: Path, name: str, force: str) -> No
         assert message in _refused(place, f"{line} {path} {force}")
 
 
-@pytest.mark.parametrize("force", ["", "--force"])
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize(("name", "force"), [*zip(FOLDERS, cycle(["", "--force"]), strict=False)])
 def test_a_folder_that_cannot_be_written(place: Path, name: str, force: str) -> None:
     for path, message in (
         ("good.txt", "good.txt is the input" if "good" in FOLDERS[name] else "good.txt is a file."),

@@ -1,6 +1,7 @@
 """Values that no command can use: one clear line that names option and value, no traceback."""
 
 import re
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path) -> Path:
     return tmp_path
 
 
+def pairs(commands: Collection[str], values: Sequence[str]) -> list[tuple[str, str]]:
+    """The first command with every value, the others with one: all share the same checks."""
+    return [
+        (command, value)
+        for number, command in enumerate(commands)
+        for value in (values if number == 0 else [values[number % len(values)]])
+    ]
+
+
 def refused(place: Path, *arguments: str) -> str:
     """The one line of a command that fails and leaves everything as it was."""
     before = sorted(place.rglob("*"))
@@ -91,8 +101,7 @@ def replaced(command: str, option: str, value: str) -> tuple[str, ...]:
     return (command, *right, option, value)
 
 
-@pytest.mark.parametrize("value", ["", " ", "a\0b", "caf\udce9"])
-@pytest.mark.parametrize("command", RIGHT)
+@pytest.mark.parametrize(("command", "value"), pairs(RIGHT, ["", " ", "a\0b", "caf\udce9"]))
 def test_an_unusable_value_is_reported_with_its_option(
     place: Path, command: str, value: str
 ) -> None:
@@ -107,8 +116,7 @@ def test_an_unusable_value_is_reported_with_its_option(
         assert why in line
 
 
-@pytest.mark.parametrize("value", NO_MODELS)
-@pytest.mark.parametrize("command", SHARED)
+@pytest.mark.parametrize(("command", "value"), pairs(SHARED, NO_MODELS))
 def test_an_argument_that_is_no_model(place: Path, command: str, value: str) -> None:
     if command == "prune":
         (place / "by.csv").unlink()  # scores are read before a model
@@ -118,8 +126,9 @@ def test_an_argument_that_is_no_model(place: Path, command: str, value: str) -> 
     assert value in line or command == "prune"
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "x", "1e400"])
-@pytest.mark.parametrize("command", NUMBERS)
+@pytest.mark.parametrize(
+    ("command", "value"), pairs(NUMBERS, ["nan", "inf", "-inf", "-1", "x", "1e400"])
+)
 def test_an_argument_that_is_no_number(place: Path, command: str, value: str) -> None:
     for option in NUMBERS[command]:
         right = replaced(command, option, value)
@@ -165,16 +174,19 @@ def test_an_error_of_the_library_is_followed_by_the_options() -> None:
         assert command.with_options(message) == message
 
 
-@pytest.mark.parametrize("value", ["99999999999999999999999", "4294967296"])
-@pytest.mark.parametrize("command", [*SHARED, "train"])
+@pytest.mark.parametrize(
+    ("command", "value"), pairs([*SHARED, "train"], ["99999999999999999999999", "4294967296"])
+)
 def test_seeds_are_not_too_large(place: Path, command: str, value: str) -> None:
     line = refused(place, *replaced(command, "--seed", value))
     assert "--seed" in line
     assert value in line
 
 
-@pytest.mark.parametrize("value", ["meta", "cuda:7", "nonsense", "mkldnn", "hpu", "cpu:-1"])
-@pytest.mark.parametrize("command", [*SHARED[:4], "group"])
+@pytest.mark.parametrize(
+    ("command", "value"),
+    pairs([*SHARED[:4], "group"], ["meta", "cuda:7", "nonsense", "mkldnn", "hpu", "cpu:-1"]),
+)
 def test_unavailable_devices(place: Path, command: str, value: str) -> None:
     line = refused(place, *replaced(command, "--device", value))
     assert f"--device: '{value}' cannot be used here" in line

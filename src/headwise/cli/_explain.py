@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headwise.cli._options import Json, opt
+from headwise.cli._print import printable
 
 if TYPE_CHECKING:  # `headwise --help` imports neither
     import numpy
@@ -154,9 +155,7 @@ class _Page:
 
     def safe(self, text: str) -> str:
         """The user's text, with characters escaped that the terminal would interpret or lacks."""
-        shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-        encoding = self.console.encoding
-        return "".join(shown).encode(encoding, "backslashreplace").decode(encoding)
+        return printable(text, self.console.encoding)
 
 
 def _matrix(W: "numpy.ndarray") -> Table:
