@@ -147,10 +147,10 @@ def _run(q: Tensor, k: Tensor, v: Tensor, trained: bool, **arguments: Any) -> No
 
 def _in(context: partial[AbstractContextManager[None]], work: Work) -> Work:
     """The work under other thresholds, with a memory of its own of how a call is computed."""
-    settled: dict[Any, Any] = {}
+    prepared: dict[Any, Any] = {}
 
     def run() -> None:
-        with context(), patch.object(_attend, "_SETTLED", settled):
+        with context(), patch.object(_attend, "_PREPARED", prepared):
             work()
 
     return run

@@ -23,17 +23,15 @@ from torch import Tensor
 
 from headwise._library import library
 from headwise.kernels import (
-    AttentionProblem,
     AttentionRule,
     RowRequest,
     attend,
     make_rule,
     row_statistics,
 )
-from headwise.kernels.native import attend_native
-from headwise.kernels.native._builder import ProblemBuilder
+from headwise.kernels.native._compute import compute_heads, problem_of_heads
 from headwise.kernels.native._operators import attention
-from headwise.kernels.native._rule import add_rule
+from headwise.kernels.native._problem import NativeProblem
 from headwise.kernels.spec import lower
 
 # Texts, heads, tokens, width.
@@ -167,14 +165,9 @@ def _decoding_works(size: tuple[int, ...], dtype: str) -> dict[str, Work]:
 
 def _filled(
     q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, packed: bool = False
-) -> ProblemBuilder:
-    """What `attend` fills in and checks at every call."""
-    builder = ProblemBuilder.of(q, k, v)
-    builder.set("packed", packed)
-    add_rule(builder, rule)
-    builder.add_output("heads", (*q.shape[:3], v.shape[3]), q.dtype, strided_axes=3)
-    builder.add_output("lse", q.shape[:3])
-    return builder
+) -> NativeProblem:
+    """What `attend` fills in and checks at a call unlike earlier ones."""
+    return problem_of_heads(q, k, v, lower(rule, q.shape[2], k.shape[2]), ("lse",), packed)
 
 
 def small(options: argparse.Namespace) -> Iterator[Row]:
@@ -193,13 +186,13 @@ def calls(options: argparse.Namespace) -> Iterator[Row]:
     q, k, v = (torch.randn(1, 4, 2, 8) for _ in "qkv")
     rule = make_rule(head_dim=8)
     request = RowRequest(heads=True, distance=True, keys=_neighbors(1, 2))
-    builder = _filled(q, k, v, rule)
-    problem = ctypes.byref(builder.problem)
-    builder.solve()
+    filled = _filled(q, k, v, rule)
+    problem = ctypes.byref(filled.fields)
+    filled.solve()
     works: dict[str, Work] = {
         "torch's kernel": partial(F.scaled_dot_product_attention, q, k, v),
         "the native kernel in C": partial(library().functions.headwise_forward, problem),
-        "the same, checked and filled in": partial(attend_native, AttentionProblem(q, k, v, rule)),
+        "the same, checked and filled in": partial(compute_heads, q, k, v, lower(rule, 2, 2)),
         "the same as an operator": partial(attention, q, k, v, False, *lower(rule, 2, 2)),
         "attend, native": partial(attend, q, k, v, backend="native"),
         "attend, native and causal": partial(attend, q, k, v, causal=True, backend="native"),

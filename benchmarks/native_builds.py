@@ -23,7 +23,7 @@ from torch import Tensor
 
 from headwise._library import BUILT, SETS, Library, library, open_library
 from headwise.kernels import _attend, attend
-from headwise.kernels.native import _prepared
+from headwise.kernels.native import _compute, _problem
 
 # Texts, heads, tokens, width; whether causal, and whether gradients are computed too.
 CASES = (
@@ -36,8 +36,8 @@ CASES = (
 )
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TORCH = "torch"
-# What was settled for the calls of each build: what is remembered keeps the functions of its build.
-SETTLED: dict[str, dict[Any, Any]] = {}
+# What was prepared for the calls of each build, since it keeps the functions of its build.
+PREPARED: dict[str, dict[Any, Any]] = {}
 
 
 def main() -> None:
@@ -83,10 +83,11 @@ def whole_calls(builds: dict[str, Library], options: argparse.Namespace) -> Iter
 
 def _run(tensors: list[Tensor], causal: bool, build: Library | None) -> None:
     """One call by a build of the native kernel, or by torch's kernel."""
-    settled = SETTLED.setdefault(build.name if build else TORCH, {})
+    prepared = PREPARED.setdefault(build.name if build else TORCH, {})
     with (
-        patch.object(_prepared, "library", lambda: build),
-        patch.object(_attend, "_SETTLED", settled),
+        patch.object(_compute, "library", lambda: build),
+        patch.object(_problem, "library", lambda: build),
+        patch.object(_attend, "_PREPARED", prepared),
     ):
         if build:
             heads = attend(*tensors, causal=causal, backend="native")

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from headwise._library import library
 from headwise.kernels import RowRequest, attend, make_rule, row_statistics
-from headwise.kernels.native._builder import ProblemBuilder
-from headwise.kernels.native._compute import build_heads, build_statistics
+from headwise.kernels.native._compute import problem_of_heads, problem_of_rows
+from headwise.kernels.native._problem import NativeProblem
 from headwise.kernels.spec import lower
 
 # Calls on the same keys are timed in groups of this size.
@@ -48,8 +48,8 @@ def around(options: argparse.Namespace) -> Iterator[Row]:
     for causal in (False, True):
         q, k, v = (torch.randn(1, HEADS, 128, WIDTH) for _ in "qkv")
         rule = make_rule(head_dim=WIDTH, is_causal=causal).simplify(128, 128)
-        heads = build_heads(q, k, v, lower(rule, 128, 128), False, ())
-        rows, _ = build_statistics(q, k, v[..., :0], rule, RowRequest())
+        heads = problem_of_heads(q, k, v, lower(rule, 128, 128), (), packed=False)
+        rows = problem_of_rows(q, k, v, rule, RowRequest())
         native, described = kernel_alone(heads), kernel_alone(rows)
         torch_alone: Work = partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal)
         call = partial(attend, q, k, v, causal=causal)
@@ -83,11 +83,11 @@ def _difference(
         yield case | {"who": who, "took": f"{micro:.0f} µs", "ratio": "1", "rounds": rounds}
 
 
-def kernel_alone(builder: ProblemBuilder) -> Work:
+def kernel_alone(problem: NativeProblem) -> Work:
     """The kernel in C on a problem that was filled in and solved before."""
-    builder.solve()
-    function, problem = library().functions.headwise_forward, ctypes.byref(builder.problem)
-    return lambda builder=builder: function(problem)
+    problem.solve()
+    function, pointer = library().functions.headwise_forward, ctypes.byref(problem.fields)
+    return lambda problem=problem: function(pointer)
 
 
 def decoding(options: argparse.Namespace) -> Iterator[Row]:
@@ -108,7 +108,8 @@ def _decoding_works(S: int, between: int) -> dict[str, Work]:
     size = 2 * 4 * HEADS * S * WIDTH
     caches = [torch.randn(2, 1, HEADS, S, WIDTH).unbind(0) for _ in range(max(1, between // size))]
     lowered = lower(make_rule(head_dim=WIDTH), 1, S)
-    alone = {id(k): kernel_alone(build_heads(q, k, v, lowered, True, ())) for k, v in caches}
+    filled = {id(k): problem_of_heads(q, k, v, lowered, (), packed=True) for k, v in caches}
+    alone = {name: kernel_alone(problem) for name, problem in filled.items()}
     kernels: dict[str, Callable[[Tensor, Tensor], object]] = {
         TORCH: partial(F.scaled_dot_product_attention, q),
         READING: lambda k, v: (k.sum(), v.sum()),

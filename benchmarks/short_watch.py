@@ -22,8 +22,8 @@ from short_calls import kernel_alone
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.kernels import OF_MASK, RowRequest, make_rule
-from headwise.kernels.native._compute import build_statistics
+from headwise.kernels import RowRequest, make_rule
+from headwise.kernels.native._compute import problem_of_rows
 from headwise.watch import Watch, observe
 
 LAYERS = 6
@@ -97,10 +97,7 @@ def kernel_time(B: int, T: int, passes: int, clock: str, width: int = WIDTH) -> 
     query = torch.arange(T)  # its keys: first, self, previous and next
     keys = torch.stack([0 * query, query, query - 1, query + 1], dim=-1).expand(B, T, 4)
     request = RowRequest(distance=True, keys=keys)
-    builder, _ = build_statistics(q, k, v[..., :0], rule, request)
-    for name in OF_MASK:  # computed once for all calls
-        setattr(builder.problem, name, None)
-    work = kernel_alone(builder)
+    work = kernel_alone(problem_of_rows(q, k, v, rule, request))
 
     def calls() -> None:
         for _ in range(passes):

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from headwise._library import library
 from headwise.kernels import RowRequest, make_rule
-from headwise.kernels.native._compute import build_statistics
+from headwise.kernels.native._compute import problem_of_rows
 
 # Texts, heads, tokens, width, whether causal, and the dtype.
 CASES = (
@@ -59,8 +59,7 @@ def _rows(
     works: dict[str, Work] = {PEAK: _at_peak(2 * B * H * pairs * D, dtype)}
     rule = make_rule(head_dim=D, is_causal=causal).simplify(T, T)
     for name, request in _requests(T).items():
-        builder, _ = build_statistics(q, k, v[..., :0], rule, request)
-        works[name] = kernel_alone(builder)
+        works[name] = kernel_alone(problem_of_rows(q, k, v, rule, request))
     works["torch's kernel"] = partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal)
     times = timed_for(works, seconds, "cpu")
     case = {

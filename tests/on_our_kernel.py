@@ -6,13 +6,11 @@ import pytest
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.kernels import _attend, _statistics
+from headwise.kernels import AttentionProblem, _attend
 from headwise.kernels.native import _kernel as native
 from headwise.models.attention.huggingface import _implementation, _masks
 
 _THRESHOLDS = "LEAST_PRODUCTS", "LEAST_PRODUCTS_HALF", "MORE_IN_TRAINING", "LEAST_QUERIES"
-# What was chosen for earlier calls rests on the thresholds.
-_REMEMBERED = (_attend, "_SETTLED"), (_statistics, "_PREPARED"), (_implementation, "_ROUTES")
 
 
 @pytest.fixture
@@ -21,8 +19,7 @@ def at_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     hw.register_attention()
     for name in _THRESHOLDS:
         monkeypatch.setattr(native, name, 0)
-    for module, name in _REMEMBERED:
-        monkeypatch.setattr(module, name, {})
+    monkeypatch.setattr(_attend, "_PREPARED", {})  # what was chosen rests on the thresholds
     monkeypatch.setattr(_masks, "FEW_ENTRIES", 0)
 
 
@@ -40,14 +37,14 @@ def left_to_torch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return modules
 
 
-def count_queries(monkeypatch: pytest.MonkeyPatch, module: Any) -> list[int]:
+def count_queries(monkeypatch: pytest.MonkeyPatch, module: Any, name: str = "attend") -> list[int]:
     """The number of queries of each call of `attend` from now on, through this Python module."""
     queries: list[int] = []
-    original = module.attend
+    original = getattr(module, name)
 
-    def attend(q: Tensor, *args: Any, **kwargs: Any) -> Any:
-        queries.append(q.shape[2])
-        return original(q, *args, **kwargs)
+    def attend(first: Tensor | AttentionProblem, *args: Any, **kwargs: Any) -> Any:
+        queries.append((first if isinstance(first, Tensor) else first.q).shape[2])
+        return original(first, *args, **kwargs)
 
-    monkeypatch.setattr(module, "attend", attend)
+    monkeypatch.setattr(module, name, attend)
     return queries

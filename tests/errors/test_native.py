@@ -11,9 +11,9 @@ from headwise import masks
 from headwise._library import SWITCH, library
 from headwise.errors import ArgumentError, HeadwiseError, ShapeError, UnsupportedError
 from headwise.kernels import RowRequest, attend, make_rule, row_statistics
-from headwise.kernels.native._check import ByteSpan, check_apart, check_tensor
 from headwise.kernels.native._compute import compute_heads
 from headwise.kernels.native._operators import attention
+from headwise.kernels.native._problem import check_tensor
 from headwise.kernels.spec._lowered import Lowered
 
 Q = torch.zeros(1, 2, 5, 4)
@@ -113,24 +113,6 @@ def test_empty_tensors_with_any_strides(shape: tuple[int, ...]) -> None:
     assert attend(empty, empty, empty, backend="native").shape == shape
 
 
-def test_memory_that_is_shared() -> None:
-    def spans(**slices: slice) -> list[ByteSpan]:
-        whole = torch.zeros(10)
-        parts = ((name, whole[part]) for name, part in slices.items())
-        return [check_tensor(name, x, (len(x),), torch.float32) for name, x in parts]
-
-    q_in_heads = spans(heads=slice(0, 6), q=slice(5, 10))
-    with pytest.raises(ArgumentError, match="heads shares memory with q"):
-        check_apart(q_in_heads, {"heads"})
-    heads_in_q = spans(q=slice(0, 9), v=slice(1, 3), heads=slice(8, 10))
-    with pytest.raises(ArgumentError, match="heads shares memory with q"):
-        check_apart(heads_in_q, {"heads"})
-    with pytest.raises(ArgumentError, match="lse shares memory with heads"):
-        check_apart(spans(heads=slice(0, 6), lse=slice(5, 10)), {"heads", "lse"})
-    apart = spans(heads=slice(0, 5), q=slice(5, 10), k=slice(5, 10), v=slice(7, 8))
-    check_apart(apart, {"heads"})
-
-
 @pytest.mark.parametrize(
     ("words", "error", "message"),
     [
@@ -182,8 +164,9 @@ def test_ranges_beyond_the_keys_are_those_of_the_keys() -> None:
     q = torch.randn(1, 2, 5, 4)
     plain = compute_heads(q, q, q, Lowered())
     wide = compute_heads(q, q, q, Lowered(key_range=torch.tensor([[-(2**40), 2**40]])))
-    assert torch.equal(wide.results[0], plain.results[0])
-    assert not compute_heads(q, q, q, Lowered(key_range=torch.tensor([[4, 2]]))).results[0].any()
+    assert torch.equal(wide[0]["heads"], plain[0]["heads"])
+    none, _ = compute_heads(q, q, q, Lowered(key_range=torch.tensor([[4, 2]])))
+    assert not none["heads"].any()
 
 
 def test_unavailable_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

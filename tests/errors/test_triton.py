@@ -68,6 +68,6 @@ def test_tensors_under_vmap() -> None:
 
 
 def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwise.kernels.triton._compute.is_installed", lambda: False)
+    monkeypatch.setattr("headwise.kernels.triton._kernel.is_installed", lambda: False)
     with pytest.raises(ArgumentError, match=r"not installed.*headwise\[triton\]"):
         attend(Q, Q, Q, backend="triton")

@@ -31,7 +31,7 @@ def cell(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
     """Cells and blocks so small that every axis is cut, and such that hold everything."""
     monkeypatch.setattr(_cells, "CELL", request.param)
     monkeypatch.setattr(_form, "BLOCK", min(request.param // 12, 1 << 10))
-    monkeypatch.setattr(_attend, "_SETTLED", {})  # what was chosen rests on these sizes
+    monkeypatch.setattr(_attend, "_PREPARED", {})  # what was chosen rests on these sizes
     return request.param
 
 

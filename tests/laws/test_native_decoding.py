@@ -24,7 +24,7 @@ from headwise.kernels import (
     row_statistics,
 )
 from headwise.kernels.native import _kernel
-from headwise.kernels.native._compute import FEW, is_packed
+from headwise.kernels.native._kernel import FEW, is_packed
 from headwise.kernels.spec import cpu
 from strategies import Problem
 

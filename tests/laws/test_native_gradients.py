@@ -344,7 +344,7 @@ def test_queries_that_are_values_too_and_give_the_keys_are_counted_once() -> Non
 def test_a_layer_trains_as_with_torchs_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     def train(native: bool) -> list[Tensor]:
         monkeypatch.setattr(_kernel, "is_faster", lambda *_: native)
-        monkeypatch.setattr(_attend, "_SETTLED", {})
+        monkeypatch.setattr(_attend, "_PREPARED", {})
         torch.manual_seed(0)
         layer = MultiHeadAttention(32, 4, n_kv_heads=2)
         taken: list[str] = []

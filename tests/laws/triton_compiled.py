@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 
 from headwise import masks
 from headwise.kernels import AttentionProblem, RowRequest, make_rule
-from headwise.kernels.triton import _compute, _launch
+from headwise.kernels.triton import TRITON, _launch
 
 
 class Absent:
@@ -62,9 +62,9 @@ def main() -> None:
     rule, request = make_rule(head_dim=D, mask=apart & given, **of_all), RowRequest(**watch, **more)
     problem = AttentionProblem(q, k, v, plain)
     works = {
-        "heads": partial(_compute.attend_triton, problem),
-        "watch": partial(_compute.triton_statistics, problem, RowRequest(**watch)),
-        "everything": partial(_compute.triton_statistics, problem._replace(rule=rule), request),
+        "heads": partial(TRITON.attend, problem, TRITON.plan(problem, "")),
+        "watch": partial(TRITON.statistics, problem, RowRequest(**watch)),
+        "everything": partial(TRITON.statistics, problem._replace(rule=rule), request),
     }
     for name, work in works.items():
         work()

@@ -17,7 +17,7 @@ import headwise as hw
 from headwise.errors import HeadwiseError, UnsupportedError
 from headwise.models import cache_argument
 from headwise.models.attention import set_attention
-from headwise.models.attention.huggingface import _source
+from headwise.models.attention.huggingface import _transformers
 from on_our_kernel import at_any_size as at_any_size
 
 pytestmark = pytest.mark.usefixtures("at_any_size")
@@ -168,11 +168,11 @@ def test_every_model_that_chooses_by_name_is_known() -> None:
         folder = f"{transformers.models.__path__[0]}/{package.name}"
         try:
             with open(f"{folder}/modeling_{package.name}.py", encoding="utf-8") as file:
-                found |= {package.name} if _source._CHOICE.search(file.read()) else set()
+                found |= {package.name} if _transformers._CHOICE.search(file.read()) else set()
         except FileNotFoundError:  # tokenizers alone
             continue
     assert len(found) > 5
-    assert found - {"falcon"} <= _source.KNOWN_CHOICES.keys()  # Falcon calls no interface
+    assert found - {"falcon"} <= _transformers.KNOWN_CHOICES.keys()  # Falcon calls no interface
 
 
 @pytest.mark.parametrize("implementation", ["eager", "headwise"])

@@ -12,6 +12,7 @@ from test_stacks import MODELS
 from test_zoo import PRECISIONS
 from torch import Tensor, nn
 
+from headwise.kernels import AttentionRule
 from headwise.models.attention.huggingface import _implementation
 from on_our_kernel import at_any_size as at_any_size
 from on_our_kernel import left_to_torch as left_to_torch
@@ -163,14 +164,14 @@ def test_a_prefix_is_read_from_both_sides(left_to_torch: list[str]) -> None:
 def _biases(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each call of a model's attention, whether there was a bias to add."""
     found: list[bool] = []
-    options = _implementation.Call.options
+    rule = _implementation.Call.rule
 
-    def recorded(call: _implementation.Call) -> dict[str, Any]:
-        result = options(call)
-        found.append(result["bias"] is not None)
+    def recorded(call: _implementation.Call) -> AttentionRule:
+        result = rule(call)
+        found.append(result.bias is not None)
         return result
 
-    monkeypatch.setattr(_implementation.Call, "options", recorded)
+    monkeypatch.setattr(_implementation.Call, "rule", recorded)
     ids = torch.tensor([TEXTS[0]])
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
@@ -185,14 +186,3 @@ def test_a_bias_of_zeros_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _biases(model, monkeypatch)
     once = [True] * layers[0] + [True, False] * layers[1]  # T5's cross-attention has no bias
     assert found == 2 * once
-
-
-def test_a_bias_that_is_changed_is_read_again() -> None:
-    for mode in (torch.no_grad, torch.inference_mode):
-        with mode():
-            bias = torch.zeros(1, 2, 3, 4)
-            assert all(_implementation._holds_zeros(bias) for _ in range(2))
-            bias[0, 1, 2, 3] = 1.0
-            assert not _implementation._holds_zeros(bias)
-    learned = torch.zeros(1, 2, 3, 4, requires_grad=True)
-    assert not _implementation._holds_zeros(learned)

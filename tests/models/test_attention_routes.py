@@ -1,7 +1,5 @@
 """Calls of models like earlier ones: decided once, computed as if they were the first."""
 
-import sys
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -9,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from headwise._library import library
-from headwise.models.attention.huggingface import _implementation, attention_forward
+from headwise.kernels import _attend
+from headwise.models.attention.huggingface import attention_forward
 from on_our_kernel import at_any_size as at_any_size
 from on_our_kernel import left_to_torch as left_to_torch
 
@@ -51,29 +50,8 @@ def test_a_call_after_others_is_what_it_is_alone(
     for other in (*CALLS.values(), call):
         _heads(**other, inputs=_inputs())
     assert torch.equal(_heads(**call, inputs=inputs), alone)
-    monkeypatch.setattr(_implementation, "_ROUTES", {})
+    monkeypatch.setattr(_attend, "_PREPARED", {})
     assert torch.equal(_heads(**call, inputs=inputs), alone)
-
-
-@native
-@torch.no_grad()
-def test_a_token_like_an_earlier_one_takes_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # as users have it
-    found = {"call": 0, "c_call": 0}
-
-    def count(frame: FrameType, event: str, _: Any) -> None:
-        if event in found and "headwise" in frame.f_globals.get("__name__", ""):
-            found[event] += 1
-
-    inputs = _inputs()
-    _heads(1, inputs)
-    sys.setprofile(count)
-    try:
-        _heads(1, inputs)
-    finally:
-        sys.setprofile(None)
-    assert found["call"] <= 25
-    assert found["c_call"] <= 55
 
 
 @torch.no_grad()

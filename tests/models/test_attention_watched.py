@@ -38,7 +38,7 @@ REQUESTS = {
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of queries of each call that the implementation computed itself."""
-    return count_queries(monkeypatch, _implementation)
+    return count_queries(monkeypatch, _implementation, "attend_by_rule")
 
 
 def _model(name: str) -> nn.Module:

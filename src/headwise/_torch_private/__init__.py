@@ -34,7 +34,7 @@ from headwise._torch_private._modules import (
     replace_submodule,
     wrapped_by_compiler,
 )
-from headwise._torch_private._outline import Outline, eager_outline, under_autocast
+from headwise._torch_private._outline import Outline, eager_outline
 from headwise._torch_private._tracing import (
     can_read,
     constant_when_traced,
@@ -54,6 +54,7 @@ from headwise._torch_private._tracing import (
     mapped_with,
     needs_gradient,
     statically,
+    under_autocast,
     version_of,
 )
 

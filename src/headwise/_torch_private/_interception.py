@@ -12,6 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from headwise._torch_private._names import required
+from headwise.errors import UnsupportedError
+
 # The operators whose calls can be observed, by their names.
 SOFTMAX, FUSED_ATTENTION = "softmax", "scaled_dot_product_attention"
 # Called with the name of an operator, what computes it, and its arguments; returns its result.
@@ -22,31 +25,29 @@ _OBSERVED_KEY = "TESTING_ONLY_GenericMode"
 
 def without_function_modes() -> AbstractContextManager[None]:
     """A context in which functions of torch reach no function mode and no tensor subclass."""
-    context: AbstractContextManager[None] = torch._C.DisableTorchFunction()
+    context: AbstractContextManager[None] = required(torch._C, "DisableTorchFunction")()
     return context
 
 
 def without_tensor_subclasses() -> AbstractContextManager[None]:
     """A context in which functions of torch reach no tensor subclass; function modes stay."""
-    context: AbstractContextManager[None] = torch._C.DisableTorchFunctionSubclass()
+    context: AbstractContextManager[None] = required(torch._C, "DisableTorchFunctionSubclass")()
     return context
 
 
 def has_function_modes() -> bool:
     """Whether any function mode is active in this thread."""
-    return torch._C._len_torch_function_stack() > 0
+    return int(required(torch._C, "_len_torch_function_stack")()) > 0
 
 
 def push_function_mode(mode: Any) -> None:
     """Make a function mode the innermost one."""
-    modes: Any = torch.overrides  # its functions bear no types
-    modes._push_mode(mode)
+    required(torch.overrides, "_push_mode")(mode)
 
 
 def pop_function_mode() -> Any:
     """Remove the innermost function mode and return it."""
-    modes: Any = torch.overrides
-    return modes._pop_mode()
+    return required(torch.overrides, "_pop_mode")()
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -82,7 +83,8 @@ def can_observe_operators() -> bool:
 def _are_observable() -> bool:
     try:
         _make_observable()
-    except (AttributeError, RuntimeError):  # another version of torch, or another user of the key
+    # Another version of torch, or another user of the key.
+    except (AttributeError, RuntimeError, UnsupportedError):
         return False
     return True
 
@@ -90,6 +92,9 @@ def _are_observable() -> bool:
 @cache
 def _make_observable() -> tuple[Any, ...]:
     """Kernels of the observed operators under a key that is on only while there are observers."""
+    for name in ("_ExcludeDispatchKeyGuard", "_IncludeDispatchKeyGuard"):
+        required(torch._C, name)
+    _observed_keys()
     library: Any = torch.library  # its functions bear no types
     fallback = library.Library("_", "IMPL")
     fallback.fallback(library.fallthrough_kernel, _OBSERVED_KEY)
@@ -102,6 +107,7 @@ def _make_observable() -> tuple[Any, ...]:
 
 @cache
 def _observed_key() -> Any:
+    required(torch._C, "_dispatch_tls_is_dispatch_key_included")
     return torch._C._dispatch_key_parse(_OBSERVED_KEY)
 
 
@@ -135,8 +141,9 @@ def observe_operators(observer: OperatorObserver) -> None:
 
 def is_observing(observer: OperatorObserver) -> bool:
     """Whether an observer receives all calls of the observed operators in this thread."""
-    key: bool = torch._C._dispatch_tls_is_dispatch_key_included(_observed_key())
-    return key and observer in _observers.all and can_observe_operators()
+    if observer not in _observers.all or not can_observe_operators():
+        return False
+    return torch._C._dispatch_tls_is_dispatch_key_included(_observed_key())
 
 
 def operator_observers() -> list[OperatorObserver]:

@@ -13,8 +13,12 @@ def cpu_multiplies_bfloat16_tiles() -> bool:
 
 
 def fused_kernel_of(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) -> int:
-    """Which kernel `scaled_dot_product_attention` would take: a value of `SDPBackend`."""
-    return int(torch._fused_sdp_choice(q, k, v, mask, **options))
+    """Which kernel `scaled_dot_product_attention` would take: a value of `SDPBackend`.
+
+    -1 where this version of torch does not say.
+    """
+    choose = getattr(torch, "_fused_sdp_choice", None)
+    return -1 if choose is None else int(choose(q, k, v, mask, **options))
 
 
 def flash_on_cpu(

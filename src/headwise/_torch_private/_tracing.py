@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from headwise._torch_private._names import required
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 # Whose numbers lie in memory: other classes may keep them elsewhere.
 PLAIN = frozenset((Tensor, torch.nn.Parameter, torch.nn.Buffer))
@@ -39,14 +41,28 @@ def is_fake(x: Tensor) -> bool:
 
 def is_wrapped(x: Tensor) -> bool:
     """Whether a tensor stands for others: inside `torch.func`, or in batched gradients."""
-    transforms = torch._C._functorch
-    return transforms.is_functorch_wrapped_tensor(x) or transforms.is_legacy_batchedtensor(x)
+    try:
+        transforms = torch._C._functorch
+        return transforms.is_functorch_wrapped_tensor(x) or transforms.is_legacy_batchedtensor(x)
+    except AttributeError:  # another version of torch; what stands for others has no memory
+        return _address(x) is None
+
+
+def _address(x: Tensor) -> int | None:
+    """Where a tensor is in memory; None if it has none: it is mapped over, or not strided."""
+    try:
+        return x.data_ptr()
+    except RuntimeError:
+        return None
 
 
 def is_traced() -> bool:
     """Whether a tracer that lets values be read records what PyTorch computes."""
     # The public predicate of `torch.jit` has no types; for dispatch modes there is none.
-    return torch._C._is_tracing() or torch._C._len_torch_dispatch_stack() > 0
+    try:
+        return torch._C._is_tracing() or torch._C._len_torch_dispatch_stack() > 0
+    except AttributeError:  # another version of torch: what traced tensors take is slower, and safe
+        return True
 
 
 def is_materialized(*tensors: Tensor) -> bool:
@@ -54,6 +70,17 @@ def is_materialized(*tensors: Tensor) -> bool:
     if torch.compiler.is_compiling() or is_traced():
         return False
     return not [x for x in tensors if not is_plain(x) or is_wrapped(x)]
+
+
+def under_autocast(x: Tensor) -> bool:
+    """Whether autocast is on for the device of a tensor; some, such as meta, have none."""
+    # Both have it, and torch.compile of torch 2.11 cannot ask whether they do.
+    if x.is_cpu:
+        return torch.is_autocast_enabled("cpu")
+    if x.is_cuda:
+        return torch.is_autocast_enabled("cuda")
+    kind = x.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def is_plain(x: Tensor) -> bool:
@@ -65,15 +92,12 @@ def is_eager(*tensors: Tensor) -> bool:
     """Whether these are plain tensors in memory that nothing but the usual autograd follows."""
     if torch.compiler.is_compiling() or is_traced() or in_forward_gradient():
         return False
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
     try:
-        for x in tensors:
-            if type(x) not in PLAIN or x.is_neg() or not x.data_ptr():
-                return False
-    except RuntimeError:  # it has no memory of its own: it is mapped over, or not strided
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return False
+    except AttributeError:  # another version of torch: what is not eager is slower, and safe
         return False
-    return True
+    return all(type(x) in PLAIN and not x.is_neg() and bool(_address(x)) for x in tensors)
 
 
 def has_readable_values(x: Tensor) -> bool:
@@ -110,8 +134,12 @@ def constant_when_traced(function: Function) -> Function:
 @constant_when_traced
 def in_func_gradient() -> bool:
     """Whether `torch.func` is differentiating anything, these tensors or others."""
-    layers = torch._C._functorch.get_interpreter_stack() or []
-    return any(layer.key() != torch._C._functorch.TransformType.Vmap for layer in layers)
+    transforms = torch._C._functorch
+    try:
+        layers = transforms.get_interpreter_stack() or []
+        return any(layer.key() != transforms.TransformType.Vmap for layer in layers)
+    except AttributeError:  # another version of torch: kernels without such gradients are left out
+        return True
 
 
 def in_forward_gradient() -> bool:
@@ -121,9 +149,12 @@ def in_forward_gradient() -> bool:
 
 def is_under_func_gradient(*tensors: Tensor) -> bool:
     """Whether `torch.func` differentiates these tensors, so that nothing can be computed again."""
-    # No compiler follows the private predicate.
-    is_tracked = torch._C._functorch.is_gradtrackingtensor
-    return not torch.compiler.is_compiling() and any(is_tracked(x) for x in tensors)
+    if torch.compiler.is_compiling():  # no compiler follows the private predicate
+        return False
+    try:
+        return any(torch._C._functorch.is_gradtrackingtensor(x) for x in tensors)
+    except AttributeError:  # another version of torch: without computing again it takes more memory
+        return True
 
 
 def mapped_with(x: Tensor, others: Iterable[Tensor]) -> Tensor:
@@ -132,19 +163,19 @@ def mapped_with(x: Tensor, others: Iterable[Tensor]) -> Tensor:
     if torch.compiler.is_compiling():
         return x
     for other in others:
-        if torch._C._functorch.is_batchedtensor(other):
+        if getattr(torch._C._functorch, "is_batchedtensor", is_wrapped)(other):
             x = x + torch.zeros_like(other, dtype=x.dtype).sum()
     return x
 
 
 def in_backward() -> bool:
     """Whether autograd is running a backward pass in this thread."""
-    return bool(torch._C._current_graph_task_id() != -1)
+    return bool(required(torch._C, "_current_graph_task_id")() != -1)
 
 
 def in_func_transform() -> bool:
     """Whether any transform of `torch.func` is running, which keeps state of this thread."""
-    return bool(torch._C._functorch.get_interpreter_stack())
+    return bool(required(torch._C._functorch, "get_interpreter_stack")())
 
 
 def version_of(x: Tensor) -> int:

@@ -5,12 +5,20 @@ from typing import NamedTuple
 
 
 class Biases(NamedTuple):
-    """The projections of a family that have a bias, by role: Q, K, V, O."""
+    """The projections of a family that have a bias, by role: Q, K, V, O.
+
+    Attributes:
+        always: The roles that always have one.
+        switch: The field that decides whether further roles have one. None: there is no such
+            field.
+        switched: The roles that the field decides about.
+        default: The value of the field in a file without it.
+    """
 
     always: str
-    switch: str | None = None  # the field that decides whether further roles have one
+    switch: str | None = None
     switched: str = "QKVO"
-    default: bool = False  # the value of that field in a file without it
+    default: bool = False
 
 
 _ALL = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "mpnet", "biogpt",

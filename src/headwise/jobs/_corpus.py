@@ -29,7 +29,7 @@ from headwise._evaluation import in_evaluation
 from headwise._memory import halving
 from headwise._progress import Progress
 from headwise.corpora.streams import Stream, open_source, windows
-from headwise.errors import ArgumentError, InputError, OutputError
+from headwise.errors import ArgumentError, HeadError, InputError, OutputError
 from headwise.files import build_from, read_object, write_json
 from headwise.models import check_model, device_of, fingerprint, load, load_tokenizer
 from headwise.models.texts import (
@@ -169,8 +169,10 @@ class CorpusJob:
             raise ArgumentError(
                 f"corpus: {type(model).__name__} without a tokenizer. Give tokenizer=."
             )
-        model = check_model("corpus", model)
-        identity = {"model": fingerprint(model), "tokenizer": _identify(tokenizer, model)}
+        identity = {
+            "model": fingerprint(check_model("corpus", model)),
+            "tokenizer": _identify(tokenizer, model),
+        }
         for number in wanted:
             read = partial(self.source.texts, number, self.shards)
             result = _measure(self.request, model, tokenizer, read, self.max_tokens)
@@ -362,10 +364,21 @@ def _measure(
 
 
 def _add_up(parts: Sequence[Any]) -> Any:
-    """The result on the texts of all parts, in their order; they are of one model."""
-    if isinstance(parts[0], HeadTable):
+    """The result on the texts of all parts, in their order.
+
+    Raises:
+        HeadError: the parts have different heads.
+    """
+    first = parts[0]
+    if isinstance(first, HeadTable):
         return reduce(add, parts)
-    return replace(parts[0], per_text=np.concatenate([part.per_text for part in parts]))
+    for part in parts:
+        if part.heads != first.heads:
+            raise HeadError(
+                f"corpus: shards have {len(first.heads)} and {len(part.heads)} heads. Run "
+                f"them with one model."
+            )
+    return replace(first, per_text=np.concatenate([part.per_text for part in parts]))
 
 
 def _describe(request: Request | ImportanceRequest) -> dict[str, Any]:
@@ -429,12 +442,14 @@ def _hash(data: bytes) -> str:
 
 def _read_job(folder: Path) -> dict[str, Any]:
     description = folder / "job.json"
-    if not description.exists():
+    problem = ""
+    if not folder.is_dir():
+        problem = (
+            "is a file, not the folder of a corpus job" if folder.exists() else "does not exist"
+        )
+    elif not description.exists():
         problem = "is not the folder of a corpus job: it has no job.json"
-        if not folder.exists():
-            problem = "does not exist"
-        elif not folder.is_dir():
-            problem = "is a file, not the folder of a corpus job"
+    if problem:
         raise InputError(f"corpus: {folder} {problem}. {_ADVICE}")
     job = read_object(description, "corpus", _ADVICE)
     shards = job.get("shards")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,15 +23,23 @@ _TARGETS = {
 }
 
 
-class Finding(NamedTuple):
-    """A share of attention that is significantly above that of even attention."""
+@dataclass(frozen=True)
+class Finding:
+    """A share of attention that is significantly above that of even attention.
+
+    Attributes:
+        mean: The head's share of attention, 0 … 1.
+        margin: Half the width of its interval.
+        even: The share that even attention over the same keys would give.
+        lift: How far the share lies on the way from even attention (0) to all of it (1).
+    """
 
     head: Head
     statistic: str
-    mean: float  # the head's share, 0 … 1
-    margin: float  # half the width of its interval
-    even: float  # the share that even attention over the same keys would give
-    lift: float  # how far the share lies from even attention (0) to all of it (1)
+    mean: float
+    margin: float
+    even: float
+    lift: float
 
     def line(self, meanings: Mapping[str, str]) -> str:
         """A sentence with the share, its interval, and the share of even attention."""
@@ -59,11 +67,13 @@ def significant_findings(
         return []
     statistics = _testable_statistics(table, meanings)
     n_tests = len(table.heads) * len(statistics)
-    candidates = (_strongest_finding(table, statistic, n_tests) for statistic in statistics)
-    chosen: dict[Head, Finding] = {}
-    for finding in sorted(filter(None, candidates), key=lambda finding: -finding.lift):
-        chosen.setdefault(finding.head, finding)
-    return list(chosen.values())[:MAX_FINDINGS]
+    candidates = [_strongest_finding(table, statistic, n_tests) for statistic in statistics]
+    findings = [finding for finding in candidates if finding is not None]
+    chosen: list[Finding] = []
+    for finding in sorted(findings, key=lambda finding: finding.lift, reverse=True):
+        if finding.head not in [previous.head for previous in chosen]:
+            chosen.append(finding)
+    return chosen[:MAX_FINDINGS]
 
 
 def no_finding_line(

@@ -1,19 +1,34 @@
-"""The fused kernel's side of the contract."""
+"""Torch's own fused kernel, given the cheapest form of a rule that it takes."""
 
 from functools import partial
+from typing import Any
 
+import torch
 import torch.nn.functional as F
+from jaxtyping import Bool, Shaped
+from torch import Tensor
+from torch.nn.attention import SDPBackend
 
-from headwise.kernels.fused._attend import attend_fused
-from headwise.kernels.fused._form import exceeds_float16, form_of, is_packed, is_wide
+from headwise._torch_private import (
+    can_read,
+    flash_on_cpu,
+    fused_kernel_of,
+    needs_gradient,
+    statically,
+)
+from headwise.kernels.fused._form import blocks_of, exceeds_float16, form_of, is_packed, is_wide
 from headwise.kernels.spec import (
     AttentionKernel,
     AttentionProblem,
+    AttentionRule,
     ComputeHeads,
     KernelChoice,
     Named,
+    RowRequest,
+    is_finite,
 )
 from headwise.kernels.spec.cpu import PACKED
+from headwise.masks.tiles import Tile
 
 
 class FusedKernel(AttentionKernel):
@@ -21,8 +36,10 @@ class FusedKernel(AttentionKernel):
 
     name = "fused"
 
-    def why_not(self, problem: AttentionProblem) -> str | None:
+    def why_not(self, problem: AttentionProblem, request: RowRequest | None = None) -> str | None:
         rule = problem.rule
+        if request is not None:
+            return "it has no statistics of rows"
         if rule.needs_double:
             return f"at scale={rule.scale:g} logits need float64, which is left to the rows"
         missing = [name for name in ("softcap", "sinks") if getattr(rule, name) is not None]
@@ -37,28 +54,130 @@ class FusedKernel(AttentionKernel):
         form, why_form = form_of(rule, q, k)
         packed, wide = is_packed(form, q, k), is_wide(form, q, k)
         exceeds = exceeds_float16(rule, q)
-        if not (packed or wide or exceeds):
-            return KernelChoice(self.name, form, packed, wide, f"{reason}; {why_form}")
-        reasons = [reason, why_form]
+        reason = f"{reason}; {why_form}"
         if packed:
-            reasons.append(PACKED)
+            reason = f"{reason}; {PACKED}"
         if exceeds:
-            reasons.append(f"its bias is too large for {q.dtype}")
+            reason = f"{reason}; its bias is too large for {q.dtype}"
         elif wide:
-            reasons.append(f"it is slower in {q.dtype} than in float32")
-        return KernelChoice(self.name, form, packed, wide or exceeds, "; ".join(reasons))
+            reason = f"{reason}; it is slower in {q.dtype} than in float32"
+        return KernelChoice(self.name, form, packed, wide or exceeds, reason)
 
     def attend(self, problem: AttentionProblem, choice: KernelChoice) -> Named:
-        return attend_fused(problem, choice)
+        """The `heads` by `scaled_dot_product_attention`, in the chosen form.
 
-    def prepare_heads(
-        self, problem: AttentionProblem, choice: KernelChoice, otherwise: ComputeHeads
-    ) -> ComputeHeads:
-        if choice.form != "none" or choice.packed or choice.wide:
-            return otherwise
-        grouped = problem.q.shape[1] != problem.k.shape[1]
-        # Neither a function of Python nor a problem: torch's own function takes less time.
-        return partial(F.scaled_dot_product_attention, scale=problem.rule.scale, enable_gqa=grouped)
+        If there are extras also the `lse`, where the kernel returns it: torch's flash kernel on a
+        CPU, without gradients. It is another output of the same pass.
+        """
+        q, k, v, rule, *_ = problem
+        T, S, dtype = q.shape[2], k.shape[2], q.dtype
+        if choice.wide:
+            q, k, v = q.float(), k.float(), v.float()
+            problem = problem._replace(q=q, k=k, v=v)
+        if choice.form == "blocks":
+            parts = []
+            for rows in blocks_of(T):
+                # Rows without visible keys take a masked one, so that they are part of the graph.
+                keys = rule.extent(rows, T, S) or range(1)
+                block_k, block_v = (x[:, :, keys.start : keys.stop] for x in (k, v))
+                block = problem._replace(q=q[:, :, rows.start : rows.stop], k=block_k, v=block_v)
+                parts.append(_attend_tile(block, choice, Tile(T, S, rows, keys, q.device)))
+            outputs = {name: torch.cat([x[name] for x in parts], dim=2) for name in parts[0]}
+        else:
+            tile = Tile.whole(T, S, q.device) if choice.form == "dense" else None
+            outputs = _attend_tile(problem, choice, tile)
+        if choice.wide:
+            outputs["heads"] = outputs["heads"].to(dtype)
+        return outputs
+
+    def prepare(self, problem: AttentionProblem, choice: KernelChoice) -> ComputeHeads | None:
+        q, k, v, rule, *_ = problem
+        if choice.form not in ("none", "causal") or choice.wide:
+            return None
+        compute = partial(
+            F.scaled_dot_product_attention, is_causal=choice.form == "causal", scale=rule.scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )  # fmt: skip
+        if choice.packed:
+            (B, H, T, D), Hkv = q.shape, k.shape[1]
+            rows, shape = (B, Hkv, H // Hkv * T, D), (B, H, T, v.shape[3])
+            return lambda q, k, v: compute(q.reshape(rows), k, v).reshape(shape)
+        if choice.form == "none":
+            return compute
+        if needs_gradient(q, k, v) or not q.is_cpu:
+            return None
+
+        def compute_finite(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+            heads = compute(q, k, v)
+            # A value that gets through a causal flag gets into the last row.
+            return heads if is_finite(heads.select(2, -1)) else None
+
+        return compute_finite
+
+
+def _attend_tile(problem: AttentionProblem, choice: KernelChoice, tile: Tile | None) -> Named:
+    """The outputs of a tile; without one nothing is masked or added but by the causal flag."""
+    q, k = problem.q, problem.k
+    visible, added = (None, None) if tile is None else _masks(problem.rule, tile, q.dtype)
+    if choice.packed:
+        (B, H, R, D), Hkv = q.shape, k.shape[1]
+        added = None if added is None else _packed_mask(added, Hkv, H // Hkv, R)
+        packed = problem._replace(q=q.reshape(B, Hkv, H // Hkv * R, D))
+        outputs = _call(packed, choice, added)
+        outputs = {name: x.reshape(B, H, R, *x.shape[3:]) for name, x in outputs.items()}
+    else:
+        outputs = _call(problem, choice, added)
+    if "lse" in outputs and visible is not None:
+        outputs["lse"] = outputs["lse"].masked_fill(~visible.any(-1), -torch.inf)
+    return outputs
+
+
+def _call(problem: AttentionProblem, choice: KernelChoice, added: Tensor | None) -> Named:
+    q, k, v, rule, dropout_p, extras = problem
+    grouped = not statically(q.shape[1] == k.shape[1])
+    options: dict[str, Any] = {"is_causal": choice.form == "causal", "scale": rule.scale}
+    others = () if added is None else (added,)
+    if any(extras) and can_read(q, k, v, *others) and not needs_gradient(q, k, v):
+        kernel = fused_kernel_of(q, k, v, added, dropout_p=dropout_p, enable_gqa=grouped, **options)
+        if kernel == SDPBackend.FLASH_ATTENTION.value:
+            heads, lse = flash_on_cpu(q, k, v, _as_floats(added, q.dtype), **options)
+            return {"heads": heads, "lse": lse}
+    heads = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=added, dropout_p=dropout_p, enable_gqa=grouped, **options
+    )
+    return {"heads": heads}
+
+
+def _masks(
+    rule: AttentionRule, tile: Tile, dtype: torch.dtype
+) -> tuple[Bool[Tensor, "#B #H #R #n"] | None, Shaped[Tensor, "#B #H #R #n"] | None]:
+    """Which keys are visible, and the mask and bias for the kernel: booleans or floats."""
+    visible, bias = rule.visible_in(tile), rule.bias_in(tile)
+    if bias is None:
+        return visible, visible
+    if dtype == torch.float16 and bias.dtype != dtype:
+        # On a CPU it fits, or float32 was chosen; elsewhere an infinity would mask its key.
+        highest = torch.finfo(dtype).max
+        bias = bias if bias.device.type == "cpu" else bias.clamp(-highest, highest)
+    bias = bias.to(dtype)
+    return visible, bias if visible is None else torch.where(visible, bias, -torch.inf)
+
+
+def _as_floats(added: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """The mask as floats to be added to the logits: the kernel itself takes no booleans."""
+    if added is None or added.dtype != torch.bool:
+        return added
+    return torch.zeros((), dtype=dtype).expand_as(added).masked_fill(~added, -torch.inf)
+
+
+def _packed_mask(
+    added: Tensor, Hkv: int, groups: int, rows: int
+) -> Shaped[Tensor, "#B #Hkv #GR n"]:
+    """A mask or bias for packed heads, which are stacked as rows."""
+    B, H, R, n = added.shape
+    if H > 1:
+        return added.expand(B, H, rows, n).reshape(B, Hkv, groups * rows, n)
+    return added if R == 1 else added.repeat(1, 1, groups, 1)
 
 
 FUSED = FusedKernel()

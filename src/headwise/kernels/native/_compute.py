@@ -1,93 +1,35 @@
-"""Heads, gradients and statistics of rows by the native kernel: its problem, built and solved."""
+"""Heads, gradients and statistics of rows by the native kernel."""
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
-from headwise._library import library
-from headwise._torch_private import (
-    can_read,
-    constant_when_traced,
-    is_fake,
-    is_plain,
-    is_traced,
-    needs_gradient,
-)
-from headwise.kernels.native._builder import DTYPES, ProblemBuilder
-from headwise.kernels.native._check import dense_last
-from headwise.kernels.native._prepared import as_statistics
-from headwise.kernels.native._rule import add_lowered, add_rule
+from headwise._library import DONE, NOT_FINITE, library
+from headwise.errors import ArgumentError, ShapeError
+from headwise.kernels.native._problem import NativeProblem, dense_last, n_threads, reach
 from headwise.kernels.spec import (
     AttentionProblem,
     AttentionRule,
+    ComputeHeads,
     Lowered,
     Named,
     RowRequest,
     RowStatistics,
     check_rule,
     guard_nonfinite,
-    why_not_lowered,
+    lower,
 )
 
-# Queries of a head up to which the heads of a group fill the lanes of a vector better.
-FEW = 8
-
-
-def why_not_native(problem: AttentionProblem) -> str | None:
-    """Why the native kernel cannot compute this; None if it can. Never reads tensor values."""
-    q, k, v, rule, *_ = problem
-    why = _why_no_library()
-    if why is not None:
-        return why
-    if q.dtype not in DTYPES or not (q.dtype == k.dtype == v.dtype):
-        return f"it does not compute in {q.dtype}"
-    if not (_takes(q) and _takes(k) and _takes(v)):
-        return "these are not plain tensors on a CPU"
-    return why_not_lowered(rule, q.shape[2], k.shape[2])
-
-
-def why_not_native_statistics(problem: AttentionProblem) -> str | None:
-    """Why it cannot compute statistics: they have no operator, so tensors must have values."""
-    q, k, v, rule, *_ = problem
-    why = why_not_native(problem)
-    if why is None and not can_read(q, k, v, *rule.sample(q.shape[2], k.shape[2])):
-        return "queries, keys, a mask, bias or sink are mapped over, or traced"
-    return why
-
-
-@constant_when_traced
-def _why_no_library() -> str | None:
-    return None if library() else library().why
-
-
-def _takes(x: Tensor) -> bool:
-    """Whether the kernel takes such a tensor, as an operator where it is traced."""
-    if torch.compiler.is_compiling() or is_fake(x):
-        return x.device.type == "cpu"
-    return x.is_cpu and is_plain(x)
-
-
-def is_packed(n_queries: int, *inputs: Tensor | None) -> bool:
-    """Whether the few queries of all heads of a group are packed, so that keys are read once.
-
-    Not in training, where the backward pass must recompute the same logits to the last bit; nor
-    while being traced, since an operator does not know whether it is trained.
-    """
-    tensors = [x for x in inputs if x is not None]
-    if torch.compiler.is_compiling() or not 0 < n_queries <= FEW:
-        return False
-    return can_read(*tensors) and not (is_traced() or needs_gradient(*tensors))
-
-
-class Heads(NamedTuple):
-    """Heads, log-sum-exp, and the entropy if it was requested."""
-
-    results: tuple[Tensor, ...]
-    finite: bool  # whether all heads are
+# Wider than any window, and sums with it do not overflow 64 bits.
+NO_LIMIT = 1 << 40
+# How many elements the kernel may read beyond the end of a table: a tile of queries.
+MARGIN = 64
 
 
 def compute_heads(
@@ -95,33 +37,61 @@ def compute_heads(
     k: Float[Tensor, "B Hkv S D"],
     v: Float[Tensor, "B Hkv S Dv"],
     lowered: Lowered,
-    entropy: bool = False,
+    rows: Sequence[str] = (),
     packed: bool = False,
-) -> Heads:
-    """Heads, log-sum-exp, and the entropy if requested, of tensors with values."""
-    rows = ("lse", "entropy") if entropy else ("lse",)
-    builder = build_heads(q, k, v, lowered, packed, rows)
-    finite = builder.solve()
-    return Heads(tuple(builder.outputs.values()), finite)
+) -> tuple[Named, bool]:
+    """The `heads`, the named statistics of their rows, and whether all heads are finite."""
+    problem = problem_of_heads(q, k, v, lowered, rows, packed)
+    finite = problem.solve()
+    return problem.outputs, finite
 
 
-def build_heads(
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B Hkv S D"],
-    v: Float[Tensor, "B Hkv S Dv"],
-    lowered: Lowered,
-    packed: bool,
-    rows: Sequence[str],
-) -> ProblemBuilder:
+def problem_of_heads(
+    q: Tensor, k: Tensor, v: Tensor, lowered: Lowered, rows: Sequence[str], packed: bool
+) -> NativeProblem:
     """The problem of heads and some statistics of their rows."""
-    builder = ProblemBuilder.of(q, k, v)
-    builder.set("packed", packed)
-    add_lowered(builder, lowered)
-    B, H, T, _ = q.shape
-    add_output_by_token(builder, "heads", (B, H, T, v.shape[3]))
+    problem = NativeProblem(q, k, v, packed)
+    add_rule(problem, lowered)
+    problem.add_output_by_token("heads", (*q.shape[:3], v.shape[3]))
     for name in rows:
-        builder.add_output(name, (B, H, T))
-    return builder
+        problem.add_output(name, q.shape[:3])
+    return problem
+
+
+def prepare_heads(
+    q: Tensor, k: Tensor, v: Tensor, lowered: Lowered, packed: bool, is_masked: bool
+) -> ComputeHeads | None:
+    """What computes the heads of tensors of these sizes and strides: only addresses are new.
+
+    It returns None where tensors are not aligned or not in memory, and where a masked value may
+    have reached the heads.
+    """
+    problem = problem_of_heads(q, k, v, lowered, (), packed)
+    if any(problem.inputs[name] is not x for name, x in (("q", q), ("k", k), ("v", v))):
+        return None  # it reads copies
+    fields, item = problem.fields, q.itemsize
+    functions: Any = library().functions
+    kernel = functions.headwise_heads
+    pointer, heads = ctypes.byref(fields), problem.outputs["heads"]
+    shape, strides = heads.shape, heads.stride()
+    q_length, k_length, v_length = (reach(x.shape, x.stride()) for x in (q, k, v))
+    expected = (DONE,) if is_masked else (DONE, NOT_FINITE)
+
+    def compute(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+        q_start, k_start, v_start = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        if (
+            (q_start | k_start | v_start) % item
+            or (q.storage_offset() + q_length) * item > q.untyped_storage().nbytes()
+            or (k.storage_offset() + k_length) * item > k.untyped_storage().nbytes()
+            or (v.storage_offset() + v_length) * item > v.untyped_storage().nbytes()
+        ):
+            return None
+        heads = q.new_empty_strided(shape, strides)
+        threads = n_threads(fields)
+        done = kernel(pointer, q_start, k_start, v_start, heads.data_ptr(), threads) in expected
+        return heads if done else None
+
+    return compute
 
 
 def compute_gradients(
@@ -132,160 +102,136 @@ def compute_gradients(
     results: Sequence[Tensor],
     grads: Sequence[Tensor | None],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values, from those of the results of `compute_heads`.
+    """Gradients of queries, keys and values, from those of heads, log-sum-exp and entropy.
 
     Each has the dtype of its input. `grads` is None for a result without a gradient.
     """
-    builder = ProblemBuilder.of(q, k, v)
-    add_lowered(builder, lowered)
-    grad_heads = torch.zeros_like(results[0]) if grads[0] is None else grads[0]
-    heads, grad_heads = dense_last((results[0], grad_heads))
-    builder.add_input("heads", heads, heads.shape, q.dtype, strided_axes=3)
-    builder.add_input("grad_heads", grad_heads, heads.shape, q.dtype, strided_axes=3)
+    problem = NativeProblem(q, k, v)
+    add_rule(problem, lowered)
+    heads = dense_last(results[0])
+    grad_heads = torch.zeros_like(heads) if grads[0] is None else dense_last(grads[0])
+    problem.add_input("heads", heads, heads.shape, q.dtype, strided_axes=3)
+    problem.add_input("grad_heads", grad_heads, heads.shape, q.dtype, strided_axes=3)
     for name, rows, grad in zip(("lse", "entropy"), results[1:], grads[1:], strict=False):
-        builder.add_input(name, rows.contiguous(), q.shape[:3])
+        problem.add_input(name, rows.contiguous(), q.shape[:3])
         if grad is not None:
-            builder.add_input(f"grad_{name}", grad.contiguous(), q.shape[:3])
+            problem.add_input(f"grad_{name}", grad.contiguous(), q.shape[:3])
     # The gradient of a query is a sum over several tasks, and rounded only at its end.
-    dq = add_output_by_token(builder, "dq", q.shape, torch.float32)
-    dk, dv = (add_output_by_token(builder, name, x.shape) for name, x in (("dk", k), ("dv", v)))
-    builder.solve("headwise_backward")
+    dq = problem.add_output_by_token("dq", q.shape, torch.float32)
+    dk, dv = (problem.add_output_by_token(name, x.shape) for name, x in (("dk", k), ("dv", v)))
+    problem.solve("headwise_backward")
     return dq.to(q.dtype), dk, dv
 
 
-def add_output_by_token(
-    builder: ProblemBuilder, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
-) -> Float[Tensor, "B H T _"]:
-    """Add an output in the layout of torch's kernel: the heads of a token side by side."""
-    _, H, T, D = shape
-    dtype = dtype or builder.inputs["q"].dtype
-    return builder.add_output(name, shape, dtype, strides=(T * H * D, D, H * D, 1), strided_axes=3)
-
-
-def native_statistics(problem: AttentionProblem, request: RowRequest) -> RowStatistics:
+def compute_statistics(
+    problem: AttentionProblem, request: RowRequest, packed: bool
+) -> RowStatistics:
     """Statistics of the weights of every row, from one pass over the keys."""
     q, k, v, rule, *_ = problem
-    check_rule(rule, q, k)
-    results, finite = _describe(q, k, v if request.heads else v[..., :0], rule, request)
-    if results.heads is None or rule.visible is None or finite:
-        return results
+    described = problem_of_rows(q, k, v, rule, request, packed)
+    if described.solve() or not request.heads or rule.visible is None:
+        return _as_statistics(described.outputs)
     # The kernel multiplies masked values by 0, and 0 · NaN is NaN.
     safe = guard_nonfinite(problem)
-    results, _ = _describe(q, k, safe.problem.v, rule, request)
-    return replace(results, heads=None if results.heads is None else safe.mark(results.heads))
+    described = problem_of_rows(q, k, safe.problem.v, rule, request, packed)
+    described.solve()
+    outputs = described.outputs
+    return _as_statistics(outputs | {"heads": safe.mark(outputs["heads"])})
 
 
-def _describe(
-    q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, request: RowRequest
-) -> tuple[RowStatistics, bool]:
-    """The statistics, and whether the heads among them are finite."""
-    builder, results = build_statistics(q, k, v, rule, request)
-    finite = builder.solve()
-    return as_statistics(results), finite
+def _as_statistics(outputs: Named) -> RowStatistics:
+    return RowStatistics(**outputs, kernel=f"native ({library().name})")
 
 
-def build_statistics(
-    q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, request: RowRequest
-) -> tuple[ProblemBuilder, Named]:
-    """The problem of statistics of rows, and the outputs that will hold them."""
-    builder = ProblemBuilder.of(q, k, v)
-    # What keys receive is summed over tiles of queries of one head.
-    builder.set("packed", request.received is None and is_packed(q.shape[2], q, k, v))
-    add_rule(builder, rule)
-    results = _add_rows(builder, rule, request)
-    if request.keys is not None:
-        results |= _add_keys(builder, request, request.keys)
-    if request.classes is not None:
-        results |= _add_classes(builder, request, request.classes)
+def problem_of_rows(
+    q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, request: RowRequest, packed: bool = False
+) -> NativeProblem:
+    """The problem of statistics of rows."""
+    check_rule(rule, q, k)
+    (B, H, T, _), S = q.shape, k.shape[2]
+    if request.distance and (request.query_at is None or request.key_at is None):
+        # Without positions the last query is at the last key.
+        query_at = torch.arange(S - T, S, device="cpu").expand(B, T)
+        key_at = torch.arange(S, device="cpu").expand(B, S)
+        request = replace(request, query_at=query_at, key_at=key_at)
+    problem = NativeProblem(q, k, v if request.heads else v[..., :0], packed)
+    add_rule(problem, lower(rule, T, S))
+    for name, x in request.inputs(B, S, torch.device("cpu")).items():
+        problem.add_input(name, x, x.shape, x.dtype)
+    for name, (shape, dtype) in request.outputs((B, H, T), rule.sinks is not None).items():
+        problem.add_output(name, shape, dtype)
+    problem.fields.N = 0 if request.keys is None else request.keys.shape[2]
+    problem.fields.C = 0 if request.classes is None else request.classes.shape[2]
     if request.heads:
-        results["heads"] = add_output_by_token(builder, "heads", (*q.shape[:3], v.shape[3]))
+        problem.add_output_by_token("heads", (B, H, T, v.shape[3]))
     if request.received is not None:
-        results["received"] = _add_received(builder, request.received)
-    return builder, results
+        problem.add_output("received", (B, H, S)).zero_()  # the kernel adds to it
+    return problem
 
 
-def _add_rows(builder: ProblemBuilder, rule: AttentionRule, request: RowRequest) -> Named:
-    """Add the statistics of a row as a whole."""
-    B, H, T, S = (builder.sizes[name] for name in "BHTS")
-    rows = (B, H, T)
-    results = {"n_keys": builder.add_output("n_keys", rows, torch.int64)}
-    requested = {
-        "lse": True, "max_logit": True, "max_weight": True, "sink": rule.sinks is not None,
-        "entropy": request.entropy, "participation": request.participation,
-        "distance": request.distance, "even_distance": request.distance,
-    }  # fmt: skip
-    results |= {
-        name: builder.add_output(name, rows)
-        for name, is_requested in requested.items()
-        if is_requested
-    }
-    if request.argmax:
-        results["argmax"] = builder.add_output("argmax", rows, torch.int64)
-    if request.distance:
-        positions = _positions(request, B, T, S)
-        builder.add_input("query_at", positions.queries, (B, T))
-        builder.add_input("key_at", positions.keys, (B, S))
-    return results
+def add_rule(problem: NativeProblem, lowered: Lowered) -> None:
+    """Add a lowered rule to a problem.
+
+    Raises:
+        ArgumentError: a window is negative, or a mask is not boolean.
+        ShapeError: a tensor does not fit the lengths.
+    """
+    fields = problem.fields
+    fields.scale, fields.softcap = lowered.scale, lowered.softcap
+    for name, n in (("left", lowered.left), ("right", lowered.right)):
+        if n is not None and n < 0:
+            raise ArgumentError(f"native: {name}={n}. Give a number of keys, 0 or more, or None.")
+        setattr(fields, name, NO_LIMIT if n is None else min(n, NO_LIMIT))
+    if lowered.tensors:
+        _add_masks(problem, lowered)
+        _add_biases(problem, lowered)
 
 
-class _Positions(NamedTuple):
-    queries: Float[Tensor, "B T"]
-    keys: Float[Tensor, "B S"]
+def _add_masks(problem: NativeProblem, lowered: Lowered) -> None:
+    B, H, T, S = (getattr(problem.fields, name) for name in "BHTS")
+    if lowered.key_range is not None:
+        inside = lowered.key_range.to(torch.int64).clamp(0, S)
+        problem.add_input("key_range", _spread("key_range", inside, (B, 2)), (B, 2), torch.int64)
+    if lowered.documents is not None:
+        if T > S:
+            raise ShapeError(f"native: documents of {S} keys for {T} queries. Give no more.")
+        _, numbers = torch.unique(lowered.documents, return_inverse=True)
+        numbers = _spread("documents", numbers.to(torch.int32), (B, S))
+        problem.add_input("documents", numbers, (B, S), torch.int32)
+    if lowered.mask is not None:
+        if lowered.mask.dtype != torch.bool:
+            raise ArgumentError(f"native: a mask of {lowered.mask.dtype}. Give booleans.")
+        mask = _spread("mask", lowered.mask, (B, H, T, S), strided_axes=3).view(torch.uint8)
+        problem.add_input("mask", mask, (B, H, T, S), torch.uint8, strided_axes=3)
 
 
-def _positions(request: RowRequest, B: int, T: int, S: int) -> _Positions:
-    """Positions of queries and keys; without any the last query is at the last key."""
-    if request.query_at is None or request.key_at is None:
-        queries, keys = torch.arange(S - T, S)[None], torch.arange(S)[None]
-    else:
-        queries, keys = request.query_at, request.key_at
-    return _Positions(
-        queries.to("cpu", torch.float32).expand(B, T).contiguous(),
-        keys.to("cpu", torch.float32).expand(B, S).contiguous(),
-    )
+def _add_biases(problem: NativeProblem, lowered: Lowered) -> None:
+    B, H, T, S = (getattr(problem.fields, name) for name in "BHTS")
+    if lowered.sinks is not None:
+        problem.add_input("sinks", lowered.sinks.detach().float().contiguous(), (H,))
+    if lowered.by_distance is not None:
+        n = T + S - 1
+        _check_fit("by_distance", lowered.by_distance, (B, H, n))
+        padded = F.pad(lowered.by_distance.detach().float(), (0, MARGIN))
+        table = _spread("by_distance", padded, (B, H, n + MARGIN), strided_axes=2)
+        problem.add_input("by_distance", table, (B, H, n + MARGIN), strided_axes=2)
+    if lowered.bias is not None:
+        bias = _spread("bias", lowered.bias.detach().float(), (B, H, T, S), strided_axes=3)
+        problem.add_input("bias", bias, (B, H, T, S), strided_axes=3)
 
 
-def _add_keys(builder: ProblemBuilder, request: RowRequest, keys: Int[Tensor, "B T N"]) -> Named:
-    B, H, T, S = (builder.sizes[name] for name in "BHTS")
-    N = keys.shape[-1]
-    builder.set("N", N)
-    indices = keys.clamp(-1, S).to(torch.int32).expand(B, T, N).contiguous()  # S is no key either
-    builder.add_input("keys", indices, (B, T, N), torch.int32)
-    results = {"key_seen": builder.add_output("key_seen", (B, H, T, N), torch.bool)}
-    for name in _measures(builder, request):
-        results[f"key_{name}"] = builder.add_output(f"key_{name}", (B, H, T, N))
-    return results
+def _spread(name: str, x: Tensor, shape: tuple[int, ...], strided_axes: int = 0) -> Tensor:
+    """Broadcast by strides of 0, except the axes that the kernel reads as dense."""
+    _check_fit(name, x, shape)
+    x = x.to("cpu").expand(*x.shape[:strided_axes], *shape[strided_axes:])
+    if strided_axes == 0 or x.stride(-1) != 1:
+        x = x.contiguous()
+    return x.expand(shape)
 
 
-def _add_classes(
-    builder: ProblemBuilder, request: RowRequest, classes: Float[Tensor, "B S C"]
-) -> Named:
-    B, H, T, S = (builder.sizes[name] for name in "BHTS")
-    C = classes.shape[-1]
-    builder.set("C", C)
-    classes = classes.to(torch.float32).expand(B, S, C).contiguous()
-    builder.add_input("classes", classes, (B, S, C))
-    names = ("keys", *_measures(builder, request))
-    return {f"class_{name}": builder.add_output(f"class_{name}", (B, H, T, C)) for name in names}
-
-
-def _measures(builder: ProblemBuilder, request: RowRequest) -> list[str]:
-    """Add inputs of the measures of single keys and classes, and name these measures."""
-    measures = ["mass"]
-    if request.top:
-        measures.append("top")
-    if request.key_norms is not None:
-        measures.append("share")
-        if "key_norms" not in builder.inputs:
-            norms = request.key_norms.to(torch.float32)
-            norms = norms.where(norms.isfinite(), 0.0).contiguous()
-            B, H, S = (builder.sizes[name] for name in "BHS")
-            builder.add_input("key_norms", norms, (B, H, S))
-    return measures
-
-
-def _add_received(builder: ProblemBuilder, counted: Bool[Tensor, "B T"]) -> Float[Tensor, "B H S"]:
-    B, H, T, S = (builder.sizes[name] for name in "BHTS")
-    bytes_ = counted.expand(B, T).to(torch.uint8).contiguous()
-    builder.add_input("counted", bytes_, (B, T), torch.uint8)
-    return builder.add_output("received", (B, H, S)).zero_()  # the kernel adds to it
+def _check_fit(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
+    fits = x.ndim == len(shape)
+    if not fits or any(n not in (1, size) for n, size in zip(x.shape, shape, strict=True)):
+        raise ShapeError(
+            f"native: {name} has shape {tuple(x.shape)} instead of {shape}, or ones to broadcast."
+        )

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headwise._torch_private import can_read, is_traced, needs_gradient
-from headwise.kernels.native._compute import compute_gradients, compute_heads, is_packed
+from headwise.kernels.native._compute import compute_gradients, compute_heads
 from headwise.kernels.rows import attend_rows
 from headwise.kernels.spec import (
     AttentionProblem,
@@ -25,25 +25,26 @@ from headwise.kernels.spec import (
 _RESULTS = ("heads", "lse", "entropy")
 
 
-def attend_native(problem: AttentionProblem) -> Named:
-    """The `heads`, their `lse` and, if it is wanted, the `entropy`, these in float32.
+def attend_native(problem: AttentionProblem, packed: bool) -> Named:
+    """The `heads` and, if there are extras, their `lse` and `entropy`, these in float32.
 
     Masked values have no effect. Queries, keys, values and sinks get gradients, a bias does not.
     Second derivatives are left to PyTorch, which computes all this again for them.
     """
-    q, k, v, rule, *_ = problem
-    lowered, sinks = lower(rule, q.shape[2], k.shape[2]), rule.sinks
+    q, k, v, rule, _, extras = problem
+    lowered = lower(rule, q.shape[2], k.shape[2])
+    learned = (q, k, v) if rule.sinks is None else (q, k, v, rule.sinks)
     # Values cannot be read inside vmap, and not while being traced.
     traced = not can_read(q, k, v, *lowered.tensors) or is_traced()
-    if traced or needs_gradient(q, k, v) or (sinks is not None and needs_gradient(sinks)):
+    if traced or needs_gradient(*learned):
         return compute_guarded(partial(_in_graph, lowered=lowered, traced=traced), problem)
-    entropy, packed = problem.extras.entropy, is_packed(q.shape[2])
-    results, finite = compute_heads(q, k, v, lowered, entropy, packed)
+    rows = _RESULTS[1 : 2 + extras.entropy] if any(extras) else ()
+    results, finite = compute_heads(q, k, v, lowered, rows, packed)
     if finite or rule.visible is None:
-        return dict(zip(_RESULTS, results, strict=False))
+        return results
     safe = guard_nonfinite(problem)
-    results, _ = compute_heads(*safe.problem[:3], lowered, entropy, packed)
-    return {name: safe.mark(rows) for name, rows in zip(_RESULTS, results, strict=False)}
+    results, _ = compute_heads(*safe.problem[:3], lowered, rows, packed)
+    return {name: safe.mark(x) for name, x in results.items()}
 
 
 def _in_graph(problem: AttentionProblem, lowered: Lowered, traced: bool) -> Named:
@@ -70,7 +71,8 @@ class _Attend(torch.autograd.Function):
         lowered: Lowered,
         entropy: bool,
     ) -> tuple[Tensor, ...]:
-        results, _ = compute_heads(q, k, v, lowered, entropy)
+        named, _ = compute_heads(q, k, v, lowered, _RESULTS[1 : 2 + entropy])
+        results = tuple(named.values())
         ctx.rule, ctx.lowered = rule, lowered
         ctx.save_for_backward(q, k, v, sinks, *results)
         ctx.set_materialize_grads(False)

@@ -1,40 +1,33 @@
 """The native kernel's side of the contract, and when it is faster than torch's."""
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from headwise._library import library
-from headwise._torch_private import constant_when_traced, needs_gradient
-from headwise.kernels.native._compute import (
-    build_heads,
-    build_statistics,
-    is_packed,
-    native_statistics,
-    why_not_native,
-    why_not_native_statistics,
+from headwise._torch_private import (
+    can_read,
+    constant_when_traced,
+    is_fake,
+    is_plain,
+    is_traced,
+    needs_gradient,
 )
+from headwise.kernels.native._compute import compute_statistics, prepare_heads
 from headwise.kernels.native._gradients import attend_native
-from headwise.kernels.native._prepared import NativeBuffer, PreparedProblem
+from headwise.kernels.native._problem import DTYPES
 from headwise.kernels.spec import (
-    OF_MASK,
     AttentionKernel,
     AttentionProblem,
     ComputeHeads,
-    ComputeStatistics,
     KernelChoice,
     Named,
     RowRequest,
     RowStatistics,
-    SharedRequest,
-    SolveHeads,
-    StatisticsBuffer,
     TensorBias,
-    check_rule,
     cpu,
     lower,
     why_no_gradients_or_dropout,
+    why_not_lowered,
 )
 from headwise.masks.parts import Dense
 
@@ -46,6 +39,8 @@ MORE_IN_TRAINING = 2
 # Fewer queries would leave most lanes of a vector empty, unless heads are packed: then it is faster
 # for any number of keys.
 LEAST_QUERIES = 8
+# Queries of a head up to which the heads of a group fill the lanes of a vector better.
+FEW = 8
 # Queries of the heads that share a kv head up to which bfloat16 without tiles beats torch's
 # kernel with AMX, whose tiles multiply 16 of them at once.
 MOST_ROWS_BESIDE_AMX = 8
@@ -66,13 +61,27 @@ class NativeKernel(AttentionKernel):
     def label(self) -> str:
         return f"native ({library().name})"
 
-    def why_not(self, problem: AttentionProblem) -> str | None:
-        return why_no_gradients_or_dropout(problem) or why_not_native(problem)
+    def why_not(self, problem: AttentionProblem, request: RowRequest | None = None) -> str | None:
+        q, k, v, rule, *_ = problem
+        T, S = q.shape[2], k.shape[2]
+        why = _why_no_library()
+        if why is None and request is None:
+            why = why_no_gradients_or_dropout(problem)
+        if why is not None:
+            return why
+        if q.dtype not in DTYPES or not (q.dtype == k.dtype == v.dtype):
+            return f"it does not compute in {q.dtype}"
+        if not (_takes(q) and _takes(k) and _takes(v)):
+            return "these are not plain tensors on a CPU"
+        # Statistics have no operator, so tensors must have values.
+        if request is not None and not can_read(q, k, v, *rule.sample(T, S)):
+            return "queries, keys, a mask, bias or sink are mapped over, or traced"
+        return why_not_lowered(rule, T, S)
 
-    def is_preferred(self, problem: AttentionProblem) -> bool:
+    def is_preferred(self, problem: AttentionProblem, request: RowRequest | None = None) -> bool:
         rule = problem.rule
         has_tensor = isinstance(rule.visible, Dense) or isinstance(rule.bias, TensorBias)
-        return is_faster(problem.q, problem.k, has_tensor)
+        return request is not None or is_faster(problem.q, problem.k, has_tensor)
 
     def plan(self, problem: AttentionProblem, reason: str) -> KernelChoice:
         q, k, v, rule, *_ = problem
@@ -82,63 +91,43 @@ class NativeKernel(AttentionKernel):
         return KernelChoice(self.name, form, packed, q.dtype != torch.float32, reason)
 
     def attend(self, problem: AttentionProblem, choice: KernelChoice) -> Named:
-        return attend_native(problem)
+        return attend_native(problem, is_packed(problem.q.shape[2]))
 
-    def prepare(self, problem: AttentionProblem, choice: KernelChoice) -> SolveHeads:
-        q, k, v, rule, _, extras = problem
-        if needs_gradient(q, k, v) or not rule.is_static:
-            return attend_native
-        rows = {"lse": any(extras), "entropy": extras.entropy}
-        lowered = lower(rule, q.shape[2], k.shape[2])
-        requested = [name for name, is_requested in rows.items() if is_requested]
-        prepared = build_heads(q, k, v, lowered, is_packed(q.shape[2]), requested).prepare()
-        return attend_native if prepared is None else partial(prepared.heads, attend_native)
-
-    def prepare_heads(
-        self, problem: AttentionProblem, choice: KernelChoice, otherwise: ComputeHeads
-    ) -> ComputeHeads:
+    def prepare(self, problem: AttentionProblem, choice: KernelChoice) -> ComputeHeads | None:
         q, k, v, rule, *_ = problem
-        if needs_gradient(q, k, v) or not rule.is_static:
-            return otherwise
+        if needs_gradient(q, k, v):
+            return None
         lowered = lower(rule, q.shape[2], k.shape[2])
-        prepared = build_heads(q, k, v, lowered, is_packed(q.shape[2]), ()).prepare()
-        if prepared is None:
-            return otherwise
-        return prepared.heads_alone(otherwise, q.itemsize, rule.visible is not None)
-
-    def why_no_statistics(
-        self, problem: AttentionProblem, request: RowRequest | None
-    ) -> str | None:
-        return why_not_native_statistics(problem)
+        return prepare_heads(q, k, v, lowered, is_packed(q.shape[2]), rule.visible is not None)
 
     def statistics(self, problem: AttentionProblem, request: RowRequest) -> RowStatistics:
-        return native_statistics(problem, request)
-
-    def prepare_statistics(
-        self, problem: AttentionProblem, request: RowRequest
-    ) -> ComputeStatistics:
-        prepared = _prepared_statistics(problem, request)
-        if prepared is None:
-            return native_statistics
-        return partial(prepared.statistics, native_statistics)
-
-    def statistics_buffer(
-        self, problem: AttentionProblem, request: SharedRequest, most: int
-    ) -> StatisticsBuffer | None:
-        has_own = problem.rule.bias is not None or problem.rule.sinks is not None
-        prepared = None if request.heads or has_own else _prepared_statistics(problem, request)
-        return None if prepared is None else NativeBuffer(prepared, *problem[:2], most)
+        # What keys receive is summed over tiles of queries of one head.
+        packed = request.received is None and is_packed(problem.q.shape[2], *problem[:3])
+        return compute_statistics(problem, request, packed)
 
 
-def _prepared_statistics(problem: AttentionProblem, request: RowRequest) -> PreparedProblem | None:
-    """The problem of statistics, prepared for all others of its outline; None if it cannot be."""
-    q, k, v, rule, *_ = problem
-    # What keys receive is added to zeros, and norms of values belong to one call.
-    if request.received is not None or request.key_norms is not None:
-        return None
-    check_rule(rule, q, k)
-    builder, _ = build_statistics(q, k, v if request.heads else v[..., :0], rule, request)
-    return builder.prepare(OF_MASK if isinstance(request, SharedRequest) else ())
+@constant_when_traced
+def _why_no_library() -> str | None:
+    return None if library() else library().why
+
+
+def _takes(x: Tensor) -> bool:
+    """Whether the kernel takes such a tensor, as an operator where it is traced."""
+    if torch.compiler.is_compiling() or is_fake(x):
+        return x.device.type == "cpu"
+    return x.is_cpu and is_plain(x)
+
+
+def is_packed(n_queries: int, *inputs: Tensor | None) -> bool:
+    """Whether the few queries of all heads of a group are packed, so that keys are read once.
+
+    Not in training, where the backward pass must recompute the same logits to the last bit; nor
+    while being traced, since an operator does not know whether it is trained.
+    """
+    if torch.compiler.is_compiling() or not 0 < n_queries <= FEW:
+        return False
+    tensors = [x for x in inputs if x is not None]
+    return can_read(*tensors) and not (is_traced() or needs_gradient(*tensors))
 
 
 def is_faster(q: Tensor, k: Tensor, has_tensor: bool = False) -> bool:
@@ -168,20 +157,14 @@ def is_faster(q: Tensor, k: Tensor, has_tensor: bool = False) -> bool:
 
 def is_faster_than_a_call(q: Tensor, k: Tensor, has_tensor: bool = False) -> bool:
     """Whether it is faster even than torch's function by itself, if it can compute this."""
-    return not is_shorter_than_a_call(q, k) and is_faster(q, k, has_tensor)
-
-
-def is_shorter_than_a_call(q: Tensor, k: Tensor) -> bool:
-    """Whether this is so little work that torch's function by itself is as fast as any kernel.
-
-    In float32, and in bfloat16 with AMX, a token on few keys is: torch's kernel is nearly as fast
-    there, and its function takes less time in Python.
-    """
-    if q.dtype != torch.float32 and not _torch_multiplies_tiles(q):
-        return False
     if torch.compiler.is_exporting():  # which would fix the number of keys
         return False
-    return q.numel() * k.shape[2] < _n_threads() << LEAST_PRODUCTS
+    # In float32, and in bfloat16 with AMX, torch's kernel is nearly as fast on few keys, and its
+    # function takes less time in Python.
+    few = q.numel() * k.shape[2] < _n_threads() << LEAST_PRODUCTS
+    if few and (q.dtype == torch.float32 or _torch_multiplies_tiles(q)):
+        return False
+    return is_faster(q, k, has_tensor)
 
 
 def _torch_multiplies_tiles(q: Tensor) -> bool:

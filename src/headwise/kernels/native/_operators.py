@@ -40,14 +40,15 @@ def attention(q: Tensor, k: Tensor, v: Tensor, entropy: bool, *lowered: Any) -> 
     Without a native kernel, which an exported program may meet on another machine, PyTorch
     computes them.
     """
-    none = q.new_empty(*q.shape[:2], 0, dtype=torch.float32)
     if library():
-        heads, lse, *others = compute_heads(q, k, v, Lowered(*lowered), entropy).results
-        return heads, lse, *(others or [none])
-    rule = rule_from_lowered(Lowered(*lowered), q.shape[2], k.shape[2])
-    rows = attend_rows(q, k, v, rule, entropy=entropy)
-    heads = rows["heads"].transpose(1, 2).contiguous().transpose(1, 2)
-    return heads, rows["lse"], rows.get("entropy", none)
+        rows = ("lse", "entropy") if entropy else ("lse",)
+        results, _ = compute_heads(q, k, v, Lowered(*lowered), rows)
+    else:
+        rule = rule_from_lowered(Lowered(*lowered), q.shape[2], k.shape[2])
+        results = attend_rows(q, k, v, rule, entropy=entropy)
+        results["heads"] = results["heads"].transpose(1, 2).contiguous().transpose(1, 2)
+    none = q.new_empty(*q.shape[:2], 0, dtype=torch.float32)
+    return results["heads"], results["lse"], results.get("entropy", none)
 
 
 @attention.register_fake

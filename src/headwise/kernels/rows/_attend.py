@@ -10,8 +10,18 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from headwise._torch_private import is_under_func_gradient, needs_gradient
-from headwise.kernels.rows._cell_mask import Cell, in_double, restore_dtype
-from headwise.kernels.rows._cells import CELL, LN2, Powers, Scratch, mix, over_cells, powers_of_cell
+from headwise.kernels.rows._cells import (
+    CELL,
+    LN2,
+    Cell,
+    Powers,
+    Scratch,
+    in_double,
+    mix,
+    over_cells,
+    powers_of_cell,
+    restore_dtype,
+)
 from headwise.kernels.spec import AttentionRule, Named
 from headwise.masks.tiles import Tile
 

@@ -20,7 +20,7 @@ class RowsKernel(AttentionKernel):
     name = "rows"
     label = KERNEL
 
-    def why_not(self, problem: AttentionProblem) -> str | None:
+    def why_not(self, problem: AttentionProblem, request: RowRequest | None = None) -> str | None:
         return None
 
     def plan(self, problem: AttentionProblem, reason: str) -> KernelChoice:
@@ -33,11 +33,6 @@ class RowsKernel(AttentionKernel):
         if torch.compiler.is_exporting():
             k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
         return attend_rows(q, k, v, rule, dropout_p, extras.weights, extras.entropy)
-
-    def why_no_statistics(
-        self, problem: AttentionProblem, request: RowRequest | None
-    ) -> str | None:
-        return None
 
     def statistics(self, problem: AttentionProblem, request: RowRequest) -> RowStatistics:
         return rows_statistics(problem, request)

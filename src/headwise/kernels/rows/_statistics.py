@@ -8,15 +8,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headwise.kernels.rows._attend import log_sum_exp
-from headwise.kernels.rows._cell_mask import Cell, in_double, is_without_keys, restore_dtype
 from headwise.kernels.rows._cells import (
     LN2,
+    Cell,
     Powers,
     Scratch,
+    in_double,
+    is_without_keys,
     mix,
     over_cells,
     positive,
     powers_of_cell,
+    restore_dtype,
 )
 from headwise.kernels.spec import (
     AttentionProblem,

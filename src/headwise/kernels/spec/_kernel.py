@@ -2,20 +2,40 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
+import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from headwise._torch_private import (
     in_forward_gradient,
     in_func_gradient,
-    is_eager,
     needs_gradient,
+    under_autocast,
 )
-from headwise.kernels.spec._problem import AttentionProblem
-from headwise.kernels.spec._request import Named, RowRequest, RowStatistics, SharedRequest
+from headwise.kernels.spec._request import Named, RowRequest, RowStatistics
+from headwise.kernels.spec._rule import AttentionRule
 from headwise.masks.tiles import Tile
+
+
+class Extras(NamedTuple):
+    """What is returned besides the heads."""
+
+    weights: bool = False
+    lse: bool = False
+    entropy: bool = False
+
+
+class AttentionProblem(NamedTuple):
+    """The input of a kernel: to decide whether and how it computes this, and to compute it."""
+
+    q: Float[Tensor, "B H T D"]
+    k: Float[Tensor, "B Hkv S D"]
+    v: Float[Tensor, "B Hkv S Dv"]
+    rule: AttentionRule
+    dropout_p: float = 0.0  # the share of weights dropped
+    extras: Extras = Extras()
 
 
 class KernelChoice(NamedTuple):
@@ -28,46 +48,15 @@ class KernelChoice(NamedTuple):
     reason: str
 
 
-SolveHeads = Callable[[AttentionProblem], Named]
-ComputeHeads = Callable[[Tensor, Tensor, Tensor], Tensor]
-ComputeStatistics = Callable[[AttentionProblem, RowRequest], RowStatistics]
-
-
-class StatisticsBuffer(ABC):
-    """Statistics of several calls that differ in queries and keys alone, in the same tensors.
-
-    Attributes:
-        most: The number of calls for which there is room.
-        n: The number of calls so far.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.most, self.n = most, 0
-
-    def add(self, q: Tensor, k: Tensor) -> bool:
-        """Compute the statistics of one more call; False if it has no place here."""
-        if self.n == self.most or not (is_eager(q, k) and self._add(q, k)):
-            return False
-        self.n += 1
-        return True
-
-    def clear(self) -> None:
-        """Make room again; what `statistics` has returned is overwritten."""
-        self.n = 0
-
-    @abstractmethod
-    def _add(self, q: Tensor, k: Tensor) -> bool:
-        """Compute the statistics of a call into part `n`; False if its form is another."""
-
-    @abstractmethod
-    def statistics(self) -> RowStatistics:
-        """The rows of all calls, one call after the other."""
+# The heads of queries, keys and values; None where `attend` has to look at their values.
+ComputeHeads = Callable[[Tensor, Tensor, Tensor], Tensor | None]
 
 
 class AttentionKernel(ABC):
     """One way to compute attention: each of the folders beside this one has one.
 
-    No method that decides about an input reads its values.
+    A request asks for statistics of rows; without one it is about heads. No method that decides
+    about an input reads its values.
 
     Attributes:
         name: How users name it: `backend=name`.
@@ -86,60 +75,31 @@ class AttentionKernel(ABC):
         return self.name
 
     @abstractmethod
-    def why_not(self, problem: AttentionProblem) -> str | None:
-        """Why the kernel cannot compute these heads; None if it can."""
+    def why_not(self, problem: AttentionProblem, request: RowRequest | None = None) -> str | None:
+        """Why the kernel cannot compute this; None if it can."""
 
-    def is_preferred(self, problem: AttentionProblem) -> bool:
-        """Whether it is faster than the kernels after it, for heads that both can compute."""
+    def is_preferred(self, problem: AttentionProblem, request: RowRequest | None = None) -> bool:
+        """Whether it is faster than the kernels after it, where both can compute this."""
         return True
 
     @abstractmethod
     def plan(self, problem: AttentionProblem, reason: str) -> KernelChoice:
-        """In what form the kernel takes this input, after `reason`, why it was chosen."""
+        """In what form the kernel takes the input of `attend`, after why it was chosen."""
 
     @abstractmethod
     def attend(self, problem: AttentionProblem, choice: KernelChoice) -> Named:
         """The `heads`, and of the extras those that come from the same pass."""
 
-    def prepare(self, problem: AttentionProblem, choice: KernelChoice) -> SolveHeads:
-        """A function equal to `attend` for this problem and all others of its outline."""
-        return partial(self.attend, choice=choice)
+    def prepare(self, problem: AttentionProblem, choice: KernelChoice) -> ComputeHeads | None:
+        """What computes the heads of all plain problems of this outline; None: `attend` does.
 
-    def prepare_heads(
-        self, problem: AttentionProblem, choice: KernelChoice, otherwise: ComputeHeads
-    ) -> ComputeHeads:
-        """What computes the heads of this plain problem and all others of its outline.
-
-        A plain problem has no dropout, no extras and no autocast, and no tensors but queries, keys
-        and values. `otherwise` computes them in any case, with the guard that the kernel needs.
+        A plain problem has no tensors but queries, keys and values, no dropout and no extras.
         """
-        return otherwise
-
-    def why_no_statistics(
-        self, problem: AttentionProblem, request: RowRequest | None
-    ) -> str | None:
-        """Why the kernel cannot compute these statistics of rows; None if it can."""
-        return "it has no statistics of rows"
-
-    def is_preferred_for_statistics(self, problem: AttentionProblem) -> bool:
-        """Whether it is faster than the kernels after it, for statistics that both can compute."""
-        return True
+        return None
 
     def statistics(self, problem: AttentionProblem, request: RowRequest) -> RowStatistics:
         """Statistics of the weights of every row."""
         raise NotImplementedError
-
-    def prepare_statistics(
-        self, problem: AttentionProblem, request: RowRequest
-    ) -> ComputeStatistics:
-        """A function equal to `statistics` for this problem and all others of its outline."""
-        return self.statistics
-
-    def statistics_buffer(
-        self, problem: AttentionProblem, request: SharedRequest, most: int
-    ) -> StatisticsBuffer | None:
-        """A buffer for the statistics of up to `most` such problems; None: it has none for them."""
-        return None
 
 
 def why_no_gradients_or_dropout(problem: AttentionProblem) -> str | None:
@@ -156,3 +116,11 @@ def why_no_gradients_or_dropout(problem: AttentionProblem) -> str | None:
     if in_func_gradient():
         return "it has no gradients by torch.func"
     return None
+
+
+def autocast_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values in the precision to which autocast, if it is on, casts them."""
+    if not under_autocast(q):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(q.device.type)
+    return q.to(dtype), k.to(dtype), v.to(dtype)

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from headwise._torch_private import can_read, needs_gradient
-from headwise.kernels.spec._problem import AttentionProblem
+from headwise.kernels.spec._kernel import AttentionProblem
 from headwise.kernels.spec._request import Named
 
 

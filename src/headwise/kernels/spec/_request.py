@@ -1,14 +1,15 @@
 """Requests for statistics of rows, and their results: the same for every kernel."""
 
-from collections.abc import Hashable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 # Results by their names.
 Named = dict[str, Tensor]
+# The statistics that are not float32.
+_DTYPES = {"n_keys": torch.int64, "argmax": torch.int64, "key_seen": torch.bool}
 
 
 @dataclass(frozen=True)
@@ -48,25 +49,44 @@ class RowRequest:
     key_at: Int[Tensor, "B S"] | None = None
     heads: bool = False
 
-    @property
-    def is_static(self) -> bool:
-        """Whether it holds flags only, and no tensor."""
-        is_positioned = self.query_at is not None or self.key_at is not None
-        is_of_keys = self.keys is not None or self.classes is not None
-        of_call = self.received is not None or self.key_norms is not None
-        return not (is_positioned or is_of_keys or of_call)
+    def outputs(
+        self, n_rows: tuple[int, int, int], has_sinks: bool
+    ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """The shape and dtype of each requested statistic of `[B, H, T]` rows.
 
+        Heads and what keys receive, which kernels lay out in their own way, are left out.
+        """
+        requested = {
+            "n_keys": True, "lse": True, "max_logit": True, "max_weight": True, "sink": has_sinks,
+            "entropy": self.entropy, "participation": self.participation, "argmax": self.argmax,
+            "distance": self.distance, "even_distance": self.distance,
+        }  # fmt: skip
+        outputs: dict[str, tuple[int, ...]] = {
+            name: n_rows for name, is_requested in requested.items() if is_requested
+        }
+        measures = {"mass": True, "top": self.top, "share": self.key_norms is not None}
+        for part, columns, others in ("key", self.keys, "seen"), ("class", self.classes, "keys"):
+            if columns is not None:
+                names = [others, *(name for name, is_requested in measures.items() if is_requested)]
+                outputs |= {f"{part}_{name}": (*n_rows, columns.shape[-1]) for name in names}
+        return {name: (shape, _DTYPES.get(name, torch.float32)) for name, shape in outputs.items()}
 
-@dataclass(frozen=True, eq=False)
-class SharedRequest(RowRequest):
-    """The request of several calls that share a mask, whatever their queries, keys and values.
-
-    Neither its tensors nor the mask may change: a kernel keeps with the request what it has
-    prepared for a call, and uses it for all others of the same outline. They may share the results
-    in `OF_MASK`.
-    """
-
-    prepared: dict[tuple[Hashable, ...], Any] = field(default_factory=dict, init=False, repr=False)
+    def inputs(self, B: int, S: int, device: torch.device) -> Named:
+        """The tensors of the request as kernels read them: dense, and for each text."""
+        found: Named = {}
+        if self.query_at is not None and self.key_at is not None:
+            found["query_at"] = self.query_at.to(device, torch.float32)
+            found["key_at"] = self.key_at.to(device, torch.float32)
+        if self.classes is not None:
+            found["classes"] = self.classes.to(device, torch.float32)
+        if self.key_norms is not None:
+            norms = self.key_norms.to(device, torch.float32)
+            found["key_norms"] = norms.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        if self.keys is not None:  # S is no key either
+            found["keys"] = self.keys.clamp(-1, S).to(device, torch.int32)
+        if self.received is not None:
+            found["counted"] = self.received.to(device, torch.uint8)
+        return {name: x.expand(B, *x.shape[1:]).contiguous() for name, x in found.items()}
 
 
 @dataclass(frozen=True)
@@ -98,7 +118,3 @@ class RowStatistics:
     class_share: Float[Tensor, "B H T C"] | None = None
     class_keys: Float[Tensor, "B H T C"] | None = None  # visible keys of the class
     heads: Float[Tensor, "B H T Dv"] | None = None
-
-
-# The statistics that follow from the mask and the request alone, whatever queries and keys hold.
-OF_MASK = frozenset(("n_keys", "key_seen", "class_keys", "even_distance"))

@@ -1,6 +1,5 @@
-"""Heads and statistics from one pass in Triton, for GPUs; unmeasured so far."""
+"""Heads and statistics from one pass in Triton, for GPUs."""
 
-from headwise.kernels.triton._compute import is_installed
-from headwise.kernels.triton._kernel import TRITON
+from headwise.kernels.triton._kernel import TRITON, is_installed
 
 __all__ = ["TRITON", "is_installed"]

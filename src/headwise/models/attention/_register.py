@@ -5,7 +5,7 @@ from torch import nn
 from headwise._display import first_line
 from headwise._packages import require
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models.attention._name import NAME
+from headwise.models.attention._rule_mask import NAME
 
 
 def register_attention() -> None:

@@ -9,6 +9,9 @@ from torch.nn.functional import pad
 from headwise._torch_private import map_leaves, without_tensor_subclasses
 from headwise.masks import Mask
 
+# What transformers calls our attention implementation.
+NAME = "headwise"
+
 
 class RuleMask(Tensor):
     """A mask `[B, 1, T, S]` whose entries are computed when they are first read.

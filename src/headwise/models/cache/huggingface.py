@@ -521,12 +521,12 @@ def attend_cached(
             f"CachePlan.cache: {name} should return weights, but its heads keep different tokens. "
             f"Leave output_attentions out; headwise.observe tells what each head sees."
         )
-    if call.dropout:
+    if kwargs.get("dropout"):
         raise UnsupportedError(
-            f"CachePlan.cache: {name} has dropout {call.dropout}. Call model.eval() before."
+            f"CachePlan.cache: {name} has dropout {kwargs['dropout']}. Call model.eval() before."
         )
     for argument in ("indices", "position_bias", "sinks"):
-        if call.more.get(argument) is not None:
+        if kwargs.get(argument) is not None:
             raise UnsupportedError(
                 f"CachePlan.cache: {name} gives {argument} to its attention, which cannot be read "
                 f"for heads that keep different tokens. Use the cache of transformers."

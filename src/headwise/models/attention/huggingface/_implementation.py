@@ -1,48 +1,30 @@
 """The attention function that Hugging Face models call under the name "headwise"."""
 
-from collections.abc import Callable, MutableMapping
-from functools import partial, reduce
-from operator import add
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from headwise._torch_private import can_read, is_traced, needs_gradient, version_of
 from headwise.errors import UnsupportedError
 from headwise.kernels import (
     AttendOutput,
     AttentionProblem,
     AttentionRule,
-    Bias,
-    ComputeHeads,
-    Outline,
-    TensorBias,
-    attend,
+    Extras,
+    attend_by_rule,
     autocast_inputs,
     computes_both_at_once,
-    is_shorter_than_a_call,
-    make_rule,
     native_is_faster,
-    plain_outline,
-    prepare_plain,
-    remember,
     under_autocast,
 )
-from headwise.masks import Mask, as_mask
-from headwise.masks.parts import split_additive, top_left
-from headwise.models.attention._name import NAME
-from headwise.models.attention._rule_mask import RuleMask, unless_read
-from headwise.models.attention.huggingface._rule import is_causal, select_keys, sinks_of
-from headwise.models.attention.huggingface._source import check_source
-
-try:
-    from transformers.utils.output_capturing import _active_collector as _collector
-except ImportError:  # early versions of transformers 5 have none
-    _collector = None
+from headwise.models.attention._rule_mask import NAME, RuleMask, unless_read
+from headwise.models.attention.huggingface._rule import is_causal, keys_read, rule_of
+from headwise.models.attention.huggingface._transformers import (
+    check_source,
+    collects_weights,
+    sdpa_attention_forward,
+)
 
 # What a call may have besides queries, keys, values and a mask.
 _EXTRA = frozenset(("softcap", "s_aux", "sinks", "indices", "position_bias"))
@@ -92,16 +74,12 @@ def attention_forward(
     """
     check_source(type(module))
     _check_arguments(module, attention_mask, more)
-    mask = unless_read(attention_mask)
-    call = Call(module, query, key, value, mask, dropout, scaling, more)
-    route = call.plain_route()
-    if route is not None:
-        return route.heads(call), None
+    given = {"dropout": dropout, "scaling": scaling, **more}
+    call = Call.of(module, query, key, value, attention_mask, given)
     if call.is_left_to_torch:
-        return _by_torch(call), None
-    result = attend(
-        *call.inputs(), **call.options(), dropout_p=dropout, need_weights=call.needs_weights
-    )
+        return call.heads_by_torch(), None
+    extras = Extras(weights=call.needs_weights)
+    result = attend_by_rule(AttentionProblem(*call.inputs(), call.rule(), dropout, extras))
     if isinstance(result, AttendOutput):
         return result.heads.transpose(1, 2), result.weights
     return result.transpose(1, 2), None
@@ -133,188 +111,59 @@ class Call(NamedTuple):
     k: Float[Tensor, "B Hkv S D"]
     v: Float[Tensor, "B Hkv S Dv"]
     mask: Tensor | None
-    dropout: float
-    scaling: float | None
-    more: dict[str, Any]
+    arguments: dict[str, Any]
 
     @classmethod
     def of(
         cls, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, kwargs: dict[str, Any]
     ) -> "Call":
         """A call from its keyword arguments."""
-        more = dict(kwargs)
-        dropout, scaling = more.pop("dropout", 0.0), more.pop("scaling", None)
-        return cls(module, q, k, v, unless_read(mask), dropout, scaling, more)
+        return cls(module, q, k, v, unless_read(mask), kwargs)
 
     @property
     def needs_weights(self) -> bool:
         """Whether the model was asked for the weights."""
-        return bool(self.more.get("output_attentions")) or _collects_weights()
+        return bool(self.arguments.get("output_attentions")) or collects_weights()
 
     @property
     def is_left_to_torch(self) -> bool:
         """Whether `sdpa` computes this, and the kernel would not do so faster."""
-        q, k, v, more = self.q, self.k, self.v, self.more
-        if self.needs_weights or any(more.get(name) is not None for name in _NOT_OF_SDPA):
+        q, k, v, given = self.q, self.k, self.v, self.arguments
+        if self.needs_weights or any(given.get(name) is not None for name in _NOT_OF_SDPA):
             return False
         is_tensor = self.mask is not None and not isinstance(self.mask, RuleMask)
-        has_tensor = is_tensor or more.get("position_bias") is not None
-        if self.dropout or not q.is_cpu or not native_is_faster(q, k, has_tensor):
+        has_tensor = is_tensor or given.get("position_bias") is not None
+        if given.get("dropout") or not q.is_cpu or not native_is_faster(q, k, has_tensor):
             return True
         fits = q.ndim == k.ndim == 4 and q.shape[0] == k.shape[0] and v.shape[:3] == k.shape[:3]
         mask_fits = self.mask is None or self.mask.ndim == 4
         return not (fits and mask_fits)
 
-    def plain_route(self) -> "Route | None":
-        """How a call of queries, keys and values alone is computed; None for any other.
-
-        A token takes about as long to decide about as to compute, so it is decided once for all
-        layers.
-        """
-        q, k, v, more = self.q, self.k, self.v, self.more
-        if self.mask is not None or self.dropout or self.needs_weights:
-            return None
-        if not _EXTRA.isdisjoint(more) and any(more.get(name) is not None for name in _EXTRA):
-            return None
-        if q.ndim == 4 and q.is_cpu and is_shorter_than_a_call(q, k):
-            return BY_TORCH
-        causal = self.is_causal
-        if causal and q.shape[2] != k.shape[2]:
-            return None
-        outline = plain_outline(q, k, v, causal, self.scaling)
-        route = None if outline is None else _ROUTES.get(outline)
-        if route is not None or outline is None or under_autocast(q):
-            return route
-        if self.is_left_to_torch:
-            return remember(_ROUTES, outline, BY_TORCH)
-        compute = prepare_plain(q, k, v, causal, self.scaling, outline)
-        problem = self._problem()
-        rule = problem.rule if computes_both_at_once(problem) else None
-        return remember(_ROUTES, outline, Route(partial(_by_kernel, compute), rule))
+    def heads_by_torch(self) -> Float[Tensor, "B T H Dv"]:
+        """The heads by the function of `sdpa`."""
+        mask = self.mask.visible() if isinstance(self.mask, RuleMask) else self.mask
+        causal = mask is None and is_causal(self.module, self.q.shape[2], self.arguments, NAME)
+        given = self.arguments | {"is_causal": causal}
+        heads, _ = sdpa_attention_forward(self.module, self.q, self.k, self.v, mask, **given)
+        return heads
 
     def native_problem(self) -> AttentionProblem | None:
         """The call for the native kernel, which can add statistics; None if it cannot."""
-        route = self.plain_route()
-        if route is not None:
-            q, k, v = self.q, self.k, self.v
-            return None if route.rule is None else AttentionProblem(q, k, v, route.rule)
-        is_added = self._float_mask is not None
+        mask = self.mask
+        is_added = mask is not None and mask.is_floating_point() and not isinstance(mask, RuleMask)
         if self.is_left_to_torch or self.needs_weights or is_added or under_autocast(self.q):
             return None
-        problem = self._problem()
+        problem = AttentionProblem(*self.inputs(), self.rule(), self.arguments.get("dropout", 0.0))
         return problem if computes_both_at_once(problem) else None
-
-    def _problem(self) -> AttentionProblem:
-        rule = make_rule(head_dim=self.q.shape[-1], **self.options())
-        return AttentionProblem(*self.inputs(), rule, self.dropout)
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values as the kernel reads them: the used keys, in autocast's dtype."""
-        q, k, v, S = self.q, self.k, self.v, self._n_keys()
+        q, k, v = self.q, self.k, self.v
+        S = keys_read(self.module, q.shape[2], k.shape[2], self.mask, NAME, self.arguments)
         if k.shape[2] != S:
             k, v = k[:, :, :S], v[:, :, :S]
         return autocast_inputs(q, k, v)
 
-    def options(self) -> dict[str, Any]:
-        """The options of `attend`, but for dropout."""
-        T, S = self.q.shape[2], self._n_keys()
-        biases: list[Bias] = []
-        visible, added = self._visible(T, S), self._float_mask
-        if added is not None:
-            hidden, added = split_additive(added, "headwise attention", allow_binary=True)
-            visible = hidden if visible is None else visible
-            biases += [] if added is None else [TensorBias(added)]
-        position_bias = self.more.get("position_bias")
-        if position_bias is not None and not _holds_zeros(position_bias):
-            biases.append(TensorBias(position_bias[..., :S]))
-        return {
-            "mask": select_keys(visible, self.more.get("indices"), self.k.shape[2], S),
-            "bias": reduce(add, biases) if biases else None,
-            "scale": self.scaling,
-            "softcap": self.more.get("softcap"),
-            "sinks": sinks_of(self.more),
-        }
-
-    @property
-    def _float_mask(self) -> Float[Tensor, "..."] | None:
-        """The mask if it is added to the logits; one that is a rule is not."""
-        if self.mask is None or isinstance(self.mask, RuleMask):
-            return None
-        return self.mask if self.mask.is_floating_point() else None
-
-    @property
-    def is_causal(self) -> bool:
-        """Whether there is no mask and the call is causal."""
-        return self.mask is None and is_causal(self.module, self.q.shape[2], self.more, NAME)
-
-    def _n_keys(self) -> int:
-        """The number of keys without the unused end of a cache, where that is known."""
-        S = self.k.shape[2]
-        if isinstance(self.mask, RuleMask):
-            return self.mask.n_keys
-        return min(S, self.q.shape[2]) if self.is_causal else S
-
-    def _visible(self, T: int, S: int) -> Mask | None:
-        if isinstance(self.mask, RuleMask):
-            return self.mask.rule
-        if self.mask is not None:
-            return as_mask(self.mask) if self.mask.dtype == torch.bool else None
-        if not self.is_causal:
-            return None
-        return top_left(T, S)
-
-
-class Route(NamedTuple):
-    """How calls of an outline are computed."""
-
-    heads: Callable[[Call], Float[Tensor, "B T H Dv"]]
-    rule: AttentionRule | None  # by which the native kernel computes them; None if it does not
-
-
-_ROUTES: dict[Outline, Route] = {}
-
-
-def _by_torch(call: Call) -> Float[Tensor, "B T H Dv"]:
-    """The heads by the function of `sdpa`."""
-    mask = call.mask.visible() if isinstance(call.mask, RuleMask) else call.mask
-    heads, _ = sdpa_attention_forward(
-        call.module, call.q, call.k, call.v, mask, dropout=call.dropout,
-        scaling=call.scaling, **call.more | {"is_causal": call.is_causal},
-    )  # fmt: skip
-    return heads
-
-
-def _by_kernel(compute: ComputeHeads, call: Call) -> Float[Tensor, "B T H Dv"]:
-    return compute(call.q, call.k, call.v).transpose(1, 2)
-
-
-BY_TORCH = Route(_by_torch, None)
-
-
-# Biases that held zeros alone, and how often they had been changed in place by then.
-_zeros: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
-
-
-def _holds_zeros(bias: Tensor) -> bool:
-    """Whether a bias is known to add nothing, such as that of T5's cross-attention.
-
-    All layers share it, so it is read once.
-    """
-    if not bias.numel() or not can_read(bias) or is_traced() or needs_gradient(bias):
-        return False
-    if bias.is_inference():  # changes of it leave no trace
-        return bias[(0,) * bias.ndim].item() == 0 and not bool(bias.any())
-    if _zeros.get(bias) == version_of(bias):
-        return True
-    if bias[(0,) * bias.ndim].item() != 0 or bool(bias.any()):
-        return False
-    _zeros[bias] = version_of(bias)
-    return True
-
-
-def _collects_weights() -> bool:
-    """Whether the model that runs was asked for weights, which transformers collects by hooks."""
-    if _collector is None:
-        return False
-    names = _collector.global_var if torch.compiler.is_compiling() else _collector.get()
-    return bool(names) and any(name.endswith("attentions") for name in names)
+    def rule(self) -> AttentionRule:
+        """The rule by which `eager` or `sdpa` would compute weights."""
+        return rule_of(self.module, NAME, self.q, self.k, self.mask, self.arguments)

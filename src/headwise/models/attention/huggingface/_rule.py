@@ -1,24 +1,22 @@
 """How each implementation of the attention interface interprets its arguments, as a rule."""
 
-from functools import lru_cache, reduce
+from functools import reduce
 from operator import and_
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers.utils.generic import is_flash_attention_requested
 
+from headwise._torch_private import can_read, is_traced, needs_gradient
 from headwise.errors import MaskError, UnsupportedError
-from headwise.kernels import AttentionRule, make_rule
+from headwise.kernels import AttentionRule, Bias, TensorBias, make_rule
 from headwise.masks import Mask, as_mask, causal, documents, from_flex, window
 from headwise.masks.parts import top_left
-from headwise.models.attention._name import NAME
-from headwise.models.attention._rule_mask import RuleMask, unless_read
-from headwise.models.attention.huggingface._source import is_written_for_eager
+from headwise.models.attention._rule_mask import NAME, RuleMask, unless_read
+from headwise.models.attention.huggingface._transformers import is_flash, is_written_for_eager
 
 _FLEX, _CAUSAL = "flex_attention", causal()
-_NUMBERS = frozenset((float, type(None)))
 _NOT_OF_SDPA = ("softcap", "s_aux", "sinks")
 
 
@@ -45,7 +43,7 @@ def keys_read(
         return mask.n_keys
     if implementation == NAME and mask is None and is_causal(module, T, kwargs, implementation):
         return min(S, T)
-    return min(S, mask.shape[1]) if mask is not None and _is_flash(implementation) else S
+    return min(S, mask.shape[1]) if mask is not None and is_flash(implementation) else S
 
 
 def rule_of(
@@ -63,27 +61,26 @@ def rule_of(
                     f"observe: {type(module).__name__} passes {name}, which 'sdpa' leaves out. "
                     f"Load the model with attn_implementation='eager' or 'headwise'."
                 )
-    S, scale, softcap = k.shape[2], kwargs.get("scaling"), kwargs.get("softcap")
+    S = keys_read(module, q.shape[2], k.shape[2], mask, implementation, kwargs)
     visible = _visible(module, implementation, q, S, unless_read(mask), kwargs)
-    visible = select_keys(visible, kwargs.get("indices"), S, S)
-    bias, sinks = _bias(kwargs.get("position_bias"), q, S), sinks_of(kwargs)
-    are_numbers = type(scale) is float and type(softcap) in _NUMBERS
-    is_plain = (visible is None or visible is _CAUSAL) and bias is None and sinks is None
-    if is_plain and are_numbers and not torch.compiler.is_compiling():
-        return _plain_rule(q.shape[-1], scale, softcap, visible)
     return make_rule(
-        head_dim=q.shape[-1], mask=visible, scale=scale, bias=bias, softcap=softcap, sinks=sinks,
+        head_dim=q.shape[-1],
+        mask=_selected(visible, kwargs.get("indices"), k.shape[2], S),
+        scale=kwargs.get("scaling"),
+        bias=_bias(kwargs.get("position_bias"), q, S, implementation),
+        softcap=kwargs.get("softcap"),
+        sinks=_sinks(kwargs),
         is_added=True,
-    )  # fmt: skip
+    )
 
 
-def sinks_of(kwargs: dict[str, Any]) -> Float[Tensor, " H"] | Float[Tensor, "B H T"] | None:
+def _sinks(kwargs: dict[str, Any]) -> Float[Tensor, " H"] | Float[Tensor, "B H T"] | None:
     """One more logit in the denominator, of each head or of each query of it."""
     sinks = kwargs.get("sinks")
     return kwargs.get("s_aux") if sinks is None else sinks.squeeze(-1)
 
 
-def select_keys(
+def _selected(
     visible: Mask | Tensor | None, indices: Int[Tensor, "B T _"] | None, S: int, n_keys: int
 ) -> Mask | Tensor | None:
     """What is left to see where a sparse layer has selected keys, of the first `n_keys` of `S`.
@@ -101,22 +98,14 @@ def select_keys(
     return as_mask(selected) if visible is None else visible & as_mask(selected)
 
 
-@lru_cache(maxsize=64)
-def _plain_rule(
-    head_dim: int, scale: float, softcap: float | None, visible: Mask | None
-) -> AttentionRule:
-    """The rule of calls that see every key, or those up to their own: the same at every call."""
-    return make_rule(head_dim=head_dim, mask=visible, scale=scale, softcap=softcap)
-
-
 def _visible(
     module: nn.Module, implementation: str, q: Tensor, S: int, mask: Any, kwargs: dict[str, Any]
 ) -> Tensor | Mask | None:
-    if _is_flash(implementation) and (mask is None or mask.ndim == 2):
+    if is_flash(implementation) and (mask is None or mask.ndim == 2):
         return _flash_mask(module, q, S, mask, implementation, kwargs)
     if isinstance(mask, RuleMask):
         return mask.rule
-    if isinstance(mask, Tensor) and mask.ndim == 4:
+    if isinstance(mask, Tensor) and (mask.ndim == 4 or implementation == NAME):
         return mask[..., :S]
     if mask is None:
         # Without a mask, sdpa uses its kernel's causal flag; other kernels see every key.
@@ -133,10 +122,6 @@ def _visible(
             f"observe: {type(module).__name__} under {implementation!r} has a mask {kind} that "
             f"cannot be read. Load the model with attn_implementation='sdpa'."
         ) from None
-
-
-def _is_flash(implementation: str | None) -> bool:
-    return is_flash_attention_requested(requested_attention_implementation=implementation)
 
 
 def _flash_mask(
@@ -175,7 +160,20 @@ def _packed(q: Tensor, S: int, kwargs: dict[str, Any]) -> Int[Tensor, "1 S"] | N
     return (positions == positions.min()).cumsum(-1)
 
 
-def _bias(position_bias: Tensor | None, q: Tensor, S: int) -> Tensor | None:
-    if position_bias is None:
+def _bias(
+    position_bias: Tensor | None, q: Tensor, S: int, implementation: str
+) -> Bias | Tensor | None:
+    """A bias by position, unless it adds nothing, as in T5's cross-attention."""
+    if position_bias is None or _holds_zeros(position_bias):
         return None
-    return position_bias[..., :S].to(torch.promote_types(q.dtype, torch.float32))
+    bias = position_bias[..., :S].to(torch.promote_types(q.dtype, torch.float32))
+    # Under our name masks are apart, so that nothing in it hides a key, which takes time to see.
+    return TensorBias(bias) if implementation == NAME else bias
+
+
+def _holds_zeros(bias: Tensor) -> bool:
+    """Whether a bias is known to hold zeros alone."""
+    if not bias.numel() or not can_read(bias) or is_traced() or needs_gradient(bias):
+        return False
+    # Its first entry tells nearly always, and takes no time to read.
+    return bias[(0,) * bias.ndim].item() == 0 and not bool(bias.any())

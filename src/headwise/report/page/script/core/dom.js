@@ -7,17 +7,8 @@ function byId(id) {
   return document.getElementById(id);
 }
 
-const SVG = "http://www.w3.org/2000/svg";
-
-function make(tag, attributes, children) {
-  return dress(document.createElement(tag), attributes, children);
-}
-
-function makeSvg(tag, attributes, children) {
-  return dress(document.createElementNS(SVG, tag), attributes, children);
-}
-
-function dress(element, { text, ...attributes } = {}, children = []) {
+function make(tag, { text, ...attributes } = {}, children = []) {
+  const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value !== undefined && value !== false) element.setAttribute(name, value);
   }
@@ -44,6 +35,18 @@ function setVariables(element, variables) {
   for (const [name, value] of Object.entries(variables)) {
     element.style.setProperty(`--${name}`, value);
   }
+  return element;
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function makeSvg(tag, { text, ...attributes } = {}, children = []) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== undefined && value !== false) element.setAttribute(name, value);
+  }
+  if (text !== undefined) element.textContent = text;
+  element.append(...children);
   return element;
 }
 

@@ -1,0 +1,21 @@
+"""Private names of torch that nothing can be done without."""
+
+from typing import Any
+
+import torch
+
+from headwise.errors import UnsupportedError
+
+
+def required(owner: Any, name: str) -> Any:
+    """A private part of torch.
+
+    Raises:
+        UnsupportedError: this version of torch has none of that name.
+    """
+    if not hasattr(owner, name):
+        raise UnsupportedError(
+            f"headwise: torch {torch.__version__} has no {name}, which this call needs. "
+            f"Install torch 2.11 to 2.13, or a newer headwise."
+        )
+    return getattr(owner, name)

@@ -1,3 +1,0 @@
-"""What transformers calls our attention implementation."""
-
-NAME = "headwise"

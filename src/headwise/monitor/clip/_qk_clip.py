@@ -1,0 +1,209 @@
+"""QK-clip: scale the queries and keys of heads whose logits have grown too large."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+
+from headwise.errors import ArgumentError, UnsupportedError
+from headwise.models import (
+    Site,
+    check_weights,
+)
+from headwise.models.ownership import (
+    LogitRows,
+    find_logit_rows,
+    first_batch,
+    scale_rows,
+)
+from headwise.monitor._monitor import HeadMonitor
+from headwise.monitor._step_statistics import StepStatistics
+from headwise.monitor._trainer import TrainerEvents
+from headwise.monitor.clip._checks import (
+    check_numbers,
+    checked_bar,
+    checked_monitor,
+)
+from headwise.monitor.clip._reports import ClippedHead, ClipReport
+
+_EPS = float(np.finfo(np.float32).eps)
+_LEAST_MARGIN = 8 * _EPS  # logits are sums of rounded products in float32
+
+
+class QKClip(TrainerEvents):
+    """QK-clip during training: bounds the attention logits of every head, by scaling weights.
+
+    Call `step()` after the optimizer's step and the monitor's. If the largest logit of a head
+    exceeded `max_logit` in that step, its logits are scaled by `factor = max_logit / largest`: its
+    queries and its keys by the square root each. Keys that several heads share are scaled by the
+    part that all of those heads need, and the queries of each head by the rest, so the logits of
+    every head are scaled by exactly its own factor. Where a part of the keys belongs to all heads
+    (the rotated part of latent attention), the queries are scaled by the whole factor there. Layers
+    that share their weights are scaled by the smallest of their factors. This scales weights
+    and biases of projections, or the gains behind them if these belong to single heads. While no
+    head exceeds the bar, no bit changes.
+
+    The largest logit is that of `scale · q·k` over visible keys, before any softcap and without
+    position biases, over all ranks of the monitor; a capped one is inferred, up to eight times the
+    cap. It is that of the step's batches under the weights before the step: the next batch may pass
+    the bar. If the monitor watches only every n-th step, the steps in between are not clipped:
+    watch every step (`every=1`) to bound all of them.
+
+    Which weights scale which head is found once, when the clip is made, by running the model in
+    evaluation mode on an example input. A trial on all heads checks that exactly their logits are
+    scaled, and is undone. The weights may be sharded by FSDP2, or be DTensors along one axis.
+
+    A clip is a callback of `transformers.Trainer`, after its monitor: `callbacks=[monitor, clip]`.
+
+    Args:
+        monitor: Watches `max_logit` of the model that is trained. Its layers are clipped.
+        max_logit: The bar, above 0.
+        reference: A batch that the model can be run on, or a list of batches whose first one is
+            used: keyword arguments, a tuple of arguments, or a single argument. None generates a
+            short example input.
+    Raises:
+        ArgumentError: `monitor` is not an open `HeadMonitor` of `max_logit`, the bar is not a
+            positive number, or no example input can be guessed.
+        UnsupportedError: the logits of a head are unknown, or cannot be scaled by weights of its
+            own: behind a norm whose gain all heads share, or by tied or frozen weights.
+    Source:
+        Kimi Team 2025, "Kimi K2: Open Agentic Intelligence", algorithm 1 (arXiv:2507.20534).
+
+    Example:
+        >>> from headwise.layer import MultiHeadAttention
+        >>> layer = MultiHeadAttention(8, 2)
+        >>> with HeadMonitor(layer, every=1, statistics=["max_logit"]) as monitor:
+        ...     clip = QKClip(monitor, max_logit=1e-3)
+        ...     out = layer(torch.randn(1, 5, 8), causal=True)
+        ...     scalars = monitor.step()
+        ...     report = clip.step()
+        >>> report.step, report.watched, [str(clipped.head) for clipped in report.heads]
+        (1, True, ['L0.H0', 'L0.H1'])
+    """
+
+    def __init__(
+        self,
+        monitor: HeadMonitor,
+        max_logit: float = 100.0,
+        *,
+        reference: Any = None,
+    ) -> None:
+        self._monitor = checked_monitor(monitor)
+        self._bar = checked_bar(max_logit)
+        check_weights("QKClip", monitor.model)
+        batch = first_batch(monitor.model, reference, "QKClip")
+        self._rows = find_logit_rows(monitor.model, batch, monitor.layers)
+        self._steps = monitor.steps
+        self._watched: list[int] = []
+
+    @property
+    def max_logit(self) -> float:
+        """The bar."""
+        return self._bar
+
+    @property
+    def watched_steps(self) -> tuple[int, ...]:
+        """The steps so far whose logits were known, so that heads could be clipped."""
+        return tuple(self._watched)
+
+    def step(self) -> ClipReport:
+        """Clip the heads whose logits passed the bar in the step that the monitor has just ended.
+
+        Every rank calls it; it communicates nothing. All weights are scaled, or none if an
+        exception is raised.
+
+        Raises:
+            ArgumentError: the monitor is closed, or `monitor.step()` was not called since.
+            UnsupportedError: a largest logit is not a number, or the heads are not those that
+                were found when the clip was made.
+        """
+        monitor = checked_monitor(self._monitor, "QKClip.step")
+        if monitor.steps == self._steps:
+            raise ArgumentError(
+                f"QKClip.step: the monitor is still at step {monitor.steps}. Call monitor.step() "
+                f"after optimizer.step(), then clip.step()."
+            )
+        statistics = monitor.latest
+        heads: tuple[ClippedHead, ...] = ()
+        if statistics is not None:
+            heads = self._clip(self._logits(statistics))
+            self._watched.append(monitor.steps)
+        self._steps = monitor.steps
+        return ClipReport(monitor.steps, statistics is not None, heads)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by `transformers.Trainer` after an optimizer step."""
+        self.step()
+
+    def __repr__(self) -> str:
+        return (
+            f"<QKClip of {type(self._monitor.model).__name__}: max_logit={self._bar:g}, "
+            f"steps={self._steps}, watched={len(self._watched)}>"
+        )
+
+    def _clip(self, logits: Mapping[Site, Float64[np.ndarray, " H"]]) -> tuple[ClippedHead, ...]:
+        """The heads that passed the bar, after their weights were scaled."""
+        factors: dict[str, Float64[np.ndarray, " H"]] = {}
+        heads: list[ClippedHead] = []
+        for site, largest in logits.items():
+            low = self._bar * (1 - self._margin(self._rows[site.name]))
+            needed = np.divide(low, largest, out=np.ones_like(largest), where=largest > self._bar)
+            factors[site.name] = np.minimum(factors.get(site.name, 1.0), needed)
+            heads += [
+                ClippedHead(*clipped)
+                for clipped in zip(site.heads(), largest.tolist(), needed.tolist(), strict=True)
+                if clipped[1] > self._bar
+            ]
+        if not heads:
+            return ()
+        changes = (
+            part
+            for site_name, factor in factors.items()
+            for part in self._rows[site_name].scaled(torch.from_numpy(factor))
+        )
+        scale_rows(self._monitor.model, changes)
+        return tuple(heads)
+
+    def _logits(self, statistics: StepStatistics) -> dict[Site, Float64[np.ndarray, " H"]]:
+        """The largest logits of the heads of each site, before any softcap."""
+        values, is_defined = statistics.values["max_logit"], statistics.defined["max_logit"]
+        logits: dict[Site, Float64[np.ndarray, " H"]] = {}
+        start = 0
+        for site in statistics.sites:
+            part = slice(start, start := start + site.n_heads)
+            rows = self._rows.get(site.name)
+            if rows is None or len(rows.groups) != site.n_heads:
+                known = "none" if rows is None else str(len(rows.groups))
+                raise UnsupportedError(
+                    f"QKClip.step: {site.name} has {site.n_heads} heads, where {known} were "
+                    f"found when the clip was made. Make it with a reference that reaches all "
+                    f"layers, after the last change of the model."
+                )
+            check_numbers(site, values[part], is_defined[part])
+            logits[site] = _uncapped(values[part], rows.softcap)
+        return logits
+
+    def _margin(self, rows: LogitRows) -> float:
+        """The share below the bar that logits are scaled to, as rounding may raise them again."""
+        weights = [self._monitor.model.get_parameter(part.parameter) for _, part in rows.rows]
+        dtypes = {weight.dtype for weight in weights}
+        dtypes |= {
+            torch.get_autocast_dtype(kind)
+            for kind in {weight.device.type for weight in weights}
+            if torch.is_autocast_enabled(kind)
+        }
+        return max([_LEAST_MARGIN, *(torch.finfo(dtype).eps for dtype in dtypes)])
+
+
+def _uncapped(
+    logits: Float64[np.ndarray, " H"], softcap: float | None
+) -> Float64[np.ndarray, " H"]:
+    """The logits before the cap, as far as float32 tells them from it."""
+    if softcap is None:
+        return logits
+    inferred: Float64[np.ndarray, " H"] = softcap * np.arctanh(
+        np.clip(logits / softcap, -1 + _EPS, 1 - _EPS)
+    )
+    return inferred

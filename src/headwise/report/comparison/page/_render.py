@@ -1,0 +1,139 @@
+"""The page of a comparison as text: its numbers, its style and a policy that allows no more."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from headwise._display import counted, printable
+from headwise.report._html import fill_template, write_html
+from headwise.report._statistic_labels import statistic_label
+from headwise.report.comparison._comparison_data import ComparisonData
+from headwise.report.comparison.page._maps import DifferenceMap, head_map, number
+from headwise.tables import STATISTICS
+
+_FOLDER = Path(__file__).parent
+_COLORS = _FOLDER.parents[1] / "page" / "style" / "colors.css"
+_MOST_ROWS = 20
+# Squares of all maps together; further statistics are left out, and named.
+_MOST_SQUARES = 30_000
+
+
+def write_comparison_page(comparison: ComparisonData, path: Path) -> Path:
+    """Write the page and return its path.
+
+    Raises:
+        ArgumentError: the path does not end in .html.
+    """
+    return write_html("report", render(comparison), path)
+
+
+def render(comparison: ComparisonData) -> str:
+    """The page as text. Whatever comes from the comparison is escaped."""
+    changed, shown = comparison.changed(), _shown_statistics(comparison)
+    content = {
+        "titles": [printable(title) or side for title, side in _titles(comparison)],
+        "sentences": comparison.sentences(),
+        "overview": _overview(comparison),
+        "changed": [_changed(row) for row in changed[:_MOST_ROWS].to_dict("records")],
+        "more": len(changed) - _MOST_ROWS,
+        "roles": None if comparison.roles is None else _roles(comparison.roles),
+        "statistics": [_statistic(comparison, name) for name in shown],
+        "left_out": [
+            printable(statistic_label(name)) for name in comparison.statistics if name not in shown
+        ],
+        "facts": _facts(comparison),
+    }
+    template = _FOLDER / "comparison.html"
+    return fill_template(template, content, style=page_style(), filters={"number": number})
+
+
+def page_style() -> str:
+    """The colours and fonts of the study's page, and the style of this one."""
+    sheets = (_COLORS, _FOLDER / "comparison.css")
+    return "\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets)
+
+
+def _titles(comparison: ComparisonData) -> Iterator[tuple[str, str]]:
+    return zip(comparison.titles, ("before", "after"), strict=True)
+
+
+def _overview(comparison: ComparisonData) -> DifferenceMap:
+    sizes = comparison.largest()
+    finite = sizes[np.isfinite(sizes)]
+    limits = 0.0, float(finite.max()) if len(finite) else 0.0
+    return head_map("Largest difference of each head", comparison.heads, sizes, limits=limits)
+
+
+def _shown_statistics(comparison: ComparisonData) -> list[str]:
+    """The statistics with values, those with the most changed heads first, as many as fit."""
+    known = [
+        name
+        for name in comparison.statistics
+        if np.isfinite(comparison.values("difference", name)).any()
+    ]
+    counts = comparison.changed()["statistic"].value_counts()
+    known.sort(key=lambda name: -int(counts.get(name, 0)))
+    return known[: max(1, _MOST_SQUARES // (3 * len(comparison.heads)))]
+
+
+def _statistic(comparison: ComparisonData, name: str) -> dict[str, Any]:
+    """The three maps of a statistic: before and after on one scale, and the difference."""
+    sides = [comparison.values(side, name) for side in ("before", "after")]
+    finite = np.concatenate([values[np.isfinite(values)] for values in sides])
+    limits = float(finite.min()), float(finite.max())
+    difference = comparison.values("difference", name)
+    limit = float(np.nanmax(np.abs(difference)))
+    changed = comparison.changed()
+    count = int((changed["statistic"] == name).sum())
+    described = STATISTICS.get(name)
+    return {
+        "name": printable(name),
+        "label": printable(statistic_label(name)),
+        "meaning": described.meaning if described else "share of attention",
+        "unit": described.unit if described else "share",
+        "changed": f"{counted(count, 'head')} changed" if count else "no head changed",
+        "maps": [
+            *(
+                head_map(title, comparison.heads, values, limits=limits)
+                for title, values in zip(("before", "after"), sides, strict=True)
+            ),
+            head_map(
+                "after − before", comparison.heads, difference, limits=(-limit, limit), signed=True
+            ),
+        ],
+    }
+
+
+def _roles(roles: pd.DataFrame) -> list[dict[str, Any]]:
+    """Changes first, then the roles that were kept."""
+    kept = roles["change"] == "kept"
+    return [_texts(row) for row in pd.concat([roles[~kept], roles[kept]]).to_dict("records")]
+
+
+def _changed(row: Mapping[Any, Any]) -> dict[str, Any]:
+    return _texts(row) | {"label": printable(statistic_label(row["statistic"]))}
+
+
+def _texts(row: Mapping[Any, Any]) -> dict[str, Any]:
+    return {
+        str(key): printable(value) if isinstance(value, str) else value
+        for key, value in row.items()
+    }
+
+
+def _facts(comparison: ComparisonData) -> dict[str, str]:
+    untested = comparison.rows["outcome"].str.startswith("not tested")
+    before, after = comparison.texts
+    facts = {
+        "Fingerprint before": comparison.models[0],
+        "Fingerprint after": comparison.models[1],
+        "Texts": f"{before:,}, the same" if comparison.paired else f"{before:,} and {after:,}",
+        "Tests": f"{int(comparison.rows['p_adj'].notna().sum()):,}, one family",
+        "Not tested": f"{int(untested.sum()):,}",
+        "Counts as rounding": f"{comparison.tolerance:g}",
+        **comparison.versions,
+    }
+    return {printable(name): printable(value) for name, value in facts.items()}

@@ -1,0 +1,187 @@
+"""Align the outputs of an encoder-decoder with its inputs, by chosen cross-attention heads."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from headwise.errors import ArgumentError
+from headwise.models import check_model
+from headwise.roles.cross_attention._weights import CrossAttention, cross_attention
+from headwise.tables import HeadsLike, resolve_heads
+
+Outputs = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """The source positions that each output of one example is aligned with.
+
+    Attributes:
+        spans: For each aligned output the first position and the one after the last; spans are
+            in order, and neighbours share a position at most.
+        mass: The share of each output's attention that lies in its span, 0 … 1.
+    """
+
+    spans: Int64[np.ndarray, "T 2"]
+    mass: Float[np.ndarray, " T"]
+
+    def times(self, seconds: float) -> Float[np.ndarray, "T 2"]:
+        """The spans in seconds, for source positions of `seconds` each (0.02 for Whisper)."""
+        times: Float[np.ndarray, "T 2"] = self.spans * seconds
+        return times
+
+
+def align(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    outputs: Outputs,
+    *,
+    heads: HeadsLike | None = None,
+    first: int = 0,
+    lengths: Sequence[int] | None = None,
+) -> list[Alignment]:
+    """Align each output token with a span of source positions, monotonically.
+
+    The model runs once under its own attention kernel; only the weights of the chosen heads are
+    computed, from its queries and keys. Their mean is aligned by dynamic programming. The query of
+    an output is the decoder position from which it is predicted.
+
+    Args:
+        model: An encoder-decoder, such as Whisper or T5.
+        inputs: Its inputs by name, such as `input_features` or `input_ids` and `attention_mask`.
+        outputs: The token ids of each output, as the model writes them.
+        heads: Cross-attention heads, as `(layer, head)` or by name. None are those in the model's
+            `generation_config.alignment_heads`.
+        first: The first output to return; those before it are a prompt. They are aligned too, so
+            that what comes before the first word, such as silence, is theirs.
+        lengths: The number of source positions of each example. None takes all that are not
+            padding; Whisper pads sound to 30 seconds, so give the frames of the sound itself.
+    Returns:
+        For each example, the spans of its outputs from `first` on, in source positions.
+    Raises:
+        ArgumentError: there are no heads or outputs, an output is empty or shorter than `first`,
+            or `lengths` does not fit the source.
+        HeadError: a head is no cross-attention head of the model.
+        UnsupportedError: the model has no cross-attention that can be captured exactly.
+    """
+    model = check_model("align", model)
+    outputs = check_outputs("align", outputs, first)
+    chosen = _alignment_heads(model) if heads is None else heads
+    attention = cross_attention("align", model, inputs, outputs)
+    known = resolve_heads(chosen, attention.heads)
+    if not known:
+        raise ArgumentError(f"align: heads={heads!r}. Give at least one cross-attention head.")
+    weights = torch.stack([attention.weights(head).double() for head in known]).mean(0)
+    columns = source_columns("align", attention, lengths)
+    whole = [
+        aligned(weights[row, : len(output)][:, columns[row]].cpu().numpy())
+        for row, output in enumerate(outputs)
+    ]
+    return [Alignment(each.spans[first:], each.mass[first:]) for each in whole]
+
+
+def aligned(weights: Float[np.ndarray, "T S"]) -> Alignment:
+    """The alignment of one example, from its weights over positions that are not padding."""
+    weights = weights / weights.sum(-1, keepdims=True).clip(1e-30)
+    spans = monotone_spans(weights)
+    mass = [row[start:end].sum() for row, (start, end) in zip(weights, spans, strict=True)]
+    return Alignment(spans, np.array(mass))
+
+
+def source_columns(
+    caller: str, attention: CrossAttention, lengths: Sequence[int] | None
+) -> list[Tensor]:
+    """The columns of each example's source positions, in order."""
+    visible = attention.visible()
+    columns = [row.nonzero().squeeze(-1) for row in visible]
+    if lengths is None:
+        return columns
+    known = [len(row) for row in columns]
+    if len(lengths) != len(known) or not all(
+        1 <= length <= most for length, most in zip(lengths, known, strict=True)
+    ):
+        raise ArgumentError(
+            f"{caller}: lengths={list(lengths)} for sources of {known} positions. Give a number "
+            f"from 1 on for each."
+        )
+    return [row[:length] for row, length in zip(columns, lengths, strict=True)]
+
+
+def check_outputs(caller: str, outputs: Any, first: int) -> list[list[int]]:
+    """The outputs as lists.
+
+    Raises:
+        ArgumentError: there is none, or one is empty or not longer than `first`.
+    """
+    listed = outputs.tolist() if isinstance(outputs, Tensor) else list(outputs)
+    if not listed or any(isinstance(output, Integral | str) for output in listed):
+        raise ArgumentError(
+            f"{caller}: outputs={outputs!r:.60}. Give a list of token ids for each example."
+        )
+    for number, output in enumerate(listed):
+        if first < 0 or len(output) <= first:
+            raise ArgumentError(
+                f"{caller}: output {number} has {len(output)} tokens with first={first}. Give "
+                f"outputs that go on after their prompt."
+            )
+    return [[int(token) for token in output] for output in listed]
+
+
+def _alignment_heads(model: nn.Module) -> list[tuple[int, int]]:
+    """The heads that the model's generation configuration names."""
+    config: Any = getattr(model, "generation_config", None)
+    heads = getattr(config, "alignment_heads", None)
+    if not heads:
+        raise ArgumentError(
+            f"align: heads=None, and {type(model).__name__} has no "
+            f"generation_config.alignment_heads. Give heads=, such as those of "
+            f"headwise.find_alignment_heads."
+        )
+    return [(int(layer), int(head)) for layer, head in heads]
+
+
+def monotone_spans(weights: Float[np.ndarray, "T S"]) -> Int64[np.ndarray, "T 2"]:
+    """The source positions of each output under the best monotone alignment.
+
+    An alignment is a path from the first output and position to the last ones, in steps to the
+    next position, the next output, or both; each output is aligned with the positions that the
+    path visits in its row, a half-open span. The path has the largest sum of weights above even
+    attention, `w − 1/S`, so that a position is shared by two outputs only if both attend to it.
+    Of equal paths, an output ends as early as possible.
+
+    Args:
+        weights: Attention from outputs to source positions, each row with a sum of 1.
+    Source:
+        Sakoe & Chiba 1978, the symmetric form, for sums to be maximised.
+    """
+    T, S = weights.shape
+    gains = weights.astype(np.float64) - 1.0 / S
+    entry = np.zeros((T, S), dtype=np.int64)  # where the best path to a cell entered its row
+    above = np.zeros((T, S), dtype=bool)  # whether it entered from the cell above, not diagonally
+    best = np.full(S, -np.inf)  # of the row before
+    for row in range(T):
+        diagonal = np.concatenate([[-np.inf], best[:-1]])
+        above[row] = best > diagonal
+        arrival = np.maximum(best, diagonal)
+        if row == 0:
+            arrival[0] = 0.0
+        total = gains[row].cumsum()
+        # The best path to column s enters at the column j ≤ s with the largest difference.
+        difference = arrival - (total - gains[row])
+        largest = np.maximum.accumulate(difference)
+        is_new = difference > np.concatenate([[-np.inf], largest[:-1]])
+        entry[row] = np.maximum.accumulate(np.where(is_new, np.arange(S), 0))
+        best = total + largest
+    spans = np.zeros((T, 2), dtype=np.int64)
+    column = S - 1
+    for row in range(T - 1, -1, -1):
+        start = entry[row, column]
+        spans[row] = start, column + 1
+        column = start if above[row, start] else start - 1
+    return spans

@@ -1,0 +1,248 @@
+"""Pruning curves: the loss of a model as heads are removed in different orders."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float64, Int64
+
+from headwise.errors import ArgumentError, ShapeError
+from headwise.tables._bootstrap import bootstrap_means, tails_of
+from headwise.tables._columns import at_prompt
+from headwise.tables.plots import CurveLine, curves_html, plot_curves
+
+__all__ = ["Curves", "Elbow"]
+
+_UNITS = {"lm": "nats per token", "masked-lm": "nats per token", "embedding": "1 − cosine"}
+
+
+@dataclass(frozen=True)
+class Elbow:
+    """How many heads can be removed before the loss grows too much, with an interval.
+
+    Attributes:
+        heads: The last point before the growth of the mean loss reaches the allowed growth.
+        low: The lower end of the bootstrap interval of that number, texts resampled with
+            replacement. NaN for a single text.
+        high: The upper end.
+        last: The last point of the curve. An elbow there means this many heads or more.
+    """
+
+    heads: int
+    low: float
+    high: float
+    last: int
+
+    def __str__(self) -> str:
+        """Such as `12 (11 to 13)`."""
+        if np.isnan(self.low):
+            return self._format(float(self.heads))
+        ends = dict.fromkeys([self._format(self.low), self._format(self.high)])
+        return f"{self._format(float(self.heads))} ({' to '.join(ends)})"
+
+    def _format(self, heads: float) -> str:
+        return f"≥ {heads:g}" if heads >= self.last else f"{heads:g}"
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """The loss of each text as heads are removed, for several orders of removal.
+
+    Attributes:
+        removed: The number of heads removed at each point, from 0 on.
+        n_heads: The number of heads in the model.
+        per_text: By name of an order, the loss of each text at each point. A name may stand for
+            several orders, such as the random ones.
+        loss: The name of the loss.
+        compares: Whether the loss compares with the full model, whose own loss is then 0.
+        score: The name of a task's score; "" for none.
+        scores: By name of an order, the task's score at each point.
+    Raises:
+        ShapeError: the points do not begin at 0 and rise, or a curve has another number of
+            points.
+
+    Example:
+        >>> values = np.array([[[0.0, 0.0], [0.5, 1.5]]])
+        >>> curves = Curves(np.array([0, 3]), 12, {"half-gate": values}, "embedding")
+        >>> curves.frame()[["order", "removed", "share", "loss"]]
+               order  removed  share  loss
+        0  half-gate        0   0.00   0.0
+        1  half-gate        3   0.25   1.0
+    """
+
+    removed: Int64[np.ndarray, " K"]
+    n_heads: int
+    per_text: Mapping[str, Float64[np.ndarray, "orders K M"]]
+    loss: str = ""
+    compares: bool = False
+    score: str = ""
+    scores: Mapping[str, Float64[np.ndarray, "orders K"]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        points = {values.shape[1] for values in self.per_text.values()}
+        rising = len(self.removed) and self.removed[0] == 0 and (np.diff(self.removed) > 0).all()
+        if not rising or points != {len(self.removed)}:
+            raise ShapeError(
+                f"Curves: points at {self.removed.tolist()} heads and curves of {sorted(points)}. "
+                f"Give rising points from 0 on, and each curve a value at each point."
+            )
+
+    def __repr__(self) -> str:
+        shown = self.frame()[["order", "removed", "loss", "low", "high"]]
+        title = f"Curves of the loss {self.loss}, as some of {self.n_heads} heads are removed"
+        return at_prompt(title, shown.rename(columns={"order": "name"}))
+
+    def mean(self, order: str) -> Float64[np.ndarray, "orders K"]:
+        """The mean over texts at each point, for each order of that name."""
+        return self._of(order).mean(-1)
+
+    def interval(
+        self, order: str, level: float = 0.95
+    ) -> tuple[Float64[np.ndarray, " K"], Float64[np.ndarray, " K"]]:
+        """The bootstrap interval of the mean, texts resampled with replacement.
+
+        For a name with several orders, the least and the largest mean of any order.
+        """
+        values = self._of(order)
+        if len(values) > 1:
+            means = values.mean(-1)
+            return means.min(0), means.max(0)
+        drawn = bootstrap_means(values[0].T)
+        low, high = np.quantile(drawn, tails_of(level), axis=0)
+        return low, high
+
+    def allowance(self, share: float = 0.01) -> float:
+        """This share of the full model's loss, or of 1 if the loss compares with the full model."""
+        full = next(iter(self.per_text.values()))[0, 0].mean()
+        return share if self.compares else share * float(full)
+
+    def removable(self, order: str, allowed: float) -> int:
+        """The number of removed heads at the last point before the mean loss grows by `allowed`.
+
+        For a name with several orders, the median number.
+
+        Raises:
+            ArgumentError: there is no such order, or `allowed` is not above 0.
+        """
+        growth = self._growth(order, allowed)
+        return int(np.median(self._last_within(growth.mean(-1), allowed)))
+
+    def elbow(self, order: str, allowed: float, level: float = 0.95) -> Elbow:
+        """The number of `removable` heads, with its bootstrap interval.
+
+        Texts are resampled with replacement, and the number is computed in each resample. For a
+        name with several orders, the resamples of all orders count. A single order is taken as
+        given: for the texts that it was scored on to count as well, measure
+        `scores.redrawn_orders()` under one name.
+
+        Args:
+            allowed: The allowed growth of the mean loss, such as `allowance()`.
+        Raises:
+            ArgumentError: there is no such order, or `allowed` is not above 0.
+        """
+        heads = self.removable(order, allowed)
+        growth, last = self._growth(order, allowed), int(self.removed[-1])
+        if growth.shape[-1] == 1:
+            return Elbow(heads, np.nan, np.nan, last)
+        # All orders share the resamples, which take longer to draw than to use.
+        means = bootstrap_means(np.moveaxis(growth, -1, 0).reshape(growth.shape[-1], -1))
+        drawn = self._last_within(means.reshape(-1, growth.shape[1]), allowed)
+        low, high = np.quantile(drawn, tails_of(level), method="nearest")
+        return Elbow(heads, float(low), float(high), last)
+
+    def frame(self, allowed: float | None = None) -> pd.DataFrame:
+        """A row per order and point: the mean loss, its interval, the 95th percentile over texts.
+
+        The interval of several orders is their range. A task's score has a column of its name,
+        and columns `.low` and `.high` with its range.
+
+        Args:
+            allowed: The allowed growth of the loss. It adds columns with the elbow of each order.
+        """
+        return pd.concat([self._rows(order, allowed) for order in self.per_text], ignore_index=True)
+
+    def plot(self, *others: "Curves", allowed: float | None = None, ax: Any = None) -> Any:
+        """Draw the mean loss against the number of removed heads; several orders become a band.
+
+        Args:
+            others: Curves of the same model and loss, drawn dashed. An order whose name extends
+                one of the first curves, such as `half-gate, recovered`, has its colour.
+            allowed: The allowed growth of the mean loss, such as `allowance()`. It is drawn as a
+                dotted line, and each order's elbow as a dot with its interval.
+            ax: Matplotlib axes to draw on. None makes a figure.
+        Returns:
+            The axes.
+        Raises:
+            ArgumentError: `ax` is not axes, or `allowed` is not above 0.
+            MissingPackageError: matplotlib is not installed.
+        """
+        unit = _UNITS.get(self.loss.partition(" ")[0])
+        loss = f"mean loss: {self.loss}" + (f", {unit}" if unit else "")
+        lines = [line for curves in (self, *others) for line in curves._lines(allowed, self)]
+        full = float(next(iter(self.per_text.values()))[:, 0].mean())
+        bar = None if allowed is None else (full + allowed, f"{allowed:.2g} more")
+        labels = f"heads removed, of {self.n_heads}", loss
+        return plot_curves("Curves.plot", lines, labels, ax, bar=bar)
+
+    def _repr_html_(self) -> str:
+        title = f"Mean loss ({self.loss}) as heads are removed, of {self.n_heads}"
+        means = {name: self.mean(name).mean(0) for name in self.per_text}
+        return curves_html(title, self.removed.tolist(), means)
+
+    def _lines(self, allowed: float | None, first: "Curves") -> Iterator[CurveLine]:
+        for name, orders in self.per_text.items():
+            several = len(orders) > 1
+            elbow = None if allowed is None else self.elbow(name, allowed)
+            label = f"{name}, {len(orders)} orders" if several else name
+            yield CurveLine(
+                name,
+                label if elbow is None else f"{label}: {elbow}",
+                self.removed,
+                self.mean(name).mean(0),
+                self.interval(name) if several else None,
+                None if several or elbow is None else (elbow.heads, elbow.low, elbow.high),
+                dashed=self is not first,
+            )
+
+    def _rows(self, order: str, allowed: float | None) -> pd.DataFrame:
+        values = self.per_text[order]
+        low, high = self.interval(order)
+        columns = {
+            "order": order,
+            "removed": self.removed,
+            "share": self.removed / self.n_heads,
+            "loss": values.mean((0, 2)),
+            "low": low,
+            "high": high,
+            "p95": np.quantile(values, 0.95, axis=2).mean(0),
+        }
+        if self.score:
+            scores = self.scores[order]
+            columns[self.score] = scores.mean(0)
+            columns |= {f"{self.score}.low": scores.min(0), f"{self.score}.high": scores.max(0)}
+        if allowed is not None:
+            elbow = self.elbow(order, allowed)
+            columns |= {"elbow": elbow.heads, "elbow.low": elbow.low, "elbow.high": elbow.high}
+        return pd.DataFrame(columns)
+
+    def _growth(self, order: str, allowed: float) -> Float64[np.ndarray, "orders K M"]:
+        """The growth of each text's loss at each point."""
+        if not allowed > 0:
+            raise ArgumentError(f"Curves: allowed={allowed}. Give a growth of the loss above 0.")
+        values = self._of(order)
+        return values - values[:, :1]
+
+    def _last_within(
+        self, growth: Float64[np.ndarray, "draws K"], allowed: float
+    ) -> Int64[np.ndarray, " draws"]:
+        """The last point before the growth reaches `allowed`."""
+        return self.removed[np.cumprod(growth < allowed, axis=1).sum(1) - 1]
+
+    def _of(self, order: str) -> Float64[np.ndarray, "orders K M"]:
+        if order not in self.per_text:
+            raise ArgumentError(
+                f"Curves: there is no order {order!r}. There are {', '.join(self.per_text)}."
+            )
+        return self.per_text[order]

@@ -1,0 +1,270 @@
+"""Reads and writes a frame with its metadata as Parquet, CSV or JSON, by the file's ending."""
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from jaxtyping import Float64, Int64
+
+from headwise.errors import ArgumentError, InputError, OutputError
+from headwise.files import as_path, build_from, decode, kind_of, parse_json, write_beside
+from headwise.tables._heads import Head
+from headwise.tables.file._size_limits import check_table_size
+
+T = TypeVar("T")
+
+# What a file holds, by the metadata key of its format version.
+_KINDS = {
+    "headwise": "a table of statistics (HeadTable)",
+    "headwise_scores": "the importance of heads (Scores)",
+    "headwise_roles": "roles of heads (Roles)",
+    "headwise_comparison": "a comparison of two models (Comparison)",
+}
+
+ENDINGS = (".parquet", ".csv", ".json")
+# The first line of a CSV holds the metadata.
+_COMMENT = "# "
+# The key of `DataFrame.attrs` in the metadata of a Parquet file.
+_ATTRIBUTES = b"PANDAS_ATTRS"
+# The key in a CSV's metadata that names the columns with lists.
+_LISTS = "lists"
+
+
+def check_ending(path: Path) -> None:
+    """Refuse a path whose ending names no format, before any work is done."""
+    if path.suffix not in ENDINGS:
+        raise ArgumentError(
+            f"table file: {path} ends in {path.suffix!r}. End it in {', '.join(ENDINGS)}."
+        )
+
+
+def write_table_file(frame: pd.DataFrame, about: Mapping[str, Any], path: Path) -> Path:
+    """Write the frame and its metadata. A failed write leaves no partial file behind.
+
+    A column may hold an array of numbers in each row.
+    """
+    check_ending(path)
+    with write_beside(path) as beside:
+        if path.suffix == ".parquet":
+            frame.attrs.update(about)
+            frame.to_parquet(beside)
+        elif path.suffix == ".csv":
+            lists = [str(name) for name in frame if _holds_lists(frame[name])]
+            written = frame.assign(**{name: frame[name].map(_as_json) for name in lists})
+            with beside.open("w", encoding="utf-8", newline="") as out:
+                out.write(_COMMENT + json.dumps({**about, _LISTS: lists}) + "\n")
+                written.to_csv(out, index=False)
+        else:
+            rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+            beside.write_text(_dump({**about, "heads": rows}, path) + "\n", "utf-8")
+    return path
+
+
+def _dump(content: dict[str, Any], path: Path) -> str:
+    try:
+        return json.dumps(content, indent=1, allow_nan=False, default=_as_list)
+    except ValueError as error:
+        raise OutputError(
+            f"table file: {path} cannot hold an infinite number, as the table does ({error}). "
+            f"Save it as .parquet or .csv."
+        ) from error
+
+
+def read_table_file(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Read what `write_table_file` wrote; never a pickle."""
+    if path.is_dir():
+        raise InputError(f"table file: {path} is a folder. Give a file that headwise saved.")
+    if path.suffix not in ENDINGS:
+        raise ArgumentError(
+            f"table file: {path} does not end in {', '.join(ENDINGS)}. Give a file that headwise "
+            f"saved."
+        )
+    if not path.is_file():
+        raise InputError(f"table file: {path} does not exist. Give a file that headwise saved.")
+    check_table_size(path)
+    read = {".parquet": _read_parquet, ".csv": _read_csv, ".json": _read_json}[path.suffix]
+    try:
+        return read(path)
+    except InputError:
+        raise
+    except (ValueError, OSError, pa.ArrowException) as error:
+        reason = str(error).rstrip(".")
+        raise InputError(
+            f"table file: {path} cannot be read as {path.suffix[1:]} ({reason}). Give a file that "
+            f"headwise saved."
+        ) from error
+
+
+def read_saved(
+    kind: str,
+    path: str | Path,
+    schema: tuple[str, int],
+    build: Callable[[pd.DataFrame, dict[str, Any]], T],
+) -> T:
+    """Read an object of this kind from a file that it saved.
+
+    Args:
+        schema: The metadata key of the format version, and the version.
+    Raises:
+        InputError: the file is missing, or holds no such object of this version.
+    """
+    frame, about = read_table_file(as_path(f"{kind}.load", path))
+    name, version = schema
+    content = next((label for key, label in _KINDS.items() if key in about and key != name), None)
+    if name not in about and content is not None:
+        raise InputError(
+            f"{kind}.load: {path} holds {content}, not {_KINDS[name]}. Give a file that "
+            f"{kind}.save wrote."
+        )
+    if about.get(name) != version:
+        raise InputError(
+            f"{kind}.load: {path} has schema {about.get(name)!r}, not {version}. "
+            f"Give a file that {kind}.save of this version of headwise wrote."
+        )
+    problem = f"{kind}.load: {path} is incomplete or damaged"
+    return build_from(lambda: build(frame, about), problem, "Save it again.")
+
+
+def heads_of_rows(frame: pd.DataFrame) -> tuple[Head, ...]:
+    """The head of each row of a frame with one row per head.
+
+    Raises:
+        ValueError: a row names no head, or two rows name the same head.
+    """
+    heads = tuple(Head.parse(name) for name in texts_of(frame, "name"))
+    if not heads or len(set(heads)) < len(heads):
+        raise ValueError(f"{len(heads)} rows of {len(set(heads))} heads")
+    return heads
+
+
+def originals_of_rows(frame: pd.DataFrame) -> tuple[Head | None, ...]:
+    """The column `original`: each head's address in the original model, None where it has none.
+
+    Raises:
+        ValueError: a cell is not the name of a head.
+    """
+    return tuple(Head.parse(name) if name else None for name in texts_of(frame, "original"))
+
+
+def numbers_of(frame: pd.DataFrame, name: str) -> Float64[np.ndarray, " N"]:
+    """A column of numbers; missing cells become NaN.
+
+    Raises:
+        KeyError: there is no such column.
+        ValueError: a cell is not a number.
+    """
+    return np.asarray(_column(frame, name), dtype=np.float64)
+
+
+def indices_of(frame: pd.DataFrame, name: str) -> Int64[np.ndarray, " N"]:
+    """A column of whole numbers from 0 on.
+
+    Raises:
+        KeyError: there is no such column.
+        ValueError: a cell is no such number.
+    """
+    numbers = numbers_of(frame, name)
+    # Beyond 2⁵³ a float skips whole numbers.
+    if not ((numbers >= 0) & (numbers < 2.0**53) & (numbers == np.floor(numbers))).all():
+        raise ValueError(f"{name} holds {numbers[:5].tolist()}, not indices")
+    return numbers.astype(np.int64)
+
+
+def texts_of(frame: pd.DataFrame, name: str) -> list[str]:
+    """A column of texts; missing cells, which a CSV does not distinguish, become empty.
+
+    Raises:
+        KeyError: there is no such column.
+        ValueError: a cell is not a text.
+    """
+    cells = ["" if cell is None or cell != cell else cell for cell in _column(frame, name)]
+    for cell in cells:
+        if not isinstance(cell, str):
+            raise ValueError(f"{name} holds {str(cell)[:40]}, not a text")
+    return cells
+
+
+def _column(frame: pd.DataFrame, name: str) -> list[Any]:
+    column = frame[name]
+    if column.ndim != 1:
+        raise ValueError(f"there are several columns {name}")
+    return column.tolist()
+
+
+def _read_parquet(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    with path.open("rb") as file:
+        kind = kind_of(file.read(16))
+    if kind not in ("", "a Parquet file"):
+        raise ValueError(f"it is {kind}")
+    table = pq.ParquetFile(path).read()
+    table.validate(full=True)  # texts are UTF-8, among others
+    about = parse_json((table.schema.metadata or {}).get(_ATTRIBUTES, b"{}").decode())
+    # pandas' own metadata about index and types is not needed, and could be damaged too.
+    return table.to_pandas(ignore_metadata=True), _described(about)
+
+
+def _read_json(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    about = _described(parse_json(decode(path.read_bytes())))
+    if isinstance(about.get("format"), str):  # a plan, costs, or a file of task heads
+        raise InputError(
+            f"table file: {path} is of the format {about['format']:.40}, not a table. Give "
+            f"another file."
+        )
+    if "heads" not in about:
+        raise ValueError("it holds no list of heads")
+    rows = about.pop("heads")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"its heads are {str(rows)[:40]}, not a list of objects")
+    return pd.DataFrame(rows), about
+
+
+# From pandas 3.1 on, numbers are read exactly by default, and the option is deprecated.
+_READS_EXACTLY = tuple(int(part) for part in pd.__version__.split(".")[:2]) >= (3, 1)
+_EXACT: dict[str, Any] = {} if _READS_EXACTLY else {"float_precision": "round_trip"}
+
+
+def _read_csv(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    first, _, body = decode(path.read_bytes()).partition("\n")
+    if not first.startswith(_COMMENT):
+        raise ValueError("its first line is not what headwise writes")
+    about = _described(parse_json(first.removeprefix(_COMMENT)))
+    # With low_memory pandas reads in chunks and may give one column several types.
+    frame = pd.read_csv(io.StringIO(body), low_memory=False, **_EXACT)
+    lists = about.pop(_LISTS, [])
+    if not isinstance(lists, list) or not all(isinstance(name, str) for name in lists):
+        raise ValueError(f"its lists are {str(lists)[:40]}, not names of columns")
+    missing = [name for name in lists if name not in frame]
+    if missing:
+        raise ValueError(f"it has no column {missing[0]!r}")
+    for name in lists:
+        frame[name] = [parse_json(str(cell)) for cell in _column(frame, name)]
+    return frame, about
+
+
+def _described(about: Any) -> dict[str, Any]:
+    if not isinstance(about, dict):
+        raise ValueError(f"its metadata is {str(about)[:40]}, not an object")
+    versions = about.get("versions", {})
+    if not isinstance(versions, dict) or not all(isinstance(v, str) for v in versions.values()):
+        raise ValueError(f"its versions are {str(versions)[:40]}, not texts by name")
+    return about
+
+
+def _holds_lists(column: pd.Series) -> bool:
+    return any(isinstance(cell, np.ndarray) for cell in column)
+
+
+def _as_json(array: np.ndarray) -> str:
+    return json.dumps(_as_list(array))
+
+
+def _as_list(array: np.ndarray) -> list[float | None]:
+    """Numbers as JSON can hold them: NaN becomes None."""
+    return [None if np.isnan(number) else number for number in array.tolist()]
