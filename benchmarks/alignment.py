@@ -30,7 +30,7 @@ from torch import nn
 
 import headwise as hw
 from headwise.roles import AlignmentHeads
-from headwise.roles.cross_attention import aligned
+from headwise.roles._align import aligned
 
 TASKS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "tone words, Whisper": (speech_model, speech),

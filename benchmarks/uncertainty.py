@@ -42,7 +42,7 @@ from scipy.stats import spearmanr
 import headwise as hw
 from headwise.corpora import AnnotatedText, read_conllu, read_gap, read_pairs
 from headwise.scoring import paired, read_batches
-from headwise.tables import Curves, ratio_interval, studentized_interval
+from headwise.tables import Curves, ratio_interval
 
 POINTS = (4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16)
 TEXTS = (30, 60, 135, 270)
@@ -139,8 +139,10 @@ def intervals(options: argparse.Namespace) -> None:
             rng = np.random.default_rng([seed, texts_drawn])
             drawn = rng.choice(len(texts), texts_drawn, replace=False)
             ends = [
-                interval(sums.total[drawn], sums.count[drawn], draws=600, seed=seed)
-                for interval in (ratio_interval, studentized_interval)
+                ratio_interval(
+                    sums.total[drawn], sums.count[drawn], studentized=better, draws=600, seed=seed
+                )
+                for better in (False, True)
             ]
             held += [(low <= truth) & (truth <= high) for low, high in ends]
             widths.append(np.median((ends[1][1] - ends[1][0]) / (ends[0][1] - ends[0][0])))

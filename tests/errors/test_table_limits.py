@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headwise.errors import InputError
 from headwise.tables import HeadTable, Scores
-from headwise.tables.file._size_limits import check_table_size
+from headwise.tables._size_limits import check_table_size
 
 
 @pytest.fixture

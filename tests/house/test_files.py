@@ -40,7 +40,7 @@ READ_ELSEWHERE = {
     "models/checkpoints/_fresh_process.py: _write_outputs": FRESH,
     "models/checkpoints/_fresh_process.py: answer_in_fresh_process": FRESH,
     "models/checkpoints/_formats.py: _write_with_code": FRESH,
-    "report/comparison/page/_render.py: page_style": PACKAGED,
+    "report/comparison/_page.py: page_style": PACKAGED,
     "report/page/_render.py: _read": PACKAGED,
 }
 # Functions that meet no full disk, or are not killed, in these tests, and why.
@@ -54,7 +54,7 @@ NO_FULL_DISK = COMMAND | {
     "jobs/_corpus.py: corpus": JOBS,
     "jobs/_corpus.py: CorpusJob.run": JOBS,
 }
-NOT_KILLED = COMMAND | {"surgery/pricing/_cost_table.py: Costs.save": ONE_FILE}
+NOT_KILLED = COMMAND | {"surgery/_costs.py: Costs.save": ONE_FILE}
 
 
 def functions_that_call(names: set[str]) -> set[str]:

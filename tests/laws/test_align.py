@@ -18,10 +18,9 @@ from headwise.errors import ArgumentError, UnsupportedError
 from headwise.kernels import weights_of_head
 from headwise.models import fingerprint
 from headwise.models.texts import decoder_ids
-from headwise.roles import AlignedBatch, AlignmentHeads, alignment
-from headwise.roles.cross_attention import _weights
-from headwise.roles.cross_attention._align import aligned, monotone_spans
-from headwise.roles.cross_attention._aligned_batch import known_examples
+from headwise.roles import AlignedBatch, AlignmentHeads, _align, alignment
+from headwise.roles._align import aligned, monotone_spans
+from headwise.roles._alignment_heads import known_examples
 from oracles import padded
 from planted import TOKENIZER
 from planted_pairs import PlantedPairs, linked_pairs, sharp_t5, spelled
@@ -111,7 +110,7 @@ def test_no_weights_of_other_heads_are_computed(monkeypatch: pytest.MonkeyPatch)
         computed.append(head)
         return weights_of_head(q, k, rule, head, rows)
 
-    monkeypatch.setattr(_weights, "weights_of_head", counted)
+    monkeypatch.setattr(_align, "weights_of_head", counted)
     hw.align(
         sharp_t5(), {"input_ids": torch.tensor([SOURCES[0]])}, TARGETS[:1], heads=[(1, 2), (0, 3)]
     )

@@ -83,7 +83,7 @@ def test_every_view_names_the_choices_that_texts_cannot_decide(undecided, capsys
     assert re.fullmatch(rf"no role found among \d+ tested; {len(CHOICES)} {UNDECIDED}", none)
     assert none in str(undecided)
     assert f"\n  {none}\n" in undecided.why("L0.H0")
-    outcomes = {row["role"]: row["outcome"] for row in role_table(undecided).outcomes}
+    outcomes = {row["role"]: row["outcome"] for row in role_table(undecided)["outcomes"]}
     study = make_study(1, 1)
     study = study.with_roles(replace(undecided, model=study.table.model))
     page = " ".join(render(study).split())

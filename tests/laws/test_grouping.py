@@ -12,8 +12,7 @@ from torch import Tensor
 
 from headwise import MultiHeadAttention, RoPE
 from headwise.models.ownership import find_attentions
-from headwise.surgery.grouping._cluster import cluster
-from headwise.surgery.grouping._fit import Features, Fit, fit
+from headwise.surgery.grouping._fit import Features, Fit, cluster, fit
 from headwise.surgery.grouping._rows import layout_of, traced
 from headwise.surgery.grouping._symmetries import (
     Symmetries,

@@ -68,9 +68,10 @@ def test_a_view_is_small_and_harmless(view: str) -> None:
 def test_roles_are_a_map_with_letters_and_a_legend() -> None:
     study = make_study(2, 4)
     root = ElementTree.fromstring(make_roles(study, [1, 6])._repr_html_())
-    assert [text.text for text in root.iter("text")] == [
-        None, "A", None, None, None, None, "A", None,
-    ]  # fmt: skip
+    assert [text.text for text in root.iter("text")] == ["A", "A"]
+    titles = [title.text for title in root.iter("title")]
+    marked = [title for title in titles if title and "none" not in title]
+    assert (len(titles), marked) == (8, ["L0.H1: previous token", "L1.H2: previous token"])
     assert ["".join(row.itertext()) for row in root.iter("li")] == ["A previous token, 2"]
 
 

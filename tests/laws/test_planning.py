@@ -15,8 +15,7 @@ from headwise.errors import ArgumentError
 from headwise.models import capture_calls
 from headwise.models.ownership import find_attentions
 from headwise.scoring import importance
-from headwise.surgery import Costs, PassTimes, Plan, costs, plan, prune, time_passes
-from headwise.surgery.pricing import _seconds
+from headwise.surgery import Costs, PassTimes, Plan, _measure, costs, plan, prune, time_passes
 from headwise.tables import Head, Scores, removable
 from oracles import modules_of, padded
 from strategies import seeds
@@ -202,7 +201,7 @@ def test_time_is_measured_at_some_head_counts_and_interpolated_for_all(
         heads = [[a.site.n_heads for a in find_attentions(model, batch)] for model in models]
         return [PassTimes(9.0, tuple(1 + 2.5 * n for n in each)) for each in heads]
 
-    monkeypatch.setattr(_seconds, "time_passes", as_many_as_heads)
+    monkeypatch.setattr(_measure, "time_passes", as_many_as_heads)
     model, batch = zoo.make("GPT2"), {"input_ids": torch.arange(14).view(2, 7)}
     counted = costs(model, batch, timed=True)
     assert [*counted.seconds[("", 1)]] == [3.5, 3.5, 6, 8.5, 11]

@@ -15,7 +15,7 @@ from matplotlib.image import AxesImage
 import headwise as hw
 from headwise.errors import ArgumentError, MissingPackageError, OutputError
 from headwise.layer import MultiHeadAttention
-from headwise.tables import Curves, Head, HeadTable, PlotArea, Scores, Totals, save_figure
+from headwise.tables import Curves, Head, HeadTable, Scores, Totals, placing, points, save_figure
 
 HOSTILE = "<script>alert('1')</script> $x_1 & \x1b[31m"
 HEADS = tuple(Head("", layer, head) for layer in range(3) for head in range(5))
@@ -241,10 +241,7 @@ def test_a_notebook_leaves_out_what_would_be_too_much_and_says_so() -> None:
 
 
 def test_a_plot_area_places_edges_at_edges_and_leaves_out_what_is_not_finite() -> None:
-    area = PlotArea(60.0, 230.0, 520.0, 210.0, 8.0, (1.0, 3.0))
-    assert (
-        area.points([0.0, 4.0, 8.0, 8.0], [1.0, 2.0, np.nan, 3.0])
-        == "60.0,230.0 320.0,125.0 580.0,20.0"
-    )
-    flat = PlotArea(0.0, 160.0, 300.0, 160.0, 0.0, (2.0, 2.0))
-    assert flat.place(0.0, 2.0) == (0.0, 160.0)
+    place = placing(60.0, 230.0, 520.0, 210.0, 8.0, (1.0, 3.0))
+    line = points(place, [0.0, 4.0, 8.0, 8.0], [1.0, 2.0, np.nan, 3.0])
+    assert line == "60.0,230.0 320.0,125.0 580.0,20.0"
+    assert placing(0.0, 160.0, 300.0, 160.0, 0.0, (2.0, 2.0))(0.0, 2.0) == (0.0, 160.0)

@@ -11,9 +11,8 @@ import headwise as hw
 from headwise.errors import ArgumentError, InputError, OutputError
 from headwise.files import read_json, write_json
 from headwise.lab import MiniGPT, MiniGPTConfig
-from headwise.report import Sample, Study, TopPairs
+from headwise.report import Sample, Study, TopPairs, _saved
 from headwise.report.page import render
-from headwise.report.saved import _named_arrays
 from headwise.surgery import Plan
 from headwise.tables import Curves, Scores
 from planted import TOKENIZER, lines
@@ -112,7 +111,7 @@ def test_a_failed_save_leaves_the_old_study(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(_named_arrays, "write_arrays", fail)
+    monkeypatch.setattr(_saved, "write_arrays", fail)
     with pytest.raises(OutputError, match="No space left"):
         replace(study, title="new").save(folder, force=True)
     assert hw.load_study(folder).title == "Mini-GPT"

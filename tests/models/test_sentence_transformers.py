@@ -54,6 +54,17 @@ def test_watching_changes_no_bit_and_tables_are_those_of_the_transformer(
     assert len((table + theirs).heads) == 8  # so they are tables of one model
 
 
+def test_a_corpus_job_measures_its_transformer(model: SentenceTransformer, tmp_path: Path) -> None:
+    texts = TEXTS[1:]
+    (tmp_path / "texts.txt").write_text("\n".join(texts), "utf-8")
+    job = hw.corpus(model, tmp_path / "texts.txt", out=tmp_path / "run", shards=2)
+    job.run()
+    with hw.observe(model) as watch:
+        model.encode(texts)
+    entropy = job.merge().mean("entropy")
+    np.testing.assert_allclose(entropy, watch.table().mean("entropy"), rtol=1e-5)
+
+
 def test_scores_measure_the_sentence_embedding(model: SentenceTransformer) -> None:
     texts = TEXTS[1:]  # a text that is too long would be scored in pieces
     scores = hw.importance(model, texts, method="zero-ablation")

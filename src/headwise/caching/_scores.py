@@ -27,7 +27,7 @@ from headwise.models.cache import streaming_heads
 from headwise.models.ownership import Attention, edit_heads, find_attentions
 from headwise.models.texts import tokenizer_of
 from headwise.scoring import BatchesLike, Inputs, Loss, find_loss, rank_correlation, read_batches
-from headwise.tables import bootstrap_means, tails_of
+from headwise.tables import mean_interval
 
 KVHead = tuple[int, int]
 """A layer and a kv head."""
@@ -74,8 +74,7 @@ class CacheScores:
         if len(self.per_text) == 1:
             unknown = np.full(len(self.heads), np.nan)
             return unknown, unknown
-        low, high = np.quantile(bootstrap_means(self.per_text), tails_of(level), axis=0)
-        return low, high
+        return mean_interval(self.per_text, level)
 
     def stability(self) -> float:
         """Spearman's correlation of the scores on every other text with those on the rest."""

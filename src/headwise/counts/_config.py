@@ -55,12 +55,6 @@ def read_config(path: str | os.PathLike[str]) -> ModelSizes:
         ShapeError: the sizes do not fit together.
     """
     config = _read(as_path("read_config", path))
-    for name, reason in _REFUSED.items():
-        if config.fields.get(name):
-            raise UnsupportedError(
-                f"count: {config.path} has {name}={config.fields[name]}: {reason}, so the "
-                f"sizes of one layer are not enough. Count its layers with --d-model and --heads."
-            )
     _check_layers(config)
     try:
         sizes = layer_sizes(
@@ -106,7 +100,13 @@ def _read(path: Path) -> _Config:
 
 
 def _check_layers(config: _Config) -> None:
-    """Refuse layers that mix tokens by something other than attention."""
+    """Refuse layers that mix tokens by something other than attention of their own heads."""
+    for name, reason in _REFUSED.items():
+        if config.fields.get(name):
+            raise UnsupportedError(
+                f"count: {config.path} has {name}={config.fields[name]}: {reason}, so the "
+                f"sizes of one layer are not enough. Count its layers with --d-model and --heads."
+            )
     kinds = config.fields.get("layer_types") or config.fields.get("layers_block_type") or []
     kinds = kinds if isinstance(kinds, list) else [kinds]
     unsupported = sorted({str(kind) for kind in kinds} - set(_ATTENTION))
@@ -119,20 +119,18 @@ def _check_layers(config: _Config) -> None:
 
 def _size(config: _Config, size: str) -> int | None:
     """A size under the first of its names that is set; None where none is."""
-    for name in _NAMES[size]:
-        value = config.fields.get(name)
-        if isinstance(value, list):
-            raise UnsupportedError(
-                f"count: {config.path} has {name}={brief(value)}, so its layers differ. "
-                f"Count each with --d-model and --heads."
-            )
-        if value is not None and (type(value) is not int or value < 1):
-            raise InputError(
-                f"count: {config.path} has {name}={brief(value)}. Give a positive whole number."
-            )
-        if value is not None:
-            return value
-    return None
+    named = ((name, config.fields.get(name)) for name in _NAMES[size])
+    name, value = next((pair for pair in named if pair[1] is not None), ("", None))
+    if isinstance(value, list):
+        raise UnsupportedError(
+            f"count: {config.path} has {name}={brief(value)}, so its layers differ. "
+            f"Count each with --d-model and --heads."
+        )
+    if value is not None and (type(value) is not int or value < 1):
+        raise InputError(
+            f"count: {config.path} has {name}={brief(value)}. Give a positive whole number."
+        )
+    return value
 
 
 def _need(config: _Config, size: str) -> int:

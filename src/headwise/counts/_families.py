@@ -5,20 +5,12 @@ from typing import NamedTuple
 
 
 class Biases(NamedTuple):
-    """The projections of a family that have a bias, by role: Q, K, V, O.
-
-    Attributes:
-        always: The roles that always have one.
-        switch: The field that decides whether further roles have one. None: there is no such
-            field.
-        switched: The roles that the field decides about.
-        default: The value of the field in a file without it.
-    """
+    """The projections of a family that have a bias, by role: Q, K, V, O."""
 
     always: str
-    switch: str | None = None
+    switch: str | None = None  # the field that decides whether further roles have one
     switched: str = "QKVO"
-    default: bool = False
+    default: bool = False  # the value of that field in a file without it
 
 
 _ALL = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "mpnet", "biogpt",

@@ -1,8 +1,12 @@
-"""The attention sizes of a layer and of a model, and the counts that follow from them."""
+"""The attention sizes of a layer and of a model, and the counts that follow from them.
+
+`headwise.surgery.costs` counts the same of each head of a model that is there, by its weights.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
+from typing import Any
 
 from headwise.errors import ArgumentError, ShapeError
 
@@ -178,17 +182,109 @@ def layer_sizes(
         "kdim": key_width,
         "vdim": key_width if vdim is None else vdim,
     }
-    _check(sizes)
-    return LayerSizes(**sizes, biases=biases, out_proj=out_proj)
-
-
-def _check(sizes: Mapping[str, int]) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise ArgumentError(f"layer_sizes: {name}={size}. Give a positive number.")
-    n_heads, n_kv_heads = sizes["n_heads"], sizes["n_kv_heads"]
-    if n_heads % n_kv_heads:
+    if n_heads % sizes["n_kv_heads"]:
         raise ShapeError(
             f"layer_sizes: n_heads={n_heads} is not a multiple of n_kv_heads={n_kv_heads}. "
             f"Give a multiple."
         )
+    return LayerSizes(**sizes, biases=biases, out_proj=out_proj)
+
+
+def count(
+    model: ModelSizes,
+    queries: int,
+    keys: int | None = None,
+    *,
+    cached: int = 0,
+    dtype: str = "bfloat16",
+) -> dict[str, Any]:
+    """Count parameters, multiply-adds and cache of a model's attention, per layer and in all.
+
+    Args:
+        queries: The number of query tokens.
+        keys: The number of keys, cached ones included. None is `queries + cached`:
+            self-attention.
+        cached: The number of keys that are already in a cache.
+        dtype: The dtype of cached keys and values.
+    Returns:
+        Plain data for JSON. `multiply_adds` are for the text, two FLOPs each. `cache_bytes` of
+        the layer and the model are per token, those of the text for all its keys, all 0 for an
+        encoder. `share` is
+        the attention's share of the whole model's parameters, from 0 to 1, None where their
+        number is unknown.
+    Raises:
+        ArgumentError: there is no query, more keys are cached than there are, or the dtype is
+            unknown.
+    """
+    layer, n_layers = model.layer, model.n_layers
+    weights, biases = layer.weights(), layer.bias_weights()
+    keys = queries + cached if keys is None else keys
+    multiply_adds = layer.multiply_adds(queries, keys, cached=cached)
+    bytes_per_token = model.cache_bytes(dtype)
+    return {
+        "name": model.name,
+        "source": model.source,
+        "sizes": asdict(layer),
+        "text": {
+            "queries": queries,
+            "keys": keys,
+            "cached": cached,
+            "cache_bytes": keys * bytes_per_token,
+        },
+        "layer": {
+            "weights": weights,
+            "biases": biases,
+            "parameters": sum(layer.parameters().values()),
+            "multiply_adds": multiply_adds,
+            "cache_bytes": bytes_per_token // n_layers,
+        },
+        "model": {
+            "layers": n_layers,
+            "weights": n_layers * sum(weights.values()),
+            "biases": n_layers * sum(biases.values()),
+            "parameters": model.parameters(),
+            "multiply_adds": n_layers * sum(multiply_adds.values()),
+            "flops": 2 * n_layers * sum(multiply_adds.values()),
+            "cache_bytes": bytes_per_token,
+            "cache_dtype": dtype,
+            "all_parameters": model.all_parameters,
+            "share": model.share(),
+        },
+    }
+
+
+_BERT = "Devlin et al. 2019, section 3 (arXiv:1810.04805)"
+_GPT2 = "Radford et al. 2019, table 2; heads as in the released models"
+_GPT3 = "Brown et al. 2020, table 2.1 (arXiv:2005.14165)"
+_LLAMA = "Touvron et al. 2023, table 2 (arXiv:2302.13971)"
+_LLAMA_2 = "Touvron et al. 2023, table 1 (arXiv:2307.09288); widths as in the released model"
+_MISTRAL = "Jiang et al. 2023, table 1 (arXiv:2310.06825)"
+
+# d_model, heads, kv heads, layers, and the parameters of the whole model, each counted once.
+_BIASED = {
+    "bert-base": (768, 12, 12, (12, 109_482_240, _BERT)),
+    "bert-large": (1024, 16, 16, (24, 335_141_888, _BERT)),
+    "gpt2": (768, 12, 12, (12, 124_439_808, _GPT2)),
+    "gpt2-medium": (1024, 16, 16, (24, 354_823_168, _GPT2)),
+    "gpt2-large": (1280, 20, 20, (36, 774_030_080, _GPT2)),
+    "gpt2-xl": (1600, 25, 25, (48, 1_557_611_200, _GPT2)),
+    "gpt3-175b": (12288, 96, 96, (96, 174_604_259_328, _GPT3)),
+}
+_UNBIASED = {
+    "llama-7b": (4096, 32, 32, (32, 6_738_415_616, _LLAMA)),
+    "llama-2-70b": (8192, 64, 8, (80, 68_976_648_192, _LLAMA_2)),
+    "mistral-7b": (4096, 32, 8, (32, 7_241_732_096, _MISTRAL)),
+}
+
+
+PRESETS: Mapping[str, ModelSizes] = MappingProxyType(
+    {
+        name: ModelSizes(name, layer_sizes(*sizes, biases=biases), *facts, "bert" not in name)
+        for biases, rows in (("QKVO", _BIASED), ("", _UNBIASED))
+        for name, (*sizes, facts) in rows.items()
+    }
+)
+"""Well-known models by name."""

@@ -29,7 +29,7 @@ from headwise._evaluation import in_evaluation
 from headwise._memory import halving
 from headwise._progress import Progress
 from headwise.corpora.streams import Stream, open_source, windows
-from headwise.errors import ArgumentError, HeadError, InputError, OutputError
+from headwise.errors import ArgumentError, InputError, OutputError
 from headwise.files import build_from, read_object, write_json
 from headwise.models import check_model, device_of, fingerprint, load, load_tokenizer
 from headwise.models.texts import (
@@ -169,10 +169,8 @@ class CorpusJob:
             raise ArgumentError(
                 f"corpus: {type(model).__name__} without a tokenizer. Give tokenizer=."
             )
-        identity = {
-            "model": fingerprint(check_model("corpus", model)),
-            "tokenizer": _identify(tokenizer, model),
-        }
+        model = check_model("corpus", model)
+        identity = {"model": fingerprint(model), "tokenizer": _identify(tokenizer, model)}
         for number in wanted:
             read = partial(self.source.texts, number, self.shards)
             result = _measure(self.request, model, tokenizer, read, self.max_tokens)
@@ -364,21 +362,10 @@ def _measure(
 
 
 def _add_up(parts: Sequence[Any]) -> Any:
-    """The result on the texts of all parts, in their order.
-
-    Raises:
-        HeadError: the parts have different heads.
-    """
-    first = parts[0]
-    if isinstance(first, HeadTable):
+    """The result on the texts of all parts, in their order; they are of one model."""
+    if isinstance(parts[0], HeadTable):
         return reduce(add, parts)
-    for part in parts:
-        if part.heads != first.heads:
-            raise HeadError(
-                f"corpus: shards have {len(first.heads)} and {len(part.heads)} heads. Run "
-                f"them with one model."
-            )
-    return replace(first, per_text=np.concatenate([part.per_text for part in parts]))
+    return replace(parts[0], per_text=np.concatenate([part.per_text for part in parts]))
 
 
 def _describe(request: Request | ImportanceRequest) -> dict[str, Any]:
@@ -442,14 +429,12 @@ def _hash(data: bytes) -> str:
 
 def _read_job(folder: Path) -> dict[str, Any]:
     description = folder / "job.json"
-    problem = ""
-    if not folder.is_dir():
-        problem = (
-            "is a file, not the folder of a corpus job" if folder.exists() else "does not exist"
-        )
-    elif not description.exists():
+    if not description.exists():
         problem = "is not the folder of a corpus job: it has no job.json"
-    if problem:
+        if not folder.exists():
+            problem = "does not exist"
+        elif not folder.is_dir():
+            problem = "is a file, not the folder of a corpus job"
         raise InputError(f"corpus: {folder} {problem}. {_ADVICE}")
     job = read_object(description, "corpus", _ADVICE)
     shards = job.get("shards")

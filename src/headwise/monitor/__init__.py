@@ -1,9 +1,8 @@
 """Statistics of heads during training: scalars for a logger, alarms, and QK-clip."""
 
 from headwise.monitor._alarms import Above, Alarm, AlarmedHead, AlarmRule, Below
-from headwise.monitor._log import Log, ScalarWriter
-from headwise.monitor._monitor import HeadMonitor
-from headwise.monitor.clip import ClippedHead, ClipReport, QKClip
+from headwise.monitor._monitor import HeadMonitor, Log, ScalarWriter
+from headwise.monitor._qk_clip import ClippedHead, ClipReport, QKClip
 
 __all__ = [
     "Above",

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from headwise.errors import ArgumentError
@@ -123,55 +123,37 @@ class Alarm:
         return f"<Alarm at step {self.step}: {self.rule}, {heads}>"
 
 
-@dataclass(frozen=True)
-class _Streak:
-    """Consecutive watched steps on which one head broke one rule."""
-
-    head: AlarmedHead
-    length: int
-    active: bool
-
-
 class Alarms:
     """Counts, for every rule and head, for how many watched steps the rule has been broken."""
 
     def __init__(self, rules: Sequence[AlarmRule]) -> None:
-        self._streaks: dict[AlarmRule, dict[Head, _Streak]] = {rule: {} for rule in rules}
+        # Of each head that breaks a rule: since when, for how many steps, whether an alarm is on.
+        self._broken: dict[AlarmRule, dict[Head, tuple[AlarmedHead, int, bool]]] = {
+            rule: {} for rule in rules
+        }
 
     def update(self, step: int, statistics: StepStatistics) -> list[Alarm]:
         """The alarms that go off at this step, one for each rule."""
-        new = []
-        for rule, before in self._streaks.items():
-            after = self._streaks[rule] = _continued(rule, before, step, statistics)
-            heads = tuple(
-                streak.head
-                for head, streak in after.items()
-                if streak.active and not (head in before and before[head].active)
-            )
-            if heads:
-                new.append(Alarm(rule, step, heads))
-        return new
+        active_before = {rule: {x.head for x in heads} for rule, heads in self._active()}
+        for rule, before in self._broken.items():
+            after = {}
+            for head, value in statistics.each(rule.statistic):
+                first = AlarmedHead(head, step, value), 0, False
+                alarmed, length, active = before.get(head, first)
+                if rule.broken_by(value, active):
+                    active = active or length + 1 >= rule.patience
+                    after[head] = replace(alarmed, value=value), length + 1, active
+            self._broken[rule] = after
+        new = {
+            rule: tuple(x for x in heads if x.head not in active_before[rule])
+            for rule, heads in self._active()
+        }
+        return [Alarm(rule, step, heads) for rule, heads in new.items() if heads]
 
     def active(self, step: int) -> list[Alarm]:
         """The alarms that are active at this step, one for each rule."""
-        active = {
-            rule: tuple(streak.head for streak in streaks.values() if streak.active)
-            for rule, streaks in self._streaks.items()
-        }
-        return [Alarm(rule, step, heads) for rule, heads in active.items() if heads]
+        return [Alarm(rule, step, heads) for rule, heads in self._active() if heads]
 
-
-def _continued(
-    rule: AlarmRule, before: dict[Head, _Streak], step: int, statistics: StepStatistics
-) -> dict[Head, _Streak]:
-    after = {}
-    for head, value in statistics.each(rule.statistic):
-        last = before.get(head)
-        if not rule.broken_by(value, active=last is not None and last.active):
-            continue
-        if last is None:
-            last = _Streak(AlarmedHead(head, step, value), 0, False)
-        length = last.length + 1
-        alarmed = replace(last.head, value=value)
-        after[head] = _Streak(alarmed, length, last.active or length >= rule.patience)
-    return after
+    def _active(self) -> Iterator[tuple[AlarmRule, tuple[AlarmedHead, ...]]]:
+        for rule, broken in self._broken.items():
+            yield rule, tuple(head for head, _, active in broken.values() if active)

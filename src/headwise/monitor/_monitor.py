@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -10,15 +10,22 @@ import torch.distributed as dist
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from headwise.errors import ArgumentError
+from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import Site, device_of
 from headwise.monitor._alarms import Alarm, AlarmRule, Alarms
-from headwise.monitor._check import check_captured, check_receivers, check_rules
-from headwise.monitor._log import Log, is_first_rank, publish
 from headwise.monitor._step_statistics import StepStatistics, step_statistics
-from headwise.monitor._step_watch import StepWatch, unwrapped
-from headwise.monitor._trainer import TrainerEvents
+from headwise.monitor._step_watch import StepWatch, TrainerEvents, unwrapped
 from headwise.watch import Recorder, Request, check_arguments
+
+
+@runtime_checkable
+class ScalarWriter(Protocol):
+    """Anything that writes scalars as TensorBoard's `SummaryWriter` does."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object: ...
+
+
+Log = ScalarWriter | Callable[[dict[str, float], int], object]
 
 
 class HeadMonitor(TrainerEvents):
@@ -54,6 +61,11 @@ class HeadMonitor(TrainerEvents):
             the scalars and the step.
         on_alarm: Called with each `Alarm` when it goes off, `print` for example.
         group: The ranks that train on different texts. None is all of them.
+    Attributes:
+        steps: The number of optimizer steps so far.
+        model: The model that is watched, without the wrappers that distribute or compile it.
+        latest: The statistics of the latest step over all ranks; None if it was not watched.
+        is_closed: Whether `close()` was called, or its `with` block has ended.
     Raises:
         ArgumentError: an argument has the wrong type or is out of range, a statistic is unknown,
             or a rule is on a statistic that is not watched.
@@ -81,55 +93,20 @@ class HeadMonitor(TrainerEvents):
         group: dist.ProcessGroup | None = None,
     ) -> None:
         model = check_arguments("HeadMonitor", model, layers, every)
-        check_rules(rules, statistics)
-        check_receivers(log, on_alarm)
-        self._model, self._every, self._layers = unwrapped(model), every, layers
-        self._log, self._on_alarm, self._group = log, on_alarm, group
-        self._recorder = Recorder(self._model, Request(tuple(statistics)), layers, every=1)
-        self._statistics = tuple(statistics)
+        _check_arguments(statistics, rules, log, on_alarm)
+        self.model, self.layers, self.group = unwrapped(model), layers, group
+        self.statistics = tuple(statistics)
+        self.latest: StepStatistics | None = None
+        self.steps, self.is_closed = 0, False
+        self._every, self._log, self._on_alarm = every, log, on_alarm
+        self._recorder = Recorder(self.model, Request(self.statistics), layers, every=1)
         self._rules, self._alarms = tuple(rules), Alarms(rules)
         self._highest: dict[str, Float64[np.ndarray, " H"]] = {}
-        self._steps, self._watched, self._closed = 0, 0, False
-        self._latest: StepStatistics | None = None
-        self._step_watch = StepWatch(self._model, self._recorder)
+        self._watched = 0
+        self._step_watch = StepWatch(self.model, self._recorder)
         # A monitor that is dropped, or still open when Python ends, leaves no hooks.
         weakref.finalize(self, self._step_watch.close)
         self._step_watch.open()
-
-    @property
-    def steps(self) -> int:
-        """The number of optimizer steps so far."""
-        return self._steps
-
-    @property
-    def model(self) -> nn.Module:
-        """The model that is watched, without the wrappers that distribute or compile it."""
-        return self._model
-
-    @property
-    def layers(self) -> Collection[int] | None:
-        """The layers that are watched, counted from 0; None: all of them."""
-        return self._layers
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """The names of the statistics that are watched."""
-        return self._statistics
-
-    @property
-    def group(self) -> dist.ProcessGroup | None:
-        """The ranks that train on different texts; None: all of them."""
-        return self._group
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close()` was called, or its `with` block has ended."""
-        return self._closed
-
-    @property
-    def latest(self) -> StepStatistics | None:
-        """The statistics of the latest step over all ranks; None if it was not watched."""
-        return self._latest
 
     @property
     def alarms(self) -> list[Alarm]:
@@ -153,9 +130,9 @@ class HeadMonitor(TrainerEvents):
             UnsupportedError: the step was watched and no attention was captured.
         """
         self._check_open("step")
-        self._steps += 1
-        self._latest = None
-        watched, watch_next = self._step_watch.is_open, (self._steps + 1) % self._every == 0
+        self.steps += 1
+        self.latest = None
+        watched, watch_next = self._step_watch.is_open, (self.steps + 1) % self._every == 0
         if not watch_next:
             self._step_watch.close()
         scalars = self._report() if watched else {}
@@ -178,8 +155,8 @@ class HeadMonitor(TrainerEvents):
             raise ArgumentError(
                 f"HeadMonitor.resume: steps={steps!r}. Give a whole number, 0 or more."
             )
-        self._steps = steps
-        self._latest = None
+        self.steps = steps
+        self.latest = None
         self._recorder.take_totals()
         self._step_watch.open()
 
@@ -194,19 +171,18 @@ class HeadMonitor(TrainerEvents):
         Raises:
             ArgumentError: `max_logit` is not watched, or no step was watched since the last reset.
         """
-        if "max_logit" not in self._statistics:
+        if "max_logit" not in self.statistics:
             raise ArgumentError(
                 "HeadMonitor.max_logit: max_logit is not watched. Make the monitor with statistics="
-                f"{(*self._statistics, 'max_logit')}."
+                f"{(*self.statistics, 'max_logit')}."
             )
         if not self._highest:
             raise ArgumentError(
                 "HeadMonitor.max_logit: no step was watched since the last reset. Call it after "
                 "step() of a watched step."
             )
-        device = self._device()
         return {
-            layer: torch.tensor(values, dtype=torch.float32, device=device)
+            layer: torch.tensor(values, dtype=torch.float32, device=device_of(self.model))
             for layer, values in self._highest.items()
         }
 
@@ -221,10 +197,10 @@ class HeadMonitor(TrainerEvents):
             ArgumentError: the trainer trains another model.
         """
         trained = kwargs["model"]
-        if not any(module is self._model for module in trained.modules()):
+        if not any(module is self.model for module in trained.modules()):
             raise ArgumentError(
                 f"HeadMonitor: the trainer trains another {type(trained).__name__}, which is not "
-                f"the {type(self._model).__name__} of this monitor. Give both the same model."
+                f"the {type(self.model).__name__} of this monitor. Give both the same model."
             )
         self.resume(state.global_step)
 
@@ -233,7 +209,7 @@ class HeadMonitor(TrainerEvents):
 
         The scalars of the whole model go into the trainer's log history.
         """
-        of_model = (*self._statistics, "alarms")
+        of_model = (*self.statistics, "alarms")
         scalars = {k: x for k, x in self.step().items() if k.split("/")[1] in of_model}
         if scalars:
             step = {"step": state.global_step, "epoch": state.epoch}
@@ -249,13 +225,13 @@ class HeadMonitor(TrainerEvents):
     def close(self) -> None:
         """Remove all hooks from the model. Reported values stay readable."""
         self._step_watch.close()
-        self._closed = True
+        self.is_closed = True
 
     def __repr__(self) -> str:
         alarmed = sum(len(alarm.heads) for alarm in self.alarms)
         return (
-            f"<HeadMonitor of {type(self._model).__name__}: every={self._every}, "
-            f"steps={self._steps}, alarmed heads={alarmed}>"
+            f"<HeadMonitor of {type(self.model).__name__}: every={self._every}, "
+            f"steps={self.steps}, alarmed heads={alarmed}>"
         )
 
     def __enter__(self) -> "HeadMonitor":
@@ -265,28 +241,71 @@ class HeadMonitor(TrainerEvents):
         self.close()
 
     def _report(self) -> dict[str, float]:
-        statistics = self._read()
-        self._watched, self._latest = self._steps, statistics
+        totals = self._recorder.take_totals()
+        self._check_captured(totals)
+        statistics = step_statistics(totals, device_of(self.model), self.group)
+        self._watched, self.latest = self.steps, statistics
         if "max_logit" in statistics.values:
             for layer, rows in statistics.layers().items():
                 values = statistics.values["max_logit"][rows]
                 self._highest[layer] = np.fmax(self._highest.get(layer, values), values)
-        new = self._alarms.update(self._steps, statistics)
+        new = self._alarms.update(self.steps, statistics)
         scalars = statistics.scalars()
         if self._rules:
             scalars["attn/alarms"] = float(sum(len(alarm.heads) for alarm in self.alarms))
-        if is_first_rank(self._group):
-            publish(scalars, new, self._steps, self._log, self._on_alarm)
+        is_distributed = dist.is_available() and dist.is_initialized()
+        if not is_distributed or dist.get_rank(self.group) == 0:
+            self._publish(scalars, new)
         return scalars
 
-    def _read(self) -> StepStatistics:
-        totals = self._recorder.take_totals()
-        check_captured(totals, self._layers, self._steps, self._model)
-        return step_statistics(totals, self._device(), self._group)
+    def _publish(self, scalars: dict[str, float], alarms: list[Alarm]) -> None:
+        if isinstance(self._log, ScalarWriter):
+            for name, value in scalars.items():
+                self._log.add_scalar(name, value, self.steps)
+        elif self._log is not None:
+            self._log(dict(scalars), self.steps)
+        if self._on_alarm is not None:
+            for alarm in alarms:
+                self._on_alarm(alarm)
 
-    def _device(self) -> torch.device:
-        return device_of(self._model)
+    def _check_captured(self, sites: Collection[Site]) -> None:
+        """Refuse a watched step without attention, or without that of a chosen layer."""
+        if not sites:
+            raise UnsupportedError(
+                f"HeadMonitor: no attention was captured in step {self.steps} of "
+                f"{type(self.model).__name__}. Give the module that training calls, in training "
+                f"mode and with gradients, and call step() after its forward pass."
+            )
+        missing = set(self.layers or ()) - {site.layer for site in sites}
+        if missing:
+            raise ArgumentError(
+                f"HeadMonitor: layers {sorted(missing)} were not captured in step {self.steps}. "
+                f"Name layers of the model, counted from 0."
+            )
 
     def _check_open(self, method: str) -> None:
-        if self._closed:
+        if self.is_closed:
             raise ArgumentError(f"HeadMonitor.{method}: the monitor is closed. Make a new one.")
+
+
+def _check_arguments(statistics: Any, rules: Any, log: Any, on_alarm: Any) -> None:
+    """Refuse what is no rule, rules on what is not watched, and receivers that can't be called."""
+    if isinstance(statistics, str) or not statistics:
+        raise ArgumentError(f"HeadMonitor: statistics={statistics!r}. Give a list of names.")
+    if not isinstance(rules, Sequence) or not all(isinstance(rule, AlarmRule) for rule in rules):
+        raise ArgumentError(
+            f"HeadMonitor: rules={rules!r}. Give a list of Above(...) and Below(...)."
+        )
+    for rule in rules:
+        if rule.statistic not in statistics:
+            raise ArgumentError(
+                f"HeadMonitor: a rule is on {rule.statistic!r}, which is not watched. "
+                f"Add it to statistics={tuple(statistics)}."
+            )
+    if not isinstance(log, ScalarWriter | None) and not callable(log):
+        raise ArgumentError(
+            f"HeadMonitor: log={log!r}. Give a SummaryWriter, or a function of the scalars and "
+            f"the step."
+        )
+    if on_alarm is not None and not callable(on_alarm):
+        raise ArgumentError(f"HeadMonitor: on_alarm={on_alarm!r}. Give a function of an alarm.")

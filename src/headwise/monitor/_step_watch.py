@@ -1,8 +1,7 @@
-"""Record the training passes of a model from one optimizer step to the next."""
+"""Training as a monitor sees it: its passes from step to step, and the events of a trainer."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -25,13 +24,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return unwrapped(inner) if isinstance(inner, nn.Module) else model
 
 
-@contextmanager
-def _uncompiled() -> Iterator[None]:
-    """Run compiled code uncompiled, also what is compiled while the block runs."""
-    with torch.compiler.set_stance("force_eager"):
-        yield
-
-
 class StepWatch:
     """Records the training passes of a model, and only those, while it is open.
 
@@ -52,7 +44,7 @@ class StepWatch:
     def open(self) -> None:
         if not self.is_open:
             self.is_open = True
-            self._step_hooks.enter_context(_uncompiled())
+            self._step_hooks.enter_context(torch.compiler.set_stance("force_eager"))
             self._step_hooks.before(self._model, self._begin, with_kwargs=True)
 
     def close(self) -> None:
@@ -79,3 +71,15 @@ class StepWatch:
     def _end(self, *_: Any) -> None:
         self._in_pass = False
         self._pass_hooks.close()
+
+
+class TrainerEvents:
+    """A callback of `transformers.Trainer` that ignores the events it has no method for."""
+
+    if not TYPE_CHECKING:  # so that type checkers still find a misspelled name
+
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            # A trainer calls a method for each of its events, and versions add events.
+            if name.startswith("on_"):
+                return lambda *_, **__: None
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,23 +23,15 @@ _TARGETS = {
 }
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A share of attention that is significantly above that of even attention.
-
-    Attributes:
-        mean: The head's share of attention, 0 … 1.
-        margin: Half the width of its interval.
-        even: The share that even attention over the same keys would give.
-        lift: How far the share lies on the way from even attention (0) to all of it (1).
-    """
+class Finding(NamedTuple):
+    """A share of attention that is significantly above that of even attention."""
 
     head: Head
     statistic: str
-    mean: float
-    margin: float
-    even: float
-    lift: float
+    mean: float  # the head's share, 0 … 1
+    margin: float  # half the width of its interval
+    even: float  # the share that even attention over the same keys would give
+    lift: float  # how far the share lies from even attention (0) to all of it (1)
 
     def line(self, meanings: Mapping[str, str]) -> str:
         """A sentence with the share, its interval, and the share of even attention."""
@@ -67,13 +59,11 @@ def significant_findings(
         return []
     statistics = _testable_statistics(table, meanings)
     n_tests = len(table.heads) * len(statistics)
-    candidates = [_strongest_finding(table, statistic, n_tests) for statistic in statistics]
-    findings = [finding for finding in candidates if finding is not None]
-    chosen: list[Finding] = []
-    for finding in sorted(findings, key=lambda finding: finding.lift, reverse=True):
-        if finding.head not in [previous.head for previous in chosen]:
-            chosen.append(finding)
-    return chosen[:MAX_FINDINGS]
+    candidates = (_strongest_finding(table, statistic, n_tests) for statistic in statistics)
+    chosen: dict[Head, Finding] = {}
+    for finding in sorted(filter(None, candidates), key=lambda finding: -finding.lift):
+        chosen.setdefault(finding.head, finding)
+    return list(chosen.values())[:MAX_FINDINGS]
 
 
 def no_finding_line(

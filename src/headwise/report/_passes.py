@@ -13,13 +13,7 @@ from headwise._progress import Progress
 from headwise.corpora import list_pairs, list_texts
 from headwise.errors import ArgumentError
 from headwise.models import device_of
-from headwise.models.texts import (
-    Piece,
-    inputs_of,
-    iter_pieces,
-    reads_two_texts,
-    text_alone,
-)
+from headwise.models.texts import Piece, inputs_of, iter_pieces, reads_two_texts, text_alone
 from headwise.tables import HeadTable, TextSums, Totals
 from headwise.watch import Request, observe
 

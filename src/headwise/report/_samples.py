@@ -1,22 +1,17 @@
 """The attention of every head on a few texts: exact maps, or the strongest pairs if long."""
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from jaxtyping import Float32, Int32
 from torch import nn
 
 from headwise.errors import ArgumentError
-from headwise.models.texts import (
-    Piece,
-    beginning_of,
-    context_of,
-    token_strings,
-)
+from headwise.models.texts import Piece, beginning_of, context_of, token_strings
 from headwise.report._passes import Pair, run
-from headwise.report._study_data import Sample, TopPairs
 from headwise.tables import Head, HeadTable
 from headwise.watch import Request, Watch, observe
 
@@ -28,6 +23,52 @@ MAX_SHOWN = 48
 EXACT_TOKENS = 64
 _HEADS_WITH_PAIRS = 64
 _KEYS = 4
+
+
+Side = Literal["source", "target"]
+
+
+@dataclass(frozen=True)
+class TopPairs:
+    """The keys that each query of a head attends to most, from the largest weight down.
+
+    Attributes:
+        keys: Positions of keys; −1 if no further key has any weight.
+        weights: Their weights, 0 … 1.
+    """
+
+    keys: Int32[np.ndarray, "T k"]
+    weights: Float32[np.ndarray, "T k"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A text and the attention of the heads on it: exact maps, or the strongest pairs.
+
+    In an encoder-decoder the encoder's heads attend within the text, the decoder's heads within
+    the target, and cross-attention heads from the target to the text.
+
+    Attributes:
+        tokens: The text, as the model reads it.
+        weights: The exact weights of each head: a row for each query, which sums to 1;
+        targets: What the decoder of an encoder-decoder reads.
+    """
+
+    tokens: tuple[str, ...]
+    weights: Mapping[Head, Float32[np.ndarray, "T S"]]
+    targets: tuple[str, ...] = ()
+    pairs: Mapping[Head, TopPairs] = field(default_factory=dict)
+    received: Mapping[tuple[str, int], Float32[np.ndarray, " S"]] = field(default_factory=dict)
+
+    def sides(self, head: Head) -> tuple[Side, Side]:
+        """Which text the queries of a head belong to, and which its keys."""
+        if not self.targets or head.stack == "encoder":
+            return "source", "source"
+        return "target", "source" if head.stack.endswith("cross") else "target"
+
+    def side(self, side: Side) -> tuple[str, ...]:
+        """The tokens of the text, or of its target."""
+        return self.tokens if side == "source" else self.targets
 
 
 def sample_beginnings(

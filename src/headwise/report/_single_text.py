@@ -3,6 +3,8 @@
 import html
 import os
 import webbrowser
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,7 @@ from headwise._evaluation import in_evaluation
 from headwise.corpora import refuse_path
 from headwise.errors import ArgumentError, InputError
 from headwise.files import as_path
-from headwise.models import (
-    check_model,
-    device_of,
-    without_compiler,
-)
+from headwise.models import check_model, device_of, without_compiler
 from headwise.models.texts import (
     beginning_of,
     check_reads_text,
@@ -30,8 +28,7 @@ from headwise.models.texts import (
     tokenizer_of,
 )
 from headwise.report._html import write_html
-from headwise.report._samples import sample_piece
-from headwise.report._study_data import LookData
+from headwise.report._samples import Sample, sample_piece
 from headwise.report.page import render_look
 
 # Tokens of an encoder-decoder's own output.
@@ -39,7 +36,8 @@ _OUTPUT_TOKENS = 40
 _VIEW_HEIGHT = 900  # pixels, in a notebook
 
 
-class Look(LookData):
+@dataclass(frozen=True)
+class Look:
     """The attention of every head of a model on one text; made by `look`.
 
     A notebook shows it as a view that can run no script of the notebook and reach no network.
@@ -51,6 +49,11 @@ class Look(LookData):
         versions: The versions of the packages that computed it.
     """
 
+    title: str
+    model: str
+    sample: Sample
+    versions: Mapping[str, str]
+
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the page: one HTML file that needs no network.
 
@@ -58,7 +61,11 @@ class Look(LookData):
             ArgumentError: the path does not end in .html.
             OutputError: the file cannot be written; no partial file is left behind.
         """
-        return write_html("look", render_look(self), as_path("Look.save", path))
+        return write_html(
+            "look",
+            render_look(self.title, self.summary(), self.sample, self.versions),
+            as_path("Look.save", path),
+        )
 
     def open(self, path: str | os.PathLike[str]) -> bool:
         """Write the page and open it in a browser; false if there is none.
@@ -74,6 +81,16 @@ class Look(LookData):
         except webbrowser.Error:
             return False
 
+    def summary(self) -> str:
+        """The heads, the model and the tokens, in a line."""
+        heads = list(self.sample.weights or self.sample.pairs)
+        layers = len({(head.stack, head.layer) for head in heads})
+        tokens = counted(len(self.sample.tokens), "token")
+        if self.sample.targets:
+            tokens += f" and {counted(len(self.sample.targets), 'target token')}"
+        where = f"{counted(len(heads), 'head')} in {counted(layers, 'layer')} of {self.model}"
+        return f"{where}, on {tokens}."
+
     def __repr__(self) -> str:
         tokens = " ".join(self.sample.tokens[:12])
         heads = counted(len(self.sample.weights or self.sample.pairs), "head")
@@ -83,7 +100,9 @@ class Look(LookData):
 
     def _repr_html_(self) -> str:
         # The frame has an origin of its own: the page cannot reach the notebook.
-        page = html.escape(render_look(self), quote=True)
+        page = html.escape(
+            render_look(self.title, self.summary(), self.sample, self.versions), quote=True
+        )
         return (
             f'<iframe sandbox="allow-scripts" srcdoc="{page}" width="100%" '
             f'height="{_VIEW_HEIGHT}" style="border:0" title="Attention on a text"></iframe>'

@@ -19,16 +19,8 @@ from headwise.corpora import (
     relations,
 )
 from headwise.lab import Trained
-from headwise.models import (
-    check_model,
-    without_compiler,
-)
-from headwise.models.texts import (
-    as_pieces,
-    check_reads_text,
-    token_classes,
-    tokenizer_of,
-)
+from headwise.models import check_model, without_compiler
+from headwise.models.texts import as_pieces, check_reads_text, token_classes, tokenizer_of
 from headwise.report._passes import by_whole_text, owners_of, pairs_for, sizes_of, watch_pieces
 from headwise.report._samples import heads_to_show_first, sample_beginnings, sample_whole
 from headwise.report._study import Study

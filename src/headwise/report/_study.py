@@ -1,4 +1,4 @@
-"""A study: its data, and the methods that add roles to it and write its page."""
+"""A study: the results about all heads of a model, and the methods that add to them."""
 
 import os
 from dataclasses import replace
@@ -9,9 +9,9 @@ from typing import Any
 from headwise._display import counted, printable
 from headwise.errors import ArgumentError
 from headwise.files import as_path
+from headwise.report._saved import read_study, write_study
 from headwise.report._study_data import StudyData
 from headwise.report.page import write_page
-from headwise.report.saved import read_study, write_study
 from headwise.roles import Roles
 from headwise.surgery import Plan
 from headwise.tables import Curves, Scores

@@ -1,82 +1,13 @@
-"""The data of a study: facts, a table, and the attention maps of a few short texts."""
+"""The fields of a study, for what writes it: the page and the folder import no `Study`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
-import numpy as np
-from jaxtyping import Float32, Int32
-
-from headwise._display import counted
-from headwise.report._findings import no_finding_line, significant_findings
+from headwise.report._findings import Finding, no_finding_line, significant_findings
+from headwise.report._samples import Sample
 from headwise.roles import Roles
 from headwise.surgery import Plan
-from headwise.tables import Curves, Head, HeadTable, Scores
-
-Side = Literal["source", "target"]
-
-
-@dataclass(frozen=True)
-class TopPairs:
-    """The keys that each query of a head attends to most, from the largest weight down.
-
-    Attributes:
-        keys: Positions of keys; −1 if no further key has any weight.
-        weights: Their weights, 0 … 1.
-    """
-
-    keys: Int32[np.ndarray, "T k"]
-    weights: Float32[np.ndarray, "T k"]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A text and the attention of the heads on it: exact maps, or the strongest pairs.
-
-    In an encoder-decoder the encoder's heads attend within the text, the decoder's heads within
-    the target, and cross-attention heads from the target to the text.
-
-    Attributes:
-        tokens: The text, as the model reads it.
-        weights: The exact weights of each head: a row for each query, which sums to 1;
-        targets: What the decoder of an encoder-decoder reads.
-    """
-
-    tokens: tuple[str, ...]
-    weights: Mapping[Head, Float32[np.ndarray, "T S"]]
-    targets: tuple[str, ...] = ()
-    pairs: Mapping[Head, TopPairs] = field(default_factory=dict)
-    received: Mapping[tuple[str, int], Float32[np.ndarray, " S"]] = field(default_factory=dict)
-
-    def sides(self, head: Head) -> tuple[Side, Side]:
-        """Which text the queries of a head belong to, and which its keys."""
-        if not self.targets or head.stack == "encoder":
-            return "source", "source"
-        return "target", "source" if head.stack.endswith("cross") else "target"
-
-    def side(self, side: Side) -> tuple[str, ...]:
-        """The tokens of the text, or of its target."""
-        return self.tokens if side == "source" else self.targets
-
-
-@dataclass(frozen=True)
-class LookData:
-    """The attention of every head on one text. `Look` describes the fields."""
-
-    title: str
-    model: str
-    sample: Sample
-    versions: Mapping[str, str]
-
-    def summary(self) -> str:
-        """The heads, the model and the tokens, in a line."""
-        heads = list(self.sample.weights or self.sample.pairs)
-        layers = len({(head.stack, head.layer) for head in heads})
-        tokens = counted(len(self.sample.tokens), "token")
-        if self.sample.targets:
-            tokens += f" and {counted(len(self.sample.targets), 'target token')}"
-        where = f"{counted(len(heads), 'head')} in {counted(layers, 'layer')} of {self.model}"
-        return f"{where}, on {tokens}."
+from headwise.tables import Curves, HeadTable, Scores
 
 
 @dataclass(frozen=True)
@@ -101,9 +32,12 @@ class StudyData:
         A head stands out if its share of attention is significantly above that of even attention
         over the same keys. That does not show what the head is for.
         """
-        tested = (self.table, self.meanings, self.whole_texts)
-        findings = significant_findings(*tested)
-        return [finding.line(self.meanings) for finding in findings] or [no_finding_line(*tested)]
+        lines = [finding.line(self.meanings) for finding in self.significant()]
+        return lines or [no_finding_line(self.table, self.meanings, self.whole_texts)]
+
+    def significant(self) -> list[Finding]:
+        """The findings behind these lines."""
+        return significant_findings(self.table, self.meanings, self.whole_texts)
 
     @property
     def whole_texts(self) -> int | None:

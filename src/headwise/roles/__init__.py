@@ -1,5 +1,7 @@
 """What each head attends to, with evidence against baselines on held-out texts."""
 
+from headwise.roles._align import Alignment, align
+from headwise.roles._alignment_heads import AlignedBatch, AlignmentHeads, find_alignment_heads
 from headwise.roles._behaviours import (
     Behaviour,
     BehaviourBatch,
@@ -20,14 +22,7 @@ from headwise.roles._significance import step_down
 from headwise.roles._table import Roles
 from headwise.roles._task_heads import TaskHeads, load_heads
 from headwise.roles._task_scores import AnswerEffect
-from headwise.roles.cross_attention import (
-    AlignedBatch,
-    Alignment,
-    AlignmentHeads,
-    align,
-    alignment,
-    find_alignment_heads,
-)
+from headwise.roles._word_alignment import alignment
 from headwise.roles.relations import (
     ChoiceRelation,
     Pairs,

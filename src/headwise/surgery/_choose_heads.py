@@ -1,27 +1,21 @@
 """`plan`: decide from scores which heads to remove; it needs no model."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
 from headwise._argument_names import PLAN, suggests
 from headwise._display import counted
 from headwise.errors import ArgumentError
+from headwise.surgery._costs import Costs
 from headwise.surgery._plan import Plan
-from headwise.surgery.pricing import Costs
 from headwise.tables import Head, HeadsLike, Scores, resolve_heads
 
-
-@dataclass(frozen=True)
-class _Unit:
-    """Heads that are removed together: one head, or all heads that read one key/value head."""
-
-    heads: tuple[Head, ...]
-
-    @property
-    def layer(self) -> tuple[str, int]:
-        return self.heads[0].stack, self.heads[0].layer
+# Heads that are removed together: one head, or all heads that read one key/value head.
+Unit = tuple[Head, ...]
+# Units that are removed together, so that all layers lose as many.
+Step = tuple[Unit, ...]
 
 
 @suggests(
@@ -74,12 +68,22 @@ def plan(
             f"plan: the scores are a {type(scores).__name__}. Give the result of "
             f"headwise.importance."
         )
-    _check_costs(costs, scores)
+    if costs is not None and (costs.heads != scores.heads or costs.model != scores.model):
+        raise ArgumentError(
+            f"plan: the costs are of the model {costs.model!r} with {len(costs.heads)} heads, the "
+            f"scores of {scores.model!r} with {len(scores.heads)}. Measure the same model."
+        )
     if heads is not None:
         chosen = resolve_heads(heads, scores.heads)
         why = f"{counted(len(chosen), 'head')} by name"
     else:
-        chosen, rule = _least_important(scores, remove, budget, costs, uniform)
+        steps: list[Step] = _uniform(scores) if uniform else [(unit,) for unit in _order(scores)]
+        if remove is not None:
+            chosen = _largest_share(steps, remove, len(scores.heads))
+            rule = f"at most {remove:.0%} of {len(scores.heads)} heads"
+        else:
+            chosen, rule = _within(steps, budget, costs)
+        rule += ", the same number in each layer" if uniform else ""
         why = f"{rule}: the least important by {scores.method} of the loss {scores.loss}"
     result = Plan.of(chosen, scores.heads, scores.model, why)
     if uniform and not result.uniform:
@@ -88,51 +92,20 @@ def plan(
             f"plan: uniform=True, but these heads leave {counts} in the layers. Name the "
             f"same number of heads in each layer."
         )
-    return result if costs is None else replace(result, costs=_before_and_after(costs, chosen))
+    if costs is None:
+        return result
+    saved = {name: (costs.after((), name), costs.after(chosen, name)) for name in costs.names}
+    return replace(result, costs=saved)
 
 
-def _least_important(
-    scores: Scores,
-    remove: float | None,
-    budget: Mapping[str, float] | None,
-    costs: Costs | None,
-    uniform: bool,
-) -> tuple[list[Head], str]:
-    """The least important heads, and the rule that decided how many."""
-    steps: list[Step] = _uniform(scores) if uniform else [(unit,) for unit in _order(scores)]
-    if remove is not None:
-        chosen = _largest_share(steps, remove, len(scores.heads))
-        rule = f"at most {remove:.0%} of {len(scores.heads)} heads"
-    else:
-        limits = _checked_budget(budget)
-        chosen = _within(steps, limits, costs)
-        rule = f"to {_listed(limits)}"
-    return chosen, rule + (", the same number in each layer" if uniform else "")
-
-
-def _before_and_after(costs: Costs, removed: Sequence[Head]) -> dict[str, tuple[float, float]]:
-    return {name: (costs.after((), name), costs.after(removed, name)) for name in costs.names}
-
-
-def _checked_budget(budget: Mapping[str, float] | None) -> dict[str, float]:
-    limits = dict(budget) if isinstance(budget, Mapping) else {}
-    if not limits or not all(isinstance(limit, Real) for limit in limits.values()):
-        raise ArgumentError(
-            f"plan: budget={budget!r}. Give numbers by name, such as {{'parameters': 4e6}}."
-        )
-    return limits
-
-
-Step = tuple[_Unit, ...]
-
-
-def _order(scores: Scores) -> list[_Unit]:
+def _order(scores: Scores) -> list[Unit]:
     """The units in the order of their removal; the last unit of each layer stays."""
+    rows = list(zip(scores.heads, scores.kv_heads.tolist(), strict=True))
     groups: dict[tuple[str, int], set[int]] = {}
-    for head, kv_head in zip(scores.heads, scores.kv_heads.tolist(), strict=True):
+    for head, kv_head in rows:
         groups.setdefault((head.stack, head.layer), set()).add(kv_head)
     units: dict[tuple[str, int, int], list[int]] = {}
-    for row, (head, kv_head) in enumerate(zip(scores.heads, scores.kv_heads.tolist(), strict=True)):
+    for row, (head, kv_head) in enumerate(rows):
         layer = head.stack, head.layer
         # In a layer with a single group any head can be removed: the others still form a group.
         units.setdefault((*layer, kv_head if len(groups[layer]) > 1 else row), []).append(row)
@@ -141,80 +114,66 @@ def _order(scores: Scores) -> list[_Unit]:
         units.values(),
         key=lambda rows: (scores.round[rows].max(), scores.importance[rows].mean()),
     )
-    ordered = [_Unit(tuple(scores.heads[row] for row in rows)) for rows in ranked]
-    last = {unit.layer: unit for unit in ordered}
-    return [unit for unit in ordered if last[unit.layer] != unit]
+    ordered = [tuple(scores.heads[row] for row in rows) for rows in ranked]
+    last = {_layer(unit): unit for unit in ordered}
+    return [unit for unit in ordered if last[_layer(unit)] != unit]
+
+
+def _layer(unit: Unit) -> tuple[str, int]:
+    return unit[0].stack, unit[0].layer
 
 
 def _uniform(scores: Scores) -> list[Step]:
     """Steps that each remove one unit per layer, the least important that is left in it."""
-    layers: dict[tuple[str, int], list[_Unit]] = {
-        (head.stack, head.layer): [] for head in scores.heads
-    }
+    layers: dict[tuple[str, int], list[Unit]] = {_layer((head,)): [] for head in scores.heads}
     for unit in _order(scores):
-        layers[unit.layer].append(unit)
+        layers[_layer(unit)].append(unit)
     return list(zip(*layers.values(), strict=False))
 
 
 def _largest_share(steps: list[Step], remove: Any, heads: int) -> list[Head]:
+    """The heads of as many steps as fit into a share; at least one, and never a whole layer."""
     if not isinstance(remove, float | int) or not 0 < remove < 1:
         raise ArgumentError(
             f"plan: remove={remove!r}. Give a share between 0 and 1, such as 0.3; to name "
             f"heads, give heads=."
         )
+    request, limit = f"remove={remove} of {heads} heads", remove * heads
+    sizes = [sum(map(len, step)) for step in steps]
     chosen: list[Head] = []
-    for step in steps:
-        new = [head for unit in step for head in unit.heads]
-        if len(chosen) + len(new) > remove * heads + 1e-9:
+    for step, size in zip(steps, sizes, strict=True):
+        if len(chosen) + size > limit + 1e-9:
             break
-        chosen += new
-    _check_possible(chosen, steps, remove * heads, f"remove={remove} of {heads} heads")
+        chosen += [head for unit in step for head in unit]
+    if not chosen:
+        least = counted(sizes[0] if sizes else 0, "head")
+        raise ArgumentError(
+            f"plan: {request} removes none. The least that can be removed is {least}."
+        )
+    if len(chosen) == sum(sizes) and limit >= len(chosen) + sizes[-1]:
+        most = counted(len(chosen), "head")
+        raise ArgumentError(f"plan: {request} would empty a layer. Remove {most} at most.")
     return chosen
 
 
-def _check_possible(chosen: list[Head], steps: list[Step], limit: float, request: str) -> None:
-    """Refuse a request that removes no head, or would leave a layer without heads."""
-    sizes = [sum(len(unit.heads) for unit in step) for step in steps]
-    if not chosen:
-        least = sizes[0] if sizes else 0
+def _within(steps: list[Step], budget: Any, costs: Costs | None) -> tuple[list[Head], str]:
+    """The fewest heads whose removal satisfies every part of the budget, and the budget."""
+    limits = dict(budget) if isinstance(budget, Mapping) else {}
+    if not limits or not all(isinstance(limit, Real) for limit in limits.values()):
         raise ArgumentError(
-            f"plan: {request} removes none. The least that can be removed is "
-            f"{counted(least, 'head')}."
+            f"plan: budget={budget!r}. Give numbers by name, such as {{'parameters': 4e6}}."
         )
-    if len(chosen) == sum(sizes) and limit >= len(chosen) + sizes[-1]:
-        raise ArgumentError(
-            f"plan: {request} would empty a layer. Remove {counted(len(chosen), 'head')} at most."
-        )
-
-
-def _check_costs(costs: Costs | None, scores: Scores) -> None:
-    if costs is None:
-        return
-    if costs.heads != scores.heads or costs.model != scores.model:
-        raise ArgumentError(
-            f"plan: the costs are of the model {costs.model!r} with {len(costs.heads)} heads, the "
-            f"scores of {scores.model!r} with {len(scores.heads)}. Measure the same model."
-        )
-
-
-def _within(steps: list[Step], budget: dict[str, float], costs: Costs | None) -> list[Head]:
-    """The fewest heads whose removal satisfies every part of the budget."""
     if costs is None:
         raise ArgumentError("plan: a budget without costs. Give costs=headwise.costs(model).")
+    listed = ", ".join(f"{limit:g} {name}" for name, limit in limits.items())
     chosen: list[Head] = []
     for step in [(), *steps]:
-        chosen += [head for unit in step for head in unit.heads]
-        if all(costs.after(chosen, name) <= limit for name, limit in budget.items()):
+        chosen += [head for unit in step for head in unit]
+        if all(costs.after(chosen, name) <= limit for name, limit in limits.items()):
             if not chosen:
                 raise ArgumentError(
-                    f"plan: all heads together fit into {_listed(budget)}. Lower the budget."
+                    f"plan: all heads together fit into {listed}. Lower the budget."
                 )
-            return chosen
-    least = ", ".join(f"{name} {costs.after(chosen, name):g}" for name in budget)
-    raise ArgumentError(
-        f"plan: {_listed(budget)} cannot be reached. The lowest possible is {least}."
-    )
-
-
-def _listed(budget: Mapping[str, float]) -> str:
-    return ", ".join(f"{limit:g} {name}" for name, limit in budget.items())
+            return chosen, f"to {listed}"
+    least = ", ".join(f"{name} {costs.after(chosen, name):g}" for name in limits)
+    raise ArgumentError(f"plan: {listed} cannot be reached. The lowest possible is {least}.")

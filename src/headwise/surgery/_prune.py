@@ -1,7 +1,6 @@
 """`prune`: cut heads out of a model, and check that the result equals the ablated model."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -11,18 +10,8 @@ from torch import Tensor, nn
 from headwise._argument_names import PRUNE, suggests
 from headwise._progress import shows_progress
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import (
-    around,
-    check_model,
-    check_weights,
-    fingerprint,
-    without_compiler,
-)
-from headwise.models.checkpoints import (
-    TorchCompatibleAttention,
-    compose_heads,
-    set_original_heads,
-)
+from headwise.models import around, check_model, check_weights, fingerprint, without_compiler
+from headwise.models.checkpoints import TorchCompatibleAttention, compose_heads, set_original_heads
 from headwise.models.ownership import (
     Attention,
     batches_of,
@@ -88,7 +77,12 @@ def prune(
         (2, (4, 8))
     """
     outer, model = without_compiler(model), check_model("prune", model)
-    batches = _checked_batches(model, fold, reference)
+    if fold not in (None, "mean"):
+        raise ArgumentError(f"prune: fold={fold!r}. Choose 'mean' or None.")
+    batches = batches_of(reference, "prune")
+    if fold and not batches:
+        raise ArgumentError("prune: fold='mean' without a reference. Give batches to average over.")
+    refuse_packed(model, "prune")
     batch = batches[0] if batches else example_input(model)
     attentions = find_attentions(model, batch)
     kept = _kept(_checked_plan(plan, model, attentions), attentions)
@@ -100,39 +94,19 @@ def prune(
     means = mean_heads(model, attentions, batches) if fold else None
     if means is not None:
         _fold(small, counterparts, removed, means)
-    _check_equal(model, small, _Removed(attentions, removed, means), batch)
+
+    def without_removed(attention: Attention, outputs: Float[Tensor, "*lead H Dv"]) -> Tensor:
+        gone, edited = removed[attention], outputs.clone()
+        edited[..., gone, :] = 0 if means is None else means[attention][gone].to(outputs)
+        return edited
+
+    with edit_heads(model, attentions, without_removed):
+        expected = float_outputs(model, batch)
+    _check_equal(model, small, expected, batch)
     if any(removed.values()):
         layers = {(a.site.stack, a.site.layer): heads for a, heads in kept.items()}
         set_original_heads(small, compose_heads(model, layers))
     return small if outer is model else around(outer, small)
-
-
-@dataclass(frozen=True)
-class _Removed:
-    """The removed heads of each attention, and their means; None if zeros replace them."""
-
-    attentions: list[Attention]
-    heads: dict[Attention, list[int]]
-    means: Mapping[Attention, Float[Tensor, "H Dv"]] | None
-
-    def edit(self, attention: Attention, outputs: Float[Tensor, "*lead H Dv"]) -> Tensor:
-        removed = self.heads[attention]
-        edited = outputs.clone()
-        means = self.means
-        edited[..., removed, :] = 0 if means is None else means[attention][removed].to(outputs)
-        return edited
-
-
-def _checked_batches(
-    model: nn.Module, fold: str | None, reference: Iterable[Any] | None
-) -> list[Any]:
-    if fold not in (None, "mean"):
-        raise ArgumentError(f"prune: fold={fold!r}. Choose 'mean' or None.")
-    batches = batches_of(reference, "prune")
-    if fold and not batches:
-        raise ArgumentError("prune: fold='mean' without a reference. Give batches to average over.")
-    refuse_packed(model, "prune")
-    return batches
 
 
 def refuse_packed(model: nn.Module, caller: str) -> None:
@@ -208,10 +182,8 @@ def _fold(
             fold_into_bias(small, counterparts[attention], constant)
 
 
-def _check_equal(model: nn.Module, small: nn.Module, removed: _Removed, batch: Any) -> None:
+def _check_equal(model: nn.Module, small: nn.Module, expected: list[Tensor], batch: Any) -> None:
     """Refuse a smaller model whose outputs differ from those of the ablated model."""
-    with edit_heads(model, removed.attentions, removed.edit):
-        expected = float_outputs(model, batch)
     try:
         actual = float_outputs(small, batch)
     except (RuntimeError, ValueError, IndexError, ZeroDivisionError) as error:

@@ -3,34 +3,31 @@
 from headwise.tables._bootstrap import (
     DRAWS,
     bootstrap_means,
+    mean_interval,
     ratio_interval,
     resample_counts,
-    studentized_interval,
-    tails_of,
 )
-from headwise.tables._columns import at_prompt, in_columns
+from headwise.tables._columns import address_columns, at_prompt, in_columns
+from headwise.tables._curves import Curves, Elbow
 from headwise.tables._head_table import HeadTable
 from headwise.tables._heads import Head, HeadLike, HeadsLike, resolve_heads
 from headwise.tables._scores import Scores, random_orders, removable
 from headwise.tables._statistics import STATISTICS
+from headwise.tables._table_file import numbers_of, read_saved, texts_of, write_table_file
 from headwise.tables._totals import COLUMNS, TextSums, Totals
-from headwise.tables.curves import Curves, Elbow
-from headwise.tables.file import (
-    numbers_of,
-    read_saved,
-    texts_of,
-    write_table_file,
-)
 from headwise.tables.plots import (
-    HeadGrid,
-    PlotArea,
+    Frame,
+    Square,
     categories_html,
     category_marks,
+    draw_grid,
     grid_html,
+    placing,
     plot_categories,
     plot_heads,
     plot_removed,
     plot_weights,
+    points,
     save_figure,
 )
 
@@ -40,26 +37,31 @@ __all__ = [
     "STATISTICS",
     "Curves",
     "Elbow",
+    "Frame",
     "Head",
-    "HeadGrid",
     "HeadLike",
     "HeadTable",
     "HeadsLike",
-    "PlotArea",
     "Scores",
+    "Square",
     "TextSums",
     "Totals",
+    "address_columns",
     "at_prompt",
     "bootstrap_means",
     "categories_html",
     "category_marks",
+    "draw_grid",
     "grid_html",
     "in_columns",
+    "mean_interval",
     "numbers_of",
+    "placing",
     "plot_categories",
     "plot_heads",
     "plot_removed",
     "plot_weights",
+    "points",
     "random_orders",
     "ratio_interval",
     "read_saved",
@@ -67,8 +69,6 @@ __all__ = [
     "resample_counts",
     "resolve_heads",
     "save_figure",
-    "studentized_interval",
-    "tails_of",
     "texts_of",
     "write_table_file",
 ]

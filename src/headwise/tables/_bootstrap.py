@@ -9,13 +9,12 @@ from jaxtyping import Bool, Float, Float64, Int64
 __all__ = [
     "DRAWS",
     "bootstrap_means",
-    "ends_of",
     "has_interval",
+    "interval_of",
+    "mean_interval",
     "ratio_interval",
     "resample_counts",
     "resampled_ratios",
-    "studentized_interval",
-    "tails_of",
 ]
 
 DRAWS = 1000
@@ -32,10 +31,20 @@ def bootstrap_means(
     return (resample_counts(len(values), draws, seed) / len(values)) @ values
 
 
+def mean_interval(
+    values: Float64[np.ndarray, "M N"], level: float = 0.95
+) -> tuple[Float64[np.ndarray, " N"], Float64[np.ndarray, " N"]]:
+    """The bootstrap interval of the mean of each column over texts."""
+    tails = [(1 - level) / 2, (1 + level) / 2]
+    low, high = np.quantile(bootstrap_means(values), tails, axis=0)
+    return low, high
+
+
 def ratio_interval(
     totals: Float[np.ndarray, "M N"],
     counts: Float[np.ndarray, "M N"],
     *,
+    studentized: bool = False,
     level: float = 0.95,
     draws: int = DRAWS,
     seed: int = 0,
@@ -47,51 +56,30 @@ def ratio_interval(
     Args:
         totals: The sum of each text.
         counts: The number of rows behind each sum.
+        studentized: Whether each resample's distance from the ratio is divided by its own standard
+            error. Where a few long texts decide, as in the mean distance, percentiles are too
+            narrow, BCa is hardly better, and this holds the truth most often. No end then lies
+            beyond the means of single texts.
         level: The coverage of the interval, between 0 and 1.
         draws: How many resamples of the texts are drawn.
         seed: The seed of the resamples. Equal seeds and numbers of texts give equal resamples.
-    """
-    known = has_interval(counts)
-    ratios = resampled_ratios(totals[:, known], counts[:, known], draws, seed)
-    return ends_of(ratios, known, level)
-
-
-def studentized_interval(
-    totals: Float64[np.ndarray, "M N"],
-    counts: Float64[np.ndarray, "M N"],
-    *,
-    level: float = 0.95,
-    draws: int = DRAWS,
-    seed: int = 0,
-) -> tuple[Float64[np.ndarray, " N"], Float64[np.ndarray, " N"]]:
-    """The studentized bootstrap interval of `Σ totals / Σ counts` in each column.
-
-    Each resample's distance from the ratio is divided by its own standard error. Where a few long
-    texts decide, as in the mean distance, percentiles are too narrow, BCa is hardly better, and
-    this holds the truth most often. No end lies beyond the means of single texts.
-
-    Args:
-        totals: The sum of each text.
-        counts: The number of rows behind each sum.
-        level: The coverage of the interval, between 0 and 1.
-        draws: How many resamples of the texts are drawn.
-        seed: The seed of the resamples.
-    Returns:
-        The lower and the upper ends; NaN where fewer than two texts have a count above 0.
     Source:
         Efron & Tibshirani 1993, section 12.5; the error of a ratio by linearisation.
     """
+    known = has_interval(counts)
+    if not studentized:
+        ratios = resampled_ratios(totals[:, known], counts[:, known], draws, seed)
+        return interval_of(ratios, level, known)
     all_texts = np.ones((1, len(totals)))
     ratio, error = (row[0] for row in _ratios_and_errors(all_texts, totals, counts))
     resamples = resample_counts(len(totals), draws, seed).astype(np.float64)
     ratios, errors = _ratios_and_errors(resamples, totals, counts)
     errors = np.maximum(errors, _LEAST_ERROR * error)
     t = np.divide(ratios - ratio, errors, out=np.zeros_like(ratios), where=errors > 0)
-    means = np.divide(totals, counts, out=np.full_like(totals, np.nan), where=counts > 0)
-    known = has_interval(counts)
     # High t leave a low end, and the reverse.
-    ends = ends_of(np.where(np.isnan(ratios), np.nan, -t)[:, known], known, level)
+    ends = interval_of(np.where(np.isnan(ratios), np.nan, -t)[:, known], level, known)
     low, high = (ratio + end * error for end in ends)
+    means = _divide(totals, counts)
     least, most = np.fmin.reduce(means, axis=0), np.fmax.reduce(means, axis=0)
     return np.clip(low, np.fmin(least, ratio), ratio), np.clip(high, ratio, np.fmax(most, ratio))
 
@@ -102,12 +90,11 @@ def _ratios_and_errors(
     counts: Float64[np.ndarray, "M N"],
 ) -> tuple[Float64[np.ndarray, "draws N"], Float64[np.ndarray, "draws N"]]:
     """The ratio of each resample, and its standard error by linearisation."""
-    total, count = resamples @ totals, resamples @ counts
-    ratios = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+    count = resamples @ counts
+    ratios = _divide(resamples @ totals, count)
     squares = resamples @ totals**2 - 2 * ratios * (resamples @ (totals * counts))
     squares += ratios**2 * (resamples @ counts**2)
-    errors = np.sqrt(np.maximum(squares, 0.0))
-    return ratios, np.divide(errors, count, out=np.full_like(errors, np.nan), where=count > 0)
+    return ratios, _divide(np.sqrt(np.maximum(squares, 0.0)), count)
 
 
 def resampled_ratios(
@@ -118,8 +105,7 @@ def resampled_ratios(
     NaN where a resample misses every text that has a count above 0.
     """
     resamples = resample_counts(len(totals), draws, seed).astype(totals.dtype)
-    total, count = resamples @ totals, resamples @ counts
-    return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+    return _divide(resamples @ totals, resamples @ counts)
 
 
 def has_interval(counts: Float[np.ndarray, "M N"]) -> Bool[np.ndarray, " N"]:
@@ -127,19 +113,17 @@ def has_interval(counts: Float[np.ndarray, "M N"]) -> Bool[np.ndarray, " N"]:
     return (counts > 0).sum(0) > 1
 
 
-def ends_of(
-    ratios: Float[np.ndarray, "draws known"], known: Bool[np.ndarray, " N"], level: float
+def interval_of(
+    drawn: Float[np.ndarray, "draws known"],
+    level: float,
+    known: Bool[np.ndarray, " N"] | None = None,
 ) -> tuple[Float64[np.ndarray, " N"], Float64[np.ndarray, " N"]]:
-    """The ends of the interval in each known column, NaN in the others."""
+    """The ends of the central interval of what was drawn; NaN for columns that are not known."""
+    known = np.ones(drawn.shape[1], dtype=bool) if known is None else known
     ends = np.full((2, len(known)), np.nan)
     if known.any():
-        ends[:, known] = np.nanquantile(ratios, tails_of(level), axis=0)
+        ends[:, known] = np.nanquantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return ends[0], ends[1]
-
-
-def tails_of(level: float) -> list[float]:
-    """The two quantiles that bound the central interval of this level."""
-    return [(1 - level) / 2, (1 + level) / 2]
 
 
 def resample_counts(texts: int, draws: int, seed: int) -> Int64[np.ndarray, "draws M"]:
@@ -147,3 +131,9 @@ def resample_counts(texts: int, draws: int, seed: int) -> Int64[np.ndarray, "dra
     return np.random.default_rng(seed).multinomial(
         texts, np.full(texts, 1 / max(1, texts)), size=draws
     )
+
+
+def _divide(
+    above: Float[np.ndarray, "*shape"], below: Float[np.ndarray, "*shape"]
+) -> Float[np.ndarray, "*shape"]:
+    return np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)

@@ -1,13 +1,25 @@
 """Tables as text: a few rows at a prompt, all rows in a terminal."""
 
+from collections.abc import Sequence
 from shutil import get_terminal_size
 
 import pandas as pd
 
 from headwise._display import printable
+from headwise.tables._heads import Head
 
 # The number of rows at a prompt. Longer tables show their first and last rows.
 _ROWS = 12
+
+
+def address_columns(heads: Sequence[Head]) -> dict[str, object]:
+    """The columns that every table of heads begins with: name, stack, layer, head."""
+    return {
+        "name": [str(head) for head in heads],
+        "stack": [head.stack for head in heads],
+        "layer": [head.layer for head in heads],
+        "head": [head.head for head in heads],
+    }
 
 
 def in_columns(frame: pd.DataFrame, rows: int | None = None, width: int | None = None) -> str:

@@ -16,15 +16,23 @@ from jaxtyping import Float64, Int64
 from headwise._display import counted
 from headwise.errors import ArgumentError, HeadError
 from headwise.files import as_path
-from headwise.tables._columns import at_prompt
+from headwise.tables._columns import address_columns, at_prompt
 from headwise.tables._heads import Head, HeadLike, resolve_heads
-from headwise.tables._saved_table import SCHEMA, fields_of
 from headwise.tables._statistics import STATISTICS
-from headwise.tables._totals import Column, TextSums, Totals
-from headwise.tables.file import read_saved, write_table_file
+from headwise.tables._table_file import (
+    heads_of_rows,
+    indices_of,
+    numbers_of,
+    originals_of_rows,
+    read_saved,
+    write_table_file,
+)
+from headwise.tables._totals import COLUMNS, TEXT_COLUMNS, Column, TextSums, Totals
 from headwise.tables.plots import grid_html, plot_heads
 
 __all__ = ["HeadTable"]
+
+SCHEMA = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,12 +213,7 @@ class HeadTable:
                 rows (`.count`), the largest value (`.max`) and the mean under uniform attention
                 (`.even`), and the kv head of each row.
         """
-        columns: dict[str, object] = {
-            "name": [str(head) for head in self.heads],
-            "stack": [head.stack for head in self.heads],
-            "layer": [head.layer for head in self.heads],
-            "head": [head.head for head in self.heads],
-        }
+        columns = address_columns(self.heads)
         if (self.coverage < 1).any():
             columns["coverage"] = self.coverage
         if self.original:
@@ -261,7 +264,7 @@ class HeadTable:
             InputError: the file is missing, or holds no table of this schema.
         """
         return read_saved(
-            "HeadTable", path, ("headwise", SCHEMA), lambda *saved: cls(**fields_of(*saved))
+            "HeadTable", path, ("headwise", SCHEMA), lambda *saved: cls(**_fields_of(*saved))
         )
 
     def __repr__(self) -> str:
@@ -290,3 +293,26 @@ class HeadTable:
         means = {name: self.mean(name) for name in self.statistics}
         known = {name: mean for name, mean in means.items() if np.isfinite(mean).any()}
         return grid_html(repr(self).splitlines()[0], self.heads, known)
+
+
+def _fields_of(frame: pd.DataFrame, about: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the table that a file holds."""
+    # Tables of an earlier version do not have the key.
+    keeps_texts = bool(about.get("per_text", False))
+
+    def totals(name: str) -> Totals:
+        columns = {part: numbers_of(frame, f"{name}.{part}") for part in COLUMNS}
+        cells = {part: frame[f"{name}.{part}"].tolist() for part in TEXT_COLUMNS if keeps_texts}
+        return Totals(**columns, per_text=TextSums.from_columns(cells) if keeps_texts else None)
+
+    covered = [f"covered.{part}" for part in ("queries", "tokens") if f"covered.{part}" in frame]
+    return {
+        "heads": heads_of_rows(frame),
+        "kv_heads": indices_of(frame, "kv_head"),
+        "totals": {name: totals(name) for name in about["statistics"]},
+        "covered": np.stack([numbers_of(frame, part) for part in covered]) if covered else None,
+        "queries": str(about.get("queries", "eligible")),
+        "model": str(about["model"]),
+        "versions": dict(about["versions"]),
+        "original": originals_of_rows(frame) if about.get("original", False) else (),
+    }

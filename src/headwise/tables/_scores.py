@@ -17,10 +17,10 @@ from jaxtyping import Float64, Int64
 from headwise._display import counted
 from headwise.errors import ArgumentError, ShapeError
 from headwise.files import as_path
-from headwise.tables._bootstrap import bootstrap_means, tails_of
-from headwise.tables._columns import at_prompt
+from headwise.tables._bootstrap import bootstrap_means, mean_interval
+from headwise.tables._columns import address_columns, at_prompt
 from headwise.tables._heads import Head, HeadLike, resolve_heads
-from headwise.tables.file import (
+from headwise.tables._table_file import (
     heads_of_rows,
     indices_of,
     numbers_of,
@@ -133,8 +133,7 @@ class Scores:
         if len(self.per_text) == 1:
             unknown = np.full(len(self.heads), np.nan)
             return unknown, unknown
-        low, high = np.quantile(bootstrap_means(self.per_text), tails_of(level), axis=0)
-        return low, high
+        return mean_interval(self.per_text, level)
 
     def order(self) -> list[Head]:
         """The heads from the least to the most important: the order of removal."""
@@ -187,17 +186,9 @@ class Scores:
         column `original` with each head's name in the original model, if it is known.
         """
         low, high = self.interval()
-        columns: dict[str, object] = {
-            "name": [str(head) for head in self.heads],
-            "stack": [head.stack for head in self.heads],
-            "layer": [head.layer for head in self.heads],
-            "head": [head.head for head in self.heads],
-            "importance": self.importance,
-            "ci_low": low,
-            "ci_high": high,
-            "method": self.method,
-            "loss": self.loss,
-        }
+        columns = address_columns(self.heads)
+        columns |= {"importance": self.importance, "ci_low": low, "ci_high": high}
+        columns |= {"method": self.method, "loss": self.loss}
         if self.rounds is not None:
             columns["round"] = self.rounds
         if self.original:

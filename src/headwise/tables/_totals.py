@@ -10,10 +10,10 @@ from jaxtyping import Float64
 from headwise.errors import ArgumentError
 from headwise.tables._bootstrap import (
     DRAWS,
-    ends_of,
     has_interval,
+    interval_of,
+    ratio_interval,
     resampled_ratios,
-    studentized_interval,
 )
 
 __all__ = ["COLUMNS", "TEXT_COLUMNS", "Column", "TextSums", "Totals"]
@@ -44,7 +44,9 @@ class TextSums:
 
     def interval(self, level: float, draws: int, seed: int) -> tuple[Column, Column]:
         """The bootstrap interval of the mean; see `HeadTable.interval`."""
-        return studentized_interval(self.total, self.count, level=level, draws=draws, seed=seed)
+        return ratio_interval(
+            self.total, self.count, studentized=True, level=level, draws=draws, seed=seed
+        )
 
     def difference_interval(
         self, other: "TextSums", *, paired: bool, seed: int = 0
@@ -61,7 +63,7 @@ class TextSums:
             resampled_ratios(sums.total, sums.count, DRAWS, each)
             for sums, each in zip((self, other), seeds, strict=True)
         )
-        return ends_of((after - before)[:, known], known, 0.95)
+        return interval_of((after - before)[:, known], 0.95, known)
 
     @property
     def parts(self) -> tuple[Float64[np.ndarray, "M N"], ...]:

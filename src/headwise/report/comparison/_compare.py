@@ -1,21 +1,33 @@
 """Two models, studies or tables, compared head by head."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
+from headwise._evaluation import in_evaluation
 from headwise._progress import Progress, shows_progress
-from headwise.corpora import Texts, refuse_path
+from headwise.corpora import Texts, list_pairs, list_texts, refuse_path
 from headwise.errors import ArgumentError
+from headwise.models import check_model, without_compiler
+from headwise.models.texts import (
+    Piece,
+    as_pieces,
+    check_reads_text,
+    context_of,
+    reads_two_texts,
+    token_classes,
+    tokenizer_of,
+)
+from headwise.report._passes import by_whole_text, watch_pieces
 from headwise.report._study import Study, load_study
 from headwise.report.comparison._compare_tables import compare_tables
 from headwise.report.comparison._comparison import Comparison
-from headwise.report.comparison._measure import measure_both
 from headwise.roles import Roles, find_roles
 from headwise.tables import HeadTable
-from headwise.watch import Request
+from headwise.watch import DEFAULT, Request
 
 Side = nn.Module | Study | HeadTable | str | os.PathLike[str]
 BothRoles = bool | tuple[Roles, Roles]
@@ -79,7 +91,7 @@ def compare(
         refuse_path("compare", "texts", texts)
         texts = texts if isinstance(texts, str) else list(texts)
         stages = _stages(on_progress, 3 if roles is True else 1)
-        tables = measure_both((before, after), tokenizers, texts, request, max_tokens, stages[0])
+        tables = _measure_both((before, after), tokenizers, texts, request, max_tokens, stages[0])
         if roles is True:
             sides = zip((before, after), tokenizers, stages[1:], strict=True)
             roles = _pair(
@@ -150,3 +162,90 @@ def _known_roles(before: object, after: object, roles: BothRoles) -> BothRoles:
     of_studies = [side.roles for side in (before, after) if isinstance(side, Study)]
     known = [each for each in of_studies if each is not None]
     return _pair(known) if roles is False and len(known) == 2 else roles
+
+
+def _measure_both(
+    models: tuple[Any, Any],
+    tokenizers: tuple[Any, Any],
+    texts: Any,
+    request: Request | None,
+    max_tokens: int | None,
+    on_progress: Progress | None,
+) -> tuple[HeadTable, HeadTable]:
+    """The tables of two models on the same texts.
+
+    Raises:
+        ArgumentError: the models read text in different ways, or into different tokens.
+    """
+    inner = [check_model("compare", model) for model in models]
+    for model in inner:
+        check_reads_text("compare", model)
+    owners, pieces = _pieces_of_both(models, inner, tokenizers, texts, max_tokens)
+    request = _request_for(_tokenizers(models, tokenizers)[0], request)
+    tables = []
+    progress = _stages(on_progress, 2)  # the models take equally long
+    for number, model in enumerate(inner):
+        with in_evaluation(model):
+            table = watch_pieces(model, pieces[number], request, progress[number])
+        tables.append(by_whole_text(table, owners))
+    return tables[0], tables[1]
+
+
+def _pieces_of_both(
+    models: tuple[Any, Any],
+    inner: Sequence[nn.Module],
+    tokenizers: tuple[Any, Any],
+    texts: Any,
+    max_tokens: int | None,
+) -> tuple[list[int], list[list[Piece]]]:
+    """For each piece its text, and the pieces of both models; their tokens are the same."""
+    pairs = _pairs_for(inner, texts)
+    resolved = _tokenizers(models, tokenizers)
+    limits = [context_of(*side) for side in zip(inner, resolved, strict=True)]
+    limit = min(limits if max_tokens is None else [max_tokens, *limits])
+    owners: list[int] = []
+    pieces: list[list[Piece]] = [[], []]
+    for number, pair in enumerate(pairs):
+        sides = [
+            as_pieces(tokenizer, [pair], model, limit)
+            for model, tokenizer in zip(inner, resolved, strict=True)
+        ]
+        tokens = [[list(piece.source) for piece in side] for side in sides]
+        if tokens[0] != tokens[1]:
+            raise ArgumentError(
+                f"compare: the tokenizers differ: text {number} ({pair[0][:40]!r}) has "
+                f"{sum(map(len, tokens[0]))} tokens before and {sum(map(len, tokens[1]))} after, "
+                f"or different ones. Compare models that read the same tokens."
+            )
+        owners += [number] * len(sides[0])
+        for side, new in zip(pieces, sides, strict=True):
+            side += new
+    return owners, pieces
+
+
+def _pairs_for(models: Sequence[nn.Module], texts: Any) -> list[tuple[str, str | None]]:
+    two = [reads_two_texts(model) for model in models]
+    if two[0] != two[1]:
+        names = [type(model).__name__ for model in models]
+        raise ArgumentError(
+            f"compare: only one of {names[0]} and {names[1]} reads two texts. Compare models of "
+            f"one kind."
+        )
+    if two[0]:
+        return [*list_pairs("compare", texts)]
+    return [(text, None) for text in list_texts("compare", texts)]
+
+
+def _tokenizers(models: tuple[Any, Any], tokenizers: tuple[Any, Any]) -> list[Any]:
+    sides = zip(models, tokenizers, strict=True)
+    return [
+        tokenizer_of(without_compiler(model), tokenizer, "compare") for model, tokenizer in sides
+    ]
+
+
+def _request_for(tokenizer: Any, request: Request | None) -> Request:
+    """The request with the sums of each text; None is every statistic that a change can show in."""
+    if request is not None:
+        return replace(request, per_text=True)
+    classes = {name: ids for name, (ids, _) in token_classes(tokenizer).items()}
+    return Request((*DEFAULT, "output_norm"), classes=classes, per_text=True)

@@ -1,6 +1,6 @@
 """Two tables with sums per text, compared head by head."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,7 @@ import pandas as pd
 from jaxtyping import Float64
 
 from headwise.errors import ArgumentError
-from headwise.report.comparison._comparison import Comparison
+from headwise.report.comparison._comparison import ROLE_COLUMNS, Comparison
 from headwise.report.comparison._comparison_data import (
     CHANGED,
     ERROR_RATE,
@@ -23,9 +23,8 @@ from headwise.report.comparison._differences import (
     without_rounding,
 )
 from headwise.report.comparison._matching import MatchedHeads, match_heads
-from headwise.report.comparison._role_changes import Originals, role_changes
 from headwise.roles import FEWEST_TEXTS, Roles
-from headwise.tables import Head, HeadTable, TextSums
+from headwise.tables import Head, HeadTable, TextSums, address_columns
 
 Column = Float64[np.ndarray, " _"]
 
@@ -57,7 +56,7 @@ def compare_tables(
     n_texts = tuple(len(side[names[0]].count) for side in sums)
     return Comparison(
         rows=rows,
-        roles=None if roles is None else role_changes(*roles, _originals(before, after, roles)),
+        roles=None if roles is None else _role_changes((before, after), roles),
         titles=titles,
         models=(before.model, after.model),
         texts=(n_texts[0], n_texts[1]),
@@ -112,80 +111,94 @@ def _rows(
     name: str, result: HeadDifferences, matched: MatchedHeads, tables: tuple[HeadTable, HeadTable]
 ) -> pd.DataFrame:
     """A row for each head: what `Comparison.rows` holds of one statistic."""
-    common, heads = matched.common, matched.heads
-    sides = (matched.before, matched.after)
-    before, after = (
-        _values(table.mean(name), rows) for table, rows in zip(tables, sides, strict=True)
-    )
-    columns: dict[str, Any] = {
-        "name": [str(head) for head in heads],
-        "stack": [head.stack for head in heads],
-        "layer": [head.layer for head in heads],
-        "head": [head.head for head in heads],
-        "statistic": name,
-        "before": before,
-        "after": after,
-        "difference": _spread(result.difference, common, len(heads)),
-    }
-    columns["size"] = _sizes(columns["difference"], before)
-    for key in ("low", "high"):
-        columns[f"ci_{key}"] = _spread(getattr(result, key), common, len(heads))
-    columns["p_adj"] = _spread(result.p, common, len(heads))
-    columns["texts"] = np.nan_to_num(_spread(result.texts, common, len(heads)))
-    columns["outcome"] = [
-        _outcome(*pair) for pair in zip(columns["p_adj"], columns["texts"], strict=True)
-    ]
-    for side, table, rows, absent in (
-        ("before", tables[0], sides[0], ONLY_AFTER),
-        ("after", tables[1], sides[1], ONLY_BEFORE),
-    ):
+    heads = matched.heads
+
+    def spread(values: Column) -> Column:
+        """Values of the common heads as those of all heads."""
+        column = np.full(len(heads), np.nan)
+        column[matched.common] = values
+        return column
+
+    columns: dict[str, Any] = {**address_columns(heads), "statistic": name}
+    sides = dict(zip(("before", "after"), zip(tables, matched[1:], strict=True), strict=True))
+    for side, (table, rows) in sides.items():
+        means = table.mean(name)
+        columns[side] = np.array([np.nan if row is None else means[row] for row in rows])
+    columns["difference"] = spread(result.difference)
+    columns["size"] = _sizes(columns["difference"], columns["before"])
+    columns |= {"ci_low": spread(result.low), "ci_high": spread(result.high)}
+    columns |= {"p_adj": spread(result.p), "texts": np.nan_to_num(spread(result.texts))}
+    outcomes = []
+    for p, texts, *both in zip(columns["p_adj"], columns["texts"], *matched[1:], strict=True):
+        if None in both:
+            outcomes.append(ONLY_AFTER if both[0] is None else ONLY_BEFORE)
+        elif np.isnan(p):
+            outcomes.append(f"not tested: {texts:.0f} texts, {FEWEST_TEXTS} needed")
+        else:
+            outcomes.append(CHANGED if p <= ERROR_RATE else UNCHANGED)
+    columns["outcome"] = outcomes
+    for side, (table, rows) in sides.items():
         columns[f"{side}_head"] = ["" if row is None else str(table.heads[row]) for row in rows]
-        for number in (number for number, row in enumerate(rows) if row is None):
-            columns["outcome"][number] = absent
     return pd.DataFrame(columns)
-
-
-def _values(means: Column, rows: Sequence[int | None]) -> Column:
-    return np.array([np.nan if row is None else means[row] for row in rows])
-
-
-def _spread(values: Column, common: Sequence[int], heads: int) -> Column:
-    spread = np.full(heads, np.nan)
-    spread[list(common)] = values
-    return spread
 
 
 def _sizes(difference: Column, before: Column) -> Column:
     """The differences in standard deviations of the heads before; 0 where nothing differs."""
     finite = before[np.isfinite(before)]
     deviation = finite.std() if len(finite) else 0.0
-    sizes = np.where(difference == 0, 0.0, np.nan)
-    return difference / deviation if deviation > 0 else sizes
+    return difference / deviation if deviation > 0 else np.where(difference == 0, 0.0, np.nan)
 
 
-def _outcome(p: float, texts: float) -> str:
-    if np.isnan(p):
-        return f"not tested: {texts:.0f} texts, {FEWEST_TEXTS} needed"
-    return CHANGED if p <= ERROR_RATE else UNCHANGED
+def _role_changes(tables: tuple[HeadTable, HeadTable], roles: tuple[Roles, Roles]) -> pd.DataFrame:
+    """A row for each role that a head has before, after, or both: `ROLE_COLUMNS`.
 
-
-def _originals(
-    before: HeadTable, after: HeadTable, roles: tuple[Roles, Roles]
-) -> tuple[Originals, Originals]:
-    """For each side the original address of each head, by its name.
+    A role is `lost` if it was tested and not found after, and `won` if it was tested and not
+    found before. Where it was not tested, `change` gives the reason; `head removed` means that
+    the model after does not have the head.
 
     Raises:
         ArgumentError: the roles are of another model.
     """
-    sides: list[Originals] = []
-    for side, table, each in zip(("before", "after"), (before, after), roles, strict=True):
+    sides: list[dict[tuple[Head, str], dict[str, Any]]] = []
+    for side, table, each in zip(("before", "after"), tables, roles, strict=True):
         if each.model != table.model:
             raise ArgumentError(
                 f"compare: the roles {side} belong to the model {each.model}, the table to "
                 f"{table.model}. Give the roles of the models that are compared."
             )
-        pairs: Mapping[Head, Head | None] = dict(
-            zip(table.heads, table.original or table.heads, strict=True)
+        pairs = zip(table.heads, table.original or table.heads, strict=True)
+        originals = {str(head): was for head, was in pairs if was is not None}
+        tested = set(each.outcomes()["role"])  # and no shapes, such as sinks
+        sides.append(
+            {
+                (originals[str(row["name"])], str(row["role"])): {str(k): v for k, v in row.items()}
+                for row in each.rows.to_dict("records")
+                if row["role"] in tested and str(row["name"]) in originals
+            }
         )
-        sides.append({str(head): was for head, was in pairs.items() if was is not None})
-    return sides[0], sides[1]
+    left = set(originals.values())
+    keys = {key for rows in sides for key, row in rows.items() if row["found"]}
+    records = []
+    for head, role in sorted(keys):
+        rows = [side.get((head, role)) for side in sides]
+        address = (str(head), head.stack, head.layer, head.head, role)
+        change = _change(rows) if head in left else "head removed"
+        numbers = [
+            np.nan if row is None else float(row[column.partition(".")[2]])
+            for row, side in zip(rows, ("before", "after"), strict=True)
+            for column in ROLE_COLUMNS
+            if column.startswith(f"{side}.")
+        ]
+        records.append((*address, change, *numbers))
+    return pd.DataFrame(records, columns=list(ROLE_COLUMNS))
+
+
+def _change(rows: Sequence[dict[str, Any] | None]) -> str:
+    found = []
+    for side, row in zip(("before", "after"), rows, strict=True):
+        if row is None:
+            return f"not tested {side}"
+        if str(row["outcome"]).startswith("not tested"):
+            return f"{side}: {row['outcome']}"
+        found.append(bool(row["found"]))
+    return "kept" if all(found) else "won" if found[1] else "lost"

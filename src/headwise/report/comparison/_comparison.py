@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from headwise.files import as_path
+from headwise.report._html import write_html
 from headwise.report.comparison._comparison_data import ComparisonData
-from headwise.report.comparison._role_changes import COLUMNS
-from headwise.report.comparison.page import write_comparison_page
+from headwise.report.comparison._page import render
 from headwise.tables import (
     Head,
     at_prompt,
@@ -24,6 +24,11 @@ from headwise.tables import (
 )
 
 SCHEMA = 1
+_NUMBERS_OF_ROLES = ("effect", "ci_low", "ci_high", "p_adj")
+ROLE_COLUMNS = (
+    "name", "stack", "layer", "head", "role", "change",
+    *(f"{side}.{number}" for side in ("before", "after") for number in _NUMBERS_OF_ROLES),
+)  # fmt: skip
 _NUMBERS = ("before", "after", "difference", "size", "ci_low", "ci_high", "p_adj", "texts")
 _TEXTS = ("name", "stack", "statistic", "outcome", "before_head", "after_head")
 
@@ -75,7 +80,7 @@ class Comparison(ComparisonData):
             ArgumentError: the path does not end in .html.
             OutputError: the file cannot be written; no partial file is left behind.
         """
-        return write_comparison_page(self, as_path("Comparison.report", path))
+        return write_html("report", render(self), as_path("Comparison.report", path))
 
     def save(self, path: str | Path) -> Path:
         """Save the comparison; the ending decides the format: .parquet, .csv or .json.
@@ -142,11 +147,11 @@ def _fields_of(frame: pd.DataFrame, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _roles(rows: list[list[Any]]) -> pd.DataFrame:
-    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    frame = pd.DataFrame(rows, columns=list(ROLE_COLUMNS))
     texts = {"name", "stack", "role", "change"}
     columns: dict[str, Any] = {
         name: texts_of(frame, name) if name in texts else numbers_of(frame, name)
-        for name in COLUMNS
+        for name in ROLE_COLUMNS
     }
     indices = {name: columns[name].astype(np.int64) for name in ("layer", "head")}
     return pd.DataFrame(columns | indices)

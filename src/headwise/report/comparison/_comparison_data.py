@@ -1,4 +1,4 @@
-"""The data of a comparison: a row per head and statistic, and the roles won and lost."""
+"""The fields of a comparison and what is read from them; its page imports no `Comparison`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,8 @@
 """The differences of two tables of sums per text: paired intervals and one family of tests."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
@@ -13,27 +14,16 @@ Column = Float64[np.ndarray, " N"]
 PerText = Float64[np.ndarray, "M N"]
 
 
-@dataclass(frozen=True)
-class HeadDifferences:
-    """The differences of one statistic, for `N` heads.
+class HeadDifferences(NamedTuple):
+    """The differences of one statistic, for `N` heads."""
 
-    Attributes:
-        before: The mean before.
-        after: The mean after.
-        difference: After minus before.
-        low: The lower end of its interval (95 %, bootstrap over texts).
-        high: The upper end.
-        texts: The number of texts with a row, of the model that has fewer.
-        p: Two-sided, adjusted for all heads and statistics; NaN for too few texts.
-    """
-
-    before: Column
+    before: Column  # the mean
     after: Column
-    difference: Column
-    low: Column
+    difference: Column  # after minus before
+    low: Column  # the ends of its interval: 95 %, bootstrap over texts
     high: Column
-    texts: Column
-    p: Column
+    texts: Column  # with a row, of the model that has fewer
+    p: Column  # two-sided, adjusted for all heads and statistics; NaN for too few texts
 
 
 def same_texts(before: Mapping[str, TextSums], after: Mapping[str, TextSums]) -> bool:
@@ -75,31 +65,22 @@ def differences(
     Source:
         Romano & Wolf 2005, algorithm 4.2 (`headwise.roles`).
     """
-    names = list(before)
-    sides = [_beside([side[name] for name in names]) for side in (before, after)]
-    texts = np.minimum(_texts_of(sides[0]), _texts_of(sides[1]))
+    names, sides = list(before), []
+    for side in (before, after):  # all statistics as columns of one, which share the resamples
+        parts = zip(*(side[name].parts for name in names), strict=True)
+        sides.append(TextSums(*(np.concatenate(columns, axis=1) for columns in parts)))
+    counts = [(side.count > 0).sum(0).astype(np.float64) for side in sides]
+    texts = np.minimum(*counts)
     tested = texts >= FEWEST_TEXTS
     p = np.full(len(texts), np.nan)
-    p[tested] = _two_sided(_influence(sides[0], sides[1], paired)[:, tested], draws, seed)
+    gains = _influence(sides[0], sides[1], paired)[:, tested]
+    [both_signs] = step_down([np.concatenate([gains, -gains], axis=1)], draws=draws, seed=seed)
+    p[tested] = np.minimum(*np.split(both_signs.astype(np.float64), 2))
     ends = sides[0].difference_interval(sides[1], paired=paired, seed=seed)
     means = [_mean(side) for side in sides]
     columns = (*means, means[1] - means[0], *ends, texts, p)
-    parts = [np.split(column, len(names)) for column in columns]
-    return {
-        name: HeadDifferences(*of) for name, of in zip(names, zip(*parts, strict=True), strict=True)
-    }
-
-
-def _beside(sums: Sequence[TextSums]) -> TextSums:
-    """The sums of all statistics as columns of one, which share the resamples of texts."""
-    return TextSums(
-        *(np.concatenate(parts, axis=1) for parts in zip(*(x.parts for x in sums), strict=True))
-    )
-
-
-def _two_sided(gains: PerText, draws: int, seed: int) -> Column:
-    [p] = step_down([np.concatenate([gains, -gains], axis=1)], draws=draws, seed=seed)
-    return np.minimum(*np.split(p.astype(np.float64), 2))
+    by_name = zip(*(np.split(column, len(names)) for column in columns), strict=True)
+    return {name: HeadDifferences(*each) for name, each in zip(names, by_name, strict=True)}
 
 
 def _influence(before: TextSums, after: TextSums, paired: bool) -> PerText:
@@ -126,7 +107,3 @@ def _centred(sums: TextSums) -> PerText:
 def _mean(sums: TextSums) -> Column:
     total, count = sums.total.sum(0), sums.count.sum(0)
     return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
-
-
-def _texts_of(sums: TextSums) -> Column:
-    return (sums.count > 0).sum(0).astype(np.float64)

@@ -4,13 +4,13 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from headwise._display import counted
 from headwise.report._study_data import StudyData
-from headwise.report.page._pictures import HeadCell, HeadMap, head_maps, tint
+from headwise.report.page._pictures import HeadCell, head_maps, tint
 from headwise.report.page._role_table import interval_text
 from headwise.report.page._visible_text import digits, visible
 from headwise.roles import Roles, main_roles, shown_outcomes, signs_of
@@ -32,25 +32,17 @@ _EVIDENCE = ("Head", "Effect", "Strongest null", "Held-out queries")
 
 @dataclass(frozen=True)
 class Clause:
-    """A count in the sentence, and the table that it opens.
-
-    Attributes:
-        after: Words after the count.
-        title: The title of the table.
-        columns: The titles of its columns.
-        rows: Its rows; the first cell is a head if `of_heads`.
-    """
+    """A count in the sentence, the words after it, and the table that it opens."""
 
     count: int
     after: str
     title: str
     columns: tuple[str, ...] = _EVIDENCE
     rows: Sequence[Sequence[str]] = ()
-    of_heads: bool = True
+    of_heads: bool = True  # whether the first cell of each row is a head
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """A role in the legend: its hue, its letter, and on how many heads the map shows it."""
 
     name: str
@@ -59,14 +51,13 @@ class Mark:
     heads: int
 
 
-@dataclass(frozen=True)
-class Overview:
-    """What the page shows first."""
+class Overview(NamedTuple):
+    """What the page shows first: a sentence of clauses, a legend, and the maps of the heads."""
 
     lead: str
     clauses: list[Clause]
     marks: list[Mark]
-    maps: list[HeadMap]
+    maps: str
 
 
 def overview(study: StudyData) -> Overview | None:
@@ -96,7 +87,7 @@ def overview(study: StudyData) -> Overview | None:
             *_untested_clause(roles),
         ],
         marks=[Mark(visible(name), *marks[name][::-1], counts[name]) for name in marks],
-        maps=head_maps(study.table.heads, cells),
+        maps=head_maps(study.table.heads, cells, "The role of each head"),
     )
 
 
@@ -146,46 +137,30 @@ def _states(roles: Roles) -> dict[str, HeadCell]:
 
 def _weak_clause(weak: pd.DataFrame) -> list[Clause]:
     """Heads that beat every null on a relation, but spend most of their attention elsewhere."""
-    rows = [
-        [name, visible(row["label"]), *evidence]
-        for row in weak.to_dict("records")
-        for name, *evidence in [_evidence(row)]
-    ]
-    if not rows:
-        return []
+    rows = []
+    for row in weak.to_dict("records"):
+        name, *evidence = _evidence(row)
+        rows.append([name, visible(row["label"]), *evidence])
     after = f"{'attends' if len(rows) == 1 else 'attend'} to a relation more than chance"
     columns = ("Head", "Role", *_EVIDENCE[1:])
-    return [Clause(len(rows), after, "Weak roles", columns, rows)]
+    return [Clause(len(rows), after, "Weak roles", columns, rows)] if rows else []
 
 
 def _role_clauses(main: pd.DataFrame) -> list[Clause]:
     clauses = []
-    for label in dict.fromkeys(main["label"]):
-        having = main[main["label"] == label].to_dict("records")
-        verb = "looks" if len(having) == 1 else "look"
-        after = f"{verb} {_target(label)}"
-        clauses.append(
-            Clause(
-                len(having), visible(after), visible(label), rows=[_evidence(row) for row in having]
-            )
-        )
+    for label, group in main.groupby("label", sort=False):
+        offset = re.fullmatch(r"offset ([+-])(\d+)", str(label))
+        target = _PHRASES.get(str(label), f"for “{label}”")
+        if offset is not None:
+            target = f"{offset[2]} tokens {'ahead' if offset[1] == '+' else 'back'}"
+        rows = [_evidence(row) for row in group.to_dict("records")]
+        after = visible(f"{'looks' if len(rows) == 1 else 'look'} {target}")
+        clauses.append(Clause(len(rows), after, visible(str(label)), rows=rows))
     clauses.sort(key=lambda clause: -clause.count)
-    unnamed = clauses[_NAMED:]
-    if not unnamed:
-        return clauses
-    total = sum(clause.count for clause in unnamed)
-    rows = [row for clause in unnamed for row in clause.rows]
-    verb = "has" if total == 1 else "have"
-    more = Clause(total, f"{verb} other roles", "Other roles", rows=rows)
-    return [*clauses[:_NAMED], more]
-
-
-def _target(label: str) -> str:
-    """Where a head with a role looks, after "look"."""
-    offset = re.fullmatch(r"offset ([+-])(\d+)", label)
-    if offset is not None:
-        return f"{offset[2]} tokens {'ahead' if offset[1] == '+' else 'back'}"
-    return _PHRASES.get(label, f"for “{label}”")
+    rows = [list(row) for clause in clauses[_NAMED:] for row in clause.rows]
+    after = f"{'has' if len(rows) == 1 else 'have'} other roles"
+    other = [Clause(len(rows), after, "Other roles", rows=rows)] if rows else []
+    return [*clauses[:_NAMED], *other]
 
 
 def _evidence(row: Mapping[Any, Any]) -> list[str]:
@@ -218,7 +193,12 @@ def _shape_clauses(shapes: pd.DataFrame, with_role: Collection[str]) -> list[Cla
         if also:
             of_which += f", {also} of them with a weak role"
         rows = [
-            [row["name"], _attention(row), digits(row["value"]), visible(row["token"])]
+            [
+                row["name"],
+                interval_text(row, "attention"),
+                digits(row["value"]),
+                visible(row["token"]),
+            ]
             for row in sinks
         ]
         clauses.append(Clause(len(sinks), f"{are}{of_which}", "Sinks", columns, rows))
@@ -230,10 +210,6 @@ def _shape_clauses(shapes: pd.DataFrame, with_role: Collection[str]) -> list[Cla
         after = f"{attend} to all tokens almost alike"
         clauses.append(Clause(len(spread), after, "Diffuse heads", columns, rows))
     return clauses
-
-
-def _attention(row: Mapping[Any, Any]) -> str:
-    return f"{digits(row['attention'])} [{digits(row['ci_low'])}, {digits(row['ci_high'])}]"
 
 
 def _removal_clause(curves: Curves | None) -> list[Clause]:
@@ -265,16 +241,18 @@ def _removal_clause(curves: Curves | None) -> list[Clause]:
 
 
 def _nothing_clauses(roles: Roles, without: Mapping[str, HeadCell]) -> list[Clause]:
-    groups = (
-        (False, "shows", "show", "nothing detectable in these texts", "Nothing found"),
-        (True, "has", "have", "too few texts for any test", "Not tested"),
-    )
     none = roles.none_found_by_head()
     clauses = []
-    for untested, verb, plural, what, title in groups:
-        names = [name for name, cell in without.items() if cell.untested == untested]
-        if names:
-            after = f"{verb if len(names) == 1 else plural} {what}"
-            rows = [[name, visible(none.get(name, ""))] for name in names]
-            clauses.append(Clause(len(names), after, title, ("Head", "Tested"), rows))
+    for untested, one, many, what, title in (
+        (False, "shows", "show", "nothing detectable in these texts", "Nothing found"),
+        (True, "has", "have", "too few texts for any test", "Not tested"),
+    ):
+        rows = [
+            [name, visible(none.get(name, ""))]
+            for name, cell in without.items()
+            if cell.untested == untested
+        ]
+        if rows:
+            after = f"{one if len(rows) == 1 else many} {what}"
+            clauses.append(Clause(len(rows), after, title, ("Head", "Tested"), rows))
     return clauses

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from headwise.report._study_data import Sample, Side, TopPairs
+from headwise.report._samples import Sample, Side, TopPairs
 from headwise.report.page._visible_text import visible_token
 from headwise.tables import Head
 
@@ -91,40 +91,33 @@ def _add_heads(
     place: Mapping[Head, str],
     room: int | None,
 ) -> None:
+    """Add the maps or the pairs of the heads, as far as they fit."""
     stored = {
         tuple(view["sides"]): np.array([[*row] for row in view["cells"]]) == "+"
         for view in data["views"]
         if view["cells"]
     }
     for head in order:
-        packed = _head(sample, head, stored)
-        if packed is None:
+        kind, content = "maps", _map_bytes(sample, head, stored.get(sample.sides(head)))
+        if head not in sample.weights:
+            kind, content = "pairs", _pair_bytes(sample.pairs.get(head))
+        if content is None:
             continue
-        kind, content = packed
         size = len(place[head]) + len(content[1]) + 24
-        if room is not None:
-            if size > room:
-                data["missing"] += 1
-                continue
-            room -= size
+        if room is not None and size > room:
+            data["missing"] += 1
+            continue
+        room = None if room is None else room - size
         data[kind][place[head]] = content
     if not sample.weights:  # heads whose pairs were not even recorded
         data["missing"] = len(order) - len(data["pairs"])
 
 
-def _head(
-    sample: Sample, head: Head, stored: Mapping[tuple[Side, Side], Bool[np.ndarray, "T S"]]
-) -> tuple[str, Packed] | None:
-    weights, pairs = sample.weights.get(head), sample.pairs.get(head)
-    if weights is not None:
-        cells = stored.get(sample.sides(head))
-        if cells is None or weights.shape != cells.shape or not np.isfinite(weights).all():
-            return None
-        return "maps", _bytes_of(weights[cells])
-    in_16_bits = pairs is not None and pairs.keys.max(initial=0) < 1 << 16
-    if pairs is not None and in_16_bits and np.isfinite(pairs.weights).all():
-        return "pairs", _pair_bytes(pairs)
-    return None
+def _map_bytes(sample: Sample, head: Head, cells: Bool[np.ndarray, "T S"] | None) -> Packed | None:
+    weights = sample.weights.get(head)
+    if weights is None or cells is None or weights.shape != cells.shape:
+        return None
+    return _bytes_of(weights[cells]) if np.isfinite(weights).all() else None
 
 
 def _shown(token: str) -> str:
@@ -152,8 +145,10 @@ def _bytes_of(values: Float[np.ndarray, "..."]) -> Packed:
     return [peak, base64.b64encode(levels.tobytes()).decode("ascii")]
 
 
-def _pair_bytes(pairs: TopPairs) -> Packed:
+def _pair_bytes(pairs: TopPairs | None) -> Packed | None:
     """All keys as 16-bit numbers, little-endian, then all weights as bytes; no key has weight 0."""
+    if pairs is None or not np.isfinite(pairs.weights).all() or pairs.keys.max(initial=0) >> 16:
+        return None
     peak, levels = _levels(np.where(pairs.keys < 0, 0, pairs.weights))
     keys = np.where(pairs.keys < 0, 0, pairs.keys).astype("<u2")
     return [peak, base64.b64encode(keys.tobytes() + levels.tobytes()).decode("ascii")]

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from headwise.report._findings import significant_findings
+from headwise.report._samples import Sample
 from headwise.report._statistic_labels import statistic_label
-from headwise.report._study_data import LookData, StudyData
+from headwise.report._study_data import StudyData
 from headwise.report.page._packing import pack_samples
 from headwise.report.page._role_table import roles_of_heads
 from headwise.report.page._visible_text import visible
@@ -33,11 +33,8 @@ def payload(study: StudyData, max_bytes: int | None = MAX_BYTES) -> Payload:
         **addresses(heads),
         "statistics": [_statistic(study, name) for name in statistics],
         "findings": [
-            {
-                "head": heads.index(finding.head),
-                "statistic": statistics.index(finding.statistic),
-            }
-            for finding in significant_findings(study.table, study.meanings, study.whole_texts)
+            {"head": heads.index(found.head), "statistic": statistics.index(found.statistic)}
+            for found in study.significant()
         ],
         "start": heads.index(order[0]),
         "roles": roles_of_heads(study, [str(head) for head in order], full=max_bytes is None),
@@ -51,19 +48,12 @@ def payload(study: StudyData, max_bytes: int | None = MAX_BYTES) -> Payload:
     return data
 
 
-def look_payload(look: LookData, max_bytes: int) -> Payload:
+def look_payload(sample: Sample, max_bytes: int) -> Payload:
     """The data of a page that shows one text alone: no statistics, no roles."""
-    heads = list(look.sample.weights or look.sample.pairs)
-    return {
-        **addresses(heads),
-        "statistics": [],
-        "findings": [],
-        "start": 0,
-        "roles": None,
-        "importance": None,
-        "samples": pack_samples((look.sample,), heads, heads, max_bytes),
-        "left_out": 0,
-    }
+    heads = list(sample.weights or sample.pairs)
+    nothing = {"statistics": [], "findings": [], "start": 0, "roles": None, "importance": None}
+    samples = pack_samples((sample,), heads, heads, max_bytes)
+    return {**addresses(heads), **nothing, "samples": samples, "left_out": 0}
 
 
 def addresses(heads: Sequence[Head]) -> Payload:
@@ -81,8 +71,7 @@ def heads_shown_first(study: StudyData) -> list[Head]:
 
     The page opens on the first one.
     """
-    findings = significant_findings(study.table, study.meanings, study.whole_texts)
-    names = [str(finding.head) for finding in findings]
+    names = [str(finding.head) for finding in study.significant()]
     if study.roles is not None:
         names += study.roles.found()["name"].tolist()
     rank = {name: place for place, name in reversed(list(enumerate(names)))}
@@ -135,13 +124,11 @@ def _importance(study: StudyData) -> Payload | None:
 
 
 def _rounded(column: Float[np.ndarray, " N"], digits: int = 5) -> list[float | int | None]:
-    return [_shortest(float(f"{x:.{digits}g}")) if np.isfinite(x) else None for x in column]
+    """Numbers as JSON can hold them: NaN becomes None, and whole numbers have no point."""
+    numbers = (float(f"{x:.{digits}g}") if np.isfinite(x) else None for x in column)
+    return [int(x) if x is not None and x.is_integer() else x for x in numbers]
 
 
 def _shared(column: list[float | int | None]) -> list[float | int | None] | float | int | None:
     """The column, or its one value if all heads share it."""
     return column[0] if len(column) > 1 and len(set(column)) == 1 else column
-
-
-def _shortest(number: float) -> float | int:
-    return int(number) if number.is_integer() else number

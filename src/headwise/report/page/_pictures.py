@@ -1,28 +1,29 @@
 """Pictures that need no script: maps of the heads, and curves, as shapes of an SVG."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
+from html import escape
 from math import ceil, floor, log10
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from headwise._display import counted
 from headwise.report._study_data import StudyData
 from headwise.report.page._visible_text import visible
-from headwise.tables import Curves, Head, PlotArea
+from headwise.tables import Curves, Frame, Head, Square, draw_grid, placing, points
 
 # The side of a cell and the gap beside it, by the number of heads in a layer.
 _SIDES = ((16, 30, 4), (32, 22, 3), (10**6, 14, 2))
+_SMALL = 14  # the side of a cell without room for a letter
 _LABELS = 46  # left of the cells and above them
 _PALEST = 0.25
 _DARK = 0.18  # of relative luminance: below it white contrasts more than black
 _KEPT = "#5b8db8"
-_WHITE = (255, 255, 255)
 _ROUNDING = 1e-3  # of the distance of two ticks, less than a pixel
 
 
-@dataclass(frozen=True)
-class HeadCell:
+class HeadCell(NamedTuple):
     """What a map says about a head: color, letter, a phrase, and whether nothing was tested."""
 
     color: str
@@ -31,33 +32,7 @@ class HeadCell:
     untested: bool = False
 
 
-@dataclass(frozen=True)
-class Square:
-    """A cell at its place; `ink` is "dark" or "light", for the letter."""
-
-    index: int
-    name: str
-    x: int
-    y: int
-    cell: HeadCell
-    ink: str
-
-
-@dataclass(frozen=True)
-class HeadMap:
-    """The heads of one stack as squares, a row for each layer."""
-
-    stack: str
-    width: int
-    height: int
-    side: int
-    squares: list[Square] = field(default_factory=list)
-    rows: list[tuple[int, str]] = field(default_factory=list)
-    columns: list[tuple[int, str]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class DrawnCurve:
+class DrawnCurve(NamedTuple):
     """A curve: the points of its polyline and of the band of its interval."""
 
     name: str
@@ -67,8 +42,7 @@ class DrawnCurve:
     values: list[str]
 
 
-@dataclass(frozen=True)
-class CurvePicture:
+class CurvePicture(NamedTuple):
     """Curves of the loss over the number of removed heads."""
 
     lines: list[DrawnCurve]
@@ -78,50 +52,49 @@ class CurvePicture:
     loss: str
 
 
-def head_maps(heads: Sequence[Head], cells: Mapping[str, HeadCell]) -> list[HeadMap]:
-    """A map for each stack; a head without a cell is blank."""
-    return [_head_map(stack, heads, cells) for stack in dict.fromkeys(h.stack for h in heads)]
+def head_maps(heads: Sequence[Head], cells: Mapping[str, HeadCell], label: str) -> str:
+    """A map for each stack; a head without a cell is blank.
+
+    Each square names its head, by the place among `heads`, and says its text to the script.
+    """
+    stacks = dict.fromkeys(head.stack for head in heads)
+    return "\n".join(_stack_map(stack, heads, cells, label) for stack in stacks)
 
 
-def _head_map(stack: str, heads: Sequence[Head], cells: Mapping[str, HeadCell]) -> HeadMap:
-    members = [(index, head) for index, head in enumerate(heads) if head.stack == stack]
-    layers = sorted({head.layer for _, head in members})
-    width = max(head.head for _, head in members) + 1
+def _stack_map(stack: str, heads: Sequence[Head], cells: Mapping[str, HeadCell], label: str) -> str:
+    members = sorted(head for head in heads if head.stack == stack)
+    width = max(head.head for head in members) + 1
     side, gap = next((side, gap) for most, side, gap in _SIDES if width <= most)
-    step = side + gap
-    blank = HeadCell("", "", "")
+    places = {head: str(index) for index, head in enumerate(heads)}
     squares = []
-    for index, head in members:
-        cell = cells.get(str(head), blank)
-        x, y = _LABELS + head.head * step, _LABELS + layers.index(head.layer) * step
-        ink = "light" if cell.color and _luminance(cell.color) < _DARK else "dark"
-        squares.append(Square(index, str(head), x, y, cell, ink))
-    every = 1 if side > 14 else 4  # smaller cells have no room for each number
-    return HeadMap(
-        stack=stack,
-        width=_LABELS + width * step,
-        height=_LABELS + len(layers) * step,
-        side=side,
-        squares=squares,
-        rows=[
-            (_LABELS + row * step + side // 2, str(layer))
-            for row, layer in enumerate(layers)
-            if row % every == 0
-        ],
-        columns=[
-            (_LABELS + column * step + side // 2, str(column)) for column in range(0, width, every)
-        ],
+    for head in members:
+        cell = cells.get(str(head), HeadCell("", "", ""))
+        blank = "blank untested" if cell.untested else "blank"
+        style = {"fill": cell.color} if cell.color else {"class": blank}
+        dark = bool(cell.color) and _luminance(cell.color) < _DARK
+        ink = ("light" if dark else "dark") if cell.color else "soft"
+        letter = cell.letter if side > _SMALL else ""
+        data = {"rx": "3", "data-head": places[head], "data-text": cell.text}
+        squares.append(Square(style | data, letter=letter, ink=ink))
+    every = 1 if side > _SMALL else 4  # smaller cells have no room for each number
+    edge = _LABELS
+    frame = Frame(side + gap, side, edge, edge, 0, (every, every), edge - 8, edge - 10)
+    titles = (
+        '<text class="axis" x="46" y="16">head →</text>'
+        '<text class="axis" x="40" y="40" text-anchor="end">layer</text>'
     )
+    alone = [replace(head, stack="") for head in members]  # the caption names the stack
+    picture = draw_grid(alone, squares, label, frame, titles, **{"class": "head-map"})
+    if not stack:
+        return f"<figure>{picture}</figure>"
+    name = escape(visible(stack))
+    return f'<figure data-stack="{name}"><figcaption>{name}</figcaption>{picture}</figure>'
 
 
 def tint(color: str, strength: float) -> str:
     """The color mixed with white: paler where the strength, 0 … 1, is smaller."""
     share = _PALEST + (1 - _PALEST) * min(max(strength, 0.0), 1.0)
-    mixed = (
-        round(white + (part - white) * share)
-        for part, white in zip(_channels(color), _WHITE, strict=True)
-    )
-    return "#" + "".join(f"{part:02x}" for part in mixed)
+    return "#" + "".join(f"{round(255 + (part - 255) * share):02x}" for part in _channels(color))
 
 
 def _channels(color: str) -> list[int]:
@@ -133,34 +106,21 @@ def _luminance(color: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-@dataclass(frozen=True)
-class Pruning:
-    """The plan as a map with holes, and the curves; each None if the study does not hold it."""
-
-    plan: list[HeadMap] | None
-    plan_says: str
-    curves: CurvePicture | None
-
-
-def pruning(study: StudyData) -> Pruning | None:
-    """The section about removing heads; None if the study holds neither plan nor curves."""
+def pruning(study: StudyData) -> dict[str, Any] | None:
+    """The plan as a map with holes, and the curves; None if the study holds neither."""
     if study.plan is None and study.curves is None:
         return None
-    maps, says = None, ""
+    maps, says = "", ""
     if study.plan is not None:
-        gone = set(study.plan.removed)
-        kept = {
-            str(head): HeadCell("", "", "removed", untested=True)
-            if head in gone
-            else HeadCell(_KEPT, "", "kept")
-            for head in study.table.heads
-        }
-        maps = head_maps(study.table.heads, kept)
-        share = f"{len(gone):,} of {counted(len(study.table.heads), 'head')}"
+        gone, heads = set(study.plan.removed), study.table.heads
+        removed, kept = HeadCell("", "", "removed", untested=True), HeadCell(_KEPT, "", "kept")
+        cells = {str(head): removed if head in gone else kept for head in heads}
+        maps = head_maps(heads, cells, "The heads that a plan keeps; holes are removed heads")
+        share = f"{len(gone):,} of {counted(len(heads), 'head')}"
         why = f" ({study.plan.why})" if study.plan.why else ""
         says = f"The plan removes {share}, the dashed squares{why}."
     curves = None if study.curves is None else curve_picture(study.curves)
-    return Pruning(maps, visible(says.strip()), curves)
+    return {"plan": maps, "plan_says": visible(says), "curves": curves}
 
 
 def curve_picture(curves: Curves) -> CurvePicture:
@@ -171,22 +131,22 @@ def curve_picture(curves: Curves) -> CurvePicture:
     lowest = min(float(np.nanmin(low)) for low, _ in bands.values())
     removed = [float(count) for count in curves.removed]
     ticks = round_ticks(lowest, highest)
-    area = PlotArea(60.0, 230.0, 520.0, 210.0, removed[-1], (ticks[0], ticks[-1]))
+    place = placing(60.0, 230.0, 520.0, 210.0, removed[-1], (ticks[0], ticks[-1]))
     lines = []
     for style, (name, mean) in enumerate(means.items()):
         low, high = bands[name]
         values = [f"{m:.4g} [{a:.4g}, {b:.4g}]" for m, a, b in zip(mean, low, high, strict=True)]
-        line = area.points(removed, mean.tolist())
-        band = area.points(removed + removed[::-1], [*low.tolist(), *high[::-1].tolist()])
+        line = points(place, removed, mean.tolist())
+        band = points(place, removed + removed[::-1], [*low.tolist(), *high[::-1].tolist()])
         lines.append(DrawnCurve(visible(name), line, band, min(style, 3), values))
     return CurvePicture(
         lines=lines,
         x_ticks=[
-            (area.place(x, ticks[0])[0], f"{x:,.0f}")
+            (place(x, ticks[0])[0], f"{x:,.0f}")
             for x in round_ticks(0.0, removed[-1])
             if x.is_integer() and x <= removed[-1]
         ],
-        y_ticks=[(area.place(0.0, y)[1], f"{y:.10g}") for y in ticks],
+        y_ticks=[(place(0.0, y)[1], f"{y:.10g}") for y in ticks],
         removed=[f"{count:.0f}" for count in removed],
         loss=visible(curves.loss),
     )

@@ -6,8 +6,9 @@ from typing import Any
 
 from headwise._display import counted
 from headwise.report._html import fill_template, write_html
+from headwise.report._samples import Sample
 from headwise.report._statistic_labels import statistic_label
-from headwise.report._study_data import LookData, StudyData
+from headwise.report._study_data import StudyData
 from headwise.report.page._overview import overview
 from headwise.report.page._payload import (
     MAX_BYTES,
@@ -72,15 +73,15 @@ def render(study: StudyData, *, full: bool = False) -> str:
     return page.replace(_DATA, as_json(data), 1)
 
 
-def render_look(look: LookData) -> str:
+def render_look(title: str, summary: str, sample: Sample, versions: Mapping[str, str]) -> str:
     """The page of one text as text, with maps alone."""
     content = {
-        "title": visible(look.title),
-        "summary": visible(look.summary()),
-        "versions": _facts(look.versions),
+        "title": visible(title),
+        "summary": visible(summary),
+        "versions": _facts(versions),
     }
     page = _fill("look.html", content, (*_TEXT_SCRIPTS, *_LAST_SCRIPTS))
-    return page.replace(_DATA, as_json(look_payload(look, MAX_BYTES - len(page.encode()))), 1)
+    return page.replace(_DATA, as_json(look_payload(sample, MAX_BYTES - len(page.encode()))), 1)
 
 
 # Stands for the data in the templates, until the size of all else is known; no escaped text

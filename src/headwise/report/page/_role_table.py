@@ -1,7 +1,6 @@
 """The roles of a study as the page shows them: those of each head, and the strongest of all."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from headwise._display import counted
@@ -31,47 +30,26 @@ _NOT_SEARCHED = "no role was looked for"
 Payload = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class RoleTable:
-    """What the page says about all heads together.
+def role_table(roles: Roles) -> Payload:
+    """What the page says about all heads together, as text.
 
-    Attributes:
-        behaviours: The behaviours that were measured with heads ablated: what each measures.
-        rows: The roles that were found, the strongest first.
-        none: The sentence to show if there are none.
-        left_out: How many rows are left out.
-        shapes: How many heads are sinks or diffuse, apart from roles; "" if none is.
-        groups: A sentence for each group of heads that back each other up.
-        notes: How the numbers were computed.
-        outcomes: What became of each role: found, not found or not tested.
+    `behaviours` were measured with heads ablated, `rows` are the roles that were found (the
+    strongest first; `none` is said if there are none), `outcomes` what became of each role.
     """
-
-    behaviours: dict[str, str]
-    rows: list[Payload]
-    none: str
-    left_out: int
-    shapes: str
-    groups: list[str]
-    notes: list[str]
-    outcomes: list[Payload]
-    columns: tuple[str, ...] = COLUMNS
-    outcome_columns: tuple[str, ...] = OUTCOME_COLUMNS
-
-
-def role_table(roles: Roles) -> RoleTable:
-    """The table of all roles that were found, as text."""
-    rows = roles.found().to_dict("records")
-    says = {visible(name): visible(text) for name, text in roles.ablation_effects.says.items()}
-    return RoleTable(
-        behaviours=says,
-        rows=[_row(roles, row) for row in rows[:MAX_ROWS]],
-        none=_sentence(roles.none_found()),
-        left_out=max(0, len(rows) - MAX_ROWS),
-        shapes=_shapes_sentence(roles),
-        groups=[visible(group_line(group)) for group in roles.ablation_effects.groups],
-        notes=[visible(note) for note in roles.notes],
-        outcomes=[_outcome(row) for row in shown_outcomes(roles.outcomes()).to_dict("records")],
-    )
+    rows, effects = roles.found().to_dict("records"), roles.ablation_effects
+    shapes = shapes_summary(roles.shapes())
+    return {
+        "behaviours": {visible(name): visible(text) for name, text in effects.says.items()},
+        "columns": COLUMNS,
+        "rows": [_row(roles, row) for row in rows[:MAX_ROWS]],
+        "none": _sentence(roles.none_found()),
+        "left_out": max(0, len(rows) - MAX_ROWS),
+        "shapes": f"Apart from roles: {shapes}." if shapes else "",
+        "groups": [visible(group_line(group)) for group in effects.groups],
+        "notes": [visible(note) for note in roles.notes],
+        "outcome_columns": OUTCOME_COLUMNS,
+        "outcomes": [_outcome(row) for row in shown_outcomes(roles.outcomes()).to_dict("records")],
+    }
 
 
 def roles_of_heads(
@@ -147,11 +125,6 @@ def _effects_of_heads(roles: Roles) -> dict[str, list[Payload]]:
     return by_head
 
 
-def _shapes_sentence(roles: Roles) -> str:
-    summary = shapes_summary(roles.shapes())
-    return f"Apart from roles: {summary}." if summary else ""
-
-
 def _sentence(text: str) -> str:
     return f"{_capital(text)}."
 
@@ -160,9 +133,9 @@ def _capital(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
-def interval_text(row: Mapping[Any, Any]) -> str:
-    """The effect of a row with its interval."""
-    return f"{digits(row['effect'])} [{digits(row['ci_low'])}, {digits(row['ci_high'])}]"
+def interval_text(row: Mapping[Any, Any], column: str = "effect") -> str:
+    """A number of a row with its interval."""
+    return f"{digits(row[column])} [{digits(row['ci_low'])}, {digits(row['ci_high'])}]"
 
 
 def _row(roles: Roles, row: Mapping[Any, Any]) -> Payload:
@@ -177,7 +150,7 @@ def _row(roles: Roles, row: Mapping[Any, Any]) -> Payload:
         "p": probability(row["p_adj"]),
         "half": digits(row["chosen_half"]),
         "n": f"{row['n']:,.0f} in {counted(int(row['texts']), 'text')}",
-        "without": [lost for name in roles.ablation_effects.says for lost in _without(row, name)],
+        "without": _without(row, roles.ablation_effects.says),
     }
 
 
@@ -202,9 +175,11 @@ def _null_text(row: Mapping[Any, Any]) -> str:
     return visible(f"{strongest} (candidates: {rules})" if rules else strongest)
 
 
-def _without(row: Mapping[Any, Any], behaviour: str) -> list[str]:
-    """How ablating the head changes a behaviour that depends on the role, if that was measured."""
-    effect, low, high = (row[f"{WITHOUT}{behaviour}{end}"] for end in ("", ".low", ".high"))
-    if effect != effect:
-        return []
-    return [visible(f"{behaviour} {effect:+.3f} [{low:+.3f}, {high:+.3f}]")]
+def _without(row: Mapping[Any, Any], behaviours: Iterable[str]) -> list[str]:
+    """How ablating the head changes the behaviours that depend on the role, where measured."""
+    lines = []
+    for behaviour in behaviours:
+        effect, low, high = (row[f"{WITHOUT}{behaviour}{end}"] for end in ("", ".low", ".high"))
+        if effect == effect:
+            lines.append(visible(f"{behaviour} {effect:+.3f} [{low:+.3f}, {high:+.3f}]"))
+    return lines

@@ -1,9 +1,11 @@
-"""The keys, or values, that a group of heads shares with the least loss."""
+"""The groups of heads that lose least by sharing keys, or values, and what each group shares."""
 
-from dataclasses import dataclass
+from itertools import combinations, product
+from typing import NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Complex, Float
+from jaxtyping import Complex, Float, Float64
 from torch import Tensor
 
 from headwise.surgery.grouping._symmetries import Symmetries
@@ -13,8 +15,7 @@ from headwise.surgery.grouping._symmetries import Symmetries
 _FLOOR = 1e-6
 
 
-@dataclass(frozen=True, eq=False)
-class Features:
+class Features(NamedTuple):
     """The keys, or values, of some heads over the distribution of inputs, by second moments.
 
     Attributes:
@@ -37,8 +38,7 @@ class Features:
         return Features(self.gram[heads][:, heads], self.metric[heads])
 
 
-@dataclass(frozen=True, eq=False)
-class Fit:
+class Fit(NamedTuple):
     """How a group shares features: the sum over heads of `encoders` times each head's features.
 
     Attributes:
@@ -124,3 +124,45 @@ def _write_pairs(
     i, j = symmetries.pairs.T
     matrices[:, i, i] = matrices[:, j, j] = factors.real
     matrices[:, j, i], matrices[:, i, j] = factors.imag, -factors.imag
+
+
+def cluster(distances: Float64[np.ndarray, "n n"], n_groups: int) -> list[list[int]]:
+    """Find groups of equal size with small distances within them.
+
+    Groups are built greedily; then pairs of heads swap groups for as long as that helps.
+
+    Args:
+        distances: The distance between every two heads: symmetric, with a zero diagonal.
+    """
+    groups = _greedy(distances, len(distances) // n_groups)
+    while _exchange(distances, groups):
+        pass
+    return sorted(sorted(group) for group in groups)
+
+
+def _greedy(distances: Float64[np.ndarray, "n n"], size: int) -> list[list[int]]:
+    remaining, groups = set(range(len(distances))), []
+    while remaining:
+        pairs = combinations(sorted(remaining), 2)
+        closest = min(pairs, key=distances.__getitem__, default=None)
+        group = [*closest] if closest and size > 1 else [min(remaining)]
+        while len(group) < size:
+            candidates = sorted(remaining - set(group))
+            group.append(min(candidates, key=lambda head: distances[head, group].sum()))
+        remaining -= set(group)
+        groups.append(group)
+    return groups
+
+
+def _exchange(distances: Float64[np.ndarray, "n n"], groups: list[list[int]]) -> bool:
+    """Swap every two heads whose swap reduces the distances; return whether any did."""
+    changed = False
+    for first, second in combinations(groups, 2):
+        for i, j in product(range(len(first)), range(len(second))):
+            a, b = first[i], second[j]
+            before = distances[a, first].sum() + distances[b, second].sum()
+            after = distances[b, first].sum() + distances[a, second].sum() - 2 * distances[a, b]
+            if after < before - 1e-12 * abs(before):
+                first[i], second[j] = b, a
+                changed = True
+    return changed

@@ -1,26 +1,30 @@
 """`group_heads`: grouped-query or multi-query attention from a model with more kv heads."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from headwise._count_names import CONFIG_KV_HEADS
+from headwise._evaluation import in_evaluation
 from headwise._progress import shows_progress
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import (
-    around,
-    check_model,
-    without_compiler,
-)
+from headwise.models import InputTracker, around, check_model, hooked, without_compiler
 from headwise.models.checkpoints import (
+    Differences,
     compose_heads,
+    differences_of,
     set_original_heads,
 )
 from headwise.models.ownership import (
     Attention,
     batches_of,
+    call_model,
+    edit_heads,
     example_input,
     find_attentions,
     find_ownership,
@@ -28,8 +32,6 @@ from headwise.models.ownership import (
     output_difference,
 )
 from headwise.surgery._prune import refuse_packed
-from headwise.surgery.grouping._config import KvHeadCount
-from headwise.surgery.grouping._covariance import covariance_factors
 from headwise.surgery.grouping._layer import GroupedLayer, Grouping, UngroupedLayer
 from headwise.surgery.grouping._rows import Layout, Trace, layout_of, traced
 from headwise.surgery.grouping._symmetries import (
@@ -38,6 +40,9 @@ from headwise.surgery.grouping._symmetries import (
     symmetries_of_keys,
     symmetries_of_values,
 )
+
+# Every direction gets a little weight, since no sample of texts covers all inputs.
+_RIDGE = 1e-3
 
 
 @shows_progress("Grouping heads")
@@ -95,11 +100,11 @@ def group_heads(
     """
     outer, model = without_compiler(model), check_model("group_heads", model)
     refuse_packed(model, "group_heads")
-    count = KvHeadCount.of(model)
-    batches = _checked(count, n_kv_heads, reference)
+    name, number = _kv_head_count(model)
+    batches = _checked(number, n_kv_heads, reference)
     batch = batches[0] if batches else example_input(model)
-    layers = _layers(model, count, batch)
-    factors = covariance_factors(model, {x.attention: x.layout for x in layers}, batches)
+    layers = _layers(model, number, batch)
+    factors = _covariance_factors(model, {x.attention: x.layout for x in layers}, batches)
     small = deepcopy(model)
     groupings = []
     for layer in layers:
@@ -109,7 +114,7 @@ def group_heads(
         if on_layer is not None:
             on_layer(grouping.summary())
     expected = float_outputs(small, batch)
-    count.change(small, n_kv_heads)
+    _change_kv_head_count(small, name, n_kv_heads)
     for grouping, layout in zip(groupings, _layouts(small, n_kv_heads, batch), strict=True):
         grouping.write_grouped(model, small, layout)
     _check_outputs(small, batch, expected)
@@ -120,9 +125,52 @@ def group_heads(
     return small if outer is model else around(outer, small)
 
 
-def _checked(count: KvHeadCount, n_kv_heads: int, reference: Iterable[Any] | None) -> list[Any]:
+def _kv_head_count(model: nn.Module) -> tuple[str, int]:
+    """The name of the number of kv heads in the configuration of a model, and the number.
+
+    Raises:
+        UnsupportedError: the configuration has no such number, or does not describe the model.
+    """
+    config: Any = getattr(model, "config", None)
+    kind = type(model).__name__
+    names = (name for name in CONFIG_KV_HEADS if type(getattr(config, name, None)) is int)
+    name = next(names, None)
+    if name is None or not hasattr(config, "to_dict"):
+        raise UnsupportedError(
+            f"group_heads: {kind} has no {' or '.join(CONFIG_KV_HEADS)} in its configuration, "
+            f"so that its heads cannot share keys and values. Remove heads instead, with prune."
+        )
+    differences = (differences_of(model) or {}).values()
+    changed = [name for names in differences for name in names]
+    if changed:
+        raise UnsupportedError(
+            f"group_heads: {kind} differs from its configuration (in {changed[0]}), as after "
+            f"heads were pruned. Group its heads first, then prune."
+        )
+    return name, getattr(config, name)
+
+
+def _change_kv_head_count(model: nn.Module, name: str, number: int) -> None:
+    """Change the number in a model and its configuration.
+
+    Weights that change their shape keep the first part of their values; the caller overwrites
+    them.
+    """
+    config: Any = model.config
+    setattr(config, name, number)
+    with torch.device("meta"):
+        expected = type(model)(deepcopy(config))
+    differences = Differences.between(expected, model)
+    before = {tensor: model.get_parameter(tensor).detach() for tensor in differences.tensors}
+    differences.apply(model)
+    with torch.no_grad():
+        for tensor, old in before.items():
+            weight = model.get_parameter(tensor)
+            weight.copy_(old[tuple(map(slice, weight.shape))])
+
+
+def _checked(number: int, n_kv_heads: int, reference: Iterable[Any] | None) -> list[Any]:
     batches = batches_of(reference, "group_heads")
-    number = count.number
     if type(n_kv_heads) is not int or not 0 < n_kv_heads < number or number % n_kv_heads:
         divisors = [n for n in range(1, number) if number % n == 0]
         raise ArgumentError(
@@ -132,16 +180,55 @@ def _checked(count: KvHeadCount, n_kv_heads: int, reference: Iterable[Any] | Non
     return batches
 
 
-def _layers(model: nn.Module, count: KvHeadCount, batch: Any) -> list[UngroupedLayer]:
+def _layers(model: nn.Module, number: int, batch: Any) -> list[UngroupedLayer]:
     """Every attention, with its layout, symmetries and ownership."""
     attentions = [a for a in find_attentions(model, batch) if a.nth == 0]
     with traced(model, attentions, batch) as traces:
         layouts = {a: layout_of(a, trace) for a, trace in traces.items()}
         symmetries = {a: _symmetries(model, trace, layouts[a]) for a, trace in traces.items()}
     for attention, layout in layouts.items():
-        _check_layout(attention, layout, count.number)
+        _check_layout(attention, layout, number)
     ownership = find_ownership(model, attentions, batch)
     return [UngroupedLayer(a, layouts[a], *symmetries[a], ownership[a]) for a in attentions]
+
+
+@torch.no_grad()
+def _covariance_factors(
+    model: nn.Module, layouts: Mapping[Attention, Layout], batches: list[Any]
+) -> dict[str, Float[Tensor, "m m"]]:
+    """Return a Cholesky factor of the second moments of each layer's input.
+
+    A constant 1 is appended to the input, for the bias. Padding tokens are left out. Without
+    batches there are no factors, which stands for isotropic inputs.
+    """
+    moments: dict[str, Tensor] = {}
+    with in_evaluation(model), edit_heads(model, [*layouts], lambda _, heads: heads) as inputs:
+        hooks = [
+            (
+                model.get_submodule(name),
+                partial(_add_moments, moments, name, inputs, attention.site.stack),
+            )
+            for attention, layout in layouts.items()
+            for name in {rows.name for rows in (layout.q, layout.k, layout.v)}
+        ]
+        with hooked(before=hooks):
+            for batch in batches:
+                call_model(model, batch)
+    factors = {}
+    for name, moment in moments.items():
+        ridge = _RIDGE * moment.diagonal().mean()
+        factors[name] = torch.linalg.cholesky(moment + ridge * torch.eye(len(moment)).to(moment))
+    return factors
+
+
+def _add_moments(
+    moments: dict[str, Tensor], name: str, inputs: InputTracker, stack: str, _: nn.Module, args: Any
+) -> None:
+    x = args[0].detach()
+    real = inputs.of(stack).text.real
+    x = x[real.to(x.device)] if real is not None and real.shape == x.shape[:2] else x
+    x = torch.cat([x, torch.ones_like(x[..., :1])], -1).flatten(0, -2).double()
+    moments[name] = moments.get(name, 0) + x.T @ x
 
 
 def _symmetries(model: nn.Module, trace: Trace, layout: Layout) -> tuple[Symmetries, Symmetries]:

@@ -1,27 +1,43 @@
-"""Figures of results: heads as a grid, scores by rank, curves; matplotlib draws them."""
+"""Pictures of results: figures by matplotlib, and SVG for notebooks and pages."""
 
-from headwise.tables.plots._axes import save_figure
-from headwise.tables.plots._categories import category_marks, plot_categories
-from headwise.tables.plots._curve_lines import CurveLine, plot_curves
-from headwise.tables.plots._head_grid import HeadGrid, plot_heads, plot_removed
-from headwise.tables.plots._html import categories_html, curves_html, grid_html
-from headwise.tables.plots._plot_area import PlotArea
-from headwise.tables.plots._ranking import plot_ranking
-from headwise.tables.plots._weights import plot_weights
+from headwise.tables.plots._figures import (
+    plain_legend,
+    plot_axes,
+    plot_categories,
+    plot_heads,
+    plot_ranking,
+    plot_removed,
+    plot_weights,
+    save_figure,
+)
+from headwise.tables.plots._grid import category_marks
+from headwise.tables.plots._svg import (
+    Frame,
+    Square,
+    categories_html,
+    curves_html,
+    draw_grid,
+    grid_html,
+    placing,
+    points,
+)
 
 __all__ = [
-    "CurveLine",
-    "HeadGrid",
-    "PlotArea",
+    "Frame",
+    "Square",
     "categories_html",
     "category_marks",
     "curves_html",
+    "draw_grid",
     "grid_html",
+    "placing",
+    "plain_legend",
+    "plot_axes",
     "plot_categories",
-    "plot_curves",
     "plot_heads",
     "plot_ranking",
     "plot_removed",
     "plot_weights",
+    "points",
     "save_figure",
 ]

@@ -7,8 +7,17 @@ function byId(id) {
   return document.getElementById(id);
 }
 
-function make(tag, { text, ...attributes } = {}, children = []) {
-  const element = document.createElement(tag);
+const SVG = "http://www.w3.org/2000/svg";
+
+function make(tag, attributes, children) {
+  return dress(document.createElement(tag), attributes, children);
+}
+
+function makeSvg(tag, attributes, children) {
+  return dress(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function dress(element, { text, ...attributes } = {}, children = []) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value !== undefined && value !== false) element.setAttribute(name, value);
   }
@@ -35,18 +44,6 @@ function setVariables(element, variables) {
   for (const [name, value] of Object.entries(variables)) {
     element.style.setProperty(`--${name}`, value);
   }
-  return element;
-}
-
-const SVG = "http://www.w3.org/2000/svg";
-
-function makeSvg(tag, { text, ...attributes } = {}, children = []) {
-  const element = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (value !== undefined && value !== false) element.setAttribute(name, value);
-  }
-  if (text !== undefined) element.textContent = text;
-  element.append(...children);
   return element;
 }
 

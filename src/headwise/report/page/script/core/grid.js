@@ -1,5 +1,5 @@
-// A grid of colored cells that can be used by pointer and keyboard. It shows the heads of a model,
-// and the attention map of a head.
+// Grids of cells that can be used by pointer and keyboard: the heads of a model, and the attention
+// map of a head.
 
 const ARROWS = {
   ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1],
@@ -39,7 +39,7 @@ function makeCell(content) {
   return element;
 }
 
-// The Tab key reaches one cell; the arrow keys move from it to the others.
+// The Tab key reaches one cell of a table or a picture; the arrow keys move from it to the others.
 function makeNavigable(table, cells, onPoint, onPick) {
   const positions = new Map();
   cells.forEach((line, row) => line.forEach((element, column) => {
@@ -48,12 +48,12 @@ function makeNavigable(table, cells, onPoint, onPick) {
   const [first] = positions.keys();
   first?.setAttribute("tabindex", 0);
   const onCell = (handle) => (event) => {
-    const position = positions.get(event.target.closest("td"));
+    const position = positions.get(event.target.closest("td, rect"));
     if (position) handle(event, ...position);
   };
   table.addEventListener("pointerover", onCell((_, row, column) => onPoint(row, column)));
   table.addEventListener("focusin", onCell((event, row, column) => {
-    table.querySelector("td[tabindex='0']")?.setAttribute("tabindex", -1);
+    table.querySelector("[tabindex='0']")?.setAttribute("tabindex", -1);
     event.target.setAttribute("tabindex", 0);
     onPoint(row, column);
   }));

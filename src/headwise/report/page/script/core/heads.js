@@ -5,13 +5,11 @@ for (const select of document.querySelectorAll("select[data-choose='head']")) {
   select.addEventListener("change", () => choose("head", Number(select.value)));
   drawOn(["head"], () => { select.value = String(chosen.head); });
 }
-drawOn(["head"], drawName);
-
-function drawName() {
+drawOn(["head"], () => {
   for (const name of document.querySelectorAll("[data-name]")) {
     name.textContent = study.heads[chosen.head];
   }
-}
+});
 
 // The layers of a stack, its number of columns, and the head at a place.
 function layoutOf(stack) {
@@ -23,4 +21,24 @@ function layoutOf(stack) {
   return {
     layers, width, head: (row, column) => headAt.get(`${layers[row]} ${column}`),
   };
+}
+
+// A grid of the heads of a stack. `cell(head, width)` is that of `makeGrid`; `found(head, element)`
+// is called for each cell.
+function makeHeadGrid(stack, { label, cell, found, onPoint = () => {}, kind }) {
+  const { layers, width, head } = layoutOf(stack);
+  const { table, cells } = makeGrid({
+    label: `${label}${stack && ` of ${stack}`}`,
+    corner: "layer ↓\nhead →",
+    rows: layers.map(String),
+    columns: Array.from({ length: width }, (_, column) => String(column)),
+    cell: (...place) => head(...place) === undefined ? null : cell(head(...place), width),
+    onPoint: (...place) => onPoint(head(...place)),
+    onPick: (...place) => choose("head", head(...place)),
+    kind: kind(width),
+  });
+  cells.forEach((line, row) => line.forEach((element, column) => {
+    if (element) found(head(row, column), element);
+  }));
+  return table;
 }

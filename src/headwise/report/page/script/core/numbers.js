@@ -63,21 +63,19 @@ function placeOn({ low, high }, value) {
 }
 
 function makeLegend(scale, { unit = "", evens = [], hatched = "" }) {
+  const [low, high] = [scale.low, scale.high].map((limit) =>
+    make("span", { text: withMinus(Number(limit.toPrecision(3)).toString()) }));
   const ramp = make("span", { class: "ramp" });
   const known = [evens].flat().filter((even) => even !== null);
-  if (known.length) ramp.append(makeTick(placeOn(scale, middleOf(known))));
+  const middle = (Math.min(...known) + Math.max(...known)) / 2;
+  if (known.length) ramp.append(makeTick(placeOn(scale, middle)));
   return [
-    make("span", { text: formatLimit(scale.low) }),
-    ramp,
-    make("span", { text: formatLimit(scale.high) }),
+    low, ramp, high,
     ...(unit ? [make("span", { text: unit })] : []),
-    ...(known.length ? [makeKey("tick-key", `even attention: ${formatRange(known)}`)] : []),
-    ...(hatched ? [makeKey("hatch-key", hatched)] : []),
+    ...(known.length
+      ? [make("span", { class: "tick-key", text: `even attention: ${formatRange(known)}` })] : []),
+    ...(hatched ? [make("span", { class: "hatch-key", text: hatched })] : []),
   ];
-}
-
-function makeKey(kind, text) {
-  return make("span", { class: kind, text });
 }
 
 function makeTick(place) {
@@ -91,15 +89,7 @@ function makeBar(share, even) {
   return bar;
 }
 
-function middleOf(values) {
-  return (Math.min(...values) + Math.max(...values)) / 2;
-}
-
 function formatRange(values) {
   const [low, high] = [Math.min(...values), Math.max(...values)].map(formatNumber);
   return low === high ? low : `${low}–${high}`;
-}
-
-function formatLimit(value) {
-  return withMinus(Number(value.toPrecision(3)).toString());
 }

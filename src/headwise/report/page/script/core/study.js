@@ -13,12 +13,9 @@ const listeners = { head: [], statistic: [], sample: [], query: [], kept: [] };
 function choose(name, value) {
   chosen[name] = value;
   // Another text has other tokens, and heads of another stack read other texts.
-  if (name === "sample" || (name === "head" && !isToken(chosen.query))) chosen.query = null;
+  const isGone = () => !study.samples.length || chosen.query >= textOf("queries").length;
+  if (name === "sample" || (name === "head" && chosen.query !== null && isGone())) chosen.query = null;
   for (const draw of listeners[name]) draw();
-}
-
-function isToken(query) {
-  return query !== null && study.samples.length > 0 && query < textOf("queries").length;
 }
 
 // Draw now, and again whenever one of these choices changes.

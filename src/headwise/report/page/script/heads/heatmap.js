@@ -25,25 +25,17 @@ function describe({ meaning, unit }) {
 }
 
 function drawStack(stack, statistic, scale) {
-  const { layers, width, head } = layoutOf(stack);
-  const { table, cells } = makeGrid({
-    label: `${statistic.label} of every head${stack && ` of ${stack}`}`,
-    corner: "layer ↓\nhead →",
-    rows: layers.map(String),
-    columns: Array.from({ length: width }, (_, column) => String(column)),
-    cell: (row, column) => describeCell(head(row, column), statistic, scale, width),
-    onPoint: (row, column) => showValue(head(row, column), statistic),
-    onPick: (row, column) => choose("head", head(row, column)),
-    kind: width > 16 ? "dense" : "roomy",
+  const table = makeHeadGrid(stack, {
+    label: `${statistic.label} of every head`,
+    cell: (head, width) => describeCell(head, statistic, scale, width),
+    found: (head, cell) => { headCells[head] = cell; },
+    onPoint: (head) => showValue(head, statistic),
+    kind: (width) => width > 16 ? "dense" : "roomy",
   });
-  cells.forEach((line, row) => line.forEach((cell, column) => {
-    if (cell) headCells[head(row, column)] = cell;
-  }));
   return stack ? make("figure", { "data-stack": stack }, [make("figcaption", { text: stack }), table]) : table;
 }
 
 function describeCell(head, statistic, scale, width) {
-  if (head === undefined) return null;
   const mean = statistic.mean[head];
   return {
     place: mean === null ? null : placeOn(scale, mean),

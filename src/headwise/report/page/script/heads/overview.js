@@ -14,37 +14,11 @@ function enhanceMap(picture) {
     rows.set(row, [...(rows.get(row) ?? []), square]);
   }
   picture.setAttribute("role", "group");
-  makeMapNavigable(picture, [...rows.values()]);
-}
-
-function makeMapNavigable(picture, rows) {
-  const headOf = (event) => event.target.dataset?.head;
-  picture.addEventListener("click", (event) => {
-    if (headOf(event)) choose("head", Number(headOf(event)));
-  });
-  picture.addEventListener("pointerover", (event) => {
-    if (headOf(event)) describeSquare(Number(headOf(event)));
-  });
+  const cells = [...rows.values()];
+  const headAt = (row, column) => Number(cells[row][column].dataset.head);
+  makeNavigable(picture, cells, (...place) => describeSquare(headAt(...place)),
+    (...place) => choose("head", headAt(...place)));
   picture.addEventListener("pointerleave", () => describeSquare(chosen.head));
-  picture.addEventListener("focusin", (event) => {
-    for (const square of squares.values()) square.setAttribute("tabindex", -1);
-    event.target.setAttribute("tabindex", 0);
-    describeSquare(Number(headOf(event)));
-  });
-  picture.addEventListener("keydown", (event) => {
-    const row = rows.findIndex((line) => line.includes(event.target));
-    if (row < 0) return;
-    const column = rows[row].indexOf(event.target);
-    if (event.key in ARROWS) {
-      const [down, right] = ARROWS[event.key];
-      rows[row + down]?.[column + right]?.focus();
-    } else if (event.key === "Enter" || event.key === " ") {
-      choose("head", Number(headOf(event)));
-    } else {
-      return;
-    }
-    event.preventDefault();
-  });
 }
 
 function describeSquare(head) {

@@ -10,17 +10,15 @@ const ROWS_AT_ONCE = 200;
 let shownRows = ROWS_AT_ONCE;
 
 function headRow(head) {
-  if (!headRows.has(head)) headRows.set(head, makeHeadRow(study.heads[head], head));
+  if (!headRows.has(head)) {
+    const button = make("button", { type: "button", text: study.heads[head] });
+    button.addEventListener("click", () => choose("head", head));
+    headRows.set(head, make("tr", {}, [
+      make("th", { scope: "row" }, [button]),
+      ...tableColumns().map(({ mean }) => make("td", { text: formatNumber(mean[head]) })),
+    ]));
+  }
   return headRows.get(head);
-}
-
-function makeHeadRow(name, head) {
-  const button = make("button", { type: "button", text: name });
-  button.addEventListener("click", () => choose("head", head));
-  return make("tr", {}, [
-    make("th", { scope: "row" }, [button]),
-    ...tableColumns().map(({ mean }) => make("td", { text: formatNumber(mean[head]) })),
-  ]);
 }
 
 function tableColumns() {

@@ -4,17 +4,14 @@ const STACK_NAMES = {
   encoder: "Encoder", decoder: "Decoder", "decoder.cross": "Cross-attention",
 };
 const lastHead = new Map();
-
-function placeOf(stack) {
-  const place = Object.keys(STACK_NAMES).indexOf(stack);
-  return place < 0 ? stacks.length : place;
-}
+const byName = [...new Set([...Object.keys(STACK_NAMES), ...stacks])]; // other stacks come last
+const inOrder = byName.filter((stack) => stacks.includes(stack));
 
 function drawTabs() {
   const current = study.stacks[chosen.head];
   lastHead.set(current, chosen.head);
   for (const list of document.querySelectorAll("[data-tabs]")) {
-    const buttons = [...stacks].sort((a, b) => placeOf(a) - placeOf(b)).map((stack) => {
+    const buttons = inOrder.map((stack) => {
       const pressed = stack === current;
       const button = make("button", {
         type: "button", "aria-pressed": String(pressed), text: STACK_NAMES[stack] ?? stack,

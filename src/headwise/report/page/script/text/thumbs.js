@@ -19,25 +19,16 @@ function drawThumbs() {
 }
 
 function drawThumbsOf(stack) {
-  const { layers, width, head } = layoutOf(stack);
-  const { table, cells } = makeGrid({
-    label: `Maps of all heads${stack && ` of ${stack}`}`,
-    corner: "layer ↓\nhead →",
-    rows: layers.map(String),
-    columns: Array.from({ length: width }, (_, column) => String(column)),
-    cell: (row, column) => head(row, column) === undefined ? null
-      : { place: null, label: study.heads[head(row, column)] },
-    onPoint: () => {},
-    onPick: (row, column) => choose("head", head(row, column)),
-    kind: width > 16 ? "thumbs many" : "thumbs",
+  const table = makeHeadGrid(stack, {
+    label: "Maps of all heads",
+    cell: (head) => ({ place: null, label: study.heads[head] }),
+    found: (head, cell) => {
+      thumbCells[head] = cell;
+      cell.dataset.thumb = head;
+      if (pairsKept(head)) whenVisible.observe(cell);
+    },
+    kind: (width) => width > 16 ? "thumbs many" : "thumbs",
   });
-  cells.forEach((line, row) => line.forEach((cell, column) => {
-    if (!cell) return;
-    const index = head(row, column);
-    thumbCells[index] = cell;
-    cell.dataset.thumb = index;
-    if (pairsKept(index)) whenVisible.observe(cell);
-  }));
   return make("figure", stacks.length > 1 ? { "data-stack": stack } : {}, [table]);
 }
 

@@ -1,33 +1,26 @@
 """The page of a comparison as text: its numbers, its style and a policy that allows no more."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float64
 
 from headwise._display import counted, printable
-from headwise.report._html import fill_template, write_html
+from headwise.report._html import fill_template
 from headwise.report._statistic_labels import statistic_label
 from headwise.report.comparison._comparison_data import ComparisonData
-from headwise.report.comparison.page._maps import DifferenceMap, head_map, number
-from headwise.tables import STATISTICS
+from headwise.tables import STATISTICS, Frame, Head, Square, draw_grid
 
 _FOLDER = Path(__file__).parent
-_COLORS = _FOLDER.parents[1] / "page" / "style" / "colors.css"
+_COLORS = _FOLDER.parent / "page" / "style" / "colors.css"
 _MOST_ROWS = 20
 # Squares of all maps together; further statistics are left out, and named.
 _MOST_SQUARES = 30_000
-
-
-def write_comparison_page(comparison: ComparisonData, path: Path) -> Path:
-    """Write the page and return its path.
-
-    Raises:
-        ArgumentError: the path does not end in .html.
-    """
-    return write_html("report", render(comparison), path)
+_STEPS, _SIDES = 8, 4  # steps of colour: of all values, and of each sign
+_TICKS = 12
 
 
 def render(comparison: ComparisonData) -> str:
@@ -60,11 +53,11 @@ def _titles(comparison: ComparisonData) -> Iterator[tuple[str, str]]:
     return zip(comparison.titles, ("before", "after"), strict=True)
 
 
-def _overview(comparison: ComparisonData) -> DifferenceMap:
+def _overview(comparison: ComparisonData) -> str:
     sizes = comparison.largest()
     finite = sizes[np.isfinite(sizes)]
     limits = 0.0, float(finite.max()) if len(finite) else 0.0
-    return head_map("Largest difference of each head", comparison.heads, sizes, limits=limits)
+    return _map("Largest difference of each head", comparison.heads, sizes, limits=limits, scale=2)
 
 
 def _shown_statistics(comparison: ComparisonData) -> list[str]:
@@ -97,14 +90,66 @@ def _statistic(comparison: ComparisonData, name: str) -> dict[str, Any]:
         "changed": f"{counted(count, 'head')} changed" if count else "no head changed",
         "maps": [
             *(
-                head_map(title, comparison.heads, values, limits=limits)
+                _map(title, comparison.heads, values, limits=limits)
                 for title, values in zip(("before", "after"), sides, strict=True)
             ),
-            head_map(
+            _map(
                 "after − before", comparison.heads, difference, limits=(-limit, limit), signed=True
             ),
         ],
     }
+
+
+def _map(
+    title: str,
+    heads: Sequence[Head],
+    values: Float64[np.ndarray, " N"],
+    *,
+    limits: tuple[float, float],
+    signed: bool = False,
+    scale: int = 1,
+) -> str:
+    """The map of a value of each head, with its caption; a head without a value is hollow.
+
+    Args:
+        limits: The values of the palest and the darkest step.
+        signed: Whether colours diverge from 0.
+        scale: Screen pixels for each pixel of the picture.
+    """
+    squares = []
+    for head, value in zip(heads, values.tolist(), strict=True):
+        style = _signed_step(value, limits[1]) if signed else _step(value, limits)
+        shown = number(value, signed) if np.isfinite(value) else "not there"
+        squares.append(Square({"class": style, "rx": "1.5"}, f"{head}: {shown}"))
+    layers, columns = len({(x.stack, x.layer) for x in heads}), 1 + max(x.head for x in heads)
+    every = -(-layers // (2 * _TICKS)), -(-columns // _TICKS)
+    frame = Frame(12, 11, left=26, bottom=14, every=every, row_end=22, column_at=-4)
+    label = f"{title}: a row per layer, a column per head"
+    size = scale * (26 + 12 * columns)
+    picture = draw_grid(heads, squares, label, frame, width=size, height="")
+    low, high = (number(limit, signed) for limit in limits)
+    caption = f"{title} <small>{low} to {high}</small>"
+    return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
+
+
+def number(value: float, signed: bool = False) -> str:
+    """Three significant digits, with a true minus sign."""
+    return f"{value + 0.0:{'+' if signed and value else ''}.3g}".replace("-", "\N{MINUS SIGN}")
+
+
+def _step(value: float, limits: tuple[float, float]) -> str:
+    if not np.isfinite(value):
+        return "absent"
+    low, high = limits
+    share = (value - low) / (high - low) if high > low else 0.0
+    return f"s{min(_STEPS, max(0, round(share * _STEPS)))}"
+
+
+def _signed_step(value: float, limit: float) -> str:
+    if not np.isfinite(value):
+        return "absent"
+    step = min(_SIDES, round(abs(value) / limit * _SIDES)) if limit > 0 else 0
+    return f"{'p' if value > 0 else 'n'}{step}" if step else "zero"
 
 
 def _roles(roles: pd.DataFrame) -> list[dict[str, Any]]:

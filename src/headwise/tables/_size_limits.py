@@ -74,22 +74,18 @@ def _text_bytes(path: Path, name: str) -> int:
 
 
 def _check_csv(path: Path) -> None:
-    if _is_small(path, _BYTES_PER_ROW):
-        return
-    with path.open(encoding="utf-8") as lines:
-        next(lines, "")  # the metadata
-        columns = next(lines, "").count(",") + 1
-        rows = sum(1 for _ in lines)
-    _check_values(path, rows * columns, rows, columns)
+    if not _is_small(path, _BYTES_PER_ROW):
+        with path.open(encoding="utf-8") as lines:
+            next(lines, "")  # the metadata
+            columns = next(lines, "").count(",") + 1
+            rows = sum(1 for _ in lines)
+        _check_values(path, rows * columns, rows, columns)
 
 
 def _check_json(path: Path) -> None:
-    if _is_small(path, _BYTES_PER_RECORD):
-        return
-    content = json.loads(path.read_text("utf-8"))
-    records = content.get("heads") if isinstance(content, dict) else None
-    if isinstance(records, list):
-        names = {name for record in records if isinstance(record, dict) for name in record}
+    if not _is_small(path, _BYTES_PER_RECORD):
+        records = json.loads(path.read_text("utf-8"))["heads"]
+        names = {name for record in records for name in record}
         _check_values(path, len(records) * len(names), len(records), len(names))
 
 

@@ -1,6 +1,8 @@
 """QK-clip: scale the queries and keys of heads whose logits have grown too large."""
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,28 +10,52 @@ import torch
 from jaxtyping import Float64
 
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import (
-    Site,
-    check_weights,
-)
-from headwise.models.ownership import (
-    LogitRows,
-    find_logit_rows,
-    first_batch,
-    scale_rows,
-)
+from headwise.models import Site, check_weights
+from headwise.models.ownership import LogitRows, find_logit_rows, first_batch, scale_rows
 from headwise.monitor._monitor import HeadMonitor
 from headwise.monitor._step_statistics import StepStatistics
-from headwise.monitor._trainer import TrainerEvents
-from headwise.monitor.clip._checks import (
-    check_numbers,
-    checked_bar,
-    checked_monitor,
-)
-from headwise.monitor.clip._reports import ClippedHead, ClipReport
+from headwise.monitor._step_watch import TrainerEvents
+from headwise.tables import Head
 
 _EPS = float(np.finfo(np.float32).eps)
 _LEAST_MARGIN = 8 * _EPS  # logits are sums of rounded products in float32
+_NAMED = 8  # heads named in a message; the others are counted
+
+
+@dataclass(frozen=True)
+class ClippedHead:
+    """A head whose largest logit passed the bar.
+
+    Attributes:
+        max_logit: Its largest logit, before any softcap.
+        factor: What its logits were multiplied by, 0 … 1.
+    """
+
+    head: Head
+    max_logit: float
+    factor: float
+
+
+@dataclass(frozen=True)
+class ClipReport:
+    """What `QKClip.step` did.
+
+    Attributes:
+        step: The optimizer step.
+        watched: Whether the monitor watched it. If not, no logit is known and nothing is scaled.
+        heads: The heads that were clipped.
+    """
+
+    step: int
+    watched: bool
+    heads: tuple[ClippedHead, ...]
+
+    def __str__(self) -> str:
+        if not self.watched:
+            return f"step {self.step}: not watched"
+        named = [f"{x.head} ({x.max_logit:.4g}, times {x.factor:.3g})" for x in self.heads]
+        more = [f"{len(named) - _NAMED} more"] if len(named) > _NAMED else []
+        return f"step {self.step}: clipped {', '.join([*named[:_NAMED], *more]) or 'no head'}"
 
 
 class QKClip(TrainerEvents):
@@ -90,18 +116,18 @@ class QKClip(TrainerEvents):
         *,
         reference: Any = None,
     ) -> None:
-        self._monitor = checked_monitor(monitor)
-        self._bar = checked_bar(max_logit)
+        self._monitor = _checked(monitor, "QKClip")
+        is_number = isinstance(max_logit, int | float | np.number)
+        if not is_number or isinstance(max_logit, bool) or not 0 < max_logit < math.inf:
+            raise ArgumentError(
+                f"QKClip: max_logit={max_logit!r}. Give a number above 0, 100 for example."
+            )
+        self.max_logit = float(max_logit)
         check_weights("QKClip", monitor.model)
         batch = first_batch(monitor.model, reference, "QKClip")
         self._rows = find_logit_rows(monitor.model, batch, monitor.layers)
         self._steps = monitor.steps
         self._watched: list[int] = []
-
-    @property
-    def max_logit(self) -> float:
-        """The bar."""
-        return self._bar
 
     @property
     def watched_steps(self) -> tuple[int, ...]:
@@ -119,7 +145,7 @@ class QKClip(TrainerEvents):
             UnsupportedError: a largest logit is not a number, or the heads are not those that
                 were found when the clip was made.
         """
-        monitor = checked_monitor(self._monitor, "QKClip.step")
+        monitor = _checked(self._monitor, "QKClip.step")
         if monitor.steps == self._steps:
             raise ArgumentError(
                 f"QKClip.step: the monitor is still at step {monitor.steps}. Call monitor.step() "
@@ -139,7 +165,7 @@ class QKClip(TrainerEvents):
 
     def __repr__(self) -> str:
         return (
-            f"<QKClip of {type(self._monitor.model).__name__}: max_logit={self._bar:g}, "
+            f"<QKClip of {type(self._monitor.model).__name__}: max_logit={self.max_logit:g}, "
             f"steps={self._steps}, watched={len(self._watched)}>"
         )
 
@@ -148,13 +174,15 @@ class QKClip(TrainerEvents):
         factors: dict[str, Float64[np.ndarray, " H"]] = {}
         heads: list[ClippedHead] = []
         for site, largest in logits.items():
-            low = self._bar * (1 - self._margin(self._rows[site.name]))
-            needed = np.divide(low, largest, out=np.ones_like(largest), where=largest > self._bar)
+            low = self.max_logit * (1 - self._margin(self._rows[site.name]))
+            needed = np.divide(
+                low, largest, out=np.ones_like(largest), where=largest > self.max_logit
+            )
             factors[site.name] = np.minimum(factors.get(site.name, 1.0), needed)
             heads += [
                 ClippedHead(*clipped)
                 for clipped in zip(site.heads(), largest.tolist(), needed.tolist(), strict=True)
-                if clipped[1] > self._bar
+                if clipped[1] > self.max_logit
             ]
         if not heads:
             return ()
@@ -175,14 +203,27 @@ class QKClip(TrainerEvents):
             part = slice(start, start := start + site.n_heads)
             rows = self._rows.get(site.name)
             if rows is None or len(rows.groups) != site.n_heads:
-                known = "none" if rows is None else str(len(rows.groups))
+                found = "none" if rows is None else str(len(rows.groups))
                 raise UnsupportedError(
-                    f"QKClip.step: {site.name} has {site.n_heads} heads, where {known} were "
+                    f"QKClip.step: {site.name} has {site.n_heads} heads, where {found} were "
                     f"found when the clip was made. Make it with a reference that reaches all "
                     f"layers, after the last change of the model."
                 )
-            check_numbers(site, values[part], is_defined[part])
-            logits[site] = _uncapped(values[part], rows.softcap)
+            for head, value, known in zip(
+                site.heads(), values[part], is_defined[part], strict=True
+            ):
+                if not known or math.isnan(value) or value == math.inf:
+                    raise UnsupportedError(
+                        f"QKClip.step: the largest logit of {head} ({site.name}) is "
+                        f"{float(value) if known else 'unknown'}. Nothing was scaled. Go back to "
+                        f"a checkpoint with finite logits, or leave the layer out with "
+                        f"HeadMonitor(layers=...)."
+                    )
+            # The cap hides how large a logit was, as far as float32 tells them apart.
+            cap = rows.softcap
+            ends = -1 + _EPS, 1 - _EPS
+            uncapped = values[part] if cap is None else np.clip(values[part] / cap, *ends)
+            logits[site] = uncapped if cap is None else cap * np.arctanh(uncapped)
         return logits
 
     def _margin(self, rows: LogitRows) -> float:
@@ -197,13 +238,16 @@ class QKClip(TrainerEvents):
         return max([_LEAST_MARGIN, *(torch.finfo(dtype).eps for dtype in dtypes)])
 
 
-def _uncapped(
-    logits: Float64[np.ndarray, " H"], softcap: float | None
-) -> Float64[np.ndarray, " H"]:
-    """The logits before the cap, as far as float32 tells them from it."""
-    if softcap is None:
-        return logits
-    inferred: Float64[np.ndarray, " H"] = softcap * np.arctanh(
-        np.clip(logits / softcap, -1 + _EPS, 1 - _EPS)
-    )
-    return inferred
+def _checked(monitor: Any, caller: str) -> HeadMonitor:
+    if not isinstance(monitor, HeadMonitor):
+        raise ArgumentError(
+            f"{caller}: monitor is a {type(monitor).__name__}. Give a headwise.HeadMonitor."
+        )
+    if monitor.is_closed:
+        raise ArgumentError(f"{caller}: the monitor is closed. Make a new one, and a new clip.")
+    if "max_logit" not in monitor.statistics:
+        raise ArgumentError(
+            f"{caller}: the monitor watches {', '.join(monitor.statistics)}, not max_logit. Make "
+            f"it with statistics={(*monitor.statistics, 'max_logit')}."
+        )
+    return monitor

@@ -1,4 +1,7 @@
-"""Align the outputs of an encoder-decoder with its inputs, by chosen cross-attention heads."""
+"""Align the outputs of an encoder-decoder with its inputs, by chosen cross-attention heads.
+
+Only the weights of these heads are computed, from queries and keys of the model's own kernel.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,14 +10,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from headwise.errors import ArgumentError
-from headwise.models import check_model
-from headwise.roles.cross_attention._weights import CrossAttention, cross_attention
-from headwise.tables import HeadsLike, resolve_heads
+from headwise._evaluation import in_evaluation
+from headwise.errors import ArgumentError, UnsupportedError
+from headwise.kernels import weights_of_head
+from headwise.masks.tiles import Tile
+from headwise.models import (
+    AttentionCall,
+    Site,
+    Sites,
+    capture_calls,
+    check_model,
+    device_of,
+    model_inputs,
+)
+from headwise.models.texts import decoder_ids, pad
+from headwise.tables import Head, HeadsLike, resolve_heads
 
+# The largest relative difference between a head and its weights times the values.
+_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
 Outputs = Sequence[Sequence[int]]
 
 
@@ -84,6 +100,92 @@ def align(
         for row, output in enumerate(outputs)
     ]
     return [Alignment(each.spans[first:], each.mass[first:]) for each in whole]
+
+
+@dataclass(frozen=True)
+class CrossAttention:
+    """The cross-attention calls of one pass; weights are computed head by head, when needed.
+
+    Attributes:
+        rows: For each example the number of queries, one for each output.
+    """
+
+    calls: Mapping[Site, AttentionCall]
+    rows: Sequence[int]
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        """All cross-attention heads, by layer."""
+        return tuple(head for site in self.calls for head in site.heads())
+
+    def visible(self) -> Bool[Tensor, "B S"]:
+        """Which source positions of each example are not padding."""
+        call = next(iter(self.calls.values()))
+        (B, _, T, _), S = call.q.shape, call.k.shape[2]
+        mask = call.rule.visible_in(Tile.whole(T, S, call.q.device))
+        if mask is None:
+            return torch.ones(B, S, dtype=torch.bool, device=call.q.device)
+        return mask.expand(B, -1, T, S).any(1).any(1)
+
+    def weights(self, head: Head) -> Float[Tensor, "B T S"]:
+        """The weights of one head; those of other heads are not computed.
+
+        Raises:
+            UnsupportedError: the head's output does not follow from them.
+        """
+        site = next(site for site in self.calls if head in site.heads())
+        call, T = self.calls[site], max(self.rows)
+        weights = weights_of_head(call.q, call.k, call.rule, head.head, range(T))
+        _verify(call, head, weights)
+        return weights
+
+
+@torch.no_grad()
+def cross_attention(
+    caller: str, model: nn.Module, inputs: Mapping[str, Any], outputs: Sequence[Sequence[int]]
+) -> CrossAttention:
+    """Run an encoder-decoder once, with the outputs as its labels, and keep what it attends with.
+
+    Raises:
+        UnsupportedError: no cross-attention call was captured.
+    """
+    device = device_of(model)
+    read = pad([decoder_ids(model, output) for output in outputs], device)
+    sites, calls = Sites(model), list[tuple[Site, AttentionCall]]()
+
+    def record(call: AttentionCall) -> None:
+        site = sites.of(call, active)
+        if site.cross:
+            calls.append((site, call))
+
+    batch = {
+        name: value.to(device) if isinstance(value, Tensor) else value
+        for name, value in model_inputs(inputs).items()
+    }
+    with in_evaluation(model), capture_calls(model, record) as active:
+        model(**batch, decoder_input_ids=read.input_ids)
+    if not calls:
+        raise UnsupportedError(
+            f"{caller}: no cross-attention of {type(model).__name__} was captured. Give an "
+            f"encoder-decoder."
+        )
+    return CrossAttention(dict(calls), [len(output) for output in outputs])
+
+
+def _verify(call: AttentionCall, head: Head, weights: Float[Tensor, "B T S"]) -> None:
+    """Refuse a head whose output is not its weights times its values."""
+    if call.join is not None or not call.exact:
+        return
+    kv_head = head.head // (call.q.shape[1] // call.k.shape[1])
+    ours = weights @ call.v[:, kv_head].to(weights.dtype)
+    theirs = call.heads[:, head.head, : weights.shape[1]].to(weights.dtype)
+    gap, size = (ours - theirs).abs().max().item(), theirs.abs().max().item()
+    if not gap <= _TOLERANCE.get(call.heads.dtype, 1e-4) * max(size, 1e-6):
+        raise UnsupportedError(
+            f"align: {head} does not compute attention from its captured inputs: its output and "
+            f"ours differ by {gap:.2g} at a size of {size:.2g}. Choose another head, and please "
+            f"report it."
+        )
 
 
 def aligned(weights: Float[np.ndarray, "T S"]) -> Alignment:

@@ -14,7 +14,7 @@ from jaxtyping import Float64, Int64
 from headwise.errors import ArgumentError, InputError, OutputError
 from headwise.files import as_path, build_from, decode, kind_of, parse_json, write_beside
 from headwise.tables._heads import Head
-from headwise.tables.file._size_limits import check_table_size
+from headwise.tables._size_limits import check_table_size
 
 T = TypeVar("T")
 
@@ -54,25 +54,25 @@ def write_table_file(frame: pd.DataFrame, about: Mapping[str, Any], path: Path) 
             frame.attrs.update(about)
             frame.to_parquet(beside)
         elif path.suffix == ".csv":
-            lists = [str(name) for name in frame if _holds_lists(frame[name])]
-            written = frame.assign(**{name: frame[name].map(_as_json) for name in lists})
+            arrays = (n for n in frame if any(isinstance(x, np.ndarray) for x in frame[n]))
+            lists = [str(name) for name in arrays]
+            cells = {n: [json.dumps(_as_list(x)) for x in frame[n]] for n in lists}
+            written = frame.assign(**cells)
             with beside.open("w", encoding="utf-8", newline="") as out:
                 out.write(_COMMENT + json.dumps({**about, _LISTS: lists}) + "\n")
                 written.to_csv(out, index=False)
         else:
             rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-            beside.write_text(_dump({**about, "heads": rows}, path) + "\n", "utf-8")
+            content = {**about, "heads": rows}
+            try:
+                text = json.dumps(content, indent=1, allow_nan=False, default=_as_list)
+            except ValueError as error:
+                raise OutputError(
+                    f"table file: {path} cannot hold an infinite number, as the table does "
+                    f"({error}). Save it as .parquet or .csv."
+                ) from error
+            beside.write_text(text + "\n", "utf-8")
     return path
-
-
-def _dump(content: dict[str, Any], path: Path) -> str:
-    try:
-        return json.dumps(content, indent=1, allow_nan=False, default=_as_list)
-    except ValueError as error:
-        raise OutputError(
-            f"table file: {path} cannot hold an infinite number, as the table does ({error}). "
-            f"Save it as .parquet or .csv."
-        ) from error
 
 
 def read_table_file(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -130,12 +130,11 @@ def read_saved(
     return build_from(lambda: build(frame, about), problem, "Save it again.")
 
 
-def heads_of_rows(frame: pd.DataFrame) -> tuple[Head, ...]:
-    """The head of each row of a frame with one row per head.
+# The columns of a saved frame, checked: a wrong cell is a ValueError, a missing column a KeyError.
 
-    Raises:
-        ValueError: a row names no head, or two rows name the same head.
-    """
+
+def heads_of_rows(frame: pd.DataFrame) -> tuple[Head, ...]:
+    """The head of each row of a frame with one row per head."""
     heads = tuple(Head.parse(name) for name in texts_of(frame, "name"))
     if not heads or len(set(heads)) < len(heads):
         raise ValueError(f"{len(heads)} rows of {len(set(heads))} heads")
@@ -143,31 +142,17 @@ def heads_of_rows(frame: pd.DataFrame) -> tuple[Head, ...]:
 
 
 def originals_of_rows(frame: pd.DataFrame) -> tuple[Head | None, ...]:
-    """The column `original`: each head's address in the original model, None where it has none.
-
-    Raises:
-        ValueError: a cell is not the name of a head.
-    """
+    """The column `original`: each head's address in the original model, None where it has none."""
     return tuple(Head.parse(name) if name else None for name in texts_of(frame, "original"))
 
 
 def numbers_of(frame: pd.DataFrame, name: str) -> Float64[np.ndarray, " N"]:
-    """A column of numbers; missing cells become NaN.
-
-    Raises:
-        KeyError: there is no such column.
-        ValueError: a cell is not a number.
-    """
+    """A column of numbers; missing cells become NaN."""
     return np.asarray(_column(frame, name), dtype=np.float64)
 
 
 def indices_of(frame: pd.DataFrame, name: str) -> Int64[np.ndarray, " N"]:
-    """A column of whole numbers from 0 on.
-
-    Raises:
-        KeyError: there is no such column.
-        ValueError: a cell is no such number.
-    """
+    """A column of whole numbers from 0 on."""
     numbers = numbers_of(frame, name)
     # Beyond 2⁵³ a float skips whole numbers.
     if not ((numbers >= 0) & (numbers < 2.0**53) & (numbers == np.floor(numbers))).all():
@@ -176,12 +161,7 @@ def indices_of(frame: pd.DataFrame, name: str) -> Int64[np.ndarray, " N"]:
 
 
 def texts_of(frame: pd.DataFrame, name: str) -> list[str]:
-    """A column of texts; missing cells, which a CSV does not distinguish, become empty.
-
-    Raises:
-        KeyError: there is no such column.
-        ValueError: a cell is not a text.
-    """
+    """A column of texts; missing cells, which a CSV does not distinguish, become empty."""
     cells = ["" if cell is None or cell != cell else cell for cell in _column(frame, name)]
     for cell in cells:
         if not isinstance(cell, str):
@@ -255,14 +235,6 @@ def _described(about: Any) -> dict[str, Any]:
     if not isinstance(versions, dict) or not all(isinstance(v, str) for v in versions.values()):
         raise ValueError(f"its versions are {str(versions)[:40]}, not texts by name")
     return about
-
-
-def _holds_lists(column: pd.Series) -> bool:
-    return any(isinstance(cell, np.ndarray) for cell in column)
-
-
-def _as_json(array: np.ndarray) -> str:
-    return json.dumps(_as_list(array))
 
 
 def _as_list(array: np.ndarray) -> list[float | None]:

@@ -1,20 +1,25 @@
 """Pruning curves: the loss of a model as heads are removed in different orders."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Int64
 
+from headwise._display import printable
 from headwise.errors import ArgumentError, ShapeError
-from headwise.tables._bootstrap import bootstrap_means, tails_of
+from headwise.tables._bootstrap import bootstrap_means, mean_interval
 from headwise.tables._columns import at_prompt
-from headwise.tables.plots import CurveLine, curves_html, plot_curves
+from headwise.tables.plots import curves_html, plain_legend, plot_axes
 
 __all__ = ["Curves", "Elbow"]
 
+# Distinguishable with red-green blindness, and in print; several orders share a band of grey.
+_COLORS = ("#0b6e99", "#d9730d", "#6940a5", "#448361", "#ad1a72", "#64473a")
+_BAND = "#8a8a8a"
 _UNITS = {"lm": "nats per token", "masked-lm": "nats per token", "embedding": "1 − cosine"}
 
 
@@ -109,9 +114,7 @@ class Curves:
         if len(values) > 1:
             means = values.mean(-1)
             return means.min(0), means.max(0)
-        drawn = bootstrap_means(values[0].T)
-        low, high = np.quantile(drawn, tails_of(level), axis=0)
-        return low, high
+        return mean_interval(values[0].T, level)
 
     def allowance(self, share: float = 0.01) -> float:
         """This share of the full model's loss, or of 1 if the loss compares with the full model."""
@@ -149,7 +152,7 @@ class Curves:
         # All orders share the resamples, which take longer to draw than to use.
         means = bootstrap_means(np.moveaxis(growth, -1, 0).reshape(growth.shape[-1], -1))
         drawn = self._last_within(means.reshape(-1, growth.shape[1]), allowed)
-        low, high = np.quantile(drawn, tails_of(level), method="nearest")
+        low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], method="nearest")
         return Elbow(heads, float(low), float(high), last)
 
     def frame(self, allowed: float | None = None) -> pd.DataFrame:
@@ -178,33 +181,54 @@ class Curves:
             ArgumentError: `ax` is not axes, or `allowed` is not above 0.
             MissingPackageError: matplotlib is not installed.
         """
+        ax = plot_axes("Curves.plot", ax, 8.0, 4.2)
+        colors: dict[str, str] = {}
+        unused = cycle(_COLORS)
+        for curves in (self, *others):
+            for name, orders in curves.per_text.items():
+                several, dashed = len(orders) > 1, curves is not self
+                extended = [x for x in colors if dashed and name.startswith(f"{x}, ")]
+                color = colors.get(max(extended, key=len, default=""))
+                color = color or (_BAND if several else next(unused))
+                colors |= {} if dashed else {name: color}
+                curves._plot_order(name, allowed, ax, color, "--" if dashed else "-")
+        if allowed is not None:
+            full = float(next(iter(self.per_text.values()))[:, 0].mean())
+            more = f"{allowed:.2g} more"
+            ax.axhline(full + allowed, color="#333333", linestyle=":", label=more)
         unit = _UNITS.get(self.loss.partition(" ")[0])
         loss = f"mean loss: {self.loss}" + (f", {unit}" if unit else "")
-        lines = [line for curves in (self, *others) for line in curves._lines(allowed, self)]
-        full = float(next(iter(self.per_text.values()))[:, 0].mean())
-        bar = None if allowed is None else (full + allowed, f"{allowed:.2g} more")
-        labels = f"heads removed, of {self.n_heads}", loss
-        return plot_curves("Curves.plot", lines, labels, ax, bar=bar)
+        ax.set_xlabel(f"heads removed, of {self.n_heads}")
+        ax.set_ylabel(printable(loss), parse_math=False)
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.set_xlim(left=0)
+        plain_legend(ax)
+        return ax
+
+    def _plot_order(
+        self, name: str, allowed: float | None, ax: Any, color: str, style: str
+    ) -> None:
+        """Draw the mean of an order: several orders with their band, one with its elbow."""
+        mean, n_orders = self.mean(name).mean(0), len(self.per_text[name])
+        label = f"{name}, {n_orders} orders" if n_orders > 1 else name
+        if n_orders > 1:
+            ax.fill_between(
+                self.removed, *self.interval(name), color=color, alpha=0.25, linewidth=0
+            )
+        if allowed is not None:
+            elbow = self.elbow(name, allowed)
+            label = f"{label}: {elbow}"
+            height = float(mean[self.removed == elbow.heads][0])
+            if n_orders == 1 and not np.isnan(elbow.low):  # NaN for a single text
+                ax.plot([elbow.low, elbow.high], [height, height], "|-", color=color, linewidth=1)
+            if n_orders == 1:
+                ax.plot(elbow.heads, height, "o", color=color)
+        ax.plot(self.removed, mean, style, color=color, label=printable(label))
 
     def _repr_html_(self) -> str:
         title = f"Mean loss ({self.loss}) as heads are removed, of {self.n_heads}"
         means = {name: self.mean(name).mean(0) for name in self.per_text}
         return curves_html(title, self.removed.tolist(), means)
-
-    def _lines(self, allowed: float | None, first: "Curves") -> Iterator[CurveLine]:
-        for name, orders in self.per_text.items():
-            several = len(orders) > 1
-            elbow = None if allowed is None else self.elbow(name, allowed)
-            label = f"{name}, {len(orders)} orders" if several else name
-            yield CurveLine(
-                name,
-                label if elbow is None else f"{label}: {elbow}",
-                self.removed,
-                self.mean(name).mean(0),
-                self.interval(name) if several else None,
-                None if several or elbow is None else (elbow.heads, elbow.low, elbow.high),
-                dashed=self is not first,
-            )
 
     def _rows(self, order: str, allowed: float | None) -> pd.DataFrame:
         values = self.per_text[order]

@@ -1,0 +1,335 @@
+"""Saved studies: a folder with facts and results as JSON, and the numbers as safetensors.
+
+A file may hold a value of any type in any place. What is read is checked, and whatever Python
+raises for a value of the wrong form becomes an InputError with the path (`files.build_from`).
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headwise._tensors import read_arrays, write_arrays
+from headwise.errors import InputError, OutputError
+from headwise.files import (
+    STUDY_FILES,
+    build_from,
+    check_not_moved,
+    folder_beside,
+    read_object,
+    write_json,
+)
+from headwise.report._samples import Sample, TopPairs
+from headwise.report._study_data import StudyData
+from headwise.roles import Roles
+from headwise.surgery import Plan
+from headwise.tables import COLUMNS, Curves, Head, HeadTable, Scores, TextSums, Totals
+
+FORMAT = "headwise-study/1"
+_FACTS, _ARRAYS = "study.json", "arrays.safetensors"
+_RESULTS: Mapping[str, Any] = {"roles": Roles, "scores": Scores, "plan": Plan}
+_ADVICE = "Give a folder that Study.save wrote."
+# A grid of heads is drawn, which takes memory for each number up to the last.
+_MOST_HEADS = 2**14
+_PARTS = 3  # of the sums of each text: count, total, even
+
+Content = dict[str, Any]
+Arrays = dict[str, np.ndarray]
+
+
+def write_study(study: StudyData, folder: Path, *, force: bool) -> Path:
+    """Write a study into a folder, all of it or nothing.
+
+    Raises:
+        OutputError: the folder exists and `force` is False, holds something else than a study,
+            cannot be written, or a text of the study is not Unicode.
+    """
+    arrays: Arrays = {}
+    content = {
+        "format": FORMAT,
+        "title": study.title,
+        "model": dict(study.model),
+        "text": dict(study.text),
+        "meanings": dict(study.meanings),
+        "training": None if study.training is None else dict(study.training),
+        "table": _put_table(study.table, arrays),
+        "samples": [
+            _put_sample(sample, f"samples.{number}", arrays)
+            for number, sample in enumerate(study.samples)
+        ],
+        "curves": None if study.curves is None else _put_curves(study.curves, arrays),
+    }
+    try:
+        json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        surrogate = error.object[error.start]
+        raise OutputError(
+            f"save: the study holds {surrogate!r}, a lone surrogate, in one of its texts. Give "
+            f"titles and names that are Unicode."
+        ) from error
+    with folder_beside(folder, force, STUDY_FILES) as new:
+        write_json(content, new / _FACTS)
+        write_arrays(arrays, new / _ARRAYS)
+        for name in _RESULTS:
+            result = getattr(study, name)
+            if result is not None:
+                result.save(new / f"{name}.json")
+    return folder
+
+
+def read_study(folder: Path) -> Content:
+    """The fields of a study that `write_study` wrote.
+
+    Raises:
+        InputError: the folder is missing, or holds no complete study of this format.
+    """
+    check_not_moved(folder, "load_study")
+    if not (folder / _FACTS).is_file():
+        raise InputError(
+            f"load_study: {folder} is not the folder of a study: it has no {_FACTS}. {_ADVICE}"
+        )
+    problem = "holds no study"
+    content = read_object(folder / _FACTS, "load_study", _ADVICE, problem)
+    whole = f"load_study: {folder} {problem}"
+    if content.get("format") != FORMAT:
+        raise InputError(f"{whole} (its format is {content.get('format')!r:.60}). {_ADVICE}")
+
+    def build() -> Content:
+        paths = {name: folder / f"{name}.json" for name in _RESULTS}
+        results = {name: _RESULTS[name].load(x) for name, x in paths.items() if x.is_file()}
+        fields = _fields(content, read_arrays(folder / _ARRAYS))
+        for name, result in results.items():
+            _check_result(name, result, fields["table"])
+        return fields | results
+
+    return build_from(build, whole, _ADVICE)
+
+
+def _fields(content: Mapping[str, Any], arrays: Arrays) -> Content:
+    table = _get_table(content["table"], arrays)
+    training, curves = content["training"], content["curves"]
+    return {
+        "title": _text(content["title"]),
+        "model": _facts(content["model"]),
+        "text": _facts(content["text"]),
+        "meanings": {name: _text(meaning) for name, meaning in content["meanings"].items()},
+        "training": None if training is None else _facts(training),
+        "table": table,
+        "samples": tuple(
+            _get_sample(sample, f"samples.{number}", table.heads, arrays)
+            for number, sample in enumerate(content["samples"])
+        ),
+        "curves": None if curves is None else _get_curves(curves, arrays),
+    }
+
+
+def _check_result(name: str, result: Roles | Scores | Plan, table: HeadTable) -> None:
+    """Refuse a result of another model, or of heads that the table does not have."""
+    if result.model and result.model != table.model:
+        raise ValueError(f"{name} of the model {result.model:.40}, not {table.model:.40}")
+    heads: Iterable[Head | str]
+    if isinstance(result, Roles):
+        heads = result.rows["name"]
+    else:
+        heads = result.removed if isinstance(result, Plan) else result.heads
+    missing = {str(head) for head in heads} - {str(head) for head in table.heads}
+    if missing:
+        raise ValueError(f"{name} of {min(missing)}, which the table does not have")
+
+
+def _put_table(table: HeadTable, arrays: Arrays) -> Content:
+    """Add the numbers of a table to the arrays; return the rest of it."""
+    _put(arrays, "kv_heads", table.kv_heads, np.int64)
+    if table.covered is not None:
+        _put(arrays, "covered", table.covered)
+    for number, totals in enumerate(table.totals.values()):
+        _put(arrays, f"totals.{number}", [getattr(totals, name) for name in COLUMNS])
+        if totals.per_text is not None:
+            _put(arrays, f"per_text.{number}", totals.per_text.parts)
+    return {
+        "heads": [str(head) for head in table.heads],
+        "statistics": list(table.statistics),
+        "queries": table.queries,
+        "model": table.model,
+        "versions": dict(table.versions),
+        "original": [None if head is None else str(head) for head in table.original],
+    }
+
+
+def _get_table(content: Mapping[str, Any], arrays: Arrays) -> HeadTable:
+    """The table that `_put_table` took apart."""
+    heads = tuple(Head.parse(name) for name in content["heads"])
+    if not heads or len(set(heads)) < len(heads):
+        raise ValueError(f"{len(heads)} rows of {len(set(heads))} heads")
+    last = max(max(head.layer, head.head) for head in heads)
+    if last >= _MOST_HEADS:
+        raise ValueError(f"a layer or head with the number {last}; below {_MOST_HEADS} are read")
+    original = tuple(name if name is None else Head.parse(name) for name in content["original"])
+    if original and len(original) != len(heads):
+        raise ValueError(f"{len(original)} original addresses of {len(heads)} heads")
+    names = _texts(content["statistics"])
+    if len(set(names)) < len(names):
+        raise ValueError(f"a statistic is listed twice in {names}")
+    kv_heads, totals = _get(arrays, "kv_heads", len(heads), dtype=np.int64), {}
+    for number, name in enumerate(names):
+        sums = _get(arrays, f"totals.{number}", len(COLUMNS), len(heads))
+        texts = f"per_text.{number}"
+        kept = _get(arrays, texts, _PARTS, None, len(heads)) if texts in arrays else None
+        per_text = None if kept is None else TextSums(*kept)
+        totals[name] = Totals(**dict(zip(COLUMNS, sums, strict=True)), per_text=per_text)
+    return HeadTable(
+        heads=heads,
+        kv_heads=kv_heads,
+        totals=totals,
+        covered=_get(arrays, "covered", 2, len(heads)) if "covered" in arrays else None,
+        queries=_text(content["queries"]),
+        model=_text(content["model"]),
+        versions={name: _text(version) for name, version in content["versions"].items()},
+        original=original,
+    )
+
+
+def _put_curves(curves: Curves, arrays: Arrays) -> Content:
+    """Add the numbers of curves to the arrays; return the rest of them."""
+    _put(arrays, "curves.removed", curves.removed, np.int64)
+    for kind, by_name in (("losses", curves.per_text), ("scores", curves.scores)):
+        for number, values in enumerate(by_name.values()):
+            _put(arrays, f"curves.{kind}.{number}", values)
+    return {
+        "losses": list(curves.per_text),
+        "scores": list(curves.scores),
+        "n_heads": curves.n_heads,
+        "loss": curves.loss,
+        "compares": curves.compares,
+        "score": curves.score,
+    }
+
+
+def _get_curves(content: Mapping[str, Any], arrays: Arrays) -> Curves:
+    """The curves that `_put_curves` took apart."""
+    removed = _get(arrays, "curves.removed", None, dtype=np.int64)
+
+    def by_name(kind: str, *shape: int | None) -> Arrays:
+        names = [_text(name) for name in content[kind]]
+        return {x: _get(arrays, f"curves.{kind}.{n}", *shape) for n, x in enumerate(names)}
+
+    losses = by_name("losses", None, len(removed), None)
+    scores = by_name("scores", None, len(removed))
+    n_heads, compares = content["n_heads"], content["compares"]
+    if type(n_heads) is not int or not isinstance(compares, bool) or not removed[-1] <= n_heads:
+        raise ValueError(f"curves of {n_heads!r:.40} heads, compares {compares!r:.40}")
+    if not losses or any(0 in x.shape or not np.isfinite(x).all() for x in losses.values()):
+        raise ValueError("a curve without losses")
+    loss, score = _text(content["loss"]), _text(content["score"])
+    if set(scores) - set(losses) or (score and set(scores) != set(losses)):
+        raise ValueError(f"scores of {sorted(scores)}, losses of {sorted(losses)}")
+    return Curves(removed, n_heads, losses, loss, compares, score, scores)
+
+
+def _put_sample(sample: Sample, place: str, arrays: Arrays) -> Content:
+    """Add the attention of a sample to the arrays; return the rest of it.
+
+    Heads of one stack whose arrays have one shape are stacked.
+    """
+    content: Content = {"tokens": list(sample.tokens), "targets": list(sample.targets)}
+    by_kind: dict[str, Mapping[Head, np.ndarray]] = {
+        "weights": sample.weights,
+        "pairs": {head: pairs.weights for head, pairs in sample.pairs.items()},
+        "received": {Head(*layer, 0): values for layer, values in sample.received.items()},
+    }
+    for kind, values in by_kind.items():
+        groups: dict[tuple[str, tuple[int, ...]], list[Head]] = {}
+        for head, array in values.items():
+            groups.setdefault((head.stack, array.shape), []).append(head)
+        for number, heads in enumerate(groups.values()):
+            _put(arrays, f"{place}.{kind}.{number}", [values[head] for head in heads], np.float32)
+            if kind == "pairs":
+                keys = [sample.pairs[head].keys for head in heads]
+                _put(arrays, f"{place}.keys.{number}", keys, np.int32)
+            content.setdefault(kind, []).append([str(head) for head in heads])
+    return content
+
+
+def _get_sample(
+    content: Mapping[str, Any], place: str, heads: Sequence[Head], arrays: Arrays
+) -> Sample:
+    """The sample that `_put_sample` took apart."""
+    text = Sample(_texts(content["tokens"]), {}, _texts(content["targets"]))
+    layers = {Head(head.stack, head.layer, 0) for head in heads}
+    weights: dict[Head, np.ndarray] = {}
+    pairs: dict[Head, TopPairs] = {}
+    received: dict[tuple[str, int], np.ndarray] = {}
+    for number, group in enumerate(_groups(content, "weights", heads)):
+        shape, name = _shape(text, group), f"{place}.weights.{number}"
+        stacked = _get(arrays, name, len(group), *shape, dtype=np.float32)
+        weights |= zip(group, stacked, strict=True)
+    for number, group in enumerate(_groups(content, "pairs", heads)):
+        queries, n_keys = _shape(text, group)
+        keys = _get(arrays, f"{place}.keys.{number}", len(group), queries, None, dtype=np.int32)
+        shares = _get(arrays, f"{place}.pairs.{number}", *keys.shape, dtype=np.float32)
+        if not ((keys >= -1) & (keys < n_keys)).all():
+            raise ValueError(f"{place}.keys.{number} holds positions beyond {n_keys} keys")
+        pairs |= zip(group, map(TopPairs, keys, shares), strict=True)
+    for number, group in enumerate(_groups(content, "received", layers)):
+        n_keys = _shape(text, group)[1]
+        stacked = _get(arrays, f"{place}.received.{number}", len(group), n_keys, dtype=np.float32)
+        received |= zip([(head.stack, head.layer) for head in group], stacked, strict=True)
+    return Sample(text.tokens, weights, text.targets, pairs, received)
+
+
+def _groups(content: Mapping[str, Any], kind: str, known: Iterable[Head]) -> list[list[Head]]:
+    groups = [[Head.parse(name) for name in _texts(group)] for group in content.get(kind, [])]
+    named = [head for group in groups for head in group]
+    if len(set(named)) < len(named) or not set(named) <= set(known):
+        raise ValueError(f"{kind} of heads that are repeated, or that the model does not have")
+    if not all(groups):
+        raise ValueError(f"{kind} of no head")
+    return groups
+
+
+def _shape(text: Sample, heads: Sequence[Head]) -> tuple[int, int]:
+    """The number of queries and keys of heads that attend between the same texts."""
+    shapes = {tuple(len(text.side(side)) for side in text.sides(head)) for head in heads}
+    if len(shapes) > 1:
+        raise ValueError(f"maps of one shape for heads of several: {sorted(shapes)}")
+    queries, keys = shapes.pop()
+    return queries, keys
+
+
+def _put(arrays: Arrays, name: str, array: Any, dtype: type = np.float64) -> None:
+    arrays[name] = np.array(array, dtype=dtype, order="C")
+
+
+def _get(arrays: Arrays, name: str, *shape: int | None, dtype: type = np.float64) -> np.ndarray:
+    """The array of this name, of this dtype and shape; None is any size."""
+    array = arrays[name]
+    fits = len(array.shape) == len(shape) and all(
+        size is None or size == actual for size, actual in zip(shape, array.shape, strict=True)
+    )
+    if not fits or array.dtype != dtype:
+        expected = tuple("any" if size is None else size for size in shape)
+        raise ValueError(
+            f"{name} is {array.dtype} of {array.shape}, not {np.dtype(dtype)} of {expected}"
+        )
+    return array
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is not a text")
+    return value
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list):
+        raise TypeError(f"{values!r:.40} is not a list")
+    return tuple(map(_text, values))
+
+
+def _facts(values: Mapping[str, Any]) -> dict[str, str | int | float]:
+    for name, value in values.items():
+        if not isinstance(value, str | int | float):
+            raise TypeError(f"{name} is {value!r:.40}, neither a text nor a number")
+    return dict(values)

@@ -1,0 +1,208 @@
+"""Figures of results, which matplotlib draws: grids of heads, rankings, maps of weights."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Float64
+
+from headwise._display import printable
+from headwise._packages import require
+from headwise.errors import ArgumentError
+from headwise.files import as_path, write_beside
+from headwise.tables._heads import Head
+from headwise.tables.plots._grid import HeadGrid, category_styles, opacity
+
+FIGURE_ENDINGS = (".svg", ".png", ".pdf")
+_CELL, _MARGINS, _SMALLEST = 0.28, (2.2, 1.2), 2.0  # inches
+_TICKS = 16  # about as many labels as fit along an axis
+_NAMED = 40  # heads along the axis of a ranking: more names would overlap
+
+
+def plot_axes(function: str, ax: Any, width: float, height: float) -> Any:
+    """The given axes, or those of a new figure of this size, in inches.
+
+    Raises:
+        ArgumentError: `ax` is not matplotlib axes.
+        MissingPackageError: matplotlib is not installed.
+    """
+    pyplot = require("matplotlib.pyplot", "plot", function)
+    if ax is None:
+        return pyplot.subplots(figsize=(width, height), layout="constrained")[1]
+    if not isinstance(ax, require("matplotlib.axes", "plot", function).Axes):
+        raise ArgumentError(
+            f"{function}: ax is of the type {type(ax).__name__}. Give matplotlib axes, such as "
+            f"plt.subplots()[1]."
+        )
+    return ax
+
+
+def save_figure(ax: Any, path: str | Path) -> Path:
+    """Write the figure that some axes belong to, and close it.
+
+    The same figure is the same file, to the byte. Text in an .svg or .pdf stays text.
+
+    Args:
+        path: A path that ends in .svg, .png or .pdf.
+    Raises:
+        ArgumentError: the path has another ending.
+        OutputError: the file cannot be written. No partial file is left behind.
+    """
+    matplotlib = require("matplotlib", "plot", "save_figure")
+    pyplot = require("matplotlib.pyplot", "plot", "save_figure")
+    path = as_path("save_figure", path)
+    if path.suffix not in FIGURE_ENDINGS:
+        raise ArgumentError(
+            f"save_figure: {path} does not end in {', '.join(FIGURE_ENDINGS)}. Rename it."
+        )
+    undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix)
+    settings = {"svg.fonttype": "none", "svg.hashsalt": "headwise", "pdf.fonttype": 42}
+    with matplotlib.rc_context(settings), write_beside(path) as beside:
+        ax.figure.savefig(beside, format=path.suffix[1:], dpi=200, metadata=undated)
+    pyplot.close(ax.figure)
+    return path
+
+
+def _grid_axes(function: str, grid: HeadGrid, ax: Any) -> Any:
+    """The axes for this grid, with a label for each layer and head, as far as they fit."""
+    width, height = (
+        max(_SMALLEST, _CELL * cells + margin)
+        for cells, margin in zip((grid.width, len(grid.layers)), _MARGINS, strict=True)
+    )
+    ax = plot_axes(function, ax, width, height)
+    ax.set_xlim(-0.5, grid.width - 0.5)
+    ax.set_ylim(len(grid.layers) - 0.5, -0.5)
+    ax.set_xticks(range(0, grid.width, -(-grid.width // _TICKS)))
+    shown = range(0, len(grid.layers), -(-len(grid.layers) // (2 * _TICKS)))
+    ax.set_yticks(shown, [printable(grid.names[row]) for row in shown], parse_math=False)
+    ax.set_xlabel("head")
+    ax.set_ylabel("layer")
+    return ax
+
+
+def plot_heads(
+    function: str, heads: Sequence[Head], values: Float64[np.ndarray, " N"], label: str, ax: Any
+) -> Any:
+    """Draw a value of each head as a colour; a head without a value is a cross.
+
+    Values of both signs get colours that diverge from 0.
+
+    Returns:
+        The axes; their figure has a colour bar with the label.
+    """
+    grid = HeadGrid(heads)
+    ax = _grid_axes(function, grid, ax)
+    finite = values[np.isfinite(values)]
+    colours: dict[str, Any] = {"cmap": "viridis"}
+    if len(finite) and finite.min() < 0 < finite.max():
+        limit = float(np.abs(finite).max())
+        colours = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
+    image = np.ma.masked_invalid(grid.image(values))
+    drawn = ax.imshow(image, aspect="auto", interpolation="nearest", **colours)
+    for head, value in zip(heads, values.tolist(), strict=True):
+        if not np.isfinite(value):
+            row, column = grid.place(head)
+            ax.plot(column, row, "x", color="0.6", markersize=4)
+    ax.figure.colorbar(drawn, ax=ax).set_label(printable(label), parse_math=False)
+    return ax
+
+
+def plot_removed(
+    function: str, heads: Sequence[Head], removed: Collection[Head], title: str, ax: Any
+) -> Any:
+    """Draw the heads that stay as filled squares, and the removed ones as empty squares."""
+    grid = HeadGrid(heads)
+    ax = _grid_axes(function, grid, ax)
+    for group, style in (("kept", {"color": "#0b6e99"}), ("removed", {"color": "0.6", "mfc": "w"})):
+        places = [grid.place(head) for head in heads if (head in removed) == (group == "removed")]
+        rows, columns = ([place[axis] for place in places] for axis in (0, 1))
+        ax.plot(columns, rows, "s", markersize=9, label=group, **style)
+    ax.set_title(printable(title), parse_math=False, fontsize="medium")
+    plain_legend(ax)
+    return ax
+
+
+def plot_categories(
+    function: str,
+    heads: Sequence[Head],
+    categories: Mapping[Head, tuple[str, float]],
+    ax: Any,
+    signs: Mapping[Head, tuple[str, str]] | None = None,
+) -> Any:
+    """Draw the category of each head as a hue and a letter, and its strength as lightness.
+
+    Args:
+        categories: The category of the heads that have one, and its strength from 0 (the letter
+            alone, without a hue) to 1.
+        signs: A further sign of some heads, and its meaning.
+    """
+    signs = signs or {}
+    grid = HeadGrid(heads)
+    ax = _grid_axes(function, grid, ax)
+    styles = category_styles(categories)
+    for head in heads:
+        row, column = grid.place(head)
+        category, strength = categories.get(head, ("", 0.0))
+        sign, _ = signs.get(head, ("", ""))
+        _, letter, hue = styles.get(category, (0, "", "#ffffff"))
+        alpha = opacity(strength)
+        square = {"markersize": 13, "markeredgecolor": "0.7", "markeredgewidth": 0.5}
+        ax.plot(column, row, "s", markerfacecolor=(hue, alpha), **square)
+        ax.text(column, row, sign + letter, ha="center", va="center_baseline", fontsize="small")
+    for name, (count, letter, hue) in styles.items():
+        text = printable(f"{letter}  {name}, {count}")
+        ax.plot([], [], "s", color=hue, label=text)
+    for (sign, meaning), count in Counter(signs.values()).most_common():
+        text = printable(f"{sign}  {meaning}, {count}")
+        ax.plot([], [], "s", color="#ffffff", markeredgecolor="0.7", label=text)
+    if styles or signs:
+        plain_legend(ax)
+    return ax
+
+
+def plot_ranking(
+    function: str,
+    heads: Sequence[Head],
+    values: tuple[Float64[np.ndarray, " N"], ...],
+    label: str,
+    ax: Any,
+) -> Any:
+    """Draw the value of each head with its interval, in the order of the heads.
+
+    Up to 40 heads are named along the axis.
+
+    Args:
+        values: The value of each head, and both ends of its interval.
+    """
+    ax = plot_axes(function, ax, 8.0, 3.5)
+    ranks = np.arange(len(heads))
+    value, low, high = values
+    ax.vlines(ranks, low, high, color="0.6", linewidth=1)
+    ax.plot(ranks, value, "o", color="#0b6e99", markersize=3)
+    ax.axhline(0, color="0.8", linewidth=0.8, zorder=0)
+    ax.set_ylabel(printable(label), parse_math=False)
+    if len(heads) <= _NAMED:
+        ax.set_xticks(ranks, [str(head) for head in heads], rotation=90, fontsize="small")
+    else:
+        ax.set_xlabel("heads, from the least to the most important")
+    return ax
+
+
+def plot_weights(function: str, weights: Float[np.ndarray, "T S"], title: str, ax: Any) -> Any:
+    """Draw attention weights, 0 to 1: a row per query, a column per key."""
+    ax = plot_axes(function, ax, 4.6, 4.0)
+    drawn = ax.imshow(weights, vmin=0, vmax=1, cmap="viridis", interpolation="nearest")
+    ax.set_xlabel("key")
+    ax.set_ylabel("query")
+    ax.set_title(printable(title), parse_math=False, fontsize="medium")
+    ax.figure.colorbar(drawn, ax=ax).set_label("weight")
+    return ax
+
+
+def plain_legend(ax: Any) -> None:
+    """A legend beside the axes; its texts are names, never formulas."""
+    legend = ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
