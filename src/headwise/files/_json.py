@@ -48,15 +48,15 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
     return path.read_bytes()
 
 
-def write_json(content: Any, path: str | os.PathLike[str]) -> Path:
-    """Write a value as indented JSON.
+def write_json(content: Any, path: str | os.PathLike[str], indent: int | None = 2) -> Path:
+    """Write a value as JSON, indented or on one line.
 
     Raises:
         OutputError: the file cannot be written. No partial file is left behind.
     """
     target = as_path("save", path)
     with write_beside(target) as beside:
-        beside.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+        beside.write_text(json.dumps(content, indent=indent) + "\n", "utf-8")
     return target
 
 
@@ -146,6 +146,7 @@ class JsonFile:
     # What an error message says about a file of another kind, and errors of ours that it leaves.
     _problem: ClassVar[str]
     _keep: ClassVar[tuple[type[HeadwiseError], ...]] = ()
+    _indent: ClassVar[int | None] = 2  # None: on one line, for long arrays
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write it as JSON.
@@ -153,7 +154,8 @@ class JsonFile:
         Raises:
             OutputError: the file cannot be written.
         """
-        return write_json({"format": self._format, **self._content()}, path)
+        content = {"format": self._format, **self._content()}
+        return write_json(content, path, self._indent)
 
     @classmethod
     def load(cls: type[File], path: str | os.PathLike[str]) -> File:

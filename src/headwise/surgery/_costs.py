@@ -1,10 +1,8 @@
 """`Costs`: the cost of each head of a model, from which plans keep a budget."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +10,9 @@ from jaxtyping import Float64, Int64
 
 from headwise._display import counted
 from headwise.errors import ArgumentError
-from headwise.files import as_path, build_from, read_object, write_beside
+from headwise.files import JsonFile
 from headwise.surgery._plan import amount
 from headwise.tables import Head
-
-FORMAT = "headwise-costs/1"
 
 _WHY_MISSING = {
     "cache_bytes": "The model keeps no cache, or latents that all heads share. ",
@@ -25,7 +21,7 @@ _WHY_MISSING = {
 
 
 @dataclass(frozen=True, eq=False)
-class Costs:
+class Costs(JsonFile):
     """What removing each head saves, and what removing the last query head of a kv head saves.
 
     Attributes:
@@ -38,6 +34,10 @@ class Costs:
         seconds: For each layer, the time of its attention block with 0, 1, 2, ... heads; empty
             where no time was measured.
     """
+
+    _format = "headwise-costs/1"
+    _problem = "holds no costs"
+    _indent = None
 
     heads: tuple[Head, ...]
     kv_heads: Int64[np.ndarray, " N"]
@@ -60,14 +60,8 @@ class Costs:
     def __repr__(self) -> str:
         return f"Costs of {self}"
 
-    def save(self, path: str | Path) -> Path:
-        """Write the costs as JSON.
-
-        Raises:
-            OutputError: the file cannot be written.
-        """
-        content = {
-            "format": FORMAT,
+    def _content(self) -> dict[str, Any]:
+        return {
             "model": self.model,
             "heads": [str(head) for head in self.heads],
             "kv_heads": self.kv_heads.tolist(),
@@ -75,24 +69,29 @@ class Costs:
             "shared": {name: values.tolist() for name, values in self.shared.items()},
             "seconds": [[*layer, values.tolist()] for layer, values in self.seconds.items()],
         }
-        target = as_path("Costs.save", path)
-        with write_beside(target) as beside:
-            beside.write_text(json.dumps(content) + "\n", "utf-8")
-        return target
 
     @classmethod
-    def load(cls, path: str | Path) -> "Costs":
-        """Read costs that `save` wrote.
-
-        Raises:
-            InputError: the file is missing or holds no costs.
-        """
-        function, problem = "Costs.load", "holds no costs"
-        advice = "Give a file that Costs.save wrote."
-        content = read_object(path, function, advice, problem)
-        return build_from(
-            lambda: cls(*_fields_of(content)), f"{function}: {path} {problem}", advice
+    def _built(cls, content: dict[str, Any]) -> "Costs":
+        heads = tuple(Head.parse(name) for name in content["heads"])
+        own, shared = (
+            {str(name): _column(values, heads) for name, values in content[part].items()}
+            for part in ("own", "shared")
         )
+        if own.keys() != shared.keys():
+            raise ValueError(f"heads have {sorted(own)}, their key/value heads {sorted(shared)}")
+        seconds = {
+            (str(stack), int(layer)): np.array(values, dtype=np.float64)
+            for stack, layer, values in content["seconds"]
+        }
+        in_layers = Counter((head.stack, head.layer) for head in heads)
+        for layer, n in in_layers.items():
+            if seconds and (layer not in seconds or seconds[layer].shape != (n + 1,)):
+                raise ValueError(f"no seconds of 0 to {n} heads of the layer {layer}")
+        kv_heads = _column(content["kv_heads"], heads)
+        if not ((kv_heads == np.floor(kv_heads)) & (abs(kv_heads) < 2.0**53)).all():
+            raise ValueError(f"kv_heads are {content['kv_heads']}, not all whole numbers")
+        kv_heads = kv_heads.astype(np.int64)
+        return cls(heads, kv_heads, own, shared, str(content["model"]), seconds)
 
     def after(self, removed: Iterable[Head], name: str) -> float:
         """The cost of the remaining heads after some are removed.
@@ -116,30 +115,6 @@ class Costs:
         }
         own, shared = self.own[name][remaining], self.shared[name][[*kv_rows.values()]]
         return float(own.sum() + shared.sum())
-
-
-def _fields_of(content: Mapping[str, Any]) -> tuple[Any, ...]:
-    if content.get("format") != FORMAT:
-        raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT!r}")
-    heads = tuple(Head.parse(name) for name in content["heads"])
-    own, shared = (
-        {str(name): _column(values, heads) for name, values in content[part].items()}
-        for part in ("own", "shared")
-    )
-    if own.keys() != shared.keys():
-        raise ValueError(f"heads have {sorted(own)}, their key/value heads {sorted(shared)}")
-    seconds = {
-        (str(stack), int(layer)): np.array(values, dtype=np.float64)
-        for stack, layer, values in content["seconds"]
-    }
-    in_layers = Counter((head.stack, head.layer) for head in heads)
-    for layer, n in in_layers.items():
-        if seconds and (layer not in seconds or seconds[layer].shape != (n + 1,)):
-            raise ValueError(f"no seconds of 0 to {n} heads of the layer {layer}")
-    kv_heads = _column(content["kv_heads"], heads)
-    if not ((kv_heads == np.floor(kv_heads)) & (abs(kv_heads) < 2.0**53)).all():
-        raise ValueError(f"kv_heads are {content['kv_heads']}, not all whole numbers")
-    return heads, kv_heads.astype(np.int64), own, shared, str(content["model"]), seconds
 
 
 def _column(values: Any, heads: Sequence[Head]) -> Float64[np.ndarray, " N"]:

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from headwise._argument_names import PRUNE, suggests
+from headwise._display import first_line
 from headwise._progress import shows_progress
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import around, check_model, check_weights, fingerprint, without_compiler
@@ -189,7 +190,7 @@ def _check_equal(model: nn.Module, small: nn.Module, expected: list[Tensor], bat
     except (RuntimeError, ValueError, IndexError, ZeroDivisionError) as error:
         raise UnsupportedError(
             f"prune: without these heads {type(model).__name__} does not run "
-            f"({str(error).splitlines()[0]}): something outside the attention depends on the "
+            f"({first_line(error, 1000)}): something outside the attention depends on the "
             f"number of heads, such as position biases made for all layers. Ablate them instead."
         ) from error
     if isinstance(small, TorchCompatibleAttention):  # its weights are a mean over other heads

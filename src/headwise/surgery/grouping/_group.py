@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from headwise._count_names import CONFIG_KV_HEADS
+from headwise._display import first_line
 from headwise._evaluation import in_evaluation
 from headwise._progress import shows_progress
 from headwise.errors import ArgumentError, UnsupportedError
@@ -246,7 +247,7 @@ def _layouts(small: nn.Module, n_kv_heads: int, batch: Any) -> list[Layout]:
     except (RuntimeError, ValueError, IndexError) as error:
         raise UnsupportedError(
             f"group_heads: {type(small).__name__} does not run with {n_kv_heads} kv heads "
-            f"({str(error).splitlines()[0]}). Leave its heads as they are."
+            f"({first_line(error, 1000)}). Leave its heads as they are."
         ) from error
     with traced(small, attentions, batch) as traces:
         layouts = {a: layout_of(a, trace) for a, trace in traces.items()}
