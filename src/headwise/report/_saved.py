@@ -19,6 +19,7 @@ from headwise.files import (
     check_not_moved,
     folder_beside,
     read_object,
+    typed,
     write_json,
 )
 from headwise.report._samples import Sample, TopPairs
@@ -111,10 +112,10 @@ def _fields(content: Mapping[str, Any], arrays: Arrays) -> Content:
     table = _get_table(content["table"], arrays)
     training, curves = content["training"], content["curves"]
     return {
-        "title": _text(content["title"]),
+        "title": typed(content["title"], str),
         "model": _facts(content["model"]),
         "text": _facts(content["text"]),
-        "meanings": {name: _text(meaning) for name, meaning in content["meanings"].items()},
+        "meanings": {name: typed(meaning, str) for name, meaning in content["meanings"].items()},
         "training": None if training is None else _facts(training),
         "table": table,
         "samples": tuple(
@@ -184,9 +185,9 @@ def _get_table(content: Mapping[str, Any], arrays: Arrays) -> HeadTable:
         kv_heads=kv_heads,
         totals=totals,
         covered=_get(arrays, "covered", 2, len(heads)) if "covered" in arrays else None,
-        queries=_text(content["queries"]),
-        model=_text(content["model"]),
-        versions={name: _text(version) for name, version in content["versions"].items()},
+        queries=typed(content["queries"], str),
+        model=typed(content["model"], str),
+        versions={name: typed(version, str) for name, version in content["versions"].items()},
         original=original,
     )
 
@@ -212,7 +213,7 @@ def _get_curves(content: Mapping[str, Any], arrays: Arrays) -> Curves:
     removed = _get(arrays, "curves.removed", None, dtype=np.int64)
 
     def by_name(kind: str, *shape: int | None) -> Arrays:
-        names = [_text(name) for name in content[kind]]
+        names = [typed(name, str) for name in content[kind]]
         return {x: _get(arrays, f"curves.{kind}.{n}", *shape) for n, x in enumerate(names)}
 
     losses = by_name("losses", None, len(removed), None)
@@ -222,7 +223,7 @@ def _get_curves(content: Mapping[str, Any], arrays: Arrays) -> Curves:
         raise ValueError(f"curves of {n_heads!r:.40} heads, compares {compares!r:.40}")
     if not losses or any(0 in x.shape or not np.isfinite(x).all() for x in losses.values()):
         raise ValueError("a curve without losses")
-    loss, score = _text(content["loss"]), _text(content["score"])
+    loss, score = typed(content["loss"], str), typed(content["score"], str)
     if set(scores) - set(losses) or (score and set(scores) != set(losses)):
         raise ValueError(f"scores of {sorted(scores)}, losses of {sorted(losses)}")
     return Curves(removed, n_heads, losses, loss, compares, score, scores)
@@ -316,16 +317,8 @@ def _get(arrays: Arrays, name: str, *shape: int | None, dtype: type = np.float64
     return array
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r:.40} is not a text")
-    return value
-
-
 def _texts(values: Any) -> tuple[str, ...]:
-    if not isinstance(values, list):
-        raise TypeError(f"{values!r:.40} is not a list")
-    return tuple(map(_text, values))
+    return tuple(typed(value, str) for value in typed(values, list))
 
 
 def _facts(values: Mapping[str, Any]) -> dict[str, str | int | float]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from headwise._display import counted, printable
 from headwise.errors import ArgumentError, HeadError
-from headwise.files import as_path, build_from, read_object, write_beside
+from headwise.files import as_path, build_from, number, read_object, typed, write_beside
 from headwise.models import check_model, fingerprint
 from headwise.roles._task_scores import AnswerEffect
 from headwise.tables import Head, HeadsLike, at_prompt, resolve_heads
@@ -260,56 +260,46 @@ def _from_json(content: Mapping[str, Any]) -> TaskHeads:
     answers = None
     if effect is not None:
         numbers = {str(name): _number(value) for name, value in effect.items() if name != "n"}
-        answers = AnswerEffect(n=_of(int, effect["n"]), **numbers)
+        answers = AnswerEffect(n=typed(effect["n"], int), **numbers)
     return TaskHeads(
         rows=pd.DataFrame(rows),
-        heads=tuple(resolve_heads([_of(str, head) for head in _of(list, chosen["heads"])], heads)),
+        heads=tuple(resolve_heads(_texts(chosen["heads"]), heads)),
         set_row=_evidence(chosen),
         answers=answers,
-        notes=tuple(_of(str, note) for note in _of(list, content["notes"])),
-        texts={name: _of(int, texts[name]) for name in ("examples", "held_out")}
-        | {"sha256": _of(str, texts["sha256"])},
-        queries=_of(str, content["queries"]),
-        model=_of(str, content["model"]["fingerprint"]),
-        name=_of(str, content["model"]["name"]),
-        versions={_of(str, name): _of(str, number) for name, number in content["versions"].items()},
+        notes=tuple(_texts(content["notes"])),
+        texts={name: typed(texts[name], int) for name in ("examples", "held_out")}
+        | {"sha256": typed(texts["sha256"], str)},
+        queries=typed(content["queries"], str),
+        model=typed(content["model"]["fingerprint"], str),
+        name=typed(content["model"]["name"], str),
+        versions={name: typed(version, str) for name, version in content["versions"].items()},
     )
 
 
 def _head_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    head = Head.parse(_of(str, row["name"]))
+    head = Head.parse(typed(row["name"], str))
     if (row["stack"], row["layer"], row["head"]) != (head.stack, head.layer, head.head):
         raise ValueError(f"the stack, layer or head of {head} differs from its name")
     address = {"name": str(head), "stack": head.stack, "layer": head.layer, "head": head.head}
-    return {**address, "in_set": _of(bool, row["in_set"]), **_evidence(row)}
+    return {**address, "in_set": typed(row["in_set"], bool), **_evidence(row)}
 
 
 def _evidence(row: Mapping[str, Any]) -> dict[str, Any]:
     """The evidence of a head or of the set, in the order of the table."""
     evidence: dict[str, Any] = {
-        "found": _of(bool, row["found"]),
-        "outcome": _of(str, row["outcome"]),
-        "why": _of(str, row.get("why", "")),  # files of version 0.1 have none
+        "found": typed(row["found"], bool),
+        "outcome": typed(row["outcome"], str),
+        "why": typed(row.get("why", ""), str),  # files of version 0.1 have none
         "effect": _number(row["effect"]),
-        "null": _of(str, row["null"]),
+        "null": typed(row["null"], str),
     }
     return evidence | {name: _number(row[name]) for name in _NUMBERS}
 
 
-_TYPES = {str: "a text", bool: "either true or false", int: "a whole number", list: "a list"}
-
-
-def _of(kind: type, value: Any) -> Any:
-    """A value of exactly this type: JSON's true is no number."""
-    if type(value) is not kind:
-        raise TypeError(f"{value!r:.40} is not {_TYPES[kind]}")
-    return value
+def _texts(values: Any) -> list[str]:
+    return [typed(value, str) for value in typed(values, list)]
 
 
 def _number(value: Any) -> float:
     """A finite number; NaN for null."""
-    if value is None:
-        return math.nan
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise TypeError(f"{value!r:.40} is not a finite number")
-    return float(value)
+    return math.nan if value is None else number(value)
