@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -13,7 +12,6 @@ from headwise._display import counted
 from headwise._progress import Progress, shows_progress
 from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
-from headwise.files import as_path
 from headwise.models import check_model, fingerprint
 from headwise.roles._behaviours import Behaviour
 from headwise.roles._effects import WITHOUT, Effects, ablate_each
@@ -31,17 +29,15 @@ from headwise.tables import (
     Head,
     HeadLike,
     HeadsLike,
+    TableFile,
     at_prompt,
     categories_html,
     numbers_of,
     plot_categories,
-    read_saved,
     resolve_heads,
     texts_of,
-    write_table_file,
 )
 
-SCHEMA = 2
 # The columns that every file has, beside the nulls, the measures of some roles and the effects.
 _NUMBERS = (
     *("effect", "baseline", "lift", "ci_low", "ci_high", "n", "texts", "p_adj"),
@@ -56,7 +52,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, eq=False)
-class Roles:
+class Roles(TableFile):
     """The roles of each head, with the evidence. Many heads have none.
 
     All numbers come from held-out texts: offsets, parts of speech and null heads are selected
@@ -96,6 +92,8 @@ class Roles:
         versions: The versions of the packages that computed the table.
         ablation_effects: The effects of ablating heads on behaviours; empty before `effects`.
     """
+
+    _schema = ("headwise_roles", 2)
 
     rows: pd.DataFrame
     meanings: Mapping[str, str]
@@ -283,15 +281,8 @@ class Roles:
         categories = categories_of(self.found(), shapes)
         return plot_categories("Roles.plot", self._heads(), categories, ax, signs_of(shapes))
 
-    def save(self, path: str | Path) -> Path:
-        """Save the table; the file's ending decides the format: .parquet, .csv or .json.
-
-        Raises:
-            ArgumentError: the ending is another.
-            OutputError: the file cannot be written; no partial file remains.
-        """
+    def _content(self) -> tuple[pd.DataFrame, dict[str, Any]]:
         metadata = {
-            "headwise_roles": SCHEMA,
             "meanings": dict(self.meanings),
             "notes": list(self.notes),
             "texts": {name: [list(row) for row in rows] for name, rows in self.texts.items()},
@@ -299,16 +290,26 @@ class Roles:
             "versions": dict(self.versions),
             "effects": self.ablation_effects.to_json(),
         }
-        return write_table_file(self.frame(), metadata, as_path("Roles.save", path))
+        return self.frame(), metadata
 
     @classmethod
-    def load(cls, path: str | Path) -> "Roles":
-        """Load a table that `save` wrote.
-
-        Raises:
-            InputError: the file is missing, or is not a table of roles of this schema.
-        """
-        return read_saved("Roles", path, ("headwise_roles", SCHEMA), _from_file)
+    def _built(cls, frame: pd.DataFrame, metadata: dict[str, Any]) -> "Roles":
+        rows = _typed_rows(frame)
+        meanings = {role: str(metadata["meanings"][role]) for role in metadata["meanings"]}
+        if unknown := sorted(set(rows["role"]) - meanings.keys()):
+            raise ValueError(f"the role {unknown[0]!r} has no description")
+        return cls(
+            rows=rows,
+            meanings=meanings,
+            notes=tuple(map(str, metadata["notes"])),
+            texts={
+                name: [(str(text), float(score), int(n)) for text, score, n in rows]
+                for name, rows in metadata["texts"].items()
+            },
+            model=str(metadata["model"]),
+            versions=dict(metadata["versions"]),
+            ablation_effects=Effects.from_json(metadata["effects"]),
+        )
 
     def __str__(self) -> str:
         """The number of heads with a role, and of roles; then the sinks and diffuse heads."""
@@ -327,30 +328,6 @@ class Roles:
     def _repr_html_(self) -> str:
         categories = categories_of(self.found(), self.shapes())
         return categories_html(f"Roles: {self}", self._heads(), categories)
-
-
-def _from_file(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Roles:
-    """The roles that a file holds.
-
-    Raises:
-        ValueError: a column is missing or holds something else, or a role has no description.
-    """
-    rows = _typed_rows(frame)
-    meanings = {role: str(metadata["meanings"][role]) for role in metadata["meanings"]}
-    if unknown := sorted(set(rows["role"]) - meanings.keys()):
-        raise ValueError(f"the role {unknown[0]!r} has no description")
-    return Roles(
-        rows=rows,
-        meanings=meanings,
-        notes=tuple(map(str, metadata["notes"])),
-        texts={
-            name: [(str(text), float(score), int(n)) for text, score, n in rows]
-            for name, rows in metadata["texts"].items()
-        },
-        model=str(metadata["model"]),
-        versions=dict(metadata["versions"]),
-        ablation_effects=Effects.from_json(metadata["effects"]),
-    )
 
 
 def _typed_rows(frame: pd.DataFrame) -> pd.DataFrame:

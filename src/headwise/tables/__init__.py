@@ -13,7 +13,7 @@ from headwise.tables._head_table import HeadTable
 from headwise.tables._heads import Head, HeadLike, HeadsLike, resolve_heads
 from headwise.tables._scores import Scores, random_orders, removable
 from headwise.tables._statistics import STATISTICS
-from headwise.tables._table_file import numbers_of, read_saved, texts_of, write_table_file
+from headwise.tables._table_file import TableFile, numbers_of, texts_of, write_table_file
 from headwise.tables._totals import COLUMNS, TextSums, Totals
 from headwise.tables.plots import (
     Frame,
@@ -44,6 +44,7 @@ __all__ = [
     "HeadsLike",
     "Scores",
     "Square",
+    "TableFile",
     "TextSums",
     "Totals",
     "address_columns",
@@ -64,7 +65,6 @@ __all__ = [
     "points",
     "random_orders",
     "ratio_interval",
-    "read_saved",
     "removable",
     "resample_counts",
     "resolve_heads",

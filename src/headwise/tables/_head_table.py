@@ -6,7 +6,6 @@ take the text as the unit, because tokens of one text are not independent of eac
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,28 +14,24 @@ from jaxtyping import Float64, Int64
 
 from headwise._display import counted
 from headwise.errors import ArgumentError, HeadError
-from headwise.files import as_path
 from headwise.tables._columns import address_columns, at_prompt
 from headwise.tables._heads import Head, HeadLike, resolve_heads
 from headwise.tables._statistics import STATISTICS
 from headwise.tables._table_file import (
+    TableFile,
     heads_of_rows,
     indices_of,
     numbers_of,
     originals_of_rows,
-    read_saved,
-    write_table_file,
 )
 from headwise.tables._totals import COLUMNS, TEXT_COLUMNS, Column, TextSums, Totals
 from headwise.tables.plots import grid_html, plot_heads
 
 __all__ = ["HeadTable"]
 
-SCHEMA = 1
-
 
 @dataclass(frozen=True, eq=False)
-class HeadTable:
+class HeadTable(TableFile):
     """Statistics of every head: means, standard errors, counts and maxima.
 
     A statistic that does not apply to a head is NaN, never 0. Tables of the same model can be
@@ -61,6 +56,8 @@ class HeadTable:
             name stack  layer  head  entropy
         0  L5.H3            5     3      1.5
     """
+
+    _schema = ("headwise", 1)
 
     heads: tuple[Head, ...]
     kv_heads: Int64[np.ndarray, " N"]
@@ -229,15 +226,7 @@ class HeadTable:
                 columns[f"{name}.even"] = totals.even_mean()
         return pd.DataFrame(columns)
 
-    def save(self, path: str | Path) -> Path:
-        """Write the table with its sums to a .parquet, .csv or .json file.
-
-        A .csv begins with a comment line; read it with `pd.read_csv(path, comment="#")`.
-
-        Raises:
-            ArgumentError: the path has another ending.
-            OutputError: the file cannot be written. No partial file is left behind.
-        """
+    def _content(self) -> tuple[pd.DataFrame, dict[str, Any]]:
         columns: dict[str, Any] = {str(name): column for name, column in self.frame().items()}
         columns["kv_head"] = self.kv_heads
         if self.covered is not None:
@@ -246,7 +235,6 @@ class HeadTable:
             for column, values in totals.columns().items():
                 columns[f"{name}.{column}"] = values
         about = {
-            "headwise": SCHEMA,
             "model": self.model,
             "versions": dict(self.versions),
             "statistics": list(self.totals),
@@ -254,17 +242,28 @@ class HeadTable:
             "original": bool(self.original),
             "per_text": any(totals.per_text is not None for totals in self.totals.values()),
         }
-        return write_table_file(pd.DataFrame(columns), about, as_path("HeadTable.save", path))
+        return pd.DataFrame(columns), about
 
     @classmethod
-    def load(cls, path: str | Path) -> "HeadTable":
-        """Read a table that `save` wrote.
+    def _built(cls, frame: pd.DataFrame, about: dict[str, Any]) -> "HeadTable":
+        # Tables of an earlier version do not have the key.
+        keeps_texts = bool(about.get("per_text", False))
 
-        Raises:
-            InputError: the file is missing, or holds no table of this schema.
-        """
-        return read_saved(
-            "HeadTable", path, ("headwise", SCHEMA), lambda *saved: cls(**_fields_of(*saved))
+        def totals(name: str) -> Totals:
+            columns = {part: numbers_of(frame, f"{name}.{part}") for part in COLUMNS}
+            cells = {part: frame[f"{name}.{part}"].tolist() for part in TEXT_COLUMNS if keeps_texts}
+            return Totals(**columns, per_text=TextSums.from_columns(cells) if keeps_texts else None)
+
+        covered = [name for name in ("covered.queries", "covered.tokens") if name in frame]
+        return cls(
+            heads=heads_of_rows(frame),
+            kv_heads=indices_of(frame, "kv_head"),
+            totals={name: totals(name) for name in about["statistics"]},
+            covered=np.stack([numbers_of(frame, part) for part in covered]) if covered else None,
+            queries=str(about.get("queries", "eligible")),
+            model=str(about["model"]),
+            versions=dict(about["versions"]),
+            original=originals_of_rows(frame) if about.get("original", False) else (),
         )
 
     def __repr__(self) -> str:
@@ -293,26 +292,3 @@ class HeadTable:
         means = {name: self.mean(name) for name in self.statistics}
         known = {name: mean for name, mean in means.items() if np.isfinite(mean).any()}
         return grid_html(repr(self).splitlines()[0], self.heads, known)
-
-
-def _fields_of(frame: pd.DataFrame, about: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the table that a file holds."""
-    # Tables of an earlier version do not have the key.
-    keeps_texts = bool(about.get("per_text", False))
-
-    def totals(name: str) -> Totals:
-        columns = {part: numbers_of(frame, f"{name}.{part}") for part in COLUMNS}
-        cells = {part: frame[f"{name}.{part}"].tolist() for part in TEXT_COLUMNS if keeps_texts}
-        return Totals(**columns, per_text=TextSums.from_columns(cells) if keeps_texts else None)
-
-    covered = [f"covered.{part}" for part in ("queries", "tokens") if f"covered.{part}" in frame]
-    return {
-        "heads": heads_of_rows(frame),
-        "kv_heads": indices_of(frame, "kv_head"),
-        "totals": {name: totals(name) for name in about["statistics"]},
-        "covered": np.stack([numbers_of(frame, part) for part in covered]) if covered else None,
-        "queries": str(about.get("queries", "eligible")),
-        "model": str(about["model"]),
-        "versions": dict(about["versions"]),
-        "original": originals_of_rows(frame) if about.get("original", False) else (),
-    }

@@ -7,7 +7,6 @@ independent of each other.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,23 +15,20 @@ from jaxtyping import Float64, Int64
 
 from headwise._display import counted
 from headwise.errors import ArgumentError, ShapeError
-from headwise.files import as_path
 from headwise.tables._bootstrap import bootstrap_means, mean_interval
 from headwise.tables._columns import address_columns, at_prompt
 from headwise.tables._heads import Head, HeadLike, resolve_heads
 from headwise.tables._table_file import (
+    TableFile,
     heads_of_rows,
     indices_of,
     numbers_of,
     originals_of_rows,
-    read_saved,
-    write_table_file,
 )
 from headwise.tables.plots import grid_html, plot_heads, plot_ranking
 
 __all__ = ["Scores", "random_orders", "removable"]
 
-SCHEMA = 1
 _TEXT = "text."
 
 
@@ -56,7 +52,7 @@ def removable(order: Sequence[Head]) -> list[Head]:
 
 
 @dataclass(frozen=True, eq=False)
-class Scores:
+class Scores(TableFile):
     """The importance of every head by one method and one loss.
 
     Attributes:
@@ -87,6 +83,8 @@ class Scores:
         >>> [str(head) for head in scores.order()]
         ['L0.H1', 'L0.H0']
     """
+
+    _schema = ("headwise_scores", 1)
 
     heads: tuple[Head, ...]
     kv_heads: Int64[np.ndarray, " N"]
@@ -219,20 +217,11 @@ class Scores:
         values = self.importance[rows]
         return plot_ranking("Scores.plot", heads, (values, low, high), label, ax)
 
-    def save(self, path: str | Path) -> Path:
-        """Write the scores and the values of each text to a file.
-
-        Args:
-            path: A path that ends in .parquet, .csv or .json.
-        Raises:
-            ArgumentError: the path has another ending.
-            OutputError: the file cannot be written. No partial file is left behind.
-        """
+    def _content(self) -> tuple[pd.DataFrame, dict[str, Any]]:
         columns = {"kv_head": self.kv_heads}
         columns |= {f"{_TEXT}{text}": values for text, values in enumerate(self.per_text)}
         frame = pd.concat([self.frame(), pd.DataFrame(columns)], axis=1)
         about = {
-            "headwise_scores": SCHEMA,
             "method": self.method,
             "loss": self.loss,
             "over": self.over,
@@ -240,17 +229,22 @@ class Scores:
             "model": self.model,
             "versions": dict(self.versions),
         }
-        return write_table_file(frame, about, as_path("Scores.save", path))
+        return frame, about
 
     @classmethod
-    def load(cls, path: str | Path) -> "Scores":
-        """Read scores that `save` wrote.
-
-        Raises:
-            InputError: the file is missing, or holds no scores of this schema.
-        """
-        return read_saved(
-            "Scores", path, ("headwise_scores", SCHEMA), lambda *saved: cls(**_fields_of(*saved))
+    def _built(cls, frame: pd.DataFrame, about: dict[str, Any]) -> "Scores":
+        texts = [numbers_of(frame, f"{_TEXT}{number}") for number in range(about["texts"])]
+        return cls(
+            heads=heads_of_rows(frame),
+            kv_heads=indices_of(frame, "kv_head"),
+            per_text=np.stack(texts),
+            rounds=indices_of(frame, "round") if "round" in frame else None,
+            method=str(about["method"]),
+            loss=str(about["loss"]),
+            over=str(about.get("over", "texts")),
+            model=str(about["model"]),
+            versions=dict(about["versions"]),
+            original=originals_of_rows(frame) if "original" in frame else (),
         )
 
     def __str__(self) -> str:
@@ -266,19 +260,3 @@ class Scores:
 
     def _repr_html_(self) -> str:
         return grid_html(f"Scores of {self}", self.heads, {"importance": self.importance})
-
-
-def _fields_of(frame: pd.DataFrame, about: Mapping[str, Any]) -> dict[str, Any]:
-    texts = [numbers_of(frame, f"{_TEXT}{number}") for number in range(about["texts"])]
-    return {
-        "heads": heads_of_rows(frame),
-        "kv_heads": indices_of(frame, "kv_head"),
-        "per_text": np.stack(texts),
-        "rounds": indices_of(frame, "round") if "round" in frame else None,
-        "method": str(about["method"]),
-        "loss": str(about["loss"]),
-        "over": str(about.get("over", "texts")),
-        "model": str(about["model"]),
-        "versions": dict(about["versions"]),
-        "original": originals_of_rows(frame) if "original" in frame else (),
-    }

@@ -2,9 +2,9 @@
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ from headwise.files import as_path, build_from, decode, kind_of, parse_json, wri
 from headwise.tables._heads import Head
 from headwise.tables._size_limits import check_table_size
 
-T = TypeVar("T")
+Table = TypeVar("Table", bound="TableFile")
 
 # What a file holds, by the metadata key of its format version.
 _KINDS = {
@@ -33,6 +33,63 @@ _COMMENT = "# "
 _ATTRIBUTES = b"PANDAS_ATTRS"
 # The key in a CSV's metadata that names the columns with lists.
 _LISTS = "lists"
+
+
+class TableFile:
+    """What saves itself as a table with metadata, and loads itself again.
+
+    A subclass names its key among the metadata with the version of its format, says what a file of
+    it holds, and builds itself from that.
+    """
+
+    _schema: ClassVar[tuple[str, int]]
+
+    def save(self, path: str | Path) -> Path:
+        """Write all of it to a file; the ending decides the format: .parquet, .csv or .json.
+
+        A .csv begins with a comment line; read it with `pd.read_csv(path, comment="#")`.
+
+        Raises:
+            ArgumentError: the path has another ending.
+            OutputError: the file cannot be written. No partial file is left behind.
+        """
+        frame, about = self._content()
+        key, version = self._schema
+        target = as_path(f"{type(self).__name__}.save", path)
+        return write_table_file(frame, {key: version, **about}, target)
+
+    @classmethod
+    def load(cls: type[Table], path: str | Path) -> Table:
+        """Read what `save` wrote.
+
+        Raises:
+            InputError: the file is missing, or holds something else, or another version of it.
+        """
+        kind = cls.__name__
+        frame, about = read_table_file(as_path(f"{kind}.load", path))
+        name, version = cls._schema
+        content = next((x for key, x in _KINDS.items() if key in about and key != name), None)
+        if name not in about and content is not None:
+            raise InputError(
+                f"{kind}.load: {path} holds {content}, not {_KINDS[name]}. Give a file that "
+                f"{kind}.save wrote."
+            )
+        if about.get(name) != version:
+            raise InputError(
+                f"{kind}.load: {path} has schema {about.get(name)!r}, not {version}. "
+                f"Give a file that {kind}.save of this version of headwise wrote."
+            )
+        problem = f"{kind}.load: {path} is incomplete or damaged"
+        return build_from(lambda: cls._built(frame, about), problem, "Save it again.")
+
+    def _content(self) -> tuple[pd.DataFrame, dict[str, Any]]:
+        """The table and the metadata of a file."""
+        raise NotImplementedError
+
+    @classmethod
+    def _built(cls: type[Table], frame: pd.DataFrame, about: dict[str, Any]) -> Table:
+        """Raises one of Python's errors for a file of the wrong form."""
+        raise NotImplementedError
 
 
 def check_ending(path: Path) -> None:
@@ -98,36 +155,6 @@ def read_table_file(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
             f"table file: {path} cannot be read as {path.suffix[1:]} ({reason}). Give a file that "
             f"headwise saved."
         ) from error
-
-
-def read_saved(
-    kind: str,
-    path: str | Path,
-    schema: tuple[str, int],
-    build: Callable[[pd.DataFrame, dict[str, Any]], T],
-) -> T:
-    """Read an object of this kind from a file that it saved.
-
-    Args:
-        schema: The metadata key of the format version, and the version.
-    Raises:
-        InputError: the file is missing, or holds no such object of this version.
-    """
-    frame, about = read_table_file(as_path(f"{kind}.load", path))
-    name, version = schema
-    content = next((label for key, label in _KINDS.items() if key in about and key != name), None)
-    if name not in about and content is not None:
-        raise InputError(
-            f"{kind}.load: {path} holds {content}, not {_KINDS[name]}. Give a file that "
-            f"{kind}.save wrote."
-        )
-    if about.get(name) != version:
-        raise InputError(
-            f"{kind}.load: {path} has schema {about.get(name)!r}, not {version}. "
-            f"Give a file that {kind}.save of this version of headwise wrote."
-        )
-    problem = f"{kind}.load: {path} is incomplete or damaged"
-    return build_from(lambda: build(frame, about), problem, "Save it again.")
 
 
 # The columns of a saved frame, checked: a wrong cell is a ValueError, a missing column a KeyError.

@@ -1,7 +1,6 @@
 """The result of a comparison: what it draws, writes, saves and shows."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,14 @@ from headwise.report.comparison._comparison_data import ComparisonData
 from headwise.report.comparison._page import render
 from headwise.tables import (
     Head,
+    TableFile,
     at_prompt,
     grid_html,
     numbers_of,
     plot_heads,
-    read_saved,
     texts_of,
-    write_table_file,
 )
 
-SCHEMA = 1
 _NUMBERS_OF_ROLES = ("effect", "ci_low", "ci_high", "p_adj")
 ROLE_COLUMNS = (
     "name", "stack", "layer", "head", "role", "change",
@@ -33,7 +30,7 @@ _NUMBERS = ("before", "after", "difference", "size", "ci_low", "ci_high", "p_adj
 _TEXTS = ("name", "stack", "statistic", "outcome", "before_head", "after_head")
 
 
-class Comparison(ComparisonData):
+class Comparison(ComparisonData, TableFile):
     """The differences between two models, head by head.
 
     Attributes:
@@ -54,6 +51,8 @@ class Comparison(ComparisonData):
         tolerance: Differences within a text that count as rounding.
         versions: The versions of the software that made the comparison.
     """
+
+    _schema = ("headwise_comparison", 1)
 
     def plot(self, statistic: str | None = None, *, ax: Any = None) -> Any:
         """Draw the difference of every head, a row per layer; a head of one model is a cross.
@@ -82,16 +81,9 @@ class Comparison(ComparisonData):
         """
         return write_html("report", render(self), as_path("Comparison.report", path))
 
-    def save(self, path: str | Path) -> Path:
-        """Save the comparison; the ending decides the format: .parquet, .csv or .json.
-
-        Raises:
-            ArgumentError: the ending is another.
-            OutputError: the file cannot be written; no partial file remains.
-        """
+    def _content(self) -> tuple[pd.DataFrame, dict[str, Any]]:
         roles = None if self.roles is None else self.roles.astype(object)
         about = {
-            "headwise_comparison": SCHEMA,
             "roles": None if roles is None else roles.where(roles.notna(), None).values.tolist(),
             "titles": list(self.titles),
             "models": list(self.models),
@@ -100,17 +92,30 @@ class Comparison(ComparisonData):
             "tolerance": self.tolerance,
             "versions": dict(self.versions),
         }
-        return write_table_file(self.frame(), about, as_path("Comparison.save", path))
+        return self.frame(), about
 
     @classmethod
-    def load(cls, path: str | Path) -> "Comparison":
-        """Load a comparison that `save` wrote.
-
-        Raises:
-            InputError: the file is missing, or holds no comparison of this schema.
-        """
-        schema = ("headwise_comparison", SCHEMA)
-        return read_saved("Comparison", path, schema, lambda *saved: cls(**_fields_of(*saved)))
+    def _built(cls, frame: pd.DataFrame, about: dict[str, Any]) -> "Comparison":
+        heads = [Head.parse(name) for name in texts_of(frame, "name")]
+        columns: dict[str, Any] = {name: numbers_of(frame, name) for name in _NUMBERS}
+        columns |= {name: texts_of(frame, name) for name in _TEXTS}
+        columns |= {"layer": [head.layer for head in heads], "head": [head.head for head in heads]}
+        frame.attrs.clear()
+        roles = about["roles"]
+        pairs = [tuple(about[name]) for name in ("titles", "models", "texts")]
+        if any(len(pair) != 2 for pair in pairs):
+            raise ValueError(f"titles, models and texts are {pairs}, not pairs")
+        titles, models, texts = pairs
+        return cls(
+            rows=pd.DataFrame({name: columns[name] for name in map(str, frame)}),
+            roles=None if roles is None else _roles(roles),
+            titles=(str(titles[0]), str(titles[1])),
+            models=(str(models[0]), str(models[1])),
+            texts=(int(texts[0]), int(texts[1])),
+            paired=bool(about["paired"]),
+            tolerance=float(about["tolerance"]),
+            versions=dict(about["versions"]),
+        )
 
     def __str__(self) -> str:
         return self.summary
@@ -123,27 +128,6 @@ class Comparison(ComparisonData):
         title = " → ".join(filter(None, self.titles))
         heading = f"{title}: {self.summary}" if title else self.summary
         return grid_html(heading, self.heads, {"largest significant difference": self.largest()})
-
-
-def _fields_of(frame: pd.DataFrame, about: Mapping[str, Any]) -> dict[str, Any]:
-    heads = [Head.parse(name) for name in texts_of(frame, "name")]
-    columns: dict[str, Any] = {name: numbers_of(frame, name) for name in _NUMBERS}
-    columns |= {name: texts_of(frame, name) for name in _TEXTS}
-    columns |= {"layer": [head.layer for head in heads], "head": [head.head for head in heads]}
-    frame.attrs.clear()
-    roles = about["roles"]
-    pairs = {name: tuple(about[name]) for name in ("titles", "models", "texts")}
-    if any(len(pair) != 2 for pair in pairs.values()):
-        raise ValueError(f"titles, models and texts are {list(pairs.values())}, not pairs")
-    return {
-        "rows": pd.DataFrame({name: columns[name] for name in map(str, frame)}),
-        "roles": None if roles is None else _roles(roles),
-        **{name: tuple(map(str, pairs[name])) for name in ("titles", "models")},
-        "texts": tuple(map(int, pairs["texts"])),
-        "paired": bool(about["paired"]),
-        "tolerance": float(about["tolerance"]),
-        "versions": dict(about["versions"]),
-    }
 
 
 def _roles(rows: list[list[Any]]) -> pd.DataFrame:
