@@ -56,11 +56,15 @@ def read_config(path: str | os.PathLike[str]) -> ModelSizes:
     """
     config = _read(as_path("read_config", path))
     _check_layers(config)
+    # Falcon's first models and StarCoder use this flag; later Falcons have the number.
+    shared = config.fields.get("multi_query")
+    has_flag = shared is not None and not config.fields.get("new_decoder_architecture")
+    kv_heads = (1 if shared else None) if has_flag else _size(config, "n_kv_heads")
     try:
         sizes = layer_sizes(
             _need(config, "d_model"),
             _need(config, "n_heads"),
-            _kv_heads(config),
+            kv_heads,
             head_dim=_size(config, "head_dim"),
             biases=_biases(config),
         )
@@ -140,14 +144,6 @@ def _need(config: _Config, size: str) -> int:
             f"count: {config.path} has none of {', '.join(_NAMES[size])}. Add one of them."
         )
     return value
-
-
-def _kv_heads(config: _Config) -> int | None:
-    # Falcon's first models and StarCoder use this flag; later Falcons have the number.
-    shared = config.fields.get("multi_query")
-    if shared is not None and not config.fields.get("new_decoder_architecture"):
-        return 1 if shared else None
-    return _size(config, "n_kv_heads")
 
 
 def _biases(config: _Config) -> str:

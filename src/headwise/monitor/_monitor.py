@@ -255,18 +255,15 @@ class HeadMonitor(TrainerEvents):
             scalars["attn/alarms"] = float(sum(len(alarm.heads) for alarm in self.alarms))
         is_distributed = dist.is_available() and dist.is_initialized()
         if not is_distributed or dist.get_rank(self.group) == 0:
-            self._publish(scalars, new)
+            if isinstance(self._log, ScalarWriter):
+                for name, value in scalars.items():
+                    self._log.add_scalar(name, value, self.steps)
+            elif self._log is not None:
+                self._log(dict(scalars), self.steps)
+            if self._on_alarm is not None:
+                for alarm in new:
+                    self._on_alarm(alarm)
         return scalars
-
-    def _publish(self, scalars: dict[str, float], alarms: list[Alarm]) -> None:
-        if isinstance(self._log, ScalarWriter):
-            for name, value in scalars.items():
-                self._log.add_scalar(name, value, self.steps)
-        elif self._log is not None:
-            self._log(dict(scalars), self.steps)
-        if self._on_alarm is not None:
-            for alarm in alarms:
-                self._on_alarm(alarm)
 
     def _check_captured(self, sites: Collection[Site]) -> None:
         """Refuse a watched step without attention, or without that of a chosen layer."""

@@ -1,6 +1,6 @@
 """The stages of a study: statistics of every head on all texts, then maps of a few short ones."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,6 @@ from headwise._progress import Progress, shows_progress
 from headwise.corpora import (
     EOS,
     RELATIONS,
-    Grammar,
     Texts,
     annotate,
     choices,
@@ -145,9 +144,15 @@ def study_lab(
     grammar = trained.settings.grammar()
     words = {token_id: word for word, token_id in trained.tokenizer.get_vocab().items()}
     meanings = {name: meaning for name, meaning in RELATIONS.items() if name != "previous token"}
-    request = Request(
-        relations={name: _gold_relation(name, words) for name in meanings}, per_text=per_text
-    )
+
+    def gold(name: str) -> Relation:
+        return lambda ids: relations([words[token_id] for token_id in ids])[name]
+
+    request = Request(relations={name: gold(name) for name in meanings}, per_text=per_text)
+    # Training draws with (seed, 0, step), evaluation with (seed, 1).
+    rng = np.random.default_rng([trained.settings.seed, 2])
+    drawn = [grammar.sentence(rng, held_out=True) for _ in range(lines)]
+    drawn += [grammar.repeat(rng) for _ in range(lines)]
     about = About(
         title="Mini-GPT",
         source="its grammar: fresh lines, with verbs beside pronouns never paired in training",
@@ -157,7 +162,7 @@ def study_lab(
     lab_study = study(
         trained.model,
         trained.tokenizer,
-        _fresh_lines(grammar, lines, trained.settings.seed),
+        [f"{line} {EOS}" for line in drawn],
         request=request,
         about=about,
         on_progress=on_progress,
@@ -191,21 +196,6 @@ def roles_of_lab(
     ]
     heads = list(dict.fromkeys(roles.frame()["name"]))
     return roles.effects(model, behaviours, heads=heads, on_progress=on_progress)
-
-
-def _gold_relation(name: str, words: Mapping[int, str]) -> Relation:
-    def pairs(ids: Sequence[int]) -> list[tuple[int, int]]:
-        return relations([words[token_id] for token_id in ids])[name]
-
-    return pairs
-
-
-def _fresh_lines(grammar: Grammar, lines: int, seed: int) -> list[str]:
-    # Training draws with (seed, 0, step), evaluation with (seed, 1).
-    rng = np.random.default_rng([seed, 2])
-    drawn = [grammar.sentence(rng, held_out=True) for _ in range(lines)]
-    drawn += [grammar.repeat(rng) for _ in range(lines)]
-    return [f"{line} {EOS}" for line in drawn]
 
 
 def _facts(model: nn.Module, table: HeadTable) -> dict[str, str | int]:

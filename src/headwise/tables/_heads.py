@@ -80,11 +80,8 @@ def _listed(heads: HeadsLike) -> list[HeadLike]:
 
 
 def _is_pair(heads: object) -> TypeIs[tuple[int, int]]:
-    return (
-        isinstance(heads, tuple)
-        and len(heads) == 2
-        and all(isinstance(part, Integral) for part in heads)
-    )
+    whole = isinstance(heads, tuple) and all(isinstance(part, Integral) for part in heads)
+    return isinstance(heads, tuple) and len(heads) == 2 and whole
 
 
 def _resolve(head: HeadLike, known: set[Head]) -> Head:
@@ -100,12 +97,6 @@ def _resolve(head: HeadLike, known: set[Head]) -> Head:
         names = ", ".join(str(existing) for existing in sorted(matches))
         raise HeadError(f"heads: {head} could be {names}. Name the stack too.")
     if not matches:
-        raise HeadError(f"heads: there is no head {head}. {_choices(known)}")
+        ends = f"There are {len(known)}, from {min(known)} to {max(known)}." if known else ""
+        raise HeadError(f"heads: there is no head {head}. {ends or 'There are no heads at all.'}")
     return matches[0]
-
-
-def _choices(known: set[Head]) -> str:
-    if not known:
-        return "There are no heads at all."
-    first, last = min(known), max(known)
-    return f"There are {len(known)}, from {first} to {last}."

@@ -1,6 +1,6 @@
 """The page of a comparison as text: its numbers, its style and a policy that allows no more."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,24 @@ _TICKS = 12
 def render(comparison: ComparisonData) -> str:
     """The page as text. Whatever comes from the comparison is escaped."""
     changed, shown = comparison.changed(), _shown_statistics(comparison)
+    sizes = comparison.largest()
     content = {
-        "titles": [printable(title) or side for title, side in _titles(comparison)],
+        "titles": [
+            printable(x) or side
+            for x, side in zip(comparison.titles, ("before", "after"), strict=True)
+        ],
         "sentences": comparison.sentences(),
-        "overview": _overview(comparison),
-        "changed": [_changed(row) for row in changed[:_MOST_ROWS].to_dict("records")],
+        "overview": _map(
+            "Largest difference of each head",
+            comparison.heads,
+            sizes,
+            limits=(0.0, float(np.nanmax(sizes, initial=0.0))),
+            scale=2,
+        ),
+        "changed": [
+            _texts(row) | {"label": printable(statistic_label(row["statistic"]))}
+            for row in changed[:_MOST_ROWS].to_dict("records")
+        ],
         "more": len(changed) - _MOST_ROWS,
         "roles": None if comparison.roles is None else _roles(comparison.roles),
         "statistics": [_statistic(comparison, name) for name in shown],
@@ -47,17 +60,6 @@ def page_style() -> str:
     """The colours and fonts of the study's page, and the style of this one."""
     sheets = (_COLORS, _FOLDER / "comparison.css")
     return "\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets)
-
-
-def _titles(comparison: ComparisonData) -> Iterator[tuple[str, str]]:
-    return zip(comparison.titles, ("before", "after"), strict=True)
-
-
-def _overview(comparison: ComparisonData) -> str:
-    sizes = comparison.largest()
-    finite = sizes[np.isfinite(sizes)]
-    limits = 0.0, float(finite.max()) if len(finite) else 0.0
-    return _map("Largest difference of each head", comparison.heads, sizes, limits=limits, scale=2)
 
 
 def _shown_statistics(comparison: ComparisonData) -> list[str]:
@@ -118,7 +120,7 @@ def _map(
     """
     squares = []
     for head, value in zip(heads, values.tolist(), strict=True):
-        style = _signed_step(value, limits[1]) if signed else _step(value, limits)
+        style = _step(value, limits, signed)
         shown = number(value, signed) if np.isfinite(value) else "not there"
         squares.append(Square({"class": style, "rx": "1.5"}, f"{head}: {shown}"))
     layers, columns = len({(x.stack, x.layer) for x in heads}), 1 + max(x.head for x in heads)
@@ -137,29 +139,22 @@ def number(value: float, signed: bool = False) -> str:
     return f"{value + 0.0:{'+' if signed and value else ''}.3g}".replace("-", "\N{MINUS SIGN}")
 
 
-def _step(value: float, limits: tuple[float, float]) -> str:
+def _step(value: float, limits: tuple[float, float], signed: bool) -> str:
+    """The class of a value's colour."""
+    low, high = limits
     if not np.isfinite(value):
         return "absent"
-    low, high = limits
+    if signed:
+        step = min(_SIDES, round(abs(value) / high * _SIDES)) if high > 0 else 0
+        return f"{'p' if value > 0 else 'n'}{step}" if step else "zero"
     share = (value - low) / (high - low) if high > low else 0.0
     return f"s{min(_STEPS, max(0, round(share * _STEPS)))}"
-
-
-def _signed_step(value: float, limit: float) -> str:
-    if not np.isfinite(value):
-        return "absent"
-    step = min(_SIDES, round(abs(value) / limit * _SIDES)) if limit > 0 else 0
-    return f"{'p' if value > 0 else 'n'}{step}" if step else "zero"
 
 
 def _roles(roles: pd.DataFrame) -> list[dict[str, Any]]:
     """Changes first, then the roles that were kept."""
     kept = roles["change"] == "kept"
     return [_texts(row) for row in pd.concat([roles[~kept], roles[kept]]).to_dict("records")]
-
-
-def _changed(row: Mapping[Any, Any]) -> dict[str, Any]:
-    return _texts(row) | {"label": printable(statistic_label(row["statistic"]))}
 
 
 def _texts(row: Mapping[Any, Any]) -> dict[str, Any]:

@@ -102,7 +102,13 @@ def group_heads(
     outer, model = without_compiler(model), check_model("group_heads", model)
     refuse_packed(model, "group_heads")
     name, number = _kv_head_count(model)
-    batches = _checked(number, n_kv_heads, reference)
+    batches = batches_of(reference, "group_heads")
+    if type(n_kv_heads) is not int or not 0 < n_kv_heads < number or number % n_kv_heads:
+        divisors = [n for n in range(1, number) if number % n == 0]
+        raise ArgumentError(
+            f"group_heads: n_kv_heads={n_kv_heads!r}, but the model has {number}. Give a "
+            f"smaller number that divides it: {', '.join(map(str, divisors)) or 'there is none'}."
+        )
     batch = batches[0] if batches else example_input(model)
     layers = _layers(model, number, batch)
     factors = _covariance_factors(model, {x.attention: x.layout for x in layers}, batches)
@@ -118,7 +124,14 @@ def group_heads(
     _change_kv_head_count(small, name, n_kv_heads)
     for grouping, layout in zip(groupings, _layouts(small, n_kv_heads, batch), strict=True):
         grouping.write_grouped(model, small, layout)
-    _check_outputs(small, batch, expected)
+    # Even in a double-precision model, many parts rotate and divide in single precision.
+    error = output_difference(float_outputs(small, batch), expected, tolerance=1e-5)
+    if error:
+        raise UnsupportedError(
+            f"group_heads: with its heads in another order the output of {type(small).__name__} "
+            f"would be {error}. Something outside the attention depends on the order of heads, "
+            f"such as position biases. Leave its heads as they are."
+        )
     orders = {grouping.layer.attention.module: grouping.order for grouping in groupings}
     attentions = find_attentions(model, batch)
     heads = {(a.site.stack, a.site.layer): orders[a.module] for a in attentions}
@@ -168,17 +181,6 @@ def _change_kv_head_count(model: nn.Module, name: str, number: int) -> None:
         for tensor, old in before.items():
             weight = model.get_parameter(tensor)
             weight.copy_(old[tuple(map(slice, weight.shape))])
-
-
-def _checked(number: int, n_kv_heads: int, reference: Iterable[Any] | None) -> list[Any]:
-    batches = batches_of(reference, "group_heads")
-    if type(n_kv_heads) is not int or not 0 < n_kv_heads < number or number % n_kv_heads:
-        divisors = [n for n in range(1, number) if number % n == 0]
-        raise ArgumentError(
-            f"group_heads: n_kv_heads={n_kv_heads!r}, but the model has {number}. Give a "
-            f"smaller number that divides it: {', '.join(map(str, divisors)) or 'there is none'}."
-        )
-    return batches
 
 
 def _layers(model: nn.Module, number: int, batch: Any) -> list[UngroupedLayer]:
@@ -262,16 +264,4 @@ def _check_layout(attention: Attention, layout: Layout, n_kv_heads: int) -> None
             f"group_heads: {attention.site.name} has {layout.n_kv_heads} kv heads where the "
             f"configuration says {n_kv_heads}, so it ignores the configuration. Leave its heads "
             f"as they are."
-        )
-
-
-def _check_outputs(small: nn.Module, batch: Any, expected: list[Tensor]) -> None:
-    """Refuse a model whose output differs from that with keys and values repeated per head."""
-    # Even in a double-precision model, many parts rotate and divide in single precision.
-    error = output_difference(float_outputs(small, batch), expected, tolerance=1e-5)
-    if error:
-        raise UnsupportedError(
-            f"group_heads: with its heads in another order the output of {type(small).__name__} "
-            f"would be {error}. Something outside the attention depends on the order of heads, "
-            f"such as position biases. Leave its heads as they are."
         )
