@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from headwise.roles import step_down
-from headwise.roles._find_heads import task_hypotheses
 from headwise.roles._hypotheses import Hypotheses, has_role, run_tests
 from headwise.roles._samples import halves
+from headwise.roles._task_heads import task_hypotheses
 from headwise.roles._task_scores import Masses, TokenExample
 from headwise.roles.relations import Role
 from headwise.tables import Head, ratio_interval

@@ -17,9 +17,8 @@ from headwise.report.page._role_table import role_table
 from headwise.roles import find_roles
 from headwise.roles.relations import Item, Role, as_item, gold_roles, tokenize
 from headwise.roles.scores import OFFSETS, Evaluator, heuristic_names
-from headwise.roles.scores._eligible import EligiblePairs, RelationIndex
+from headwise.roles.scores._eligible import EligiblePairs, Nodes, RelationIndex
 from headwise.roles.scores._heuristics import heuristic_sums
-from headwise.roles.scores._nodes import Nodes
 from planted import TOKENIZER, Planted, pronouns
 from studies import make_study
 

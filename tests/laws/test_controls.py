@@ -15,8 +15,7 @@ from headwise.roles._nulls import NULLS
 from headwise.roles._samples import Split, halves
 from headwise.roles.relations import LEVELS, Role, as_item, gold_roles, token_roles, tokenize
 from headwise.roles.scores import Evaluator, RoleScores
-from headwise.roles.scores._eligible import EligiblePairs, RelationIndex
-from headwise.roles.scores._nodes import Nodes
+from headwise.roles.scores._eligible import EligiblePairs, Nodes, RelationIndex
 from headwise.tables import Head
 from planted import TOKENIZER, Planted, clauses, lines, pronouns
 

@@ -20,7 +20,7 @@ from headwise.roles import (
     repetition,
     translation,
 )
-from headwise.roles._copying import copying_scores
+from headwise.roles._effects import copying_scores
 from headwise.roles._rows import labels_of_rows
 from headwise.tables import Head
 from planted import IDS, TOKENIZER, WORDS, PlantedGPT, lines

@@ -17,9 +17,14 @@ from headwise.kernels import HeadBlock
 from headwise.models import load_tokenizer
 from headwise.roles.relations import Item, Role, as_item, gold_roles, probe, token_roles, tokenize
 from headwise.roles.scores import Evaluator, heuristic_names
-from headwise.roles.scores._eligible import EligiblePairs, RelationIndex, evenness_of, sink_keys
+from headwise.roles.scores._eligible import (
+    EligiblePairs,
+    Nodes,
+    RelationIndex,
+    evenness_of,
+    sink_keys,
+)
 from headwise.roles.scores._heuristics import heuristic_sums
-from headwise.roles.scores._nodes import Nodes
 from headwise.roles.scores._tag_rules import FAR, SIDES, tag_rows
 from headwise.watch import Request, observe
 from planted import TOKENIZER, Planted, lines

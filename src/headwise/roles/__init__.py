@@ -12,7 +12,6 @@ from headwise.roles._behaviours import (
     translation,
 )
 from headwise.roles._effects import WITHOUT, Effect, Effects, Group, group_line
-from headwise.roles._find_heads import find_heads
 from headwise.roles._find_roles import find_roles
 from headwise.roles._hypotheses import FEWEST_TEXTS
 from headwise.roles._nulls import Evidence
@@ -20,7 +19,7 @@ from headwise.roles._sentences import by_nearness, rules_line, rules_of, shown_o
 from headwise.roles._shapes import main_roles, shape_line, shapes_summary, signs_of
 from headwise.roles._significance import step_down
 from headwise.roles._table import Roles
-from headwise.roles._task_heads import TaskHeads, load_heads
+from headwise.roles._task_heads import TaskHeads, find_heads, load_heads
 from headwise.roles._task_scores import AnswerEffect
 from headwise.roles._word_alignment import alignment
 from headwise.roles.relations import (

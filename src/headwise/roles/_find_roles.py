@@ -21,7 +21,7 @@ from headwise.models import check_model, fingerprint, without_compiler
 from headwise.models.checkpoints import originals_of
 from headwise.models.texts import context_of, tokenizer_of
 from headwise.roles._control import plant
-from headwise.roles._copying import copying_scores
+from headwise.roles._effects import copying_scores
 from headwise.roles._hypotheses import (
     FEWEST_TEXTS,
     Hypotheses,

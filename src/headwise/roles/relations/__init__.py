@@ -2,8 +2,6 @@
 
 from headwise.roles.relations._gold import (
     NEXT_NAME,
-    dependencies_in,
-    dependency_roles,
     gold_roles,
     next_names,
 )
@@ -13,11 +11,8 @@ from headwise.roles.relations._items import (
     SAME,
     Item,
     as_item,
-    before_text,
-    draw_probe,
     probe,
     shuffled,
-    words_in,
 )
 from headwise.roles.relations._relations import (
     DIFFUSE,
@@ -34,7 +29,6 @@ from headwise.roles.relations._relations import (
     Relations,
     Role,
     own_roles,
-    roles_of_frequency,
     token_roles,
 )
 from headwise.roles.relations._tokens import Tokenized, TokenText, texts_of, tokenize
@@ -61,18 +55,12 @@ __all__ = [
     "TokenText",
     "Tokenized",
     "as_item",
-    "before_text",
-    "dependencies_in",
-    "dependency_roles",
-    "draw_probe",
     "gold_roles",
     "next_names",
     "own_roles",
     "probe",
-    "roles_of_frequency",
     "shuffled",
     "texts_of",
     "token_roles",
     "tokenize",
-    "words_in",
 ]

@@ -1,4 +1,4 @@
-"""Roles from annotations: dependency trees, mentions, translations."""
+"""Roles from annotations: dependency trees, mentions, pairs, translations."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -18,110 +18,66 @@ NEXT_NAME = "next name"
 
 def gold_roles(texts: Sequence[TokenText]) -> list[Role]:
     """The roles from annotations, each in one direction: dependencies, mentions, translations."""
-    names = dependencies_in({id(piece.text): piece.text for piece in texts}.values())
-    roles = dependency_roles(names)
+    names = _dependencies_in({id(piece.text): piece.text for piece in texts}.values())
+    roles = _dependency_roles(names)
     roles += [role for role in _mention_roles() if any(map(role.pairs, texts))]
     own = {pair.relation for text in texts for pair in text.text.pairs}
     roles += [
         Role(name, f"a span → its {name}, as annotated", partial(_annotated, name), "word")
         for name in sorted(own)
     ]
-    if any(text.text.links for text in texts):
-        roles += [
-            Role(
-                "translation → source",
-                "a word → the word that it translates",
-                _links,
-                "word",
-                lexical=True,
-            ),
-            Role(
-                "source → translation",
-                "a word → the word that translates it",
-                _sources,
-                "word",
-                lexical=True,
-            ),
-            Role(
-                "next translation",
-                "the word before a word → the source that that word will translate",
-                _links_ahead,
-                "word",
-                ahead=True,
-            ),
-        ]
-    return roles
-
-
-def dependencies_in(texts: Iterable[AnnotatedText]) -> set[str]:
-    """The names of the dependencies in the trees of texts."""
-    return {_plain(arc.relation) for text in texts for arc in text.arcs}
-
-
-def dependency_roles(names: Collection[str]) -> list[Role]:
-    """The roles of the dependencies with these names, and those of agreement."""
-    roles = [r for name in sorted(set(names) - _NOT_SYNTAX) for r in _dependency_roles(name)]
-    return roles + _agreement_roles() if _SUBJECT in names else roles
+    return roles + _translation_roles() if any(text.text.links for text in texts) else roles
 
 
 def _annotated(name: str, text: TokenText) -> Pairs:
     return [(pair.query, pair.key) for pair in text.text.pairs if pair.relation == name]
 
 
-def _dependency_roles(name: str) -> tuple[Role, Role]:
-    """The roles of a dependency: from dependent to head, and from head to dependent."""
-    up = Role(
-        f"{name} → head",
-        f"a word → the word whose {name} it is",
-        partial(_arcs, name, False),
-        "word",
-        bar=_TREE_BAR,
-        points=_TREE_BAR,
-    )
-    down = Role(
-        f"head → {name}",
-        f"a word → its {name}",
-        partial(_arcs, name, True),
-        "word",
-        bar=_TREE_BAR,
-        points=_TREE_BAR,
-    )
-    return up, down
+def _dependencies_in(texts: Iterable[AnnotatedText]) -> set[str]:
+    """The names of the dependencies in the trees of texts."""
+    return {_without_subtype(arc.relation) for text in texts for arc in text.arcs}
 
 
-def _agreement_roles() -> list[Role]:
-    """Roles that agreement may use: at the verb, and where a decoder predicts the verb.
+def _without_subtype(relation: str) -> str:
+    """`nsubj:pass` is `nsubj`."""
+    return relation.partition(":")[0]
 
-    Each role exists for adjacent and for separated subject and verb as well, because a fixed
-    distance explains either case, but not both.
+
+def _dependency_roles(names: Collection[str]) -> list[Role]:
+    """The roles of the dependencies with these names in both directions, and those of agreement.
+
+    Roles that agreement may use are at the verb, and where a decoder predicts the verb. Each
+    exists for adjacent and for separated subject and verb as well, because a fixed distance
+    explains either case, but not both.
     """
-    roles = [
-        Role(
-            "next subject",
-            "the token before a verb → the subject of that verb",
-            partial(_subject_ahead, (False, True)),
-            ahead=True,
-        )
-    ]
-    for apart, where in ((False, "beside"), (True, "apart")):
-        between = "with something between them" if apart else "that stands beside it"
-        roles += [
-            Role(
-                f"next subject, {where}",
-                f"the token before a verb → the subject of that verb, {between}",
-                partial(_subject_ahead, (apart,)),
-                ahead=True,
-            ),
-            Role(
-                f"head → {_SUBJECT}, {where}",
-                f"a word → its {_SUBJECT}, {between}",
-                partial(_subject, apart),
-                "word",
-                bar=_TREE_BAR,
-                points=_TREE_BAR,
-            ),
-        ]
+
+    def of_trees(name: str, says: str, pairs: Callable[[TokenText], Pairs]) -> Role:
+        return Role(name, says, pairs, "word", bar=_TREE_BAR, points=_TREE_BAR)
+
+    roles = []
+    for name in sorted(set(names) - _NOT_SYNTAX):
+        up, down = partial(_arcs, name, False), partial(_arcs, name, True)
+        roles.append(of_trees(f"{name} → head", f"a word → the word whose {name} it is", up))
+        roles.append(of_trees(f"head → {name}", f"a word → its {name}", down))
+    if _SUBJECT not in names:
+        return roles
+    says = "the token before a verb → the subject of that verb"
+    ahead = partial(_subject_ahead, (False, True))
+    roles.append(Role("next subject", says, ahead, ahead=True))
+    for apart, where, between in (
+        (False, "beside", "that stands beside it"),
+        (True, "apart", "with something between them"),
+    ):
+        ahead, of_verb = partial(_subject_ahead, (apart,)), partial(_subject, apart)
+        roles.append(Role(f"next subject, {where}", f"{says}, {between}", ahead, ahead=True))
+        name, of_head = f"head → {_SUBJECT}, {where}", f"a word → its {_SUBJECT}, {between}"
+        roles.append(of_trees(name, of_head, of_verb))
     return roles
+
+
+def _arcs(name: str, down: bool, text: TokenText) -> list[tuple[int, int]]:
+    arcs = [arc for arc in text.text.arcs if _without_subtype(arc.relation) == name]
+    return [(arc.head, arc.dependent) if down else (arc.dependent, arc.head) for arc in arcs]
 
 
 def _subject(apart: bool, text: TokenText) -> Pairs:
@@ -139,50 +95,20 @@ def _subject_ahead(apart: Sequence[bool], text: TokenText) -> Pairs:
     ]
 
 
-def _plain(relation: str) -> str:
-    """A relation without its subtype: `nsubj:pass` is `nsubj`."""
-    return relation.partition(":")[0]
-
-
-def _arcs(name: str, down: bool, text: TokenText) -> list[tuple[int, int]]:
-    arcs = [(arc.dependent, arc.head) for arc in text.text.arcs if _plain(arc.relation) == name]
-    return [(head, dependent) for dependent, head in arcs] if down else arcs
-
-
 def _mention_roles() -> Iterator[Role]:
     """The roles of mentions, which are choices: of a pronoun, of one kind, of what follows."""
-    for query, says, candidates in (
+    choice = partial(Role, level="mention", score="choice")
+    for query, among, candidates in (
         ("pronoun", "names", _names),
         ("mention", "earlier mentions", _earlier_mentions),
     ):
         gold = partial(_coreferent, candidates)
-        yield Role(
-            f"{query} → antecedent",
-            f"a {query}, among all {says} → the one of the same entity",
-            gold,
-            "mention",
-            score="choice",
-            candidates=candidates,
-        )
-        yield Role(
-            f"antecedent → {query}",
-            f"among all {says}, the one of the same entity → the {query}",
-            gold,
-            "mention",
-            score="choice",
-            candidates=candidates,
-            incoming=True,
-        )
-    yield Role(
-        NEXT_NAME,
-        "the token before a name, among names of which another one repeats → its earlier mention",
-        _next_name,
-        "mention",
-        score="choice",
-        candidates=_earlier_names,
-        ahead=True,
-        lexical=True,
-    )
+        there = f"a {query}, among all {among} → the one of the same entity"
+        back = f"among all {among}, the one of the same entity → the {query}"
+        yield choice(f"{query} → antecedent", there, gold, candidates=candidates)
+        yield choice(f"antecedent → {query}", back, gold, candidates=candidates, incoming=True)
+    says = "the token before a name, among names of which another one repeats → its earlier mention"
+    yield choice(NEXT_NAME, says, _next_name, candidates=_earlier_names, ahead=True, lexical=True)
 
 
 def next_names(text: TokenText) -> Iterator[tuple[int, int, list[int]]]:
@@ -207,12 +133,12 @@ def _earlier_names(text: TokenText) -> list[tuple[tuple[int], int]]:
 
 
 def _next_name(text: TokenText) -> list[tuple[tuple[int], int]]:
-    mentions = text.text.mentions
+    entity = [mention.entity for mention in text.text.mentions]
     return [
         ((query,), other)
         for name, query, names in next_names(text)
         for other in names
-        if mentions[other].entity == mentions[name].entity
+        if entity[other] == entity[name]
     ]
 
 
@@ -240,6 +166,16 @@ def _coreferent(
 ) -> list[tuple[int, int]]:
     entity = [mention.entity for mention in text.text.mentions]
     return [(query, key) for query, key in candidates(text) if entity[query] == entity[key]]
+
+
+def _translation_roles() -> list[Role]:
+    there, back = "a word → the word that it translates", "a word → the word that translates it"
+    next_one = "the word before a word → the source that that word will translate"
+    return [
+        Role("translation → source", there, _links, "word", lexical=True),
+        Role("source → translation", back, _sources, "word", lexical=True),
+        Role("next translation", next_one, _links_ahead, "word", ahead=True),
+    ]
 
 
 def _links(text: TokenText) -> Pairs:

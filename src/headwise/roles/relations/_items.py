@@ -3,7 +3,7 @@
 Each has a contrast: a text with its words in another order, or a sequence that does not repeat.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import index
 from reprlib import repr as shortened
@@ -36,8 +36,6 @@ PREFIX_MATCHING = Role(
     ahead=True,
 )
 PROBED = (SAME, PREFIX_MATCHING)
-
-_Pairs = Mapping[str, Sequence[tuple[Any, Any]]]  # (query, key), by the name of the role
 
 
 @dataclass(frozen=True)
@@ -78,36 +76,39 @@ def as_item(text: TokenText, roles: Sequence[Role]) -> Item:
         "word": list(text.words),
         "mention": [text.tokens_in(span) for span in spans],
     }
-    sizes = {level: len(of_grid) for level, of_grid in nodes.items()} | {"token": len(text.ids)}
+    sizes = {level: len(of_level) for level, of_level in nodes.items()} | {"token": len(text.ids)}
+    chooses = [role for role in roles if role.candidates is not None]
     named = {role.name: _named_pairs(text, role, role.pairs, sizes) for role in roles}
-    named_candidates = {
-        role.name: _named_pairs(text, role, role.candidates, sizes)
-        for role in roles
-        if role.candidates is not None
-    }
-    # A phrase that a role names becomes a node of the level of mentions, after the annotated ones.
-    of_roles = (*named.values(), *named_candidates.values())
+    among = {role.name: _named_pairs(text, role, role.candidates, sizes) for role in chooses}
+    # A phrase that a role names becomes a mention, after the annotated ones.
+    of_roles = (*named.values(), *among.values())
     ends = (end for pairs in of_roles for pair in pairs for end in pair)
     phrases = list(dict.fromkeys(end for end in ends if isinstance(end, tuple)))
     number = {phrase: node for node, phrase in enumerate(phrases, len(spans))}
     nodes["mention"] += phrases
+    spans += [(text.spans[phrase[0]][0], text.spans[phrase[-1]][1]) for phrase in phrases]
     mentions = [whole.text[start:end] for start, end in spans]
-    mentions += [_characters(text, phrase) for phrase in phrases]
-    pairs, candidates = _numbered(named, number), _numbered(named_candidates, number)
-    _check_candidates(text, pairs, candidates, nodes["mention"])
+    mentions[len(whole.mentions) :] = map(str.strip, mentions[len(whole.mentions) :])
+    pairs, candidates = (
+        {
+            name: sorted((number.get(query, query), number.get(key, key)) for query, key in of_role)
+            for name, of_role in which.items()
+        }
+        for which in (named, among)
+    )
+    for name, of_role in candidates.items():
+        if missing := sorted({*pairs[name]} - {*of_role}):
+            query, key = (tuple(nodes["mention"][node]) for node in missing[0])
+            raise ArgumentError(
+                f"find_roles: {name!r} gives the tokens {(query, key)} as a right "
+                f"choice, and not as a candidate, for the text {shortened(whole.text)}. Let "
+                f"candidates return every pair to choose from, the right ones included."
+            )
     return Item(text.ids, nodes, pairs, whole.tags, candidates, mentions, whole.text)
 
 
-def _numbered(named: _Pairs, number: Mapping[Any, int]) -> _Pairs:
-    """Pairs with the number of its node in place of each phrase."""
-    return {
-        name: sorted((number.get(query, query), number.get(key, key)) for query, key in pairs)
-        for name, pairs in named.items()
-    }
-
-
 def _named_pairs(
-    text: TokenText, role: Role, function: Callable[[TokenText], Any], sizes: Mapping[Level, int]
+    text: TokenText, role: Role, function: Any, sizes: Mapping[Level, int]
 ) -> list[tuple[Any, Any]]:
     """The distinct pairs of a role in order; an end is the number of a node, or a phrase."""
     result = function(text)
@@ -133,25 +134,6 @@ def _named_pairs(
 
 def _end(end: Any, role: Role) -> Any:
     return end if isinstance(end, tuple) and role.level == "mention" else index(end)
-
-
-def _characters(text: TokenText, phrase: Sequence[int]) -> str:
-    start, end = text.spans[phrase[0]][0], text.spans[phrase[-1]][1]
-    return text.text.text[start:end].strip()
-
-
-def _check_candidates(
-    text: TokenText, pairs: _Pairs, candidates: _Pairs, nodes: Sequence[Sequence[int]]
-) -> None:
-    for name, among in candidates.items():
-        missing = sorted({*pairs[name]} - {*among})
-        if missing:
-            query, key = (nodes[node] for node in missing[0])
-            raise ArgumentError(
-                f"find_roles: {name!r} gives the tokens {(tuple(query), tuple(key))} as a right "
-                f"choice, and not as a candidate, for the text {shortened(text.text.text)}. Let "
-                f"candidates return every pair to choose from, the right ones included."
-            )
 
 
 def shuffled(items: Sequence[Item], roles: Sequence[Role], seed: int = 0) -> list[Item]:
@@ -224,28 +206,10 @@ def probe(
     Returns:
         The sequences and their controls; none if the texts have too few different tokens.
     """
-    return draw_probe(before_text(texts[0]), sorted(words_in(texts)), limit, sequences, seed)
-
-
-def words_in(texts: Sequence[TokenText]) -> set[int]:
-    """The tokens of texts that are neither special nor punctuation."""
-    return {
-        token
-        for text in texts
-        for token, special, mark in zip(text.ids, text.special, text.punctuation, strict=True)
-        if not special and not mark
-    }
-
-
-def before_text(text: TokenText) -> tuple[int, ...]:
-    """The special tokens that the tokenizer puts before a text."""
-    return text.ids[: text.special.index(False)]
-
-
-def draw_probe(
-    before: Sequence[int], words: Sequence[int], limit: int, sequences: int, seed: int
-) -> tuple[list[Item], list[Item]]:
-    """Draw the sequences of `probe` from these tokens, each after the tokens `before`."""
+    before = texts[0].ids[: texts[0].special.index(False)]
+    columns = ((text.ids, text.special, text.punctuation) for text in texts)
+    tokens = (token for of_text in columns for token in zip(*of_text, strict=True))
+    words = sorted({token for token, special, mark in tokens if not special and not mark})
     length = min(limit, _LONGEST) - len(before)
     most = min(_PERIOD[1], length // 2, len(words))
     if most < _PERIOD[0]:
@@ -259,10 +223,11 @@ def draw_probe(
         cycle = rng.choice(words, period, replace=False)
         copies = -(-(length - prefix) // period)
         ids = [*head.tolist(), *np.tile(cycle, copies).tolist()][:length]
-        others = rng.choice(words, length, replace=len(words) < length)
+        others = rng.choice(words, length, replace=len(words) < length).tolist()
         pairs = _pairs(len(before), prefix, period, length)
-        repeated.append(_item(before, ids, pairs))
-        controls.append(_item(before, others.tolist(), pairs))
+        nodes = [(position,) for position in range(len(before), len(before) + length)]
+        repeated.append(Item((*before, *ids), {"token": nodes}, pairs))
+        controls.append(Item((*before, *others), {"token": nodes}, pairs))
     return repeated, controls
 
 
@@ -276,11 +241,3 @@ def _pairs(before: int, prefix: int, period: int, length: int) -> dict[str, list
     ]
     after = [(query, copy + 1) for query, copy in same if copy < query]
     return {SAME.name: same, PREFIX_MATCHING.name: after}
-
-
-def _item(
-    before: Sequence[int], ids: Sequence[int], pairs: dict[str, list[tuple[int, int]]]
-) -> Item:
-    tokens = (*before, *ids)
-    nodes = [(position,) for position in range(len(before), len(tokens))]
-    return Item(tokens, {"token": nodes}, pairs)

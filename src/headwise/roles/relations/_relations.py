@@ -1,4 +1,7 @@
-"""Relations: sets of (query, key) pairs of one text, over its tokens, words or mentions."""
+"""Relations: sets of (query, key) pairs of one text, over its tokens, words or mentions.
+
+A further relation is a function from a text to its pairs, and a `Role` that names it.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -131,18 +134,16 @@ Relation = Callable[[TokenText], Pairs] | ChoiceRelation
 Relations = Mapping[str, Relation]
 
 
-def _is_relation(value: Any) -> bool:
-    return isinstance(value, ChoiceRelation) or callable(value)
-
-
 def own_roles(who: str, relations: Relations) -> list[Role]:
     """The roles of the user's own relations.
 
     Raises:
         ArgumentError: they are not relations by name.
     """
-    named = isinstance(relations, Mapping)
-    if not named or not all(map(_is_relation, relations.values())):
+    if not isinstance(relations, Mapping) or not all(
+        isinstance(relation, ChoiceRelation) or callable(relation)
+        for relation in relations.values()
+    ):
         raise ArgumentError(
             f"{who}: relations is {shortened(relations)}. Give functions by name, or a "
             f"ChoiceRelation: relations={{'name': function}}."
@@ -173,50 +174,25 @@ def content(text: TokenText) -> list[int]:
 
 def token_roles(texts: Sequence[TokenText]) -> list[Role]:
     """The roles that need no annotation: offsets, sinks, separators, rare tokens, evenness."""
-    return roles_of_frequency(Counter(token for text in texts for token in text.ids))
-
-
-def roles_of_frequency(frequency: Counter[int]) -> list[Role]:
-    """The roles that need no annotation, from how often each token occurs in all texts."""
+    frequency = Counter(token for text in texts for token in text.ids)
     ranked = [token for token, _ in frequency.most_common()]
     common = frozenset(ranked[: min(_COMMON, len(frequency) // 2)])
-    return [
-        *_offsets(),
-        *_sinks(),
-        Role("punctuation", "a token → punctuation", _punctuation, score="mass", kind="class"),
-        Role(
-            "rare token",
-            "a token → the rarest token of the text",
-            partial(_rarest, frequency, common),
-            kind="class",
-        ),
-        *_breadths(),
-    ]
-
-
-def _sinks() -> list[Role]:
     first, separator = SINKS
-    says = "a token → special tokens after the first"
-    return [
-        Role(first, "a token → the first token", _first, score="mass", kind="sink"),
-        Role(separator, says, _separators, score="mass", kind="sink"),
-    ]
-
-
-def _breadths() -> list[Role]:
-    """Evenness is compared with its limit alone, so no lift is needed."""
-    even = "a token → all visible tokens, evenly"
+    of_sinks = partial(Role, score="mass", kind="sink")
+    # Evenness is compared with its limit alone, so no lift is needed.
+    of_evenness = partial(Role, kind="breadth", bar=0.0)
+    rarest = partial(_rarest, frequency, common)
     beside = "a token → all visible tokens that are not sinks, evenly"
     return [
-        Role(DIFFUSE, even, partial(_offset, 0), score="entropy", kind="breadth", bar=0.0),
-        Role(
-            DIFFUSE_BESIDE_SINKS,
-            beside,
-            _behind_two,
-            score="content entropy",
-            kind="breadth",
-            bar=0.0,
+        *_offsets(),
+        of_sinks(first, "a token → the first token", _first),
+        of_sinks(separator, "a token → special tokens after the first", _separators),
+        Role("punctuation", "a token → punctuation", _punctuation, score="mass", kind="class"),
+        Role("rare token", "a token → the rarest token of the text", rarest, kind="class"),
+        of_evenness(
+            DIFFUSE, "a token → all visible tokens, evenly", partial(_offset, 0), score="entropy"
         ),
+        of_evenness(DIFFUSE_BESIDE_SINKS, beside, _behind_two, score="content entropy"),
     ]
 
 

@@ -1,8 +1,7 @@
 """Scores of heads on roles: items and roles are indexed once, then any model is scored on them."""
 
-from headwise.roles.scores._eligible import TIE
+from headwise.roles.scores._eligible import TIE, Nodes
 from headwise.roles.scores._heuristics import OFFSETS, RULES, heuristic_names
-from headwise.roles.scores._nodes import Nodes
 from headwise.roles.scores._scores import Evaluator, RoleScores, check_reads_one_text
 from headwise.roles.scores._tag_rules import TagRows, fit_tag_rules
 

@@ -19,9 +19,15 @@ from headwise.kernels import HeadBlock
 from headwise.models import device_of
 from headwise.models.texts import check_reads_text, reads_two_texts, text_alone
 from headwise.roles.relations import LEVELS, Item, Role
-from headwise.roles.scores._eligible import EligiblePairs, RelationIndex, evenness_of, sink_keys
+from headwise.roles.scores._eligible import (
+    EligiblePairs,
+    Nodes,
+    RelationIndex,
+    evenness_of,
+    rows_of_batches,
+    sink_keys,
+)
 from headwise.roles.scores._heuristics import heuristic_sums, planted_sums
-from headwise.roles.scores._nodes import Nodes, rows_of_batches
 from headwise.roles.scores._tag_rules import TagRows, tag_rows
 from headwise.tables import Head
 from headwise.watch import Layer, Request, observe
