@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwise.roles.scores import TagRows, fit_tag_rules
-from headwise.roles.scores._tag_rules import FAR, SIDES, _fit
+from headwise.roles.scores._tag_rules import FAR, SIDES, _fit, _rule_values
 
 seeds = st.integers(0, 2**32 - 1)
 TAGS = ("A", "B", "C", "D")
@@ -114,14 +114,14 @@ def test_the_value_of_a_rule_is_that_of_the_words_it_names(seed):
 
     rows = rows_of(sentences, gold)
     fitted = _fit(rows, np.ones(len(rows.item), dtype=bool), rows.role)
-    tags = {tag for tag, has in zip(TAGS, fitted.sets[0], strict=True) if has}
-    named = nearest(tags, 1 if fitted.side[0] == 1 else -1, int(fitted.rank[0]))
+    tags = {tag for tag, has in zip(TAGS, fitted["sets"][0], strict=True) if has}
+    named = nearest(tags, 1 if fitted["side"][0] == 1 else -1, int(fitted["rank"][0]))
     expected = []
     for words in sentences:
         for query in range(len(words)):
             place = named(words, query)
             expected.append(0.1 if place is None else float(place == gold(words, query)))
-    np.testing.assert_allclose(fitted.values(rows, rows.role), expected, atol=1e-6)
+    np.testing.assert_allclose(_rule_values(fitted, rows, rows.role), expected, atol=1e-6)
 
 
 def test_rules_are_fitted_to_the_selected_queries_alone():

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
@@ -89,12 +89,12 @@ def align(
     model = check_model("align", model)
     outputs = check_outputs("align", outputs, first)
     chosen = _alignment_heads(model) if heads is None else heads
-    attention = cross_attention("align", model, inputs, outputs)
-    known = resolve_heads(chosen, attention.heads)
+    calls = cross_attention("align", model, inputs, outputs)
+    known = resolve_heads(chosen, cross_heads(calls))
     if not known:
         raise ArgumentError(f"align: heads={heads!r}. Give at least one cross-attention head.")
-    weights = torch.stack([attention.weights(head).double() for head in known]).mean(0)
-    columns = source_columns("align", attention, lengths)
+    weights = torch.stack([head_weights(calls, head).double() for head in known]).mean(0)
+    columns = source_columns("align", calls, lengths)
     whole = [
         aligned(weights[row, : len(output)][:, columns[row]].cpu().numpy())
         for row, output in enumerate(outputs)
@@ -102,48 +102,31 @@ def align(
     return [Alignment(each.spans[first:], each.mass[first:]) for each in whole]
 
 
-@dataclass(frozen=True)
-class CrossAttention:
-    """The cross-attention calls of one pass; weights are computed head by head, when needed.
+# The cross-attention calls of one pass, by their sites.
+Calls = Mapping[Site, AttentionCall]
 
-    Attributes:
-        rows: For each example the number of queries, one for each output.
+
+def cross_heads(calls: Calls) -> tuple[Head, ...]:
+    """All cross-attention heads, by layer."""
+    return tuple(head for site in calls for head in site.heads())
+
+
+def head_weights(calls: Calls, head: Head) -> Float[Tensor, "B T S"]:
+    """The weights of one head; those of other heads are not computed.
+
+    Raises:
+        UnsupportedError: the head's output does not follow from them.
     """
-
-    calls: Mapping[Site, AttentionCall]
-    rows: Sequence[int]
-
-    @property
-    def heads(self) -> tuple[Head, ...]:
-        """All cross-attention heads, by layer."""
-        return tuple(head for site in self.calls for head in site.heads())
-
-    def visible(self) -> Bool[Tensor, "B S"]:
-        """Which source positions of each example are not padding."""
-        call = next(iter(self.calls.values()))
-        (B, _, T, _), S = call.q.shape, call.k.shape[2]
-        mask = call.rule.visible_in(Tile.whole(T, S, call.q.device))
-        if mask is None:
-            return torch.ones(B, S, dtype=torch.bool, device=call.q.device)
-        return mask.expand(B, -1, T, S).any(1).any(1)
-
-    def weights(self, head: Head) -> Float[Tensor, "B T S"]:
-        """The weights of one head; those of other heads are not computed.
-
-        Raises:
-            UnsupportedError: the head's output does not follow from them.
-        """
-        site = next(site for site in self.calls if head in site.heads())
-        call, T = self.calls[site], max(self.rows)
-        weights = weights_of_head(call.q, call.k, call.rule, head.head, range(T))
-        _verify(call, head, weights)
-        return weights
+    call = next(call for site, call in calls.items() if head in site.heads())
+    weights = weights_of_head(call.q, call.k, call.rule, head.head, range(call.q.shape[2]))
+    _verify(call, head, weights)
+    return weights
 
 
 @torch.no_grad()
 def cross_attention(
     caller: str, model: nn.Module, inputs: Mapping[str, Any], outputs: Sequence[Sequence[int]]
-) -> CrossAttention:
+) -> Calls:
     """Run an encoder-decoder once, with the outputs as its labels, and keep what it attends with.
 
     Raises:
@@ -169,7 +152,7 @@ def cross_attention(
             f"{caller}: no cross-attention of {type(model).__name__} was captured. Give an "
             f"encoder-decoder."
         )
-    return CrossAttention(dict(calls), [len(output) for output in outputs])
+    return dict(calls)
 
 
 def _verify(call: AttentionCall, head: Head, weights: Float[Tensor, "B T S"]) -> None:
@@ -196,11 +179,13 @@ def aligned(weights: Float[np.ndarray, "T S"]) -> Alignment:
     return Alignment(spans, np.array(mass))
 
 
-def source_columns(
-    caller: str, attention: CrossAttention, lengths: Sequence[int] | None
-) -> list[Tensor]:
+def source_columns(caller: str, calls: Calls, lengths: Sequence[int] | None) -> list[Tensor]:
     """The columns of each example's source positions, in order."""
-    visible = attention.visible()
+    call = next(iter(calls.values()))
+    (B, _, T, _), S = call.q.shape, call.k.shape[2]
+    visible = torch.ones(B, S, dtype=torch.bool, device=call.q.device)
+    if (mask := call.rule.visible_in(Tile.whole(T, S, call.q.device))) is not None:
+        visible = mask.expand(B, -1, T, S).any(1).any(1)
     columns = [row.nonzero().squeeze(-1) for row in visible]
     if lengths is None:
         return columns

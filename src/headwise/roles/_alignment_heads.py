@@ -16,10 +16,12 @@ from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import check_model, fingerprint
 from headwise.roles._align import (
-    CrossAttention,
+    Calls,
     aligned,
     check_outputs,
     cross_attention,
+    cross_heads,
+    head_weights,
     source_columns,
 )
 from headwise.roles._hypotheses import FEWEST_TEXTS
@@ -183,9 +185,9 @@ def find_alignment_heads(
     errors: list[np.ndarray] = []
     rights: list[np.ndarray] = []
     for done, batch in enumerate(listed, 1):
-        attention, read = known_examples(model, batch)
-        error, right = _errors_of_heads(attention, read)
-        heads, examples = attention.heads, [*examples, *read]
+        calls, read = known_examples(model, batch)
+        error, right = _errors_of_heads(calls, read)
+        heads, examples = cross_heads(calls), [*examples, *read]
         errors.append(error)
         rights.append(right)
         if on_progress is not None:
@@ -195,8 +197,8 @@ def find_alignment_heads(
     ranked = np.argsort(error[selection, :-1].sum(0), kind="stable")[:_CANDIDATES].tolist()
     weights: list[np.ndarray] = []
     for batch in listed:
-        attention, read = known_examples(model, batch)
-        of_heads = [attention.weights(heads[head]).double() for head in ranked]
+        calls, read = known_examples(model, batch)
+        of_heads = [head_weights(calls, heads[head]).double() for head in ranked]
         weights += [np.stack([example.shown(of) for of in of_heads]) for example in read]
     chosen = _best_set(examples, weights, selection, most)
     of_set = np.array(
@@ -309,12 +311,10 @@ class KnownExample:
         return sum(end - start for start, end in self.spans) / len(self.columns)
 
 
-def known_examples(
-    model: nn.Module, batch: AlignedBatch
-) -> tuple[CrossAttention, list[KnownExample]]:
+def known_examples(model: nn.Module, batch: AlignedBatch) -> tuple[Calls, list[KnownExample]]:
     """What a model attends with on a batch, and its examples."""
-    attention = cross_attention("find_alignment_heads", model, batch.inputs, batch.outputs)
-    columns = source_columns("find_alignment_heads", attention, batch.lengths)
+    calls = cross_attention("find_alignment_heads", model, batch.inputs, batch.outputs)
+    columns = source_columns("find_alignment_heads", calls, batch.lengths)
     examples = []
     for row, spans in enumerate(batch.spans):
         tokens = [token for token, span in enumerate(spans) if span is not None]
@@ -325,19 +325,20 @@ def known_examples(
                 f"{len(columns[row])} positions. Give spans within the source."
             )
         examples.append(KnownExample(row, columns[row], len(spans), batch.first, tokens, known))
-    return attention, examples
+    return calls, examples
 
 
 def _errors_of_heads(
-    attention: CrossAttention, examples: Sequence[KnownExample]
+    calls: Calls, examples: Sequence[KnownExample]
 ) -> tuple[Float[np.ndarray, "M _"], Float[np.ndarray, "M N"]]:
     """The error of each head, last of the mean of the last half, and the right outputs of each."""
-    layers = max(head.layer for head in attention.heads) + 1
-    late = [head for head in attention.heads if head.layer >= layers // 2]
+    heads = cross_heads(calls)
+    layers = max(head.layer for head in heads) + 1
+    late = [head for head in heads if head.layer >= layers // 2]
     error, right = [], []
     mean = torch.zeros(())
-    for head in attention.heads:
-        weights = attention.weights(head).double()
+    for head in heads:
+        weights = head_weights(calls, head).double()
         mean = mean + weights / len(late) if head in late else mean
         shown = [example.shown(weights) for example in examples]
         error.append([e.error(of) for e, of in zip(examples, shown, strict=True)])

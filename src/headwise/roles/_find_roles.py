@@ -29,7 +29,7 @@ from headwise.roles._hypotheses import (
     is_promising,
     run_tests,
 )
-from headwise.roles._nulls import Baseline, Evidence, hypotheses_of, null_head_baseline
+from headwise.roles._nulls import Baseline, Evidence, hypotheses_of, null_head_baseline, strongest
 from headwise.roles._rows import (
     BEHAVIOUR_LABELS,
     BY_COPYING,
@@ -147,7 +147,7 @@ def find_roles(
                 scores[index],
                 contrast=contrasts[index],
                 null_heads={
-                    null: Baseline.strongest([best[number][index] for best in models])
+                    null: strongest([best[number][index] for best in models])
                     for null, models in null_heads.items()
                 },
             )

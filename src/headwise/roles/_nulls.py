@@ -191,28 +191,17 @@ _MODELS: Mapping[str, tuple[Callable[[nn.Module, int], nn.Module | None], str]] 
 }
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """A null on each role, for each head to be compared with it.
+# A null on each role, for each head to be compared with it: its score per query on the selection
+# half (roles, heads), and in each held-out text (texts, roles, heads).
+Baseline = tuple[Float[np.ndarray, "_ _"], Float[np.ndarray, "_ _ _"]]
 
-    Attributes:
-        selection_rate: Its score per query on the selection half.
-        rates: Its score per query in each held-out text.
-    """
 
-    selection_rate: Float[np.ndarray, "R #N"]
-    rates: Float[np.ndarray, "held R #N"]
-
-    @classmethod
-    def strongest(cls, baselines: Sequence["Baseline"]) -> "Baseline":
-        """For each role and head, the baseline that scores best on the selection half."""
-        selection = np.stack([baseline.selection_rate for baseline in baselines])
-        rates = np.stack([baseline.rates for baseline in baselines])
-        best = selection.argmax(0)[None]
-        return cls(
-            np.take_along_axis(selection, best, 0)[0],
-            np.take_along_axis(rates, best[:, None], 0)[0],
-        )
+def strongest(baselines: Sequence[Baseline]) -> Baseline:
+    """For each role and head, the baseline that scores best on the selection half."""
+    selection, rates = (np.stack(part) for part in zip(*baselines, strict=True))
+    best = selection.argmax(0)[None]
+    held = np.take_along_axis(rates, best[:, None], 0)[0]
+    return np.take_along_axis(selection, best, 0)[0], held
 
 
 def best_head(
@@ -228,7 +217,7 @@ def best_head(
     rates = rate(np.take_along_axis(held_value, index, -1), held_count)
     selected = np.take_along_axis(selection_value, index, -1).sum(0)
     selection_rate = rate(selected, selection_count.sum(0))
-    return best, Baseline(np.nan_to_num(selection_rate, nan=-1.0), np.nan_to_num(rates))
+    return best, (np.nan_to_num(selection_rate, nan=-1.0), np.nan_to_num(rates))
 
 
 def null_head_baseline(scores: RoleScores, split: Split) -> Baseline:
@@ -244,10 +233,8 @@ def null_head_baseline(scores: RoleScores, split: Split) -> Baseline:
     ]
     if len(best) == 1:
         return best[0]
-    return Baseline(
-        np.concatenate([best[number].selection_rate for number in group], axis=-1),
-        np.concatenate([best[number].rates for number in group], axis=-1),
-    )
+    selection, rates = zip(*(best[number] for number in group), strict=True)
+    return np.concatenate(selection, axis=-1), np.concatenate(rates, axis=-1)
 
 
 def _heuristics(
@@ -288,7 +275,7 @@ def _contrast(
     selection[columns] = rate(selection_value.sum(0), selection_queries.sum(0))
     rates[:, columns] = np.nan_to_num(np.where(queries > 0, rate(value, queries), mean))
     name = sample.contrast_null
-    return name, [NULLS[name]] * len(sample.roles), Baseline(selection, rates)
+    return name, [NULLS[name]] * len(sample.roles), (selection, rates)
 
 
 def hypotheses_of(
@@ -323,9 +310,9 @@ def hypotheses_of(
     held = {null: np.full(value.shape, np.nan, np.float32) for null in NULLS}
     chosen = np.full((len(NULLS), *value.shape[1:]), np.nan)
     held["chance"], chosen[0] = held_even, rate(selection_even.sum(0), selection_count.sum(0))
-    for null, null_names, baseline in baselines:
-        names[null], held[null] = null_names, baseline.rates * count
-        chosen[[*NULLS].index(null)] = baseline.selection_rate
+    for null, null_names, (of_selection, rates) in baselines:
+        names[null], held[null] = null_names, rates * count
+        chosen[[*NULLS].index(null)] = of_selection
     for row, null in enumerate(NULLS):
         elsewhere = [column for column, role in enumerate(roles) if not _applies(null, role)]
         held[null][:, elsewhere] = chosen[row, elsewhere] = np.nan

@@ -15,7 +15,7 @@ from headwise.corpora import AnnotatedText, Corpus
 from headwise.errors import ArgumentError, InputError
 from headwise.models import device_of
 from headwise.models.texts import batches, check_reads_text, context_of, pad, reads_two_texts
-from headwise.roles._align import cross_attention
+from headwise.roles._align import cross_attention, cross_heads, head_weights
 from headwise.roles._hypotheses import best_of
 from headwise.roles._samples import halves
 from headwise.roles.relations import Item, TokenText, texts_of, tokenize
@@ -229,9 +229,9 @@ def _score_pairs(
         batch = pairs[start : start + _BATCH]
         inputs = vars(pad([source.ids for _, source, _ in batch], device_of(model)))
         outputs = [target.ids for *_, target in batch]
-        attention = cross_attention("alignment", model, inputs, outputs)
-        heads = attention.heads
-        of_heads = torch.stack([attention.weights(head) for head in heads], 1)
+        calls = cross_attention("alignment", model, inputs, outputs)
+        heads = cross_heads(calls)
+        of_heads = torch.stack([head_weights(calls, head) for head in heads], 1)
         for (words, source, target), weights in zip(batch, of_heads, strict=True):
             tokens = [*source.words, *target.words]
             keys = torch.stack([weights[..., tokens[w]].sum(-1) for w in words.candidates], -1)

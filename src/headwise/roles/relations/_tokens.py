@@ -85,12 +85,12 @@ def texts_of(who: str, corpus: Corpus) -> tuple[int, list[AnnotatedText]]:
         InputError: none of its texts has more than white space.
     """
     texts = list_corpus(who, corpus)
-    plain = {text: text == AnnotatedText(text.text) for text in texts}
-    annotated = {text.text for text, is_plain in plain.items() if not is_plain}
-    distinct = [
-        text for text, is_plain in plain.items() if not (is_plain and text.text in annotated)
+    distinct = dict.fromkeys(texts)
+    annotated = {text.text for text in distinct if text != AnnotatedText(text.text)}
+    kept = [
+        text for text in distinct if text.text not in annotated or text != AnnotatedText(text.text)
     ]
-    return len(texts), distinct
+    return len(texts), kept
 
 
 def tokenize(tokenizer: Any, texts: Sequence[AnnotatedText], limit: int) -> Tokenized:
@@ -117,25 +117,22 @@ def tokenize(tokenizer: Any, texts: Sequence[AnnotatedText], limit: int) -> Toke
             within += cut_sentence
         pieces += [_piece(text, start, part, special, punctuation) for start, part in parts]
     kept = tuple(piece for piece in pieces if not all(piece.special))
-    return Tokenized(kept, cut - within, within, _share(kept, _unknown_token(tokenizer)))
+    return Tokenized(kept, cut - within, within, _share_of_unknown(tokenizer, kept))
 
 
-def _share(pieces: Sequence[TokenText], token: int | None) -> float:
-    """The share of a token among those that are not special."""
+def _share_of_unknown(tokenizer: Any, pieces: Sequence[TokenText]) -> float:
+    """The share of unknown tokens among those that are not special."""
+    rust = is_tokenizer_of_rust(tokenizer)
+    name = getattr(tokenizer.model if rust else tokenizer, "unk_token", None)
+    id_of = tokenizer.token_to_id if rust else tokenizer.convert_tokens_to_ids
+    unknown = -1 if name is None else id_of(name)
     tokens = [
-        piece_token
+        token
         for piece in pieces
-        for piece_token, special in zip(piece.ids, piece.special, strict=True)
+        for token, special in zip(piece.ids, piece.special, strict=True)
         if not special
     ]
-    return tokens.count(-1 if token is None else token) / max(1, len(tokens))
-
-
-def _unknown_token(tokenizer: Any) -> int | None:
-    rust = is_tokenizer_of_rust(tokenizer)
-    unknown = getattr(tokenizer.model if rust else tokenizer, "unk_token", None)
-    id_of = tokenizer.token_to_id if rust else tokenizer.convert_tokens_to_ids
-    return None if unknown is None else id_of(unknown)
+    return tokens.count(unknown) / max(1, len(tokens))
 
 
 def _names(tokenizer: Any, tokens: Collection[int]) -> dict[int, str]:

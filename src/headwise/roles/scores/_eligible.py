@@ -4,7 +4,6 @@ Scores are summed over cells; a cell is one text and one role.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -117,65 +116,6 @@ TIE = 1e-6  # values this close to the largest, as a share of it, tie with it
 _LEAST_LEFT = 1e-3
 
 
-@dataclass(frozen=True)
-class Choices:
-    """The candidates of every query of a role that is a choice, as entries of one list.
-
-    Nodes of another piece of the text, or that share a token with the query, are left out.
-
-    Attributes:
-        n_queries: The number of queries of all roles.
-        query: For each candidate, the number of its query.
-        text: The text of both.
-        node: The node that is the query.
-        candidate: The node that is the candidate.
-        right: Whether the candidate is a key of the query.
-        incoming: Whether the candidate attends to the query, and not the query to it.
-    """
-
-    n_queries: int
-    query: Int[Tensor, " C"]
-    text: Int[Tensor, " C"]
-    node: Int[Tensor, " C"]
-    candidate: Int[Tensor, " C"]
-    right: Bool[Tensor, " C"]
-    incoming: Bool[Tensor, " C"]
-
-    def entries(self, table: Tensor) -> Tensor:
-        """The entry of each candidate in a table of pairs of nodes, `B h n n`: `C h`."""
-        row = torch.where(self.incoming, self.candidate, self.node)
-        column = torch.where(self.incoming, self.node, self.candidate)
-        text, row, column = (part.to(table.device) for part in (self.text, row, column))
-        return table[text, :, row, column]
-
-    def allowed(self, candidates: Bool[Tensor, "B hv n n"]) -> Bool[Tensor, "C hv"]:
-        """Which candidates the mask allows, for queries that leave a choice.
-
-        A query decides nothing if all of its candidates are right.
-        """
-        allowed = self.entries(candidates)
-        right, wrong = (
-            sum_into((allowed & which[:, None]).float(), self.query, self.n_queries) > 0
-            for which in (self.right, ~self.right)
-        )
-        return allowed & (right & wrong)[self.query]
-
-    def hits(
-        self, scores: Float[Tensor, "C h"], allowed: Bool[Tensor, "C hv"]
-    ) -> Float[Tensor, "Q h"]:
-        """Whether the allowed candidate with the largest score is right; ties share."""
-        query, right, allowed = (
-            part.to(scores.device) for part in (self.query, self.right[:, None], allowed)
-        )
-        scores = scores.masked_fill(~allowed, -torch.inf)
-        lowest = scores.new_full((self.n_queries, scores.shape[1]), -torch.inf)
-        into = query[:, None].expand_as(scores)
-        highest = lowest.scatter_reduce(0, into, scores, "amax")[query]
-        tied = (allowed & (scores >= highest - highest.abs() * TIE)).to(scores)
-        ties = sum_into(tied, query, self.n_queries)
-        return sum_into(tied * right, query, self.n_queries) / ties.clamp(min=1)
-
-
 class RelationIndex:
     """The queries of all roles on one level, their keys, and the pairs of tokens behind them.
 
@@ -189,7 +129,11 @@ class RelationIndex:
         node: Its node.
         query: For each pair, the number of its query.
         key: For each pair, the node that is its key.
-        choices: The candidates of the roles that are choices.
+        candidates: For each candidate of a query of a role that is a choice, the number of its
+            query; candidates of another piece of the text, or that share a token with the query,
+            are left out.
+        candidate: The node that is the candidate.
+        right: Whether the candidate is a key of the query.
         token_pairs: For each pair of tokens the number of the query, the token that attends, the
             token that is attended to, and the weight of the pair in the mass of the query.
     """
@@ -204,16 +148,8 @@ class RelationIndex:
         self.text, self.role = self.cell // len(roles), self.cell % len(roles)
         candidates = self._numbered("candidates")
         candidates = candidates[torch.isin(candidates // nodes.n, queries)]
-        cell = candidates // nodes.n // nodes.n
-        self.choices = Choices(
-            n_queries=len(queries),
-            query=torch.searchsorted(queries, candidates // nodes.n),
-            text=cell // len(roles),
-            node=candidates // nodes.n % nodes.n,
-            candidate=candidates % nodes.n,
-            right=torch.isin(candidates, pairs),
-            incoming=torch.tensor([role.incoming for role in roles])[cell % len(roles)],
-        )
+        self.candidates = torch.searchsorted(queries, candidates // nodes.n)
+        self.candidate, self.right = candidates % nodes.n, torch.isin(candidates, pairs)
         self.token_pairs = self._token_pairs()
 
     def where(self, holds: Sequence[bool]) -> Bool[Tensor, " Q"]:
@@ -223,6 +159,29 @@ class RelationIndex:
     def scored_by(self, score: str) -> Bool[Tensor, " Q"]:
         """Which queries are of roles with this score."""
         return self.where([role.score == score for role in self.roles])
+
+    def choices_in(self, table: Float[Tensor, "B h n n"] | Bool[Tensor, "B h n n"]) -> Tensor:
+        """The entry of each candidate in a table of pairs of nodes: `C h`."""
+        query, other = self.node[self.candidates], self.candidate
+        # Some roles have candidates that attend to the query, and not the query to them.
+        incoming = self.where([role.incoming for role in self.roles])[self.candidates]
+        row, column = torch.where(incoming, other, query), torch.where(incoming, query, other)
+        return table[self.text[self.candidates], :, row, column]
+
+    def hits(
+        self, scores: Float[Tensor, "C h"], allowed: Bool[Tensor, "C hv"]
+    ) -> Float[Tensor, "Q h"]:
+        """Whether the allowed candidate with the largest score is right; ties share."""
+        query, right, allowed = (
+            part.to(scores.device) for part in (self.candidates, self.right[:, None], allowed)
+        )
+        scores = scores.masked_fill(~allowed, -torch.inf)
+        lowest = scores.new_full((len(self.text), scores.shape[1]), -torch.inf)
+        into = query[:, None].expand_as(scores)
+        highest = lowest.scatter_reduce(0, into, scores, "amax")[query]
+        tied = (allowed & (scores >= highest - highest.abs() * TIE)).to(scores)
+        ties = sum_into(tied, query, len(self.text))
+        return sum_into(tied * right, query, len(self.text)) / ties.clamp(min=1)
 
     def is_key(self, queries: Int[Tensor, " K"]) -> Bool[Tensor, "K n"]:
         """Which nodes are keys of each of some queries."""
@@ -303,8 +262,14 @@ class EligiblePairs:
         has_key = sum_into(self._allowed.float(), query, len(text)) > 0
         options = torch.where(self._top[:, None, None], self.candidates[text, :, node],
                               nodes[text, :, node]).sum(-1)  # fmt: skip
-        self.choosable = index.choices.allowed(self.candidates)  # C hv
-        decides = sum_into(self.choosable.float(), index.choices.query, len(text)) > 0
+        # A query decides nothing if all of its candidates are right, or all wrong.
+        allowed = index.choices_in(self.candidates)  # C hv
+        right, wrong = (
+            sum_into((allowed & which[:, None]).float(), index.candidates, len(text)) > 0
+            for which in (index.right, ~index.right)
+        )
+        decides = right & wrong
+        self.choosable = allowed & decides[index.candidates]
         self.eligible = torch.where(
             choice[:, None], decides, has_key & (options > 1)
         ).float()  # Q hv
@@ -325,7 +290,7 @@ class EligiblePairs:
         mass = self._mass_of_queries(even, index.scored_by("mass"))
         chance = torch.where(self._top[:, None], self.chance_of_top(), mass)
         equal = torch.zeros_like(self.choosable, dtype=torch.float32)
-        chosen = index.choices.hits(equal, self.choosable)
+        chosen = index.hits(equal, self.choosable)
         chance = torch.where(index.scored_by("choice")[:, None], chosen, chance)
         is_breadth = index.where([role.kind == "breadth" for role in index.roles])
         return torch.where(is_breadth[:, None], 1.0, chance)
@@ -360,9 +325,9 @@ class EligiblePairs:
         scores = self._mass_of_queries(block.weights, index.scored_by("mass"))
         if self._top.any():
             scores += self._top_of_queries(block)
-        if len(index.choices.query):
-            entries = index.choices.entries(index.nodes.fold(block.weights))
-            scores += index.choices.hits(entries, _for_heads(self.choosable, block))
+        if len(index.candidates):
+            entries = index.choices_in(index.nodes.fold(block.weights))
+            scores += index.hits(entries, _for_heads(self.choosable, block))
         for score, even in evenness.items():
             query = torch.nonzero(index.scored_by(score)).flatten()
             scores[query] = even[index.text[query], :, index.node[query]]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headwise.kernels import HeadBlock
 from headwise.roles.relations import Item, Level
-from headwise.roles.scores._eligible import Choices, EligiblePairs, RelationIndex, sum_into
+from headwise.roles.scores._eligible import EligiblePairs, RelationIndex, sum_into
 
 OFFSETS = tuple(range(-10, 11))
 RULES = ("nearest", "first", "longest", "most repeated")  # among the candidates of a choice
@@ -38,27 +38,25 @@ def heuristic_sums(eligible: EligiblePairs) -> Float[Tensor, "cells K"]:
     """
     index = eligible.index
     if index.nodes.level == "mention":
-        scores = _rule_scores(index.choices, index.nodes.items, eligible.choosable)
-        values = index.choices.hits(scores, eligible.choosable)
+        values = index.hits(_rule_scores(index, eligible.choosable), eligible.choosable)
     else:
         values = at_offsets(eligible, torch.arange(len(index.text)))
     return sum_into(values * eligible.eligible, index.cell, index.n_cells)
 
 
-def _rule_scores(
-    choices: Choices, items: Sequence[Item], allowed: Bool[Tensor, "C 1"]
-) -> Float[Tensor, "C K"]:
+def _rule_scores(index: RelationIndex, allowed: Bool[Tensor, "C 1"]) -> Float[Tensor, "C K"]:
     """How rules score the candidates: one rule per offset, then `RULES`.
 
     The candidate at offset −2 is the second one before the query.
     """
-    mentions = [_mentions(item) for item in items]
-    first = np.cumsum([0, *(each.shape[1] for each in mentions)])[choices.text.numpy()]
+    query = index.candidates
+    mentions = [_mentions(item) for item in index.nodes.items]
+    first = np.cumsum([0, *(each.shape[1] for each in mentions)])[index.text[query].numpy()]
     numbers = np.concatenate(mentions, axis=1)
-    start, end, length, repeats = numbers[:, first + choices.candidate.numpy()]
-    own_start, own_end, *_ = numbers[:, first + choices.node.numpy()]
+    start, end, length, repeats = numbers[:, first + index.candidate.numpy()]
+    own_start, own_end, *_ = numbers[:, first + index.node[query].numpy()]
     place = np.where(start > own_start, start - own_end, end - own_start)
-    rank = _ranks(choices.query.numpy(), place, allowed[:, 0].numpy())
+    rank = _ranks(query.numpy(), place, allowed[:, 0].numpy())
     at_offset = rank[:, None] == np.array(OFFSETS)
     rules = np.stack([-np.abs(place), -start, length, repeats], axis=-1)
     return torch.from_numpy(np.concatenate([at_offset, rules], axis=-1)).float()

@@ -130,58 +130,51 @@ def fit_tag_rules(
     group = rows.role * (len(tags) + 1) + rows.tag + 1
     by_class = _fit(rows, selected, group, with_offsets=True)
     rules = {
-        "class": (single.names(tags, n_roles), single.values(rows, rows.role)),
-        "set": (chosen.names(names, n_roles), chosen.values(wider, rows.role)),
+        "class": (_rule_names(single, tags, n_roles), _rule_values(single, rows, rows.role)),
+        "set": (_rule_names(chosen, names, n_roles), _rule_values(chosen, wider, rows.role)),
     }
-    known = np.isin(group, by_class.groups)
-    value = np.where(known, by_class.values(rows, group), rules["set"][1])
+    known = np.isin(group, by_class["groups"])
+    value = np.where(known, _rule_values(by_class, rows, group), rules["set"][1])
     rules["by class"] = ["a rule for each class of the query"] * n_roles, value
     return rules
 
 
-@dataclass(frozen=True)
-class _Fitted:
-    """The best rule of each group of queries.
+# The best rule of each group of queries, as arrays over the groups: their numbers (`groups`);
+# the `side` on which the rule looks; whether it names the nearest word (`rank` 0) or the second
+# nearest (1); the parts of speech that it considers (`sets`); the index of the `offset` that is
+# better, −1 for none.
+_Fitted = dict[str, np.ndarray]
 
-    Attributes:
-        groups: The numbers of the groups, sorted.
-        side: The side on which the rule looks.
-        rank: Whether it names the nearest word (0) or the second nearest (1).
-        sets: The parts of speech that it considers.
-        offset: The index of the offset that is better; −1 for none.
-    """
 
-    groups: Int[np.ndarray, " G"]
-    side: Int[np.ndarray, " G"]
-    rank: Int[np.ndarray, " G"]
-    sets: Bool[np.ndarray, "G tag"]
-    offset: Int[np.ndarray, " G"]
+def _rule_names(fitted: _Fitted, tags: Sequence[str], n_roles: int) -> list[str]:
+    names = [""] * n_roles
+    for row, role in enumerate(fitted["groups"].tolist()):
+        chosen = "/".join(tag for tag, has in zip(tags, fitted["sets"][row], strict=True) if has)
+        side, rank = SIDES[fitted["side"][row]], _RANKS[fitted["rank"][row]]
+        names[role] = f"{rank} {chosen} {side}"
+    return names
 
-    def names(self, tags: Sequence[str], n_roles: int) -> list[str]:
-        names = [""] * n_roles
-        for row, role in enumerate(self.groups.tolist()):
-            chosen = "/".join(tag for tag, has in zip(tags, self.sets[row], strict=True) if has)
-            names[role] = f"{_RANKS[self.rank[row]]} {chosen} {SIDES[self.side[row]]}"
-        return names
 
-    def values(self, rows: TagRows, group: Int[np.ndarray, " Q"]) -> Float[np.ndarray, " Q"]:
-        """What the rule of its group scores on every query; an unknown group gets another's."""
-        if not len(self.groups):
-            return rows.chance
-        rule = np.minimum(np.searchsorted(self.groups, group), len(self.groups) - 1)
-        query = np.arange(len(group))
-        inside = self.sets[rule][:, None]
-        distance = np.where(inside, rows.distance[query, self.side[rule]], FAR)
-        distance = distance.reshape(len(group), -1)
-        right = rows.right[query, self.side[rule]].reshape(len(group), -1)
-        nearest = distance.min(-1, keepdims=True)
-        second = self.rank[rule] == 1
-        distance = np.where(second[:, None] & (distance == nearest), FAR, distance)
-        named = distance.argmin(-1)
-        exists = distance[query, named] < FAR
-        value = np.where(exists, right[query, named], rows.chance)
-        offset = self.offset[rule]
-        return np.where(offset >= 0, rows.offsets[query, offset], value)
+def _rule_values(
+    fitted: _Fitted, rows: TagRows, group: Int[np.ndarray, " Q"]
+) -> Float[np.ndarray, " Q"]:
+    """What the rule of its group scores on every query; an unknown group gets another's."""
+    groups = fitted["groups"]
+    if not len(groups):
+        return rows.chance
+    rule = np.minimum(np.searchsorted(groups, group), len(groups) - 1)
+    query, side = np.arange(len(group)), fitted["side"][rule]
+    inside = fitted["sets"][rule][:, None]
+    distance = np.where(inside, rows.distance[query, side], FAR).reshape(len(group), -1)
+    right = rows.right[query, side].reshape(len(group), -1)
+    nearest = distance.min(-1, keepdims=True)
+    second = fitted["rank"][rule] == 1
+    distance = np.where(second[:, None] & (distance == nearest), FAR, distance)
+    named = distance.argmin(-1)
+    exists = distance[query, named] < FAR
+    value = np.where(exists, right[query, named], rows.chance)
+    offset = fitted["offset"][rule]
+    return np.where(offset >= 0, rows.offsets[query, offset], value)
 
 
 def _fit(
@@ -209,13 +202,13 @@ def _fit(
     if with_offsets and len(groups):
         at_offsets = _sums(rows.offsets, number)
         offset = np.where(at_offsets.max(-1) > scores.max(0), at_offsets.argmax(-1), -1)
-    return _Fitted(
-        groups,
-        side=np.array([side for side, *_ in grown])[best],
-        rank=np.array([rank for _, rank, *_ in grown])[best],
-        sets=np.stack([sets for *_, sets, _ in grown])[best, np.arange(len(groups))],
-        offset=offset,
-    )
+    return {
+        "groups": groups,
+        "side": np.array([side for side, *_ in grown])[best],
+        "rank": np.array([rank for _, rank, *_ in grown])[best],
+        "sets": np.stack([sets for *_, sets, _ in grown])[best, np.arange(len(groups))],
+        "offset": offset,
+    }
 
 
 def _grow(
