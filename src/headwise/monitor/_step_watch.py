@@ -1,6 +1,7 @@
 """Training as a monitor sees it: its passes from step to step, and the events of a trainer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,15 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return unwrapped(inner) if isinstance(inner, nn.Module) else model
 
 
+# A generator, not the context manager of torch: the garbage collector closes it, which restores the
+# stance after an interrupt in the lines that enter or leave its block.
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Run compiled code uncompiled, also what is compiled while the block runs."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
 class StepWatch:
     """Records the training passes of a model, and only those, while it is open.
 
@@ -44,7 +54,7 @@ class StepWatch:
     def open(self) -> None:
         if not self.is_open:
             self.is_open = True
-            self._step_hooks.enter_context(torch.compiler.set_stance("force_eager"))
+            self._step_hooks.enter_context(_uncompiled())
             self._step_hooks.before(self._model, self._begin, with_kwargs=True)
 
     def close(self) -> None:
