@@ -1,6 +1,7 @@
 """What watching adds to short calls: encoders, `generate`, a monitor, and opening a watch.
 
     OMP_NUM_THREADS=1 python benchmarks/short_watch.py --into benchmarks/results/observing.md
+    OMP_NUM_THREADS=1 python benchmarks/short_watch.py --beside ../last/src  # and another version
 
 Every ratio is the median of ratios of neighboring runs, in alternating order, on one thread.
 """
@@ -12,28 +13,36 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from _report import Row, insert, machine, print_rows, table
-from _timing import CLOCKS, Times, Work
+from _timing import CLOCKS, Paired, Times, Work
+from _watch_worker import (
+    BATCHES,
+    CASES,
+    EVERY,
+    HEADS,
+    LAYERS,
+    NEW,
+    PROMPT,
+    WIDTH,
+    Workers,
+    decoder,
+    encoder,
+)
 from short_calls import kernel_alone
-from torch import Tensor, nn
+from torch import Tensor
 
 import headwise as hw
 from headwise.kernels import RowRequest, make_rule
 from headwise.kernels.native._compute import problem_of_rows
 from headwise.watch import Watch, observe
 
-LAYERS = 6
-# Texts and tokens of the encoder's batches.
-BATCHES = {"1 x 32": (1, 32), "8 x 128": (8, 128), "2 x 512": (2, 512), "1 x 2048": (1, 2048)}
-HEADS, WIDTH, NARROW = 12, 384, 48
+NARROW = 48
 ROUNDS = 20  # of the kernel alone
 REPEATS = 4  # of one watch, which takes long to open
-PROMPT, NEW = 64, 32
-EVERY = 16
 TITLES = ("", "without", "watched", "more", "of a site: kernel, and above it", "ratio", "rounds")
 
 
@@ -48,6 +57,9 @@ def main() -> None:
         "monitor": monitored,
         "open": opened,
     }
+    if options.beside:
+        print_rows(beside(options))
+        return
     rows = print_rows(row for name in options.cases for row in cases[name](options))
     text = f"{machine(options)}.\n\n{table(TITLES, [list(row.values()) for row in rows])}"
     print(text)
@@ -166,22 +178,26 @@ def opened(options: argparse.Namespace) -> Iterator[Row]:
     yield row_of("opening, one pass, table, closing", Times(columns))
 
 
-def encoder(width: int = WIDTH) -> nn.Module:
-    config = transformers.BertConfig(
-        hidden_size=width, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        intermediate_size=4 * width,
-        max_position_embeddings=2048, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-        attn_implementation="sdpa",
-    )  # fmt: skip
-    return transformers.BertModel(config).eval()
+def beside(options: argparse.Namespace) -> Iterator[Row]:
+    """This version and another one, in the same rounds, by the processor's clock."""
+    workers = Workers({"this": Path(hw.__file__).parents[1], "other": options.beside})
+    try:
+        for case in CASES:
+            rounds = list(workers.rounds(case, options.seconds))
+            times = Times({name: [each[name] for each in rounds] for name in rounds[0]})
+            yield {
+                "case": case,
+                "this, over unwatched": _three(times.ratio("this watched", "this without")),
+                "other, over unwatched": _three(times.ratio("other watched", "other without")),
+                "this over other": _three(times.ratio("this watched", "other watched")),
+                "rounds": str(len(rounds)),
+            }
+    finally:
+        workers.close()
 
 
-def decoder() -> Any:
-    config = transformers.LlamaConfig(
-        hidden_size=256, num_hidden_layers=LAYERS, num_attention_heads=4, intermediate_size=1024,
-        vocab_size=1000, attn_implementation="sdpa", bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config).eval()
+def _three(ratio: Paired) -> str:
+    return f"{ratio.median:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 
 def alternating(
@@ -237,6 +253,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cases", nargs="*", choices=cases, default=cases)
     parser.add_argument("--seconds", type=float, default=8.0, help="seconds per case")
     parser.add_argument("--into", help="a page whose table is replaced")
+    parser.add_argument("--beside", type=Path, help="the src of another version, to compare with")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.set_defaults(device="cpu", threads=1)
     return parser.parse_args()

@@ -238,7 +238,7 @@ def test_a_compiled_model_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = torch.compile(model, backend="aot_eager")
     with torch.no_grad():
         plain = compiled(**batch)[0]
-        with observe(model) as watch:
+        with observe(compiled) as watch:
             watched = compiled(**batch)[0]
     torch.testing.assert_close(watched, plain)
     np.testing.assert_allclose(watch.table().mean("entropy"), known.mean("entropy"), rtol=1e-5)

@@ -263,7 +263,7 @@ def test_a_compiled_model_is_watched(flash: bool, monkeypatch: pytest.MonkeyPatc
     compiled = torch.compile(model, backend="aot_eager")
     with torch.no_grad():
         plain = compiled(X)
-        with observe(model) as watch:
+        with observe(compiled) as watch:
             torch.testing.assert_close(compiled(X), plain)
     for name in known.table().statistics:
         np.testing.assert_allclose(

@@ -25,6 +25,7 @@ from headwise._torch_private._kernels import (
     fused_kernel_of,
 )
 from headwise._torch_private._modules import (
+    MODULE_CALL,
     WithoutFastPath,
     call_forward_pre_hooks,
     compiled_modules,
@@ -60,6 +61,7 @@ from headwise._torch_private._tracing import (
 
 __all__ = [
     "FUSED_ATTENTION",
+    "MODULE_CALL",
     "Outline",
     "WithoutFastPath",
     "call_forward_pre_hooks",

@@ -134,9 +134,21 @@ def observe_operators(observer: OperatorObserver) -> None:
         _observers.all.append(observer)
     if _observers.excluding is None:
         _observers.excluding = torch._C._ExcludeDispatchKeyGuard(_observed_keys())
+    _skip_higher_order_operators()
     if not torch._C._dispatch_tls_is_dispatch_key_included(_observed_key()):
         _observers.guard = torch._C._IncludeDispatchKeyGuard(_observed_key())
         _observers.guard.__enter__()
+
+
+def _skip_higher_order_operators() -> None:
+    """Let operators that take functions, as those of `flex_attention`, pass over the key.
+
+    They have kernels for known keys only, and no fallback. Some are made late, when they are used.
+    """
+    operators: Any = torch._ops
+    for operator in getattr(operators, "_higher_order_ops", {}).values():
+        if operator.non_fallthrough_keys.has(_observed_key()):
+            operator.non_fallthrough_keys = operator.non_fallthrough_keys.remove(_observed_key())
 
 
 def is_observing(observer: OperatorObserver) -> bool:

@@ -1,12 +1,17 @@
 """Private attributes of modules: hooks, fast paths, and what `torch.compile` has wrapped."""
 
 from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import Any
 
 from torch import nn
 
 # The attribute in which `torch.compile` keeps the module that it wraps.
 _WRAPPED = "_orig_mod"
+# What runs while a module is called: its variables `self`, `args` and `kwargs` are the call.
+MODULE_CALL: CodeType | None = getattr(
+    getattr(nn.Module, "_call_impl", nn.Module.__call__), "__code__", None
+)
 
 
 class WithoutFastPath:

@@ -29,8 +29,8 @@ from headwise.models._model import (
 )
 from headwise.models.attention import register_attention
 from headwise.models.capture import (
-    ActiveModules,
     AttentionCall,
+    Capture,
     Coverage,
     InputTracker,
     ModuleCall,
@@ -38,17 +38,17 @@ from headwise.models.capture import (
     Sites,
     StackInputs,
     Text,
-    Understanding,
     capture_calls,
+    open_capture,
 )
 from headwise.models.checkpoints import save
 from headwise.models.open import load, load_tokenizer
 from headwise.models.ownership import ablate
 
 __all__ = [
-    "ActiveModules",
     "AttentionCall",
     "CacheLayer",
+    "Capture",
     "Coverage",
     "Hooks",
     "InputTracker",
@@ -57,7 +57,6 @@ __all__ = [
     "Sites",
     "StackInputs",
     "Text",
-    "Understanding",
     "ablate",
     "around",
     "cache_argument",
@@ -79,6 +78,7 @@ __all__ = [
     "load",
     "load_tokenizer",
     "model_inputs",
+    "open_capture",
     "register_attention",
     "run_uncompiled",
     "save",

@@ -47,6 +47,16 @@ class Hooks(ExitStack):
         """Call `function` after each call of a module; options of `register_forward_hook`."""
         module.register_forward_hook(self._new(module, function), **options)
 
+    def once(self, module: nn.Module, function: Function) -> None:
+        """Call `function` before the next call of a module, and then no more."""
+
+        def call(*args: Any) -> None:
+            remove_hooks(module, partial(is_, hook))
+            function(*args)
+
+        hook = self._new(module, call)
+        module.register_forward_pre_hook(hook)
+
     def __exit__(
         self,
         kind: type[BaseException] | None,

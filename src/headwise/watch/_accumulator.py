@@ -14,7 +14,7 @@ from headwise.tables import TextSums, Totals
 from headwise.watch._request import Request
 from headwise.watch._row_sums import RowSums
 
-# Sums of a site that are kept apart before those of ended texts are added up.
+# Texts of a site whose sums are kept apart before they are added up, on average.
 _MOST = 256
 FINISHED = -1  # in place of the number of a pass that can no longer fail
 
@@ -47,8 +47,12 @@ class _TextSums(NamedTuple):
         # fmax: the largest value of a call without eligible rows is NaN.
         highest = np.concatenate([entry.highest.cpu().numpy() for entry in entries], axis=1)
         texts, which = np.unique(numbers, return_inverse=True)
-        sums = np.zeros((*parts.shape[:2], len(texts), parts.shape[3]))
-        np.add.at(np.moveaxis(sums, 2, 0), which, np.moveaxis(parts, 2, 0))  # texts may come again
+        sums = parts
+        if len(texts) < len(numbers):  # texts may come again
+            sums = np.zeros((*parts.shape[:2], len(texts), parts.shape[3]))
+            np.add.at(np.moveaxis(sums, 2, 0), which, np.moveaxis(parts, 2, 0))
+        elif (numbers != texts).any():
+            sums = parts[:, :, np.argsort(numbers)]
         return cls(texts, sums, np.fmax.reduce(highest, axis=1))
 
     def where(self, rows: Bool[np.ndarray, " N"]) -> "_TextSums":
@@ -130,12 +134,13 @@ class Accumulator:
         self._first = self._next = 0
         self._texts_of: dict[Site, int] = {}  # the number of texts of each site in this pass
         self._read: dict[str, tuple[int, int]] = {}  # by stack: number of texts, last column
-        self._n_entries = 0
+        self._n_texts = 0  # of the sums that are kept apart
+        self._most = _MOST
 
     @property
     def is_full(self) -> bool:
         """Whether there are so many sums that those of ended texts should be closed."""
-        return self._n_entries > _MOST * max(1, len(self._sums))
+        return self._n_texts > self._most
 
     def number(self, site: Site, forward_pass: int, n_texts: int, columns: range | None) -> int:
         """The number of the first text of a call on `n_texts` texts.
@@ -183,7 +188,7 @@ class Accumulator:
             if site not in self._sums:
                 self._sums[site] = _SiteSums(self._request)
             self._sums[site].entries.append(entry)
-            self._n_entries += 1
+            self._n_texts += len(texts)
 
     def drop(self, forward_pass: int) -> None:
         """Forget a pass, which has ended in an exception."""
@@ -194,10 +199,14 @@ class Accumulator:
             self._pass, self._first, self._next, self._read = self._before
 
     def close(self) -> None:
-        """Close texts that have ended: all their calls were added."""
+        """Close texts that have ended, if there are many: all their calls were added."""
+        if not self.is_full:
+            return
         for sums in self._sums.values():
             sums.close(self._pass, self._first)
-        self._n_entries = sum(len(sums.entries) for sums in self._sums.values())
+        entries = [entry for sums in self._sums.values() for entry in sums.entries]
+        self._n_texts = sum(len(entry.texts) for entry in entries)
+        self._most = 2 * self._n_texts + _MOST * len(self._sums)  # a batch may be of many texts
 
     def totals(self) -> dict[Site, dict[str, Totals]]:
         """The totals of every site, ordered by stack and layer."""

@@ -249,7 +249,9 @@ class Queue:
                 sums = self._sums_of(group)
                 calls: dict[tuple[Site, int], list[tuple[int, int]]] = {}
                 for number, call in enumerate(group.waiting):
-                    own = calls.setdefault((call.site, call.forward_pass), [])
+                    is_finished = call.forward_pass != unfinished
+                    of_pass = FINISHED if is_finished else call.forward_pass
+                    own = calls.setdefault((call.site, of_pass), [])
                     own.append((number, call.first_text))
                 del self._groups[key]
                 self._accumulator().add(sums, calls)

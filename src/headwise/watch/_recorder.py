@@ -12,16 +12,15 @@ from headwise._torch_private import in_backward, is_wrapped, without_function_mo
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowStatistics, is_packed
 from headwise.models import (
-    ActiveModules,
     AttentionCall,
+    Capture,
     Coverage,
     InputTracker,
     ModuleCall,
     Site,
     Sites,
     StackInputs,
-    Understanding,
-    capture_calls,
+    open_capture,
 )
 from headwise.models.ownership import output_projection
 from headwise.tables import Totals
@@ -54,8 +53,7 @@ class Recorder:
         self._layers, self._every = layers, every
         self._sites = Sites(model)
         self._inputs = InputTracker(model, self._sites.stacks.roots)
-        self._understanding = Understanding()
-        self._active = ActiveModules(understanding=self._understanding)
+        self._capture = Capture(model)
         self._layouts = CallLayouts(request, self._sites.stacks.roots)
         self._accumulator = Accumulator(request)
         self._queue = Queue(request, self._layouts, lambda: self._accumulator)
@@ -98,14 +96,8 @@ class Recorder:
         def answer(call: AttentionCall) -> Float[Tensor, "B H T Dv"] | None:
             return self._answer(call) if condition is None or condition() else None
 
-        capturing = capture_calls(
-            self._model,
-            record,
-            answer,
-            answers_others=not exact,
-            understanding=self._understanding,
-        )
-        with self._inputs.follow(), capturing as self._active:
+        capturing = open_capture(self._capture, record, answer, answers_others=not exact)
+        with self._inputs.follow(), capturing:
             yield
 
     def captured_sites(self) -> list[Site]:
@@ -115,7 +107,7 @@ class Recorder:
     def sites(self) -> list[Site]:
         """The sites of all calls so far; then modules that were not captured, and why."""
         captured = [self._describe(site) for site in self._sites.all()]
-        return captured + self._sites.uncaptured(self._active)
+        return captured + self._sites.uncaptured(self._capture)
 
     def totals(self) -> dict[Site, dict[str, Totals]]:
         """The totals of each site."""
@@ -164,7 +156,7 @@ class Recorder:
 
     def _answer(self, call: AttentionCall) -> Float[Tensor, "B H T Dv"] | None:
         """Record a call that the model has not computed, and return its heads; None: neither."""
-        site = self._sites.known(call, self._active)
+        site = self._sites.known(call, self._capture)
         if site is None or site not in self._verified:
             return None
         if self._is_skipped() or not self._is_watched(site):
@@ -174,11 +166,9 @@ class Recorder:
             return None
         if is_wrapped(call.q):
             refuse_wrapped()
-        place = site, self._inputs.of(site.stack), self._active.call_of(call.module)
+        place = site, self._inputs.of(site.stack), self._capture.call_of(call.module)
         with without_function_modes():
             rows = self._add(call, place, need_heads=True, verify=False)
-        if not self._active.is_whole:
-            self._sites.learn(call, self._active, place[1].text.tokens)
         self._answered.add(site)
         return None if rows is None or rows.heads is None else rows.heads.to(call.q.dtype)
 
@@ -205,11 +195,9 @@ class Recorder:
 
     def _place(self, call: AttentionCall) -> _Place:
         """Where a call belongs."""
-        sites, active = self._sites, self._active
-        site = sites.of(call, active)
-        inputs = self._inputs.of(sites.place_of(call, active)[0])
-        sites.learn(call, active, inputs.text.tokens)
-        return site, inputs, active.call_of(call.module)
+        site = self._sites.of(call, self._capture)
+        inputs = self._inputs.of(self._sites.place_of(call, self._capture)[0])
+        return site, inputs, self._capture.call_of(call.module)
 
     def _add(
         self, call: AttentionCall, place: _Place, *, need_heads: bool, verify: bool

@@ -2,13 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from headwise._torch_private import is_compiler_loaded
 from headwise.kernels import (
     AttentionRule,
     RowRequest,
@@ -16,9 +13,6 @@ from headwise.kernels import (
     row_statistics,
     statistics_kernel,
 )
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @dataclass(eq=False)  # frozen, it would take longer to make than to describe
@@ -37,7 +31,6 @@ class AttentionCall:
             around the call decide.
         join: What the model applies to its heads before they become visible; None: nothing.
         real: False for keys that are padding, if the call itself says so.
-        names_module: Whether the call itself says which module attends.
         ours: Whether the model runs on the native kernel, whose statistics come with these heads
             to the last bit.
     """
@@ -54,7 +47,6 @@ class AttentionCall:
     cross: bool | None = None
     join: Callable[[Tensor], Tensor] | None = None
     real: Bool[Tensor, "B S"] | None = None
-    names_module: bool = False
     ours: bool = False
 
     @property
@@ -75,10 +67,3 @@ class AttentionCall:
 OnCall = Callable[[AttentionCall], None]
 # Computes the heads of a call in place of the model; None leaves the call to the model.
 Answer = Callable[[AttentionCall], Float[Tensor, "B H T Dv"] | None]
-
-
-def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Run a callback in plain Python, also where the model around it is compiled."""
-    # The compiler is slow to import, and nothing is compiled before it was imported.
-    disable: Any = torch.compiler.disable
-    return disable(function) if is_compiler_loaded() else function

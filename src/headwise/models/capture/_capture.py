@@ -1,107 +1,153 @@
-"""Capture every attention call of a model while a block runs, and restore the model after it."""
+"""What a capture knows: the model, where its calls go, and what runs around an attention call."""
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+import threading
+from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headwise.kernels import AttendOutput
+from headwise._torch_private import in_backward, in_func_transform
+from headwise.errors import UnsupportedError
 from headwise.layer import HeadAttention
-from headwise.models._hooks import Hooks, clear_leftovers
-from headwise.models.capture._active_modules import ActiveModules
 from headwise.models.capture._call import Answer, AttentionCall, OnCall
-from headwise.models.capture._functions import capture_functions
-from headwise.models.capture._interception import Understanding
-from headwise.models.capture._torch_calls import capture_torch_layer, ordinary_path
-from headwise.models.capture.softmax import SoftmaxTracker
+from headwise.models.capture._running import ModuleCall, reason_unsupported, running_calls
+
+# Layers with a plain hook of their own: what they call in turn is not captured.
+HOOKED = (HeadAttention, nn.MultiheadAttention)
 
 
-@contextmanager
-def capture_calls(
-    model: nn.Module,
-    on_call: OnCall,
-    answer: Answer | None = None,
-    *,
-    answers_others: bool = True,
-    keep_graph: bool = False,
-    understanding: Understanding | None = None,
-) -> Iterator[ActiveModules]:
-    """Call `on_call` with each attention call of `model`, after the model has computed it.
+class Capture:
+    """Captures the attention calls of one model, while it is open. It may be opened again.
 
-    The output of the model is unchanged. It captures layers of this library, every Hugging
-    Face model, `nn.MultiheadAttention`, and modules that call `scaled_dot_product_attention`
-    or implement softmax attention by hand.
-
-    Args:
-        answer: Computes heads in place of a fused kernel, where that is possible: without
-            gradients, dropout or a compiler. The model continues with these heads.
-        answers_others: Whether `answer` may replace kernels that are not ours; its heads are
-            equal to those of ours to the last bit.
-        keep_graph: Whether captured tensors stay attached to the autograd graph, so that
-            gradients reach the weights they were computed from.
-        understanding: What earlier captures of the model have found; None: nothing.
-    Yields:
-        Which modules are active and were called, and which have a softmax whose product with
-        values was not found.
+    Attributes:
+        receiver: Is called with each attention call.
+        answer: May compute the heads of a call in place of the model; None: nothing does.
+        answers_others: Whether `answer` may replace kernels that are not ours.
+        keep_graph: Whether captured tensors stay attached to the autograd graph.
+        modules: The modules of the model, by identity.
+        is_open: Whether the capture runs. Whatever remains of a closed one does nothing.
+        captured_elsewhere: How many functions run whose own calls are captured already.
+        called: The modules that attend by their name and were called, by identity.
+        by_hand: Whether a forward pass that was followed had a softmax that is attention.
+        is_followed: Whether a forward pass was followed from function to function.
+        unsupported: Why attention of a module is not captured, by the module's identity.
+        thread: That of the forward pass that runs.
+        other_softmax: The modules with a softmax that is not attention, by identity.
     """
-    active = ActiveModules(
-        on_call,
-        answer,
-        answers_others=answers_others,
-        keep_graph=keep_graph,
-        understanding=understanding,
-    )
-    softmaxes = SoftmaxTracker(active)
-    modules = list(model.modules())
-    clear_leftovers(modules)
-    hooked: dict[type[nn.Module], Callable[..., None]] = {
-        HeadAttention: partial(_capture_layer, active),
-        nn.MultiheadAttention: partial(capture_torch_layer, active),
-    }
-    try:
-        with Hooks() as hooks:
-            for kind, hook in hooked.items():
-                for module in modules:
-                    if isinstance(module, kind):
-                        hooks.after(module, hook, with_kwargs=True)
-            # A Hugging Face model has imported transformers already; other models need not wait.
-            if "transformers" in sys.modules:
-                from headwise.models.capture.huggingface import capture_interface
 
-                hooks.enter_context(capture_interface(model, active))
-            hooks.enter_context(ordinary_path(model))
-            functions = hooks.enter_context(capture_functions(active, softmaxes))
-            hooks.enter_context(active.follow(model, tuple(hooked), functions))
-            yield active
-    finally:
-        # The hooks have closed it, unless an interrupt came just then.
-        active.close()
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.modules = {id(module): module for module in model.modules()}
+        self.answer: Answer | None = None
+        self.receiver: OnCall | None = None
+        self.answers_others = self.keep_graph = self.is_open = False
+        self.captured_elsewhere = 0
+        self.called: set[int] = set()
+        self.by_hand = self.is_followed = False
+        self.unsupported: dict[int, str] = {}
+        self.other_softmax: set[int] = set()
+        self.thread: int | None = None
+        self._n_passes = 0
+        self._known: ModuleCall | None = None  # of the attention call that is received
 
+    def detach(self, x: Tensor) -> Tensor:
+        """The tensor without its autograd graph, unless the graph is kept."""
+        return x if self.keep_graph or not x.requires_grad else x.detach()
 
-@torch.no_grad()
-def _capture_layer(
-    active: ActiveModules,
-    module: HeadAttention,
-    args: tuple[Tensor, Tensor, Tensor],
-    kwargs: dict[str, Any],
-    output: Tensor | AttendOutput,
-) -> None:
-    """Capture a call of this library's own layer."""
-    q, k, v = (active.detach(x) for x in args)
-    options = {name: kwargs[name] for name in ("mask", "causal", "bias") if name in kwargs}
-    heads = output.heads if isinstance(output, AttendOutput) else output
-    active.on_call(
-        AttentionCall(
-            module=module,
-            q=q, k=k, v=v,
-            rule=module.rule(q, **options),
-            heads=active.detach(heads),
-            watched="a hook on the module",
-            kernel="headwise",
-            exact=not (module.training and module.dropout),
-        )
-    )  # fmt: skip
+    @property
+    def current_pass(self) -> object:
+        """What stands for the pass that runs; a part that is called by itself is one, too."""
+        if self.thread is not None:
+            return self._n_passes
+        calls = [*running_calls(self.modules)]
+        return calls[-1] if calls else None
+
+    def call_of(self, module: nn.Module) -> ModuleCall | None:
+        """The call of a module that has not returned yet."""
+        if self._known is not None and self._known.module is module:
+            return self._known
+        return next((x for x in running_calls(self.modules) if x.module is module), None)
+
+    def innermost(self, *ignored: type[nn.Module]) -> nn.Module | None:
+        """The innermost module that runs and is not of an ignored type; None if none runs."""
+        calls = running_calls(self.modules)
+        return next((call.module for call in calls if not isinstance(call.module, ignored)), None)
+
+    def is_cross_attention(self, T: int, S: int) -> bool:
+        """Whether the keys of the current attention call belong to another text."""
+        for call in chain(filter(None, [self._known]), running_calls(self.modules)):
+            is_cross = call.is_cross_attention(T, S)
+            if is_cross is not None:
+                return is_cross
+        return S < T
+
+    def may_answer(self, *inputs: Tensor, ours: bool = False) -> bool:
+        """Whether `answer` may replace the model's kernel: not under gradients or a compiler."""
+        if self.answer is None or not (ours or self.answers_others):
+            return False
+        needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+        return not needs_grad and not torch.compiler.is_compiling()
+
+    def on_call(self, call: AttentionCall) -> None:
+        """Receive an attention call that the model has computed."""
+        if not self.is_open or self.receiver is None:
+            return
+        self._check_thread()
+        self._known = self.call_of(call.module)
+        try:
+            reason = reason_unsupported(call, self._known, running_calls(self.modules))
+            if reason is None:
+                self.receiver(call)
+            else:
+                self.unsupported[id(call.module)] = reason
+        finally:
+            self._known = None
+
+    def begin(
+        self,
+        begin_pass: Callable[[], None],
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """A forward pass of the whole model begins."""
+        values = [*args, *kwargs.values()]
+        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            raise UnsupportedError(
+                f"observe: {type(model).__name__} is compiled while its heads are watched. Give "
+                f"observe what torch.compile returned, which then runs uncompiled."
+            )
+        if any(isinstance(x, Tensor) and x.is_meta for x in values):
+            raise UnsupportedError(
+                f"observe: {type(model).__name__} is called on the meta device, which holds no "
+                f"numbers. Load its weights, and give it inputs on their device."
+            )
+        self._check_thread()
+        if not in_backward():  # gradient checkpointing may run all of it again, and then end
+            self.thread, self.captured_elsewhere = threading.get_ident(), 0
+            self._n_passes += 1
+            begin_pass()
+
+    def end(
+        self, end_pass: Callable[[bool], None], model: nn.Module, _: Any, output: Any = None
+    ) -> None:
+        self.thread = None
+        # There, modes would not outlive what runs.
+        if not (in_backward() or in_func_transform()):
+            end_pass(output is not None)
+
+    def _check_thread(self) -> None:
+        """Forward passes may come from any thread, but one after the other."""
+        active = self.thread
+        if active is None or active == threading.get_ident():
+            return
+        if any(alive.ident == active for alive in threading.enumerate()):
+            raise UnsupportedError(
+                f"observe: {type(self.model).__name__} runs in two threads at once. "
+                f"Run one after the other, or watch a copy in each (copy.deepcopy)."
+            )
+
+    def note_called(self, module: nn.Module, *_: Any) -> None:
+        self.called.add(id(module))

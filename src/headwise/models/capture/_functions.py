@@ -2,10 +2,9 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from headwise._torch_private import (
     FUSED_ATTENTION,
     can_observe_operators,
     has_function_modes,
-    is_compiler_loaded,
     observe_operators,
     operator_observers,
     pop_function_mode,
@@ -27,57 +25,62 @@ from headwise._torch_private import (
 )
 from headwise.kernels import make_rule
 from headwise.masks.parts import top_left
-from headwise.models.capture._active_modules import ActiveModules
-from headwise.models.capture._call import AttentionCall, uncompiled
-from headwise.models.capture._module_call import heads_of
+from headwise.models.capture._call import AttentionCall
+from headwise.models.capture._capture import HOOKED, Capture
+from headwise.models.capture._running import heads_of
 from headwise.models.capture.softmax import SoftmaxTracker
 
 
 class FunctionCapture(TorchFunctionMode):
-    """Captures `scaled_dot_product_attention` and attention that a module implements by hand.
+    """Captures `scaled_dot_product_attention` and softmax attention, in one thread.
 
-    Attention by hand needs the function mode, which receives every call of torch in its thread.
-    Once a model is known to have none, only the operators of attention are observed.
+    Both are observed as operators, at no cost for other functions. What a softmax weighs needs the
+    function mode too, which receives every call of torch: it is on in the first pass, and stays on
+    if that has shown attention by hand.
     """
 
-    def __init__(self, active: ActiveModules, softmaxes: SoftmaxTracker) -> None:
+    def __init__(self, capture: Capture) -> None:
         super().__init__()
-        self._active, self._softmaxes = active, softmaxes
-        self._is_on = False
-        self.thread = threading.get_ident()
+        self._capture, self._softmaxes = capture, SoftmaxTracker(capture)
+        self._thread = threading.get_ident()
+        self._is_on = False  # the function mode
 
-    def intercept_all(self) -> None:
-        """Put the function mode on, in place of observed operators."""
-        if not self._is_on:
-            push_function_mode(self)
+    def open(self) -> None:
+        if can_observe_operators():
+            observe_operators(self.observe)
+        self.begin_pass()
+
+    def begin_pass(self) -> None:
+        """Put the function mode on, where operators alone do not tell all."""
+        is_needed = self._capture.by_hand or not self._capture.is_followed
+        # A replacement of torch's function, as by `fast_attention`, may call other kernels.
+        is_needed |= not can_observe_operators()
+        if is_needed and not self._is_on and threading.get_ident() == self._thread:
             self._is_on = True
-            stop_observing_operators(self.observe)
+            push_function_mode(self)
 
-    def observe_operators(self) -> bool:
-        """Observe operators in place of the function mode; False where that is impossible."""
-        if not can_observe_operators():
-            return False
-        observe_operators(self.observe)
-        if self._is_on:
-            self._is_on = False
-            self._remove_mode()
-        return True
-
-    def end_pass(self) -> None:
-        """Forget the tensors that were followed."""
+    def end_pass(self, is_finished: bool) -> None:
+        """A forward pass of the whole model has ended."""
+        if threading.get_ident() != self._thread:
+            return
         self._softmaxes.clear()
+        capture = self._capture
+        capture.is_followed |= is_finished
+        is_needed = capture.by_hand or not capture.is_followed or not can_observe_operators()
+        if self._is_on and not is_needed:
+            self._remove_mode()
 
     @property
     def is_closed(self) -> bool:
-        return not self._active.is_open
+        return not self._capture.is_open
 
     def close(self) -> None:
-        self._is_on = False
         stop_observing_operators(self.observe)
         self._remove_mode()
 
     def _remove_mode(self) -> None:
         """Captures may end in any order, but a mode's own exit would remove the latest mode."""
+        self._is_on = False
         later: list[Any] = []
         # An interrupt inside torch may have lost modes that torch removes for a moment.
         while has_function_modes() and (top := pop_function_mode()) is not self:
@@ -88,86 +91,87 @@ class FunctionCapture(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        # A compiler that follows the mode may give one function the result of another.
-        intercept = self._intercept_uncompiled if is_compiler_loaded() else self._intercept
-        return intercept(func, args, kwargs or {})
-
-    @cached_property
-    def _intercept_uncompiled(self) -> Callable[..., Any]:
-        return uncompiled(self._intercept)
-
-    def _intercept(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        active = self._active
-        if not self._is_on or not active.is_open or active.captured_elsewhere or not active.calls:
+        kwargs, capture = kwargs or {}, self._capture
+        if not self._is_on or not capture.is_open or capture.captured_elsewhere:
             return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
-            return self._attend(func, *args, **kwargs)
+            if can_observe_operators():  # so that it is captured as an operator
+                return func(*args, **kwargs)
+            return self._attend(func, args, kwargs)
         output = func(*args, **kwargs)
         if output is not None and not isinstance(output, Tensor):  # such as a shape
             return output
         with torch.no_grad():
             call = self._softmaxes.follow(func, args, kwargs, output)
             if call is not None:
-                active.on_call(call)
+                capture.on_call(call)
         return output
 
     def observe(self, name: str, operator: Any, *args: Any, **kwargs: Any) -> Any:
-        """A call of an operator that is observed in place of functions."""
-        active = self._active
-        if not active.is_open or active.captured_elsewhere or not active.calls:
+        """Receive a call of an operator that is observed."""
+        capture = self._capture
+        if not capture.is_open or capture.captured_elsewhere:
             return operator(*args, **kwargs)
         if name == FUSED_ATTENTION:
-            return self._attend(operator, *args, **kwargs)
+            return self._attend(operator, args, kwargs)
         output = operator(*args, **kwargs)
-        follows = self._softmaxes.begin_unprepared(output, *args, **kwargs)
-        if follows and active.interception is not None:
-            active.interception.start_over()
+        if not self._is_on:
+            self._softmaxes.refuse_unfollowed(output, *args, **kwargs)
         return output
 
-    def _attend(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+    def _attend(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call fused attention, or answer in its place, and capture the call."""
-        heads = self._answer(*args, **kwargs)
+        capture, module = self._capture, self._capture.innermost()
+        if module is None or isinstance(module, HOOKED):
+            return func(*args, **kwargs)
+        heads = self._answer(module, *args, **kwargs)
         if heads is not None:
             return heads
-        output, active = func(*args, **kwargs), self._active
-        query, module = args[0] if args else kwargs["query"], active.innermost()
+        capture.captured_elsewhere += 1  # a replacement may call torch's in turn
+        try:
+            output = func(*args, **kwargs)
+        finally:
+            capture.captured_elsewhere -= 1
+        query = args[0] if args else kwargs["query"]
         if not _have_heads(query, module):
             shape = tuple(query.shape)
             why = f"not supported: which axes of its queries {shape} are heads is unknown"
-            active.understanding.unsupported[id(module)] = why
+            capture.unsupported[id(module)] = why
             return output
         with torch.no_grad():
-            active.on_call(_call(active, output, *args, **kwargs))
+            capture.on_call(_call(capture, module, output, *args, **kwargs))
         return output
 
     def _answer(
-        self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *args: Any,
+        **kwargs: Any,
     ) -> Tensor | None:
         """The heads computed in place of torch's kernel, if that is possible."""
-        active = self._active
-        possible = query.ndim == 4 and active.may_answer(query, key, value)
-        if active.answer is None or not possible:
+        capture = self._capture
+        possible = query.ndim == 4 and capture.may_answer(query, key, value)
+        if capture.answer is None or not possible:
             return None
         with torch.no_grad():
-            call = _call(active, query[..., :0], query, key, value, *args, **kwargs)
-            heads = active.answer(call) if call.exact else None
-        if heads is None:
-            return None
-        active.attends(call.module)
-        return heads.reshape(*query.shape[:-1], value.shape[-1])
+            call = _call(capture, module, query[..., :0], query, key, value, *args, **kwargs)
+            heads = capture.answer(call) if call.exact else None
+        return None if heads is None else heads.reshape(*query.shape[:-1], value.shape[-1])
 
 
 @contextmanager
-def capture_functions(
-    active: ActiveModules, softmaxes: SoftmaxTracker
-) -> Iterator[FunctionCapture]:
-    """Capture functions of torch in this thread, in the way that the interception decides."""
+def capture_functions(capture: Capture) -> Iterator[FunctionCapture]:
+    """Capture functions of torch in this thread."""
     _clear_leftovers()
-    capture = FunctionCapture(active, softmaxes)
+    functions = FunctionCapture(capture)
     try:
-        yield capture
+        functions.open()
+        yield functions
     finally:
-        capture.close()
+        functions.close()
 
 
 def _clear_leftovers() -> None:
@@ -185,7 +189,8 @@ def _clear_leftovers() -> None:
 
 
 def _call(
-    active: ActiveModules,
+    capture: Capture,
+    module: nn.Module,
     output: Tensor,
     query: Tensor,
     key: Tensor,
@@ -197,11 +202,11 @@ def _call(
     enable_gqa: bool = False,
 ) -> AttentionCall:
     """A call of `scaled_dot_product_attention`, from its arguments and its output."""
-    module, lead = active.innermost(), query.shape[:-2]
-    tensors = (active.detach(x) for x in (query, key, value, output))
+    lead = query.shape[:-2]
+    tensors = (capture.detach(x) for x in (query, key, value, output))
     q, k, v, heads = (_four_axes(x, lead, module) for x in tensors)
     T, S = q.shape[2], k.shape[2]
-    mask = None if attn_mask is None else active.detach(attn_mask)
+    mask = None if attn_mask is None else capture.detach(attn_mask)
     if mask is not None and mask.ndim > 2:
         mask = _four_axes(mask, lead, module)
     rule = make_rule(head_dim=q.shape[-1], mask=mask, scale=scale, is_added=True)

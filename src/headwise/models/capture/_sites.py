@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from headwise.models._libraries import first_head_of
-from headwise.models.capture._active_modules import ActiveModules
 from headwise.models.capture._call import AttentionCall
-from headwise.models.capture._module_call import ModuleCall, input_shape
-from headwise.models.capture._stacks import Stacks, is_attention
+from headwise.models.capture._capture import Capture
+from headwise.models.capture._running import ModuleCall
+from headwise.models.capture._stacks import Stacks, cross_by_name, is_attention
 from headwise.tables import Head
 
 _NO_ATTENTION = "not watched: a softmax that is not attention"
@@ -69,9 +69,12 @@ class Sites:
         self._modules = dict(model.named_modules())
         self._names = {id(module): name for name, module in self._modules.items()}
         self._sites: dict[tuple[int, int], Site] = {}
-        self._places: dict[int, tuple[str, bool]] = {}  # of modules: stack and cross-attention
-        self._module_calls: dict[int, list[ModuleCall | None]] = {}  # of this pass
-        self._pass: ModuleCall | None = None
+        # By module, and whether it seems to be cross-attention: the stack, and whether it is.
+        self._places: dict[tuple[int, bool], tuple[str, bool]] = {}
+        self._cross_by_name: dict[int, bool | None] = {}
+        # Of this pass, by module: how often it attended, and the number of its latest call.
+        self._module_calls: dict[int, tuple[int, int | None]] = {}
+        self._pass: object = None
 
     def all(self) -> list[Site]:
         return list(self._sites.values())
@@ -79,10 +82,9 @@ class Sites:
     def name_of(self, module: nn.Module) -> str:
         return self._names.get(id(module), type(module).__name__)
 
-    def uncaptured(self, active: ActiveModules) -> list[Site]:
+    def uncaptured(self, capture: Capture) -> list[Site]:
         """Modules that should attend but were not captured, each with its name and the reason."""
-        understood = active.understanding
-        why = understood.unsupported
+        why = capture.unsupported
         reasons = {name: why[key] for key, name in self._names.items() if key in why}
         known = [*reasons, *(site.name for site in self._sites.values())]
         silent: list[str] = []
@@ -90,77 +92,60 @@ class Sites:
             near = any(_inside(name, place) or _inside(place, name) for place in known + silent)
             if is_attention(module) and not near:
                 silent.append(name)
-        reasons |= {name: _reason(self._modules[name], active) for name in silent}
-        others = [name for key, name in self._names.items() if key in understood.other_softmax]
+        reasons |= {name: _reason(self._modules[name], capture) for name in silent}
+        others = [name for key, name in self._names.items() if key in capture.other_softmax]
         reasons = dict.fromkeys(others, _NO_ATTENTION) | reasons
         return [
-            Site(name, self.stacks.of(name, False)[0], watched=reason)
+            Site(name, self.stacks.of(name, bool(cross_by_name(name))), watched=reason)
             for name, reason in sorted(reasons.items(), key=lambda item: item[1] == _NO_ATTENTION)
         ]
 
-    def known(self, call: AttentionCall, active: ActiveModules) -> Site | None:
+    def known(self, call: AttentionCall, capture: Capture) -> Site | None:
         """The site of a call that the model is about to compute; None if it is new."""
-        return self._sites.get(self._key(call, active))
+        return self._sites.get(self._key(call, capture))
 
-    def of(self, call: AttentionCall, active: ActiveModules) -> Site:
+    def of(self, call: AttentionCall, capture: Capture) -> Site:
         """The site of a call, added if it is new."""
-        key = self._key(call, active)
+        key = self._key(call, capture)
         if key not in self._sites:
-            self._sites[key] = self._new(call, active)
+            self._sites[key] = self._new(call, capture)
         return self._sites[key]
 
-    def learn(self, call: AttentionCall, active: ActiveModules, tokens: int | None) -> None:
-        """Find out whether later calls of a module can do without a hook on it.
-
-        Args:
-            tokens: The number of tokens that its stack reads in this pass.
-        """
-        known, key = active.understanding.unhooked, id(call.module)
-        calls = self._module_calls.setdefault(key, [])
-        is_told = call.names_module and call.q.shape[2] == tokens
-        if active.is_whole:
-            is_told &= len(calls) == 1 and active.needs_no_hook(call)
-            known[key] = known.get(key, True) and is_told
-        elif known.get(key):
-            if calls or not is_told or active.outermost is None:
-                active.hook_again(call.module)
-            calls.append(None)
-
-    def place_of(self, call: AttentionCall, active: ActiveModules) -> tuple[str, bool]:
-        """The stack of a call, and whether it is cross-attention.
-
-        The modules around a call are known only while all modules are followed.
-        """
-        key = id(call.module)
-        if active.is_whole or key not in self._places:
+    def place_of(self, call: AttentionCall, capture: Capture) -> tuple[str, bool]:
+        """The stack of a call, and whether it is cross-attention."""
+        module = call.module
+        if id(module) not in self._cross_by_name:
+            self._cross_by_name[id(module)] = cross_by_name(self.name_of(module))
+        cross = self._cross_by_name[id(module)]
+        if cross is None:
             cross = call.cross
-            if cross is None:
-                cross = active.is_cross_attention(call.q.shape[2], call.k.shape[2])
-            place = self.stacks.of(self.name_of(call.module), cross)
-            active.understanding.needs_all |= self._places.get(key, place) != place
-            self._places[key] = place
+        if cross is None:
+            cross = capture.is_cross_attention(call.q.shape[2], call.k.shape[2])
+        key = id(module), cross
+        if key not in self._places:
+            self._places[key] = self.stacks.of(self.name_of(module), cross), cross
         return self._places[key]
 
-    def _key(self, call: AttentionCall, active: ActiveModules) -> tuple[int, int]:
+    def _key(self, call: AttentionCall, capture: Capture) -> tuple[int, int]:
         """The identity of a module, and how often it attended earlier in this pass."""
-        outermost, module_call = active.outermost, active.call_of(call.module)
-        if outermost is not self._pass:
-            self._module_calls, self._pass = {}, outermost
-        calls = self._module_calls.setdefault(id(call.module), [])
-        if module_call is None and active.understanding.unhooked.get(id(call.module)):
-            return id(call.module), len(calls)  # `learn` counts it
-        # A module whose `forward` is called without its hooks has no module call: it counts once.
-        is_same = bool(calls) and calls[-1] is module_call
+        current, module_call = capture.current_pass, capture.call_of(call.module)
+        number = None if module_call is None else module_call.number
+        if isinstance(current, ModuleCall):
+            current = "part", current.number
+        if current is None or current != self._pass:
+            self._module_calls, self._pass = {}, current
+        n, latest = self._module_calls.get(id(call.module), (0, -1))
         shares = module_call is None or _shares_memory(module_call.queries, call.q)
-        if not is_same or not shares:
-            calls.append(module_call)
+        if number != latest or not shares:
+            n += 1
+            self._module_calls[id(call.module)] = n, number
         if module_call is not None:
             module_call.queries = call.q  # kept alive, so that its memory is not reused
-        return id(call.module), len(calls) - 1
+        return id(call.module), n - 1
 
-    def _new(self, call: AttentionCall, active: ActiveModules) -> Site:
+    def _new(self, call: AttentionCall, capture: Capture) -> Site:
         name = self.name_of(call.module)
-        stack, cross = self.place_of(call, active)
+        stack, cross = self.place_of(call, capture)
         layer = sum(site.stack == stack for site in self._sites.values())
         heads, kv_heads = call.q.shape[1], call.k.shape[1]
         how = (call.watched, call.kernel, call.statistics_kernel)
@@ -179,8 +164,8 @@ def _inside(name: str, outer: str) -> bool:
     return name == outer or name.startswith(f"{outer}.") or outer == ""
 
 
-def _reason(module: nn.Module, active: ActiveModules) -> str:
-    if id(module) in active.called:
+def _reason(module: nn.Module, capture: Capture) -> str:
+    if id(module) in capture.called:
         return "not captured: called, but without a softmax over queries and keys in this thread"
     return "not called"
 
@@ -243,7 +228,7 @@ class Coverage:
 
 def _covered(call: AttentionCall, module_call: ModuleCall | None, tokens: int | None) -> Covered:
     B, T = call.q.shape[0], call.q.shape[2]
-    shape = input_shape(module_call)
+    shape = None if module_call is None else module_call.shape
     if shape is not None and T not in shape and shape[1] > T:
         if shape[0] * shape[1] == B * T:
             return Covered(B * T, B * T, T)

@@ -48,19 +48,20 @@ class Stacks:
             name: model.get_submodule(".".join(root)) for name, root in self._paths.items()
         }
 
-    def of(self, module_name: str, cross: bool) -> tuple[str, bool]:
-        """The stack of a module, and whether it is cross-attention.
-
-        The module's name decides the latter; `cross` counts where the name says nothing.
-        """
+    def of(self, module_name: str, cross: bool) -> str:
+        """The stack of a module; that of cross-attention is another one."""
         parts = tuple(module_name.split("."))
         stacks = [name for name, root in self._paths.items() if parts[: len(root)] == root]
-        for part in reversed(module_name.lower().split(".")):
-            is_cross = any(word in part for word in _CROSS)
-            if is_cross or (_SELF in part and part != _SELF):  # BERT's cross-attention has a "self"
-                cross = is_cross
-                break
-        return ".".join([*stacks, "cross"] if cross else stacks), cross
+        return ".".join([*stacks, "cross"] if cross else stacks)
+
+
+def cross_by_name(module_name: str) -> bool | None:
+    """Whether a module is cross-attention; None if its name does not say."""
+    for part in reversed(module_name.lower().split(".")):
+        is_cross = any(word in part for word in _CROSS)
+        if is_cross or (_SELF in part and part != _SELF):  # BERT's cross-attention has a "self"
+            return is_cross
+    return None
 
 
 def _is_numbered(name: str) -> bool:

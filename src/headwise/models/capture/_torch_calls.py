@@ -15,8 +15,8 @@ from headwise.errors import UnsupportedError
 from headwise.kernels import make_rule
 from headwise.masks import Mask, as_mask, from_blocked
 from headwise.models._hooks import SharedSetting
-from headwise.models.capture._active_modules import ActiveModules
 from headwise.models.capture._call import AttentionCall
+from headwise.models.capture._capture import Capture
 
 _fast_path = SharedSetting(
     torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, False
@@ -36,7 +36,7 @@ def ordinary_path(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def capture_torch_layer(
-    active: ActiveModules,
+    capture: Capture,
     module: nn.MultiheadAttention,
     args: Any,
     kwargs: dict[str, Any],
@@ -51,13 +51,13 @@ def capture_torch_layer(
             "that is not a token. Disable it, or convert with "
             "headwise.MultiHeadAttention.from_torch."
         )
-    query, key, value = (_batched(active.detach(arguments[name]), module) for name in names[:3])
+    query, key, value = (_batched(capture.detach(arguments[name]), module) for name in names[:3])
     q, k, v = _projected(module, query, key, value)
     padding = arguments.get("key_padding_mask")
     real = None if padding is None else _real(padding)
     mask = _mask(arguments.get("attn_mask"), real, q, k)
-    out = _batched(active.detach(output[0]), module)
-    active.on_call(
+    out = _batched(capture.detach(output[0]), module)
+    capture.on_call(
         AttentionCall(
             module=module,
             q=q, k=k, v=v,

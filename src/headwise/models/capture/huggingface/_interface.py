@@ -21,49 +21,26 @@ from headwise.models._interface import CAPTURES, wrapped_interface
 from headwise.models.attention import NAME
 from headwise.models.attention.huggingface import Call, keys_read, rule_of
 from headwise.models.cache import CallKeys, GroupedKeys
-from headwise.models.capture._active_modules import ActiveModules
 from headwise.models.capture._call import AttentionCall
+from headwise.models.capture._capture import Capture
 
-
-class _Captures(tuple[ActiveModules, ...]):
-    """The captures of one model. A copy of the model, or a pickled one, has none."""
-
-    def __reduce__(self) -> tuple[type["_Captures"], tuple[()]]:
-        return _Captures, ()
-
-
-# The attribute of each module that lists its captures. torch.compile can follow a plain
-# attribute, but not a look-up by identity elsewhere.
-_CAPTURES = "_headwise_captures"
+# A list, and no attribute of the modules: copies and pickles of a model are not captured.
+_open: list[Capture] = []
 
 
 @contextmanager
-def capture_interface(model: nn.Module, active: ActiveModules) -> Iterator[None]:
-    """Capture every call that a module of `model` makes through the interface.
+def capture_interface(capture: Capture) -> Iterator[None]:
+    """Capture every call that a module of a model makes through the interface.
 
     Functions that the implementation calls in turn are not captured a second time.
     """
-    modules = list(model.modules())
     with wrapped_interface(_attend, CAPTURES):
         try:
-            for module in modules:
-                module.__dict__[_CAPTURES] = _Captures((*_captures(module), active))
+            _open.append(capture)
             yield
         finally:
-            for module in modules:
-                captures = (capture for capture in _captures(module) if capture is not active)
-                module.__dict__[_CAPTURES] = _Captures(captures)
-                if not module.__dict__[_CAPTURES]:
-                    del module.__dict__[_CAPTURES]
-
-
-def _captures(module: nn.Module) -> tuple[ActiveModules, ...]:
-    """The captures of a module, without those that an interrupt has left there."""
-    captures: tuple[ActiveModules, ...] = module.__dict__.get(_CAPTURES, ())
-    for active in captures:
-        if not active.is_open:
-            return tuple(active for active in captures if active.is_open)
-    return captures
+            # An interrupt may have left others, which are closed.
+            _open[:] = [other for other in _open if other is not capture and other.is_open]
 
 
 def _attend(
@@ -78,7 +55,7 @@ def _attend(
     **kwargs: Any,
 ) -> Any:
     """Call an implementation, or let a capture answer in its place, and capture the call."""
-    captures = _captures(module)
+    captures = [x for x in _open if id(module) in x.modules and x.is_open]
     inputs = (query, key, value)
     if not captures:
         return inner(module, *inputs, attention_mask, *args, **kwargs)
@@ -103,53 +80,52 @@ def _attend(
 
 
 def _notify(
-    captures: tuple[ActiveModules, ...],
-    answered_by: ActiveModules | None,
-    describe: Callable[[ActiveModules, Tensor], AttentionCall],
+    captures: list[Capture],
+    answered_by: Capture | None,
+    describe: Callable[[Capture, Tensor], AttentionCall],
     output: Tensor,
 ) -> None:
     """Tell a call to all captures but the one that has answered it."""
     heads = output.transpose(1, 2)
-    for active in captures:
-        if active is not answered_by:
-            active.on_call(describe(active, heads))
+    for capture in captures:
+        if capture is not answered_by:
+            capture.on_call(describe(capture, heads))
 
 
-def _uncaptured(captures: tuple[ActiveModules, ...], compute: Callable[[], Any]) -> Any:
+def _uncaptured(captures: list[Capture], compute: Callable[[], Any]) -> Any:
     """Let an implementation compute; the captures do not capture what it calls in turn."""
-    for active in captures:
-        active.captured_elsewhere += 1
+    for capture in captures:
+        capture.captured_elsewhere += 1
     try:
         if torch.compiler.is_compiling():
             return compute()
         with without_operator_observers(most=len(captures)):
             return compute()
     finally:
-        for active in captures:
-            active.captured_elsewhere -= 1
+        for capture in captures:
+            capture.captured_elsewhere -= 1
 
 
 def _answer(
-    captures: tuple[ActiveModules, ...],
+    captures: list[Capture],
     implementation: str,
     kwargs: dict[str, Any],
     inputs: tuple[Tensor, Tensor, Tensor],
-    describe: Callable[[ActiveModules, Tensor], AttentionCall],
+    describe: Callable[[Capture, Tensor], AttentionCall],
     ours: AttentionProblem | None,
-) -> tuple[ActiveModules | None, Tensor | None]:
+) -> tuple[Capture | None, Tensor | None]:
     """The first capture that answers in place of the implementation, and its heads."""
-    for active in captures:
-        answer = active.answer
-        if answer is None or not active.may_answer(*inputs, ours=ours is not None):
+    for capture in captures:
+        answer = capture.answer
+        if answer is None or not capture.may_answer(*inputs, ours=ours is not None):
             continue
         # The eager implementation also returns weights, which an answer does not have.
         if kwargs.get("dropout") or implementation in (None, "eager"):
             break
-        call = describe(active, inputs[0].detach()[..., :0])
+        call = describe(capture, inputs[0].detach()[..., :0])
         heads = answer(call)
         if heads is not None:
-            active.attends(call.module)
-            return active, heads
+            return capture, heads
     return None, None
 
 
@@ -160,14 +136,14 @@ def _call(
     mask: Any,
     kwargs: dict[str, Any],
     ours: AttentionProblem | None,
-    active: ActiveModules,
+    capture: Capture,
     heads: Tensor,
 ) -> AttentionCall:
     if ours is None:
         inputs, rule = _inputs_and_rule(module, implementation, inputs, mask, kwargs)
     else:
         inputs, rule = ours[:3], ours.rule
-    q, k, v, heads = active.detach_all(*inputs, heads)
+    q, k, v, heads = (capture.detach(x) for x in (*inputs, heads))
     return AttentionCall(
         module=module,
         q=q, k=k, v=v,
@@ -176,7 +152,6 @@ def _call(
         watched="the attention interface",
         kernel=implementation or "eager",
         exact=not kwargs.get("dropout"),
-        names_module=True,
         ours=ours is not None,
     )  # fmt: skip
 

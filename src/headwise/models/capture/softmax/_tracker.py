@@ -14,9 +14,9 @@ from headwise._torch_private import version_of
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowRequest, RowStatistics, make_rule
 from headwise.masks import as_mask
-from headwise.models.capture._active_modules import ActiveModules
-from headwise.models.capture._call import AttentionCall, uncompiled
-from headwise.models.capture._module_call import heads_of
+from headwise.models.capture._call import AttentionCall
+from headwise.models.capture._capture import HOOKED, Capture
+from headwise.models.capture._running import heads_of
 from headwise.models.capture._stacks import is_attention
 from headwise.models.capture.softmax._matmul import (
     ADDED_PRODUCTS,
@@ -72,7 +72,7 @@ class _PendingSoftmax:
     scores: Tensor | None  # products of queries and keys, if known
     hidden: Tensor | None  # which keys a mask hides; None if unknown
     module: nn.Module
-    are_scores: bool | None  # whether its logits are products; None if they were not followed
+    are_scores: bool  # whether its logits are products of queries and keys
     weights: dict[int, Tensor] = field(default_factory=dict)
     dropped: bool = False
 
@@ -85,9 +85,8 @@ class SoftmaxTracker:
     layers or streams, or a table of embeddings. Every other softmax is noted.
     """
 
-    def __init__(self, active: ActiveModules) -> None:
-        self._active = active
-        self._finish = uncompiled(self._complete)
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
         self._pending: list[_PendingSoftmax] = []
         self._scores: tuple[Tensor, int] | None = None
         self._masks = MaskTracker()
@@ -102,35 +101,41 @@ class SoftmaxTracker:
         pending = self._pending_of(args)
         if pending is None:
             self._note_scores(func, args, kwargs, output)
-            if not torch.compiler.is_compiling():
-                self._masks.follow(func, args, kwargs, output)
+            self._masks.follow(func, args, kwargs, output)
         elif is_product(func):
             self._pending.remove(pending)
             # Approximations of attention multiply weights with weights, which gives no heads.
             is_square = sum(id(x) in pending.weights for x in _flat(args)) > 1
             if has_matrix(func, args):
                 pending.are_scores = False
-            unread = is_square or pending.are_scores is False
+            unread = is_square or not pending.are_scores
             product = None if unread else read_product(func, args, output, pending.weights)
-            return self._finish(pending, product)
+            return self._complete(pending, product)
         elif isinstance(output, Tensor) and output.shape.numel() == pending.logits.shape.numel():
             pending.weights[id(output)] = output
             pending.dropped |= func in _DROPOUT and _drops(*args[1:], **kwargs)
         return None
 
-    def begin_unprepared(
-        self, weights: Tensor, logits: Tensor, dim: int | None = None, *_: Any
-    ) -> bool:
-        """Follow the weights of a softmax whose logits were not followed; False if it is none.
+    def refuse_unfollowed(
+        self, _: Tensor, logits: Tensor, dim: int | None = None, *__: Any, **___: Any
+    ) -> None:
+        """Refuse attention by hand in a pass that is not followed from function to function.
 
-        Masks and biases among its logits are unknown, so it is refused if it is attention.
+        What its masks and biases are is unknown. A softmax of three axes in a module that does not
+        attend by its name is taken for a gate or a router.
         """
-        before = len(self._pending)
-        self._begin(weights, logits, dim)
-        if len(self._pending) == before:
-            return False
-        self._pending[-1].are_scores = None
-        return True
+        capture, module = self._capture, self._capture.innermost(nn.Softmax)
+        if module is None or isinstance(module, HOOKED) or id(module) in capture.other_softmax:
+            return
+        is_attending = logits.ndim > 3 or (logits.ndim == 3 and is_attention(module))
+        if not is_attending or dim not in (-1, logits.ndim - 1):
+            self._note_other(module)
+            return
+        raise UnsupportedError(
+            f"observe: {type(module).__name__} computes a softmax by hand, which the first forward "
+            f"pass of this watch did not, so that its masks are unknown. Open another watch, and "
+            f"warm up with a pass that does: what the first pass shows is followed from then on."
+        )
 
     def clear(self) -> None:
         """End the pass: a softmax that has no product with values by now will have none."""
@@ -144,11 +149,12 @@ class SoftmaxTracker:
     ) -> None:
         if weights is input:
             return
-        module = self._active.innermost(nn.Softmax)
+        module = self._capture.innermost(nn.Softmax)
+        if module is None or isinstance(module, HOOKED):  # or its layer has a hook of its own
+            return
         if input.ndim < 3 or dim not in (-1, input.ndim - 1):
             self._note_other(module)
             return
-        self._active.understanding.needs_all = True
         scores, self._scores = self._scores, None
         if scores is not None:
             same_size = scores[0].shape.numel() == input.shape.numel()
@@ -164,16 +170,15 @@ class SoftmaxTracker:
 
     def _give_up(self, pending: _PendingSoftmax) -> None:
         """Note a softmax that is not attention, or is attention that cannot be captured."""
-        known, key = self._active.understanding, id(pending.module)
         if pending.are_scores or is_attention(pending.module):
-            known.unsupported.setdefault(key, _NO_PRODUCT)
+            self._capture.by_hand = True
+            self._capture.unsupported.setdefault(id(pending.module), _NO_PRODUCT)
         else:
             self._note_other(pending.module)
 
     def _note_other(self, module: nn.Module) -> None:
-        """Note a softmax that is not attention, if the module is certain."""
-        if self._active.is_whole:
-            self._active.understanding.other_softmax.add(id(module))
+        """Note a softmax that is not attention."""
+        self._capture.other_softmax.add(id(module))
 
     def _pending_of(self, args: Any) -> _PendingSoftmax | None:
         tensors = _flat(args)
@@ -192,34 +197,29 @@ class SoftmaxTracker:
             self._scores = (output, version_of(output)) if has_version else None
 
     def _complete(self, pending: _PendingSoftmax, product: Product | None) -> AttentionCall | None:
-        if pending.are_scores is False:
+        if not pending.are_scores:
             self._note_other(pending.module)
             return None
-        shape = None if product is None else _four_axes(pending, product, self._active)
+        shape = None if product is None else _four_axes(pending, product, self._capture)
         if product is None or shape is None:
             self._give_up(pending)
             return None
-        if pending.are_scores is None:
-            raise UnsupportedError(
-                f"observe: {type(pending.module).__name__} computes a softmax by hand, which no "
-                f"earlier forward pass did, so it is unknown whether that is attention, and what "
-                f"its masks are. Run the pass again: every function is followed from now on."
-            )
+        self._capture.by_hand = True
         B, H, T, S = shape
         logits = pending.logits.detach().reshape(shape)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         hidden = None if pending.hidden is None else pending.hidden.reshape(shape)
         visible = visible_keys(logits, hidden, pending.logits.dtype)
-        v = _values(self._active.detach(product.values), product.weights.shape, shape)
+        v = _values(self._capture.detach(product.values), product.weights.shape, shape)
         return SoftmaxCall(
-            module=self._active.innermost(),
+            module=self._capture.innermost() or pending.module,
             q=logits.new_zeros(B, H, T, 0),
             k=logits.new_zeros(B, v.shape[1], S, 0),
             v=v,
             rule=make_rule(
                 head_dim=1, mask=as_mask(visible), bias=logits.masked_fill(~visible, 0.0)
             ),
-            heads=self._active.detach(product.heads).reshape(B, H, T, -1),
+            heads=self._capture.detach(product.heads).reshape(B, H, T, -1),
             watched="the function mode, from a softmax to its values",
             kernel="softmax",
             exact=not pending.dropped,
@@ -229,8 +229,8 @@ class SoftmaxTracker:
     def _plain(
         self, pending: _PendingSoftmax, visible: Bool[Tensor, "B H T S"]
     ) -> Float[Tensor, "B H T S"] | None:
-        with torch.set_grad_enabled(self._active.keep_graph):
-            logits = self._active.detach(pending.logits).reshape(visible.shape)
+        with torch.set_grad_enabled(self._capture.keep_graph):
+            logits = self._capture.detach(pending.logits).reshape(visible.shape)
             wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
             return _plain(pending, wide, visible)
 
@@ -245,7 +245,7 @@ def _drops(p: float | int = 0.5, training: bool = True, *_: Any, **kwargs: Any) 
 
 
 def _four_axes(
-    pending: _PendingSoftmax, product: Product, active: ActiveModules
+    pending: _PendingSoftmax, product: Product, capture: Capture
 ) -> tuple[int, ...] | None:
     """The numbers of texts, heads, queries and keys; None if the axes are ambiguous."""
     T, S = product.weights.shape[-2:]
@@ -255,7 +255,7 @@ def _four_axes(
     if pending.logits.shape[-2:] != (T, S):
         return None
     rows = product.weights.shape[0]
-    heads = heads_of(active.innermost())
+    heads = heads_of(capture.innermost() or pending.module)
     return (rows // heads, heads, T, S) if rows % heads == 0 else (rows, 1, T, S)
 
 

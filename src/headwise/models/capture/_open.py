@@ -1,0 +1,117 @@
+"""Capture every attention call of a model while a block runs, and restore the model after it."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.kernels import AttendOutput
+from headwise.layer import HeadAttention
+from headwise.models._hooks import Hooks, clear_leftovers
+from headwise.models.capture._call import Answer, AttentionCall, OnCall
+from headwise.models.capture._capture import HOOKED, Capture
+from headwise.models.capture._functions import capture_functions
+from headwise.models.capture._stacks import is_attention
+from headwise.models.capture._torch_calls import capture_torch_layer, ordinary_path
+
+
+@contextmanager
+def open_capture(
+    capture: Capture,
+    on_call: OnCall,
+    answer: Answer | None = None,
+    *,
+    answers_others: bool = True,
+    keep_graph: bool = False,
+) -> Iterator[Capture]:
+    """Capture while a block runs; see `capture_calls`."""
+    capture.receiver, capture.answer = on_call, answer
+    capture.answers_others, capture.keep_graph = answers_others, keep_graph
+    capture.modules = {id(module): module for module in capture.model.modules()}
+    capture.captured_elsewhere, capture.thread = 0, None
+    modules = list(capture.modules.values())
+    clear_leftovers(modules)
+    try:
+        with Hooks() as hooks:
+            capture.is_open = True
+            for module in modules:
+                if is_attention(module) and id(module) not in capture.called:
+                    hooks.once(module, capture.note_called)
+                if isinstance(module, HOOKED):
+                    is_ours = isinstance(module, HeadAttention)
+                    receive = _capture_layer if is_ours else capture_torch_layer
+                    hooks.after(module, partial(receive, capture), with_kwargs=True)
+            # A Hugging Face model has imported transformers already; other models need not wait.
+            if "transformers" in sys.modules:
+                from headwise.models.capture.huggingface import capture_interface
+
+                hooks.enter_context(capture_interface(capture))
+            hooks.enter_context(ordinary_path(capture.model))
+            functions = hooks.enter_context(capture_functions(capture))
+            begin = partial(capture.begin, functions.begin_pass)
+            hooks.before(capture.model, begin, with_kwargs=True)
+            end = partial(capture.end, functions.end_pass)
+            hooks.after(capture.model, end, always_call=True)
+            yield capture
+    finally:
+        # The hooks have closed it, unless an interrupt came just then.
+        capture.is_open = False
+
+
+@contextmanager
+def capture_calls(
+    model: nn.Module,
+    on_call: OnCall,
+    answer: Answer | None = None,
+    *,
+    answers_others: bool = True,
+    keep_graph: bool = False,
+) -> Iterator[Capture]:
+    """Call `on_call` with each attention call of `model`, after the model has computed it.
+
+    The output of the model is unchanged. It captures layers of this library, every Hugging
+    Face model, `nn.MultiheadAttention`, and modules that call `scaled_dot_product_attention`
+    or implement softmax attention by hand: the latter if the first pass does so.
+
+    Args:
+        answer: Computes heads in place of a fused kernel, where that is possible: without
+            gradients, dropout or a compiler. The model continues with these heads.
+        answers_others: Whether `answer` may replace kernels that are not ours; its heads are
+            equal to those of ours to the last bit.
+        keep_graph: Whether captured tensors stay attached to the autograd graph, so that
+            gradients reach the weights they were computed from.
+    Yields:
+        The capture, which knows what runs around a call, and what was not captured.
+    """
+    options = {"answers_others": answers_others, "keep_graph": keep_graph}
+    with open_capture(Capture(model), on_call, answer, **options) as capture:
+        yield capture
+
+
+@torch.no_grad()
+def _capture_layer(
+    capture: Capture,
+    module: HeadAttention,
+    args: tuple[Tensor, Tensor, Tensor],
+    kwargs: dict[str, Any],
+    output: Tensor | AttendOutput,
+) -> None:
+    """Capture a call of this library's own layer."""
+    q, k, v = (capture.detach(x) for x in args)
+    options = {name: kwargs[name] for name in ("mask", "causal", "bias") if name in kwargs}
+    heads = output.heads if isinstance(output, AttendOutput) else output
+    capture.on_call(
+        AttentionCall(
+            module=module,
+            q=q, k=k, v=v,
+            rule=module.rule(q, **options),
+            heads=capture.detach(heads),
+            watched="a hook on the module",
+            kernel="headwise",
+            exact=not (module.training and module.dropout),
+        )
+    )  # fmt: skip
