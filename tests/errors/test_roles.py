@@ -18,21 +18,18 @@ from planted import TOKENIZER, Planted, lines
 MODEL = Planted([("offset -1",)], causal=True)
 
 
-def test_a_requested_null_without_a_model():
-    with pytest.raises(ArgumentError, match=r"Evidence: models=0\. Give 1 or more"):
-        Evidence(models=0)
-    with pytest.raises(ArgumentError, match=r"Evidence: splits=0\. Give 1 or more"):
-        Evidence(splits=0)
-
-
-def test_a_seed_below_zero():
-    with pytest.raises(ArgumentError, match=r"Evidence: seed=-1\. Give 0 or more"):
-        Evidence(seed=-1)
-
-
-def test_an_unknown_null():
-    with pytest.raises(ArgumentError, match=r"Evidence: no null 'reversed'\. Choose from permuted"):
-        Evidence(("permuted", "reversed"))
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"models": 0}, r"models=0\. Give 1 or more"),
+        ({"splits": 0}, r"splits=0\. Give 1 or more"),
+        ({"seed": -1}, r"seed=-1\. Give 0 or more"),
+        ({"nulls": ("permuted", "reversed")}, r"no null 'reversed'\. Choose from permuted"),
+    ],
+)
+def test_evidence_that_cannot_be_had(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=f"Evidence: {message}"):
+        Evidence(**given)
 
 
 FAST = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER)  # which cannot read an empty text
@@ -64,44 +61,46 @@ def test_a_pair_outside_the_text():
         find_roles(MODEL, TOKENIZER, lines(3), relations={"far": lambda text: [(0, 99)]})
 
 
-def test_a_model_without_weight_matrices():
-    class Weightless(torch.nn.Module):
-        config = MODEL.config
+class Weightless(torch.nn.Module):
+    config = MODEL.config
 
-        def forward(self, input_ids, attention_mask):
-            x = torch.nn.functional.one_hot(input_ids, 50).float()[:, None]
-            return torch.nn.functional.scaled_dot_product_attention(x, x, x)
-
-    with pytest.raises(UnsupportedError, match=r"Weightless has no weight matrix to permute"):
-        find_roles(Weightless(), TOKENIZER, lines(3), evidence=Evidence(("permuted",)))
+    def forward(self, input_ids, attention_mask):
+        x = torch.nn.functional.one_hot(input_ids, 50).float()[:, None]
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x)
 
 
-def test_a_model_without_initialisation():
-    with pytest.raises(
-        UnsupportedError, match=r"Planted has no known initialisation .*Leave 'random' out"
-    ):
-        find_roles(MODEL, TOKENIZER, lines(3), evidence=Evidence(("random",)))
+class Deaf(torch.nn.Module):
+    def forward(self, input_ids, attention_mask):
+        return input_ids
 
 
-def test_a_model_without_attention():
-    class Deaf(torch.nn.Module):
-        def forward(self, input_ids, attention_mask):
-            return input_ids
-
-    with pytest.raises(UnsupportedError, match=r"no self-attention of Deaf was captured"):
-        find_roles(Deaf(), TOKENIZER, lines(3))
+class Hasty(Planted):
+    def forward(self, input_ids, attention_mask):
+        return super().forward(input_ids[:, :-2], attention_mask[:, :-2])
 
 
-def test_a_model_that_drops_tokens():
-    class Hasty(Planted):
-        def forward(self, input_ids, attention_mask):
-            return super().forward(input_ids[:, :-2], attention_mask[:, :-2])
+class Both(Planted):
+    def __init__(self):
+        super().__init__([("offset -1",)], causal=True)
+        self.config = SimpleNamespace(context=48, is_encoder_decoder=True)
 
-    hasty = Hasty([("first",)], causal=True)
-    with pytest.raises(
-        UnsupportedError, match=r"Hasty was given 3 texts of 2\d tokens, .* to 3 of"
-    ):
-        find_roles(hasty, TOKENIZER, lines(3))
+    def forward(self, input_ids, attention_mask=None, decoder_input_ids=None):
+        return super().forward(input_ids, attention_mask)
+
+
+@pytest.mark.parametrize(
+    ("model", "nulls", "message"),
+    [
+        (Weightless(), ("permuted",), "Weightless has no weight matrix to permute"),
+        (MODEL, ("random",), "Planted has no known initialisation .*Leave 'random' out"),
+        (Deaf(), None, "no self-attention of Deaf was captured"),
+        (Hasty([("first",)], causal=True), None, r"Hasty was given 3 texts of 2\d .* to 3 of"),
+        (Both(), None, "find_roles: Both reads two texts, and .* encoder"),
+    ],
+)
+def test_a_model_that_cannot_be_scored(model: Any, nulls: Any, message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        find_roles(model, TOKENIZER, lines(3), evidence=Evidence(nulls))
 
 
 def test_a_slow_tokenizer():
@@ -138,19 +137,6 @@ def test_a_file_that_holds_no_roles(roles, tmp_path):
     path.write_text(json.dumps({**said, "heads": [{"name": "L0.H0"}]}), "utf-8")
     with pytest.raises(InputError, match=r"Roles\.load: .* is incomplete or damaged"):
         Roles.load(path)
-
-
-def test_an_encoder_decoder():
-    class Both(Planted):
-        def __init__(self):
-            super().__init__([("offset -1",)], causal=True)
-            self.config = SimpleNamespace(context=48, is_encoder_decoder=True)
-
-        def forward(self, input_ids, attention_mask=None, decoder_input_ids=None):
-            return super().forward(input_ids, attention_mask)
-
-    with pytest.raises(UnsupportedError, match=r"find_roles: Both reads two texts, and .* encoder"):
-        find_roles(Both(), TOKENIZER, lines(3))
 
 
 def test_texts_of_mostly_unknown_tokens():
