@@ -54,9 +54,9 @@ def remove_hooks(module: nn.Module, is_removed: Callable[[Any], bool]) -> None:
     )
     for hooks, *options in (pre, post):
         for number in [number for number, hook in hooks.items() if is_removed(hook)]:
-            del hooks[number]
             for option in options:
                 option.pop(number, None)
+            del hooks[number]  # last: a hook that an interrupt leaves is found and removed again
 
 
 def replace_submodule(module: nn.Module, name: str, value: Any) -> None:
