@@ -13,7 +13,7 @@ from headwise.tables._head_table import HeadTable
 from headwise.tables._heads import Head, HeadLike, HeadsLike, resolve_heads
 from headwise.tables._scores import Scores, random_orders, removable
 from headwise.tables._statistics import STATISTICS
-from headwise.tables._table_file import TableFile, numbers_of, texts_of, write_table_file
+from headwise.tables._table_file import TableFile, numbers_of, texts_of
 from headwise.tables._totals import COLUMNS, TextSums, Totals
 from headwise.tables.plots import (
     Frame,
@@ -70,5 +70,4 @@ __all__ = [
     "resolve_heads",
     "save_figure",
     "texts_of",
-    "write_table_file",
 ]

@@ -92,20 +92,15 @@ class TableFile:
         raise NotImplementedError
 
 
-def check_ending(path: Path) -> None:
-    """Refuse a path whose ending names no format, before any work is done."""
-    if path.suffix not in ENDINGS:
-        raise ArgumentError(
-            f"table file: {path} ends in {path.suffix!r}. End it in {', '.join(ENDINGS)}."
-        )
-
-
 def write_table_file(frame: pd.DataFrame, about: Mapping[str, Any], path: Path) -> Path:
     """Write the frame and its metadata. A failed write leaves no partial file behind.
 
     A column may hold an array of numbers in each row.
     """
-    check_ending(path)
+    if path.suffix not in ENDINGS:
+        raise ArgumentError(
+            f"table file: {path} ends in {path.suffix!r}. End it in {', '.join(ENDINGS)}."
+        )
     with write_beside(path) as beside:
         if path.suffix == ".parquet":
             frame.attrs.update(about)

@@ -216,7 +216,7 @@ def text(content: str) -> str:
 
 def _element(tag: str, attributes: Mapping[str, object], inside: str = "") -> str:
     """An element; an attribute without a value is left out."""
-    pairs = [f'{name.rstrip("_")}="{escape(str(x))}"' for name, x in attributes.items() if x != ""]
+    pairs = [f'{name}="{escape(str(x))}"' for name, x in attributes.items() if x != ""]
     return f"<{' '.join([tag, *pairs])}>{inside}</{tag}>"
 
 
