@@ -102,19 +102,12 @@ def _forget() -> None:
             value.cache_clear()
 
 
-@pytest.fixture
-def _asked_again() -> Iterator[None]:
-    _forget()
-    yield
-    _forget()
-
-
-@pytest.mark.usefixtures("_asked_again")
 @pytest.mark.parametrize(("owner", "name"), NAMES)
 def test_a_watch_is_right_or_refused_without_any_private_name(
-    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     known = _known(_watched)
+    request.addfinalizer(_forget)
     _forget()
     monkeypatch.delattr(owner, name)
     with suppress(UnsupportedError):

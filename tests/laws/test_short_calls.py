@@ -1,9 +1,6 @@
 """Short calls: what was looked into once is not looked into again, and is what it was."""
 
-import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -50,35 +47,6 @@ def _untyped() -> Iterator[None]:
 def _inputs(T: int = 24) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = (torch.randn(2, heads, T, 8) for heads in (4, 2, 2))
     return q, k, v
-
-
-def _steps(work: Callable[[], Any]) -> Counter[str]:
-    """How many functions of ours run in a call, and how many functions in C they call."""
-    found: Counter[str] = Counter()
-
-    def count(frame: FrameType, event: str, _: Any) -> None:
-        if "headwise" in frame.f_globals.get("__name__", "") and event in ("call", "c_call"):
-            found[event] += 1
-
-    work()
-    sys.setprofile(count)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return found
-
-
-@native
-@pytest.mark.usefixtures("_untyped")
-@torch.no_grad()
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_a_call_like_an_earlier_one_takes_few_steps(is_causal: bool) -> None:
-    q, k, v = _inputs()
-    for backend in ("native", "fused"):
-        steps = _steps(lambda backend=backend: attend(q, k, v, causal=is_causal, backend=backend))
-        assert steps["call"] <= 20
-        assert steps["c_call"] <= 60
 
 
 @each_backend
@@ -177,7 +145,7 @@ def test_only_so_many_outlines_are_remembered(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(_attend, "MOST_PREPARED", 3)
     for T in range(1, 9):
         attend(*_inputs(T))
-        assert len(_attend._PREPARED) <= 3
+        assert 0 < len(_attend._PREPARED) <= 3
 
 
 def _seen_inside(transform: Callable[[Callable[[Tensor], Tensor]], Any]) -> list[bool]:

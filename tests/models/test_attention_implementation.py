@@ -12,7 +12,7 @@ from test_stacks import MODELS
 from test_zoo import PRECISIONS
 from torch import Tensor, nn
 
-from headwise.kernels import AttentionRule
+from headwise.kernels import AttentionProblem
 from headwise.models.attention.huggingface import _implementation
 from on_our_kernel import at_any_size as at_any_size
 from on_our_kernel import left_to_torch as left_to_torch
@@ -164,14 +164,14 @@ def test_a_prefix_is_read_from_both_sides(left_to_torch: list[str]) -> None:
 def _biases(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each call of a model's attention, whether there was a bias to add."""
     found: list[bool] = []
-    rule = _implementation.Call.rule
+    problem = _implementation.Call.problem
 
-    def recorded(call: _implementation.Call) -> AttentionRule:
-        result = rule(call)
-        found.append(result.bias is not None)
+    def recorded(call: _implementation.Call, *needs: Any) -> AttentionProblem:
+        result = problem(call, *needs)
+        found.append(result.rule.bias is not None)
         return result
 
-    monkeypatch.setattr(_implementation.Call, "rule", recorded)
+    monkeypatch.setattr(_implementation.Call, "problem", recorded)
     ids = torch.tensor([TEXTS[0]])
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():

@@ -120,7 +120,6 @@ def attend_by_rule(
 ) -> Float[Tensor, "B H T Dv"] | AttendOutput:
     """`attend` by a rule: check the input, choose a kernel, compute."""
     q, k, v, rule, dropout_p, extras = problem
-    _check(q, k, v, dropout_p)
     outline = None
     if rule.is_static and not dropout_p and not any(extras):
         outline = eager_outline(q, k, v, library, cpu.HAS_AMX, rule, backend)
@@ -128,6 +127,7 @@ def attend_by_rule(
         heads = None if prepared is None else prepared(q, k, v)
         if heads is not None:
             return heads
+    _check(q, k, v, dropout_p)
     check_rule(rule, q, k)
     problem = problem._replace(rule=rule.simplify(q.shape[2], k.shape[2]))
     choice = choose(problem, backend)

@@ -10,7 +10,6 @@ from headwise.errors import UnsupportedError
 from headwise.kernels import (
     AttendOutput,
     AttentionProblem,
-    AttentionRule,
     Extras,
     attend_by_rule,
     autocast_inputs,
@@ -78,8 +77,7 @@ def attention_forward(
     call = Call.of(module, query, key, value, attention_mask, given)
     if call.is_left_to_torch:
         return call.heads_by_torch(), None
-    extras = Extras(weights=call.needs_weights)
-    result = attend_by_rule(AttentionProblem(*call.inputs(), call.rule(), dropout, extras))
+    result = attend_by_rule(call.problem(call.needs_weights))
     if isinstance(result, AttendOutput):
         return result.heads.transpose(1, 2), result.weights
     return result.transpose(1, 2), None
@@ -129,7 +127,10 @@ class Call(NamedTuple):
     def is_left_to_torch(self) -> bool:
         """Whether `sdpa` computes this, and the kernel would not do so faster."""
         q, k, v, given = self.q, self.k, self.v, self.arguments
-        if self.needs_weights or any(given.get(name) is not None for name in _NOT_OF_SDPA):
+        if self.needs_weights:
+            return False
+        names = _NOT_OF_SDPA.intersection(given)
+        if names and any(given[name] is not None for name in names):
             return False
         is_tensor = self.mask is not None and not isinstance(self.mask, RuleMask)
         has_tensor = is_tensor or given.get("position_bias") is not None
@@ -153,17 +154,16 @@ class Call(NamedTuple):
         is_added = mask is not None and mask.is_floating_point() and not isinstance(mask, RuleMask)
         if self.is_left_to_torch or self.needs_weights or is_added or under_autocast(self.q):
             return None
-        problem = AttentionProblem(*self.inputs(), self.rule(), self.arguments.get("dropout", 0.0))
+        problem = self.problem()
         return problem if computes_both_at_once(problem) else None
 
-    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values as the kernel reads them: the used keys, in autocast's dtype."""
-        q, k, v = self.q, self.k, self.v
-        S = keys_read(self.module, q.shape[2], k.shape[2], self.mask, NAME, self.arguments)
+    def problem(self, needs_weights: bool = False) -> AttentionProblem:
+        """The call as `attend` reads it: by a rule, on the used keys, in autocast's dtype."""
+        module, q, k, v, mask, given = self
+        S = keys_read(module, q.shape[2], k.shape[2], mask, NAME, given)
+        rule = rule_of(module, NAME, q, k, mask, given, n_keys=S)
         if k.shape[2] != S:
             k, v = k[:, :, :S], v[:, :, :S]
-        return autocast_inputs(q, k, v)
-
-    def rule(self) -> AttentionRule:
-        """The rule by which `eager` or `sdpa` would compute weights."""
-        return rule_of(self.module, NAME, self.q, self.k, self.mask, self.arguments)
+        dropout = given.get("dropout") or 0.0
+        extras = Extras(weights=needs_weights)
+        return AttentionProblem(*autocast_inputs(q, k, v), rule, dropout, extras)

@@ -25,13 +25,15 @@ def is_causal(module: nn.Module, T: int, kwargs: dict[str, Any], implementation:
 
     Under `eager` it is not, nor under our name where a module was written for `eager`.
     """
+    if T <= 1:
+        return False
     if implementation == NAME:
         config = getattr(module, "config", None)
         if is_written_for_eager(type(module) if config is None else type(config)):
             return False
     argument = kwargs.get("is_causal")
     causal = getattr(module, "is_causal", True) if argument is None else argument
-    return bool(causal) and T > 1
+    return bool(causal)
 
 
 def keys_read(
@@ -47,10 +49,18 @@ def keys_read(
 
 
 def rule_of(
-    module: nn.Module, implementation: str, q: Tensor, k: Tensor, mask: Any, kwargs: dict[str, Any]
+    module: nn.Module,
+    implementation: str,
+    q: Tensor,
+    k: Tensor,
+    mask: Any,
+    kwargs: dict[str, Any],
+    n_keys: int | None = None,
 ) -> AttentionRule:
     """The rule by which the implementation computes weights from these arguments.
 
+    Args:
+        n_keys: What `keys_read` says, if it is known.
     Raises:
         UnsupportedError: `sdpa` leaves an argument out, or the mask cannot be read.
     """
@@ -61,7 +71,9 @@ def rule_of(
                     f"observe: {type(module).__name__} passes {name}, which 'sdpa' leaves out. "
                     f"Load the model with attn_implementation='eager' or 'headwise'."
                 )
-    S = keys_read(module, q.shape[2], k.shape[2], mask, implementation, kwargs)
+    S = n_keys
+    if S is None:
+        S = keys_read(module, q.shape[2], k.shape[2], mask, implementation, kwargs)
     visible = _visible(module, implementation, q, S, unless_read(mask), kwargs)
     return make_rule(
         head_dim=q.shape[-1],
@@ -101,7 +113,8 @@ def _selected(
 def _visible(
     module: nn.Module, implementation: str, q: Tensor, S: int, mask: Any, kwargs: dict[str, Any]
 ) -> Tensor | Mask | None:
-    if is_flash(implementation) and (mask is None or mask.ndim == 2):
+    is_plain = mask is None or mask.ndim == 2
+    if is_plain and implementation != NAME and is_flash(implementation):
         return _flash_mask(module, q, S, mask, implementation, kwargs)
     if isinstance(mask, RuleMask):
         return mask.rule
