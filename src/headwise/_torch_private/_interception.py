@@ -151,13 +151,6 @@ def _skip_higher_order_operators() -> None:
             operator.non_fallthrough_keys = operator.non_fallthrough_keys.remove(_observed_key())
 
 
-def is_observing(observer: OperatorObserver) -> bool:
-    """Whether an observer receives all calls of the observed operators in this thread."""
-    if observer not in _observers.all or not can_observe_operators():
-        return False
-    return torch._C._dispatch_tls_is_dispatch_key_included(_observed_key())
-
-
 def operator_observers() -> list[OperatorObserver]:
     """The observers of this thread."""
     return list(_observers.all)
