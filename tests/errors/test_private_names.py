@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import zoo
 from torch import nn
 
 import headwise as hw
@@ -102,6 +104,7 @@ def _forget() -> None:
             value.cache_clear()
 
 
+@pytest.mark.filterwarnings("ignore:module forward hook")  # a second refusal, after a pass
 @pytest.mark.parametrize(("owner", "name"), NAMES)
 def test_a_watch_is_right_or_refused_without_any_private_name(
     owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -140,3 +143,13 @@ def test_a_missing_name_of_transformers_is_refused_when_it_is_needed(
     with pytest.raises(UnsupportedError, match=f"has no {name}, which .*'eager'"):
         missing[0]()
     importlib.reload(_transformers)
+
+
+def test_models_of_another_transformers_are_refused_and_others_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = zoo.make("Llama")
+    monkeypatch.setitem(sys.modules, "headwise.models.capture.huggingface", None)
+    torch.testing.assert_close(_watched(), _known(_watched))
+    with pytest.raises(UnsupportedError, match="LlamaForCausalLM is of a version of transformers"):
+        hw.observe(model).__enter__()

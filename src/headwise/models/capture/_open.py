@@ -2,13 +2,14 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from headwise.errors import UnsupportedError
 from headwise.kernels import AttendOutput
 from headwise.layer import HeadAttention
 from headwise.models._hooks import Hooks, clear_leftovers
@@ -45,11 +46,7 @@ def open_capture(
                     is_ours = isinstance(module, HeadAttention)
                     receive = _capture_layer if is_ours else capture_torch_layer
                     hooks.after(module, partial(receive, capture), with_kwargs=True)
-            # A Hugging Face model has imported transformers already; other models need not wait.
-            if "transformers" in sys.modules:
-                from headwise.models.capture.huggingface import capture_interface
-
-                hooks.enter_context(capture_interface(capture))
+            hooks.enter_context(_interface_of(capture))
             hooks.enter_context(ordinary_path(capture.model))
             functions = hooks.enter_context(capture_functions(capture))
             begin = partial(capture.begin, functions.begin_pass)
@@ -60,6 +57,28 @@ def open_capture(
     finally:
         # The hooks have closed it, unless an interrupt came just then.
         capture.is_open = False
+
+
+def _interface_of(capture: Capture) -> AbstractContextManager[None]:
+    """What captures calls through the attention interface of transformers, if there may be any.
+
+    Raises:
+        UnsupportedError: the model is of transformers, whose version has another interface.
+    """
+    # A Hugging Face model has imported transformers already; other models need not wait.
+    if "transformers" not in sys.modules:
+        return nullcontext()
+    try:
+        from headwise.models.capture.huggingface import capture_interface
+    except ImportError as error:
+        classes = {cls for module in capture.model.modules() for cls in type(module).__mro__}
+        if not any(cls.__module__.split(".")[0] == "transformers" for cls in classes):
+            return nullcontext()
+        raise UnsupportedError(
+            f"observe: {type(capture.model).__name__} is of a version of transformers with another "
+            f"attention interface ({error}). Install transformers 5.1 or later."
+        ) from error
+    return capture_interface(capture)
 
 
 @contextmanager
