@@ -21,7 +21,7 @@ from torch.overrides import _get_current_function_mode_stack
 import headwise as hw
 from headwise.errors import UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
-from headwise.models import hooked
+from headwise.models import AttentionCall, capture_calls, hooked
 from headwise.models.capture._functions import FunctionCapture
 from headwise.watch import Request, observe
 from headwise.watch._row_sums import EligibleRows
@@ -349,6 +349,26 @@ def test_a_layer_in_another_thread_is_refused() -> None:
     with _known(model, IDS), hooked(before=[(model.encoder.layer[0], disturb)]):
         model(IDS)
     assert refused
+
+
+def test_parts_whose_calls_meet_in_two_threads_are_refused() -> None:
+    model, refused = _bert(), []
+
+    def run() -> None:
+        with torch.no_grad(), pytest.raises(UnsupportedError, match="two threads") as error:
+            model.encoder.layer[1](torch.zeros(2, 5, 12))
+        refused.append(error)
+
+    def disturb(_: AttentionCall) -> None:
+        if not refused:
+            other = Thread(target=run)
+            other.start()
+            other.join()
+
+    with torch.no_grad(), capture_calls(model, disturb):
+        model.encoder.layer[0](torch.zeros(2, 5, 12))
+        model.encoder.layer[1](torch.zeros(2, 5, 12))
+    assert len(refused) == 1
 
 
 def test_a_part_by_itself_is_another_pass() -> None:

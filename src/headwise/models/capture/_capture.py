@@ -50,6 +50,7 @@ class Capture:
         self.other_softmax: set[int] = set()
         self.thread: int | None = None
         self._n_passes = 0
+        self._receiving: int | None = None  # the thread whose attention call is received
         self._known: ModuleCall | None = None  # of the attention call that is received
 
     def detach(self, x: Tensor) -> Tensor:
@@ -94,7 +95,10 @@ class Capture:
         """Receive an attention call that the model has computed."""
         if not self.is_open or self.receiver is None:
             return
-        self._check_thread()
+        # Parts of a model that are called by themselves are no pass, but must not meet here either.
+        self._check_thread(self._receiving)
+        self._check_thread(self.thread)
+        self._receiving = threading.get_ident()
         self._known = self.call_of(call.module)
         try:
             reason = reason_unsupported(call, self._known, running_calls(self.modules))
@@ -103,7 +107,7 @@ class Capture:
             else:
                 self.unsupported[id(call.module)] = reason
         finally:
-            self._known = None
+            self._known = self._receiving = None
 
     def begin(
         self,
@@ -124,7 +128,7 @@ class Capture:
                 f"observe: {type(model).__name__} is called on the meta device, which holds no "
                 f"numbers. Load its weights, and give it inputs on their device."
             )
-        self._check_thread()
+        self._check_thread(self.thread)
         if not in_backward():  # gradient checkpointing may run all of it again, and then end
             self.thread, self.captured_elsewhere = threading.get_ident(), 0
             self._n_passes += 1
@@ -138,9 +142,8 @@ class Capture:
         if not (in_backward() or in_func_transform()):
             end_pass(output is not None)
 
-    def _check_thread(self) -> None:
+    def _check_thread(self, active: int | None) -> None:
         """Forward passes may come from any thread, but one after the other."""
-        active = self.thread
         if active is None or active == threading.get_ident():
             return
         if any(alive.ident == active for alive in threading.enumerate()):
