@@ -186,6 +186,7 @@ def test_what_an_interrupt_leaves_does_nothing_and_the_next_watch_removes_it(
         with pytest.raises(KeyboardInterrupt):
             interrupts.run(work)
         gc.collect()  # the exception, whose traceback holds the block
+        torch.set_grad_enabled(True)  # an interrupted `torch.no_grad()` leaves gradients off
         assert torch.equal(_answer(model, x), expected), interrupts.where
         # None of our callbacks runs: neither statistics nor edits nor captured calls.
         watched = Interrupts(None, ("/watch/", "/ownership/", "/softmax/"))

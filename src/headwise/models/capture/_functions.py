@@ -99,7 +99,9 @@ class FunctionCapture(TorchFunctionMode):
                 return func(*args, **kwargs)
             return self._attend(func, args, kwargs)
         output = func(*args, **kwargs)
-        if output is not None and not isinstance(output, Tensor):  # such as a shape
+        # An assignment to a tensor returns None, and so do the functions that switch gradients.
+        changed = args[0] if output is None and args else output
+        if not isinstance(changed, Tensor):  # such as a shape
             return output
         with torch.no_grad():
             call = self._softmaxes.follow(func, args, kwargs, output)
