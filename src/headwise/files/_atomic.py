@@ -319,6 +319,8 @@ def _output_errors(target: Path, advice: str, function: str = "write") -> Iterat
     try:
         _check_name(target)
         yield
+    except HeadwiseError:  # an OutputError is an OSError too
+        raise
     except OSError as error:
         reason = error.strerror or error
         raise OutputError(f"{function}: {target} cannot be written ({reason}). {advice}") from error

@@ -31,8 +31,8 @@ class Mask:
     @property
     def batch(self) -> tuple[int, int]:
         """Number of texts and of heads that the rule is for; 1 broadcasts."""
-        sizes = [operand.batch for operand in self.operands]
-        return max((texts for texts, _ in sizes), default=1), max((H for _, H in sizes), default=1)
+        sizes = [(1, 1), *(operand.batch for operand in self.operands)]
+        return max([texts for texts, _ in sizes]), max([heads for _, heads in sizes])
 
     @property
     def lengths_fixed(self) -> tuple[int | None, int | None]:
