@@ -113,7 +113,7 @@ def _selected(
 def _visible(
     module: nn.Module, implementation: str, q: Tensor, S: int, mask: Any, kwargs: dict[str, Any]
 ) -> Tensor | Mask | None:
-    is_plain = mask is None or mask.ndim == 2
+    is_plain = mask is None or (isinstance(mask, Tensor) and mask.ndim == 2)
     if is_plain and implementation != NAME and is_flash(implementation):
         return _flash_mask(module, q, S, mask, implementation, kwargs)
     if isinstance(mask, RuleMask):
