@@ -65,7 +65,7 @@ def write_beside(path: str | os.PathLike[str], force: bool = True) -> Iterator[P
         # In a folder of its own, because some writers make temporary files beside theirs.
         with _temporary_folder(target.parent) as folder:
             beside = folder / f"content{target.suffix}"
-            with _named(target, beside):
+            with _named(target, folder), _named(target, beside):
                 yield beside
             _give_default_modes(folder)
             _sync(beside)
