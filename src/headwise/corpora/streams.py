@@ -11,6 +11,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+from headwise._display import first_line
 from headwise._packages import require
 from headwise.corpora.readers import blocks_of, fault_at, json_line, parse_sentence
 from headwise.errors import ArgumentError, InputError
@@ -205,7 +206,7 @@ def _read_rows(path: str, column: str) -> Iterator[str]:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InputError(
-            f"corpus: {path} cannot be read as Parquet ({_reason(error)}). Copy it again."
+            f"corpus: {path} cannot be read as Parquet ({first_line(error)}). Copy it again."
         ) from error
 
 
@@ -241,10 +242,6 @@ def _check_column(what: str, column: str, names: Sequence[str]) -> None:
         )
 
 
-def _reason(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
 def _open_dataset(name: str, split: str, column: str) -> Stream:
     """One split of a dataset on the hub, or in a local folder; a shard for each of its files."""
     datasets = require("datasets", "datasets", "corpus")
@@ -253,7 +250,7 @@ def _open_dataset(name: str, split: str, column: str) -> Stream:
     except Exception as error:  # the library raises errors of many others
         raise InputError(
             f"corpus: the dataset {name!r}, split {split!r}, cannot be opened "
-            f"({_reason(error)[:160]}). Give datasets:NAME or datasets:NAME:SPLIT."
+            f"({first_line(error)}). Give datasets:NAME or datasets:NAME:SPLIT."
         ) from error
     if opened.column_names is not None:
         _check_column(f"the dataset {name!r}", column, opened.column_names)

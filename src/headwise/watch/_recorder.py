@@ -196,8 +196,7 @@ class Recorder:
     def _place(self, call: AttentionCall) -> _Place:
         """Where a call belongs."""
         site = self._sites.of(call, self._capture)
-        inputs = self._inputs.of(self._sites.place_of(call, self._capture)[0])
-        return site, inputs, self._capture.call_of(call.module)
+        return site, self._inputs.of(site.stack), self._capture.call_of(call.module)
 
     def _add(
         self, call: AttentionCall, place: _Place, *, need_heads: bool, verify: bool

@@ -27,7 +27,7 @@ from headwise.kernels import make_rule
 from headwise.masks.parts import top_left
 from headwise.models.capture._call import AttentionCall
 from headwise.models.capture._capture import HOOKED, Capture
-from headwise.models.capture._running import heads_of
+from headwise.models.capture._running import n_heads_of
 from headwise.models.capture.softmax import SoftmaxTracker
 
 
@@ -228,7 +228,7 @@ def _call(
 
 def _four_axes(x: Tensor, lead: torch.Size, module: nn.Module) -> Shaped[Tensor, "#B #H _ _"]:
     """The queries, keys, values, heads or mask of a call whose queries have these leading axes."""
-    heads = heads_of(module)
+    heads = n_heads_of(module)
     if len(lead) == 2:
         return x if x.ndim == 4 else x[None]  # a mask of all texts
     if len(lead) == 1:  # texts and heads share the first axis
@@ -249,4 +249,4 @@ def _have_heads(query: Tensor, module: nn.Module) -> bool:
     but the first, which are then groups.
     """
     lead = query.shape[:-2]
-    return len(lead) < 3 or heads_of(module) in (lead[-1], math.prod(lead[1:]))
+    return len(lead) < 3 or n_heads_of(module) in (lead[-1], math.prod(lead[1:]))

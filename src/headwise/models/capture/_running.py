@@ -100,7 +100,7 @@ def running_calls(modules: Container[int]) -> Iterator[ModuleCall]:
         frame = frame.f_back
 
 
-def heads_of(module: nn.Module) -> int:
+def n_heads_of(module: nn.Module) -> int:
     """The number of heads that a module declares; 1 if it declares none."""
     counts = [getattr(module, name, None) for name in (*HEADS, "nhead")]
     return next((count for count in counts if isinstance(count, int) and count > 0), 1)
@@ -135,5 +135,5 @@ def reason_unsupported(
 
 def _are_chunks(module: nn.Module, H: int) -> bool:
     """Whether `H` heads are several chunks of the heads that a module declares."""
-    heads = heads_of(module)
+    heads = n_heads_of(module)
     return 1 < heads < H and H % heads == 0

@@ -69,9 +69,6 @@ class Sites:
         self._modules = dict(model.named_modules())
         self._names = {id(module): name for name, module in self._modules.items()}
         self._sites: dict[tuple[int, int], Site] = {}
-        # By module, and whether it seems to be cross-attention: the stack, and whether it is.
-        self._places: dict[tuple[int, bool], tuple[str, bool]] = {}
-        self._cross_by_name: dict[int, bool | None] = {}
         # Of this pass, by module: how often it attended, and the number of its latest call.
         self._module_calls: dict[int, tuple[int, int | None]] = {}
         self._pass: object = None
@@ -111,21 +108,6 @@ class Sites:
             self._sites[key] = self._new(call, capture)
         return self._sites[key]
 
-    def place_of(self, call: AttentionCall, capture: Capture) -> tuple[str, bool]:
-        """The stack of a call, and whether it is cross-attention."""
-        module = call.module
-        if id(module) not in self._cross_by_name:
-            self._cross_by_name[id(module)] = cross_by_name(self.name_of(module))
-        cross = self._cross_by_name[id(module)]
-        if cross is None:
-            cross = call.cross
-        if cross is None:
-            cross = capture.is_cross_attention(call.q.shape[2], call.k.shape[2])
-        key = id(module), cross
-        if key not in self._places:
-            self._places[key] = self.stacks.of(self.name_of(module), cross), cross
-        return self._places[key]
-
     def _key(self, call: AttentionCall, capture: Capture) -> tuple[int, int]:
         """The identity of a module, and how often it attended earlier in this pass."""
         current, module_call = capture.current_pass, capture.call_of(call.module)
@@ -145,7 +127,12 @@ class Sites:
 
     def _new(self, call: AttentionCall, capture: Capture) -> Site:
         name = self.name_of(call.module)
-        stack, cross = self.place_of(call, capture)
+        cross = cross_by_name(name)
+        if cross is None:
+            cross = call.cross
+        if cross is None:
+            cross = capture.is_cross_attention(call.q.shape[2], call.k.shape[2])
+        stack = self.stacks.of(name, cross)
         layer = sum(site.stack == stack for site in self._sites.values())
         heads, kv_heads = call.q.shape[1], call.k.shape[1]
         how = (call.watched, call.kernel, call.statistics_kernel)

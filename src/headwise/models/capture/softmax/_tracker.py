@@ -16,7 +16,7 @@ from headwise.kernels import RowRequest, RowStatistics, make_rule
 from headwise.masks import as_mask
 from headwise.models.capture._call import AttentionCall
 from headwise.models.capture._capture import HOOKED, Capture
-from headwise.models.capture._running import heads_of
+from headwise.models.capture._running import n_heads_of
 from headwise.models.capture._stacks import is_attention
 from headwise.models.capture.softmax._matmul import (
     ADDED_PRODUCTS,
@@ -255,7 +255,7 @@ def _four_axes(
     if pending.logits.shape[-2:] != (T, S):
         return None
     rows = product.weights.shape[0]
-    heads = heads_of(capture.innermost() or pending.module)
+    heads = n_heads_of(capture.innermost() or pending.module)
     return (rows // heads, heads, T, S) if rows % heads == 0 else (rows, 1, T, S)
 
 
