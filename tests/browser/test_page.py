@@ -74,7 +74,7 @@ def test_the_statistic_can_be_switched(open_page: Open) -> None:
     cells = page.locator("#heatmap td.cell").all_inner_texts()
     brief = [f"{x:.2f}".replace("0.", ".", 1) for x in study.table.mean("subject")]
     assert [cell.replace("−", "-") for cell in cells] == brief
-    expect(page.locator("#legend")).to_contain_text("even attention: 0.090")
+    expect(page.locator("#legend")).to_contain_text("uniform attention: 0.090")
 
 
 def _lacking(study: Study, statistic: str, heads: int) -> Study:

@@ -291,7 +291,7 @@ def test_a_planted_head_is_found() -> None:
     (line,) = study_of([0.1, 0.12, 0.9, 0.08]).findings()
     assert re.fullmatch(
         r"L0\.H2 puts 0\.9\d? ± 0\.0\d of its attention on the previous token; "
-        r"even attention would put 0\.10 there\.",
+        r"uniform attention would put 0\.10 there\.",
         line,
     )
 
@@ -360,7 +360,7 @@ def test_a_relation_is_reported_with_its_description() -> None:
     with_finding = replace(
         study, table=replace(study.table, totals=totals), meanings={"subject": "a verb → its own"}
     )
-    assert "on “subject” (a verb → its own); even attention" in with_finding.findings()[0]
+    assert "on “subject” (a verb → its own); uniform attention" in with_finding.findings()[0]
 
 
 def test_the_ticks_of_curves_are_round() -> None:

@@ -1,4 +1,4 @@
-"""The heads that stand out in a table: one sentence each, with even attention as the baseline."""
+"""The heads that stand out in a table: one sentence each, beside uniform attention."""
 
 import math
 from collections.abc import Mapping
@@ -24,17 +24,17 @@ _TARGETS = {
 
 
 class Finding(NamedTuple):
-    """A share of attention that is significantly above that of even attention."""
+    """A share of attention that is significantly above that of uniform attention."""
 
     head: Head
     statistic: str
     mean: float  # the head's share, 0 … 1
     margin: float  # half the width of its interval
-    even: float  # the share that even attention over the same keys would give
-    lift: float  # how far the share lies from even attention (0) to all of it (1)
+    even: float  # the share that uniform attention over the same keys would give
+    lift: float  # how far the share lies from uniform attention (0) to all of it (1)
 
     def line(self, meanings: Mapping[str, str]) -> str:
-        """A sentence with the share, its interval, and the share of even attention."""
+        """A sentence with the share, its interval, and the share of uniform attention."""
         target = _TARGETS.get(self.statistic)
         if target is None:
             meaning = meanings.get(self.statistic)
@@ -43,7 +43,7 @@ class Finding(NamedTuple):
         margin = max(math.ceil(self.margin * 100), 1) / 100
         return (
             f"{self.head} puts {self.mean:.2f} ± {margin:.2f} of its attention on {target}; "
-            f"even attention would put {self.even:.2f} there."
+            f"uniform attention would put {self.even:.2f} there."
         )
 
 
@@ -86,7 +86,7 @@ def no_finding_line(
         )
     return (
         f"No head stands out: on {texts:,} texts, no share is significantly a quarter or more of "
-        f"the way from even attention to 1. Tested: {tests}."
+        f"the way from uniform attention to 1. Tested: {tests}."
     )
 
 
@@ -107,7 +107,7 @@ def _strongest_finding(table: HeadTable, statistic: str, n_tests: int) -> Findin
     stats = require("scipy.stats", "report", "findings")
     quantile = stats.t.isf(_ERROR_RATE / 2 / n_tests, np.maximum(texts - 1, 1))
     margin = table.standard_error(statistic) * quantile
-    with np.errstate(divide="ignore", invalid="ignore"):  # no lift where even attention gives 1
+    with np.errstate(divide="ignore", invalid="ignore"):  # no lift where uniform attention gives 1
         lift, lowest = (mean - even) / (1 - even), (mean - margin - even) / (1 - even)
     significant = (lowest >= MIN_LIFT) & (texts >= MIN_TEXTS)
     if not significant.any():

@@ -104,7 +104,7 @@ def sample_whole(
 
 
 def heads_to_show_first(table: HeadTable) -> list[Head]:
-    """The heads whose attention is farthest from even attention, in any statistic."""
+    """The heads whose attention is farthest from uniform attention, in any statistic."""
     farthest = np.zeros(len(table.heads))
     for name in table.statistics:
         distance = np.abs(table.mean(name) - table.even(name))

@@ -79,7 +79,7 @@ def study(
         max_tokens: The most tokens in one text.
         show: Up to 48 texts whose attention the page shows. None shows the beginnings of three of
             the studied texts. A long text has exact maps for no head, and its strongest pairs for
-            the 64 heads that differ most from even attention.
+            the 64 heads that differ most from uniform attention.
         full: Whether to keep the strongest pairs of all heads for long texts.
         on_progress: Called after each batch with the number of finished texts and of all texts.
     Returns:

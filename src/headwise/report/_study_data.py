@@ -29,7 +29,7 @@ class StudyData:
     def findings(self) -> list[str]:
         """Up to three lines about heads that stand out, or one line if none does.
 
-        A head stands out if its share of attention is significantly above that of even attention
+        A head stands out if its share of attention is significantly above that of uniform attention
         over the same keys. That does not show what the head is for.
         """
         lines = [finding.line(self.meanings) for finding in self.significant()]

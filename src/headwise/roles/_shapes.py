@@ -116,7 +116,7 @@ def shape_line(row: Mapping[Any, Any]) -> str:
         beside = row["attention"] == row["attention"]
         evenness = row["evenness_beside_sinks" if beside else "evenness"]
         where = " beside the sink" if beside else ""
-        parts.append(f"{evenness:.2f} of the entropy of even attention{where}")
+        parts.append(f"{evenness:.2f} of the entropy of uniform attention{where}")
     return f"{parts[0]}: {'; '.join(parts[1:])}"
 
 

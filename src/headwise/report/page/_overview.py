@@ -206,7 +206,7 @@ def _shape_clauses(shapes: pd.DataFrame, with_role: Collection[str]) -> list[Cla
     if spread:
         attend = "attends" if len(spread) == 1 else "attend"
         rows = [[row["name"], digits(row["evenness"])] for row in spread]
-        columns = ("Head", "Share of the entropy of even attention")
+        columns = ("Head", "Share of the entropy of uniform attention")
         after = f"{attend} to all tokens almost alike"
         clauses.append(Clause(len(spread), after, "Diffuse heads", columns, rows))
     return clauses

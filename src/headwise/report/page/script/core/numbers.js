@@ -73,7 +73,7 @@ function makeLegend(scale, { unit = "", evens = [], hatched = "" }) {
     low, ramp, high,
     ...(unit ? [make("span", { text: unit })] : []),
     ...(known.length
-      ? [make("span", { class: "tick-key", text: `even attention: ${formatRange(known)}` })] : []),
+      ? [make("span", { class: "tick-key", text: `uniform attention: ${formatRange(known)}` })] : []),
     ...(hatched ? [make("span", { class: "hatch-key", text: hatched })] : []),
   ];
 }
@@ -82,7 +82,7 @@ function makeTick(place) {
   return setVariables(make("span", { class: "tick" }), { position: place });
 }
 
-// A share as a bar, with a mark at the share of even attention.
+// A share as a bar, with a mark at the share of uniform attention.
 function makeBar(share, even) {
   const bar = setVariables(make("span", { class: "bar", "aria-hidden": "true" }), { v: share });
   if (even !== null) bar.append(makeTick(even));

@@ -48,7 +48,7 @@ function valueText(head, statistic) {
   const value = valueOf(statistic, head);
   const name = `${study.heads[head]}: ${statistic.label}`;
   if (value.mean === null) return `${name} does not apply`;
-  const even = value.even === null ? "" : `; even attention ${formatNumber(value.even)}`;
+  const even = value.even === null ? "" : `; uniform attention ${formatNumber(value.even)}`;
   const unit = statistic.unit === "share" ? "" : ` ${statistic.unit}`;
   return `${name} ${formatMean(value)}${unit}${even}`;
 }

@@ -2,7 +2,7 @@
 
 function drawNumbers() {
   const table = make("table", { class: "numbers" }, [
-    makeHeader(["Statistic", "Mean ± s.e.", "Even", "Maximum", "Queries"]),
+    makeHeader(["Statistic", "Mean ± s.e.", "Uniform", "Maximum", "Queries"]),
     ...statisticGroups().flatMap(drawGroup),
   ]);
   fill("numbers", table);

@@ -55,7 +55,7 @@ function strongestPairs(pairs, cells) {
 
 function drawPairs(pairs, cells) {
   const rows = strongestPairs(pairs, cells).map((pair) => drawPair(pair));
-  const header = makeHeader(["Query → key", "Positions", "Weight", "", "Even"]);
+  const header = makeHeader(["Query → key", "Positions", "Weight", "", "Uniform"]);
   fill("pairs", make("table", { class: "numbers" }, [header, make("tbody", {}, rows)]));
 }
 
