@@ -19,8 +19,7 @@ from _report import Row, machine, print_rows, publish
 from _timing import Work, timed_for
 from torch import Tensor
 
-from headwise.kernels import _attend, attend
-from headwise.kernels.fused import _form
+from headwise.kernels import _attend, _fused, attend
 from headwise.kernels.native import _kernel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -104,7 +103,7 @@ def blocks(options: argparse.Namespace) -> Iterator[Row]:
             run = partial(_run, q, k, v, trained, causal=True, backend="fused")
             works = {"blocks": _in(_blocks(1, 1 << 20), run), "flag": _in(_blocks(1, 0), run)}
             case = {"tokens": T, "dtype": "float32", "trained": trained}
-            chosen = _form._is_faster_in_blocks(q)
+            chosen = _fused._is_faster_in_blocks(q)
             yield _row("Blocks of rows over torch's causal flag", case, works, options, chosen)
 
 
@@ -117,7 +116,9 @@ def packed(options: argparse.Namespace) -> Iterator[Row]:
             works = {"packed": _in(_most("MOST_PACKED", 1 << 20), run)}
             works["enable_gqa"] = _in(_most("MOST_PACKED", 0), run)
             case = {"queries": T, "dtype": dtype}
-            yield _row("Packed heads over enable_gqa", case, works, options, T <= _form.MOST_PACKED)
+            yield _row(
+                "Packed heads over enable_gqa", case, works, options, T <= _fused.MOST_PACKED
+            )
 
 
 def wide(options: argparse.Namespace) -> Iterator[Row]:
@@ -127,7 +128,7 @@ def wide(options: argparse.Namespace) -> Iterator[Row]:
         run = partial(_run, q, k, v, True, backend="fused")
         works = {"float32": _in(_most("MOST_WIDE", 1 << 20), run)}
         works["bfloat16"] = _in(_most("MOST_WIDE", 0), run)
-        chosen = T <= _form.MOST_WIDE
+        chosen = T <= _fused.MOST_WIDE
         yield _row(
             "bfloat16 in training, in float32 over as it is", {"tokens": T}, works, options, chosen
         )
@@ -168,14 +169,14 @@ def _blocks(first: int, last: int) -> partial[AbstractContextManager[None]]:
 
 @contextmanager
 def _set(**values: int) -> Iterator[None]:
-    before = {name: getattr(_form, name) for name in values}
+    before = {name: getattr(_fused, name) for name in values}
     try:
         for name, value in values.items():
-            setattr(_form, name, value)
+            setattr(_fused, name, value)
         yield
     finally:
         for name, value in before.items():
-            setattr(_form, name, value)
+            setattr(_fused, name, value)
 
 
 def _row(

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from headwise._library import BUILT, SETS, Library, library, open_library
 from headwise.kernels import _attend, attend
-from headwise.kernels.native import _compute, _problem
+from headwise.kernels.native import _problem
 
 # Texts, heads, tokens, width; whether causal, and whether gradients are computed too.
 CASES = (
@@ -85,7 +85,6 @@ def _run(tensors: list[Tensor], causal: bool, build: Library | None) -> None:
     """One call by a build of the native kernel, or by torch's kernel."""
     prepared = PREPARED.setdefault(build.name if build else TORCH, {})
     with (
-        patch.object(_compute, "library", lambda: build),
         patch.object(_problem, "library", lambda: build),
         patch.object(_attend, "_PREPARED", prepared),
     ):

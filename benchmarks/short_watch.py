@@ -37,7 +37,7 @@ from torch import Tensor
 
 import headwise as hw
 from headwise.kernels import RowRequest, make_rule
-from headwise.kernels.native._compute import problem_of_rows
+from headwise.kernels.native._problem import problem_of_rows
 from headwise.watch import Watch, observe
 
 NARROW = 48

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from headwise._library import library
 from headwise.kernels import RowRequest, make_rule
-from headwise.kernels.native._compute import problem_of_rows
+from headwise.kernels.native._problem import problem_of_rows
 
 # Texts, heads, tokens, width, whether causal, and the dtype.
 CASES = (

@@ -16,11 +16,11 @@ from headwise.kernels import (
     AttentionProblem,
     KernelChoice,
     _attend,
+    _fused,
     attend,
     choose,
     make_rule,
 )
-from headwise.kernels.fused import _form
 from headwise.kernels.rows import _cells
 from headwise.kernels.spec import cpu
 from strategies import Problem, problems
@@ -30,7 +30,7 @@ from strategies import Problem, problems
 def cell(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Cells and blocks so small that every axis is cut, and such that hold everything."""
     monkeypatch.setattr(_cells, "CELL", request.param)
-    monkeypatch.setattr(_form, "BLOCK", min(request.param // 12, 1 << 10))
+    monkeypatch.setattr(_fused, "BLOCK", min(request.param // 12, 1 << 10))
     monkeypatch.setattr(_attend, "_PREPARED", {})  # what was chosen rests on these sizes
     return request.param
 

@@ -242,7 +242,7 @@ def test_memory_does_not_grow_with_the_square_of_the_text(monkeypatch: pytest.Mo
         largest = max(largest, soft.powers.numel())
         return soft
 
-    monkeypatch.setattr("headwise.kernels.rows._statistics.powers_of_cell", measured)
+    monkeypatch.setattr("headwise.kernels.rows._kernel.powers_of_cell", measured)
     q = torch.randn(1, 2, 4096, 4)
     rule = make_rule(head_dim=4, is_causal=True)
     row_statistics(q, q, q, rule, RowRequest(), backend="rows")

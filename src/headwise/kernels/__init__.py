@@ -1,9 +1,15 @@
 """Attention: one function that mixes values, and one that describes the weights of each row."""
 
 from headwise._torch_private import under_autocast
-from headwise.kernels._attend import AttendOutput, attend, attend_by_rule
-from headwise.kernels._choose import choose, computes_both_at_once
-from headwise.kernels._statistics import row_statistics, statistics_kernel
+from headwise.kernels._attend import (
+    AttendOutput,
+    attend,
+    attend_by_rule,
+    choose,
+    computes_both_at_once,
+    row_statistics,
+    statistics_kernel,
+)
 from headwise.kernels.native import is_faster_than_a_call as native_is_faster
 from headwise.kernels.native import is_packed
 from headwise.kernels.rows import HeadBlock, weights_in_blocks, weights_of_head

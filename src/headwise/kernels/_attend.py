@@ -1,5 +1,10 @@
-"""Entry point of attention: check the input, choose a kernel, compute."""
+"""Entry points: attention, and statistics of its rows: check, choose a kernel, compute.
 
+One rule of choice: the first kernel that can and is expected to be faster than those after it. Each
+kernel has its thresholds; `benchmarks/results/kernel-choice.md` has the measurements behind them.
+"""
+
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -10,16 +15,21 @@ from headwise._argument_names import ATTEND, suggests
 from headwise._library import library
 from headwise._torch_private import Outline, eager_outline, under_autocast
 from headwise.errors import ArgumentError, ShapeError
-from headwise.kernels._choose import BY_NAME, FALLBACK, choose
-from headwise.kernels.rows import weights_from_lse
+from headwise.kernels._fused import FUSED
+from headwise.kernels.native import NATIVE
+from headwise.kernels.rows import ROWS, weights_from_lse
 from headwise.kernels.spec import (
+    AttentionKernel,
     AttentionProblem,
+    AttentionRule,
     BiasLike,
     ComputeHeads,
     Extras,
     KernelChoice,
     MaskLike,
     Named,
+    RowRequest,
+    RowStatistics,
     Sinks,
     WindowLike,
     check_rule,
@@ -27,6 +37,16 @@ from headwise.kernels.spec import (
     cpu,
     make_rule,
 )
+from headwise.kernels.triton import TRITON
+
+# In this order they are tried: the last one can compute everything.
+KERNELS: tuple[AttentionKernel, ...] = (TRITON, NATIVE, FUSED, ROWS)
+FALLBACK = KERNELS[-1]
+# For one token, checking and choosing cost more than computing: 70 of 85 µs in a call of 12 heads
+# on 64 keys. So the decision is kept for calls that differ in the values of their tensors alone.
+_PREPARED: dict[Outline, ComputeHeads] = {}
+# Each length of a text or of a key cache has its own; beyond so many, all are forgotten.
+MOST_PREPARED = 4096
 
 
 class AttendOutput(NamedTuple):
@@ -130,38 +150,110 @@ def attend_by_rule(
     _check(q, k, v, dropout_p)
     check_rule(rule, q, k)
     problem = problem._replace(rule=rule.simplify(q.shape[2], k.shape[2]))
-    choice = choose(problem, backend)
-    if under_autocast(q):  # which has already cast the projections
-        with torch.autocast(q.device.type, enabled=False):
-            result = _compute(problem, choice)
-    else:
-        result = _compute(problem, choice)
-    if outline is not None:
-        _remember(outline, problem, choice)
+    kernel, reason = kernel_for(problem, None, backend)
+    choice = kernel.plan(problem, reason)
+    # Autocast has already cast the projections, and would cast the products again.
+    is_cast = under_autocast(q)
+    with torch.autocast(q.device.type, enabled=False) if is_cast else nullcontext():
+        result = _compute(kernel, problem, choice)
+    prepared = None if outline is None else kernel.prepare(problem, choice)
+    if outline is not None and prepared is not None:
+        if len(_PREPARED) >= MOST_PREPARED:
+            _PREPARED.clear()
+        _PREPARED[outline] = prepared
     if not any(extras):
         return result["heads"]
     lse = result["lse"] if extras.lse else None
     return AttendOutput(result["heads"], result.get("weights"), lse, result.get("entropy"), choice)
 
 
-# For one token, checking and choosing cost more than computing: 70 of 85 µs in a call of 12 heads
-# on 64 keys. So the decision is kept for calls that differ in the values of their tensors alone.
-_PREPARED: dict[Outline, ComputeHeads] = {}
-# Each length of a text or of a key cache has its own; beyond so many, all are forgotten.
-MOST_PREPARED = 4096
+@torch.no_grad()
+def row_statistics(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S Dv"],
+    rule: AttentionRule,
+    request: RowRequest,
+    *,
+    backend: str = "auto",
+) -> RowStatistics:
+    """Compute statistics of the weights of every row, in memory linear in the text's length.
+
+    They are exact for every rule (softcap, sinks, biases, any mask), since they are computed from
+    the weights themselves. Half precisions are computed in float32. `RowStatistics.kernel` names
+    the kernel that computed them: on a GPU the one in Triton and on a CPU the native one, wherever
+    they can (`docs/speed.md`).
+
+    Args:
+        backend: "auto", "native" (one pass in C++, on a CPU), "triton" (one pass on a GPU; it has
+            no `top`, `key_norms` and `received`) or "rows" (plain PyTorch).
+    Raises:
+        ArgumentError: the name is unknown, or that kernel cannot compute this.
+        ShapeError: a tensor of the request does not fit the texts, queries or keys.
+    """
+    _check_request(request, q, k)
+    problem = AttentionProblem(q, k, v, rule)
+    kernel, _ = kernel_for(problem, request, backend)
+    return kernel.statistics(problem, request)
 
 
-def _remember(outline: Outline, problem: AttentionProblem, choice: KernelChoice) -> None:
-    prepared = BY_NAME[choice.backend].prepare(problem, choice)
-    if prepared is not None:
-        if len(_PREPARED) >= MOST_PREPARED:
-            _PREPARED.clear()
-        _PREPARED[outline] = prepared
+def statistics_kernel(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S Dv"],
+    rule: AttentionRule,
+) -> str:
+    """Name the kernel that `row_statistics` chooses for these inputs."""
+    kernel, _ = kernel_for(AttentionProblem(q, k, v, rule), RowRequest())
+    missing = kernel.missing_statistics
+    return f"{kernel.label} ({missing}: {FALLBACK.label})" if missing else kernel.label
 
 
-def _compute(problem: AttentionProblem, choice: KernelChoice) -> Named:
+def choose(problem: AttentionProblem, backend: str = "auto") -> KernelChoice:
+    """The choice of `attend` for this, made without reading the values of tensors.
+
+    Raises:
+        ArgumentError: the name is unknown, or that kernel cannot do this.
+    """
+    kernel, reason = kernel_for(problem, None, backend)
+    return kernel.plan(problem, reason)
+
+
+def kernel_for(
+    problem: AttentionProblem, request: RowRequest | None, backend: str = "auto"
+) -> tuple[AttentionKernel, str]:
+    """The kernel that computes heads, or the statistics of a request, and why it is this one.
+
+    Raises:
+        ArgumentError: the name is unknown, or that kernel cannot do this.
+    """
+    left_out = None
+    for kernel in KERNELS:
+        is_preferred = kernel.is_preferred(problem, request) if backend == "auto" else False
+        if not is_preferred and kernel.name != backend:
+            continue
+        against = kernel.why_not(problem, request)
+        if against is None:
+            fastest = left_out or f"{kernel.name} is the fastest for this"
+            return kernel, fastest if backend == "auto" else "it was named"
+        left_out = f"{kernel.name} was left out: {against}"
+    function = "attend" if request is None else "row_statistics"
+    if left_out is None:
+        names = ", ".join(("auto", *(kernel.name for kernel in KERNELS)))
+        raise ArgumentError(f"{function}: backend={backend!r} is not known. Choose one of {names}.")
+    raise ArgumentError(
+        f"{function}: backend={backend!r} cannot compute this: {against}. "
+        f"Use backend='auto' to let {function} choose."
+    )
+
+
+def computes_both_at_once(problem: AttentionProblem) -> bool:
+    """Whether one pass of a kernel computes heads and their statistics, as far as sizes tell."""
+    return NATIVE.why_not(problem) is None
+
+
+def _compute(kernel: AttentionKernel, problem: AttentionProblem, choice: KernelChoice) -> Named:
     """The heads and extras, which hidden values that are not finite do not reach."""
-    kernel = BY_NAME[choice.backend]
 
     def compute(problem: AttentionProblem) -> Named:
         result = kernel.attend(problem, choice)
@@ -224,3 +316,21 @@ def _check(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:
 
 def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
     return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+
+
+def _check_request(request: RowRequest, q: Tensor, k: Tensor) -> None:
+    (B, H, T, _), S = q.shape, k.shape[2]
+    fitting = {
+        "received": (B, T), "keys": (B, T), "classes": (B, S), "key_norms": (B, H, S),
+        "query_at": (B, T), "key_at": (B, S),
+    }  # fmt: skip
+    for name, shape in fitting.items():
+        x = getattr(request, name)
+        if x is None:
+            continue
+        count = x.shape[-1:] if name in ("keys", "classes") else ()
+        if x.shape not in ((*shape, *count), (1, *shape[1:], *count)):
+            raise ShapeError(
+                f"row_statistics: {name} of shape {tuple(x.shape)} for {B} texts, {H} heads, "
+                f"{T} queries and {S} keys. Give {(*shape, *count)}."
+            )

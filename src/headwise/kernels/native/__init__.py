@@ -1,10 +1,5 @@
 """Heads and statistics from one pass in C++, where it was built; its code is in `source/`."""
 
-from headwise.kernels.native import _operators as _operators
-from headwise.kernels.native._kernel import (
-    NATIVE,
-    is_faster_than_a_call,
-    is_packed,
-)
+from headwise.kernels.native._kernel import NATIVE, is_faster_than_a_call, is_packed
 
 __all__ = ["NATIVE", "is_faster_than_a_call", "is_packed"]

@@ -12,9 +12,8 @@ from headwise._torch_private import (
     is_traced,
     needs_gradient,
 )
-from headwise.kernels.native._compute import compute_statistics, prepare_heads
-from headwise.kernels.native._gradients import attend_native
-from headwise.kernels.native._problem import DTYPES
+from headwise.kernels.native._autograd import attend_native
+from headwise.kernels.native._problem import DTYPES, compute_statistics, prepare_heads
 from headwise.kernels.spec import (
     AttentionKernel,
     AttentionProblem,

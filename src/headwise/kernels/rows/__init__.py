@@ -3,12 +3,12 @@
 from headwise.kernels.rows._attend import (
     HeadBlock,
     attend_rows,
+    weights_from_lse,
     weights_in_blocks,
     weights_of_head,
 )
 from headwise.kernels.rows._cells import LOG2E
 from headwise.kernels.rows._kernel import ROWS
-from headwise.kernels.rows._weights import weights_from_lse
 
 __all__ = [
     "LOG2E",

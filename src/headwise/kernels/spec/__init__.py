@@ -1,26 +1,35 @@
 """What all kernels share: the rule of an attention, requests and results, and their contract."""
 
-from headwise.kernels.spec._bias import Bias, TensorBias
 from headwise.kernels.spec._kernel import (
     AttentionKernel,
     AttentionProblem,
     ComputeHeads,
     Extras,
+    Guarded,
     KernelChoice,
+    Named,
+    RowRequest,
+    RowStatistics,
     autocast_inputs,
+    compute_guarded,
+    guard_nonfinite,
+    is_finite,
     why_no_gradients_or_dropout,
 )
-from headwise.kernels.spec._lowered import Lowered, lower, rule_from_lowered, why_not_lowered
-from headwise.kernels.spec._nonfinite import Guarded, compute_guarded, guard_nonfinite, is_finite
-from headwise.kernels.spec._request import Named, RowRequest, RowStatistics
 from headwise.kernels.spec._rule import (
     AttentionRule,
+    Bias,
     BiasLike,
+    Lowered,
     MaskLike,
     Sinks,
+    TensorBias,
     WindowLike,
     check_rule,
+    lower,
     make_rule,
+    rule_from_lowered,
+    why_not_lowered,
 )
 
 __all__ = [

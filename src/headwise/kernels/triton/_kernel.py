@@ -17,7 +17,7 @@ from headwise.kernels.spec import (
     why_no_gradients_or_dropout,
     why_not_lowered,
 )
-from headwise.kernels.triton._task import Fields, add_heads, task_of
+from headwise.kernels.triton._launch import Fields, add_heads, task_of
 
 # Positions are 32-bit numbers.
 MOST_TOKENS = 2**31 - 2**10
@@ -74,9 +74,7 @@ class TritonKernel(AttentionKernel):
         task = task_of(problem) | request.inputs(len(q), S, q.device)
         outputs = {
             name: q.new_empty(shape, dtype=dtype)
-            for name, (shape, dtype) in request.outputs(
-                tuple(q.shape[:3]), rule.sinks is not None
-            ).items()
+            for name, (shape, dtype) in request.outputs(q.shape[:3], rule.sinks is not None).items()
         }
         task |= outputs
         if request.keys is not None:  # Triton has no booleans in memory

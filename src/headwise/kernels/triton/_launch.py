@@ -1,14 +1,84 @@
-"""The launch of the kernel: how a task is cut into blocks."""
+"""The launch of the kernel in Triton: a task is one flat structure, cut into blocks."""
 
+from collections import namedtuple
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from headwise.kernels.rows import LOG2E
+from headwise.kernels.spec import AttentionProblem, check_rule, lower
 from headwise.kernels.triton._statistics import describe
-from headwise.kernels.triton._task import Fields, Task
+
+# The fields of a task, while they are filled in.
+Fields = dict[str, Any]
+# Tensors, sizes and numbers; a field that is left out is None. Strides are those of texts, heads,
+# queries (or keys) and the last axis; without them an array is dense.
+Task = namedtuple(
+    "Task",
+    "q k v q_stride k_stride v_stride H G T S "
+    # Logits are products * factor; under a cap, cap * tanh of that. Both are in base 2.
+    "factor cap left right "
+    # [B, 2], [B, S], bytes, a bias, [H]; the table has that of query i and key j at S - 1 + i - j.
+    "key_range documents mask mask_stride bias bias_stride table table_stride sinks "
+    # [B, T], [B, S], without which the last query is at the last key; [B, T, N]; [B, S, C].
+    "query_at key_at N keys classes "
+    # Outputs: [B, H, T, Dv]; [B, H, T]; [B, H, T, N], the seen in bytes; [B, H, T, C].
+    "heads heads_stride "
+    "n_keys lse max_logit max_weight entropy argmax participation distance even_distance sink "
+    "key_mass key_seen class_mass class_keys "
+    # Compiled in: widths and classes, powers of two that hold them, and the sides of a block.
+    "D Dv C WIDTH VALUES CLASSES ROWS KEYS",
+)
+
+
+def task_of(problem: AttentionProblem) -> Fields:
+    """The inputs of a task: queries, keys, values and their rule."""
+    q, k, v, rule, *_ = problem
+    check_rule(rule, q, k)
+    (B, H, T, _), (_, Hkv, S, _) = q.shape, k.shape
+    lowered = lower(rule, T, S, q.device)
+    capped, most = lowered.softcap > 0, T + S
+    fields: Fields = dict.fromkeys(Task._fields) | {"q": q, "k": k, "v": v}
+    fields |= {"H": H, "G": H // Hkv, "T": T, "S": S, "N": 0}
+    fields["factor"] = lowered.scale / lowered.softcap if capped else lowered.scale * LOG2E
+    fields["cap"] = lowered.softcap * LOG2E if capped else None
+    # A window is at most as wide as the text.
+    fields["left"] = most if lowered.left is None else min(lowered.left, most)
+    fields["right"] = most if lowered.right is None else min(lowered.right, most)
+    if lowered.key_range is not None:
+        fields["key_range"] = _dense(lowered.key_range, q, torch.int32, B, 2)
+    if lowered.documents is not None:
+        fields["documents"] = _dense(lowered.documents, q, torch.int64, B, S)
+    if lowered.mask is not None:
+        fields["mask"] = lowered.mask.to(q.device).view(torch.uint8).expand(B, H, T, S)
+    if lowered.sinks is not None:
+        fields["sinks"] = _dense(lowered.sinks, q, torch.float32, H)
+    if lowered.bias is not None:
+        fields["bias"] = lowered.bias.detach().to(q.device).expand(B, H, T, S)
+    if lowered.by_distance is not None:
+        table = lowered.by_distance.detach().to(q.device, torch.float32).contiguous()
+        fields["table"] = table.expand(B, H, T + S - 1)
+    for name in ("q", "k", "v", "mask", "bias", "table"):
+        if fields[name] is not None:
+            fields[f"{name}_stride"] = fields[name].stride()
+    return fields
+
+
+def _dense(x: Tensor, q: Tensor, dtype: torch.dtype, *shape: int) -> Tensor:
+    return x.detach().to(q.device, dtype).expand(shape).contiguous()
+
+
+def add_heads(task: Fields, dtype: torch.dtype) -> Tensor:
+    """Add heads in the layout of torch's kernel: the heads of a token side by side."""
+    q, Dv = task["q"], task["v"].shape[3]
+    B, H, T, _ = q.shape
+    heads = q.new_empty(B, T, H, Dv, dtype=dtype).transpose(1, 2)
+    task |= {"heads": heads, "heads_stride": heads.stride()}
+    return heads
 
 
 class Tiles(NamedTuple):
