@@ -10,8 +10,9 @@
 PYTHONS = python3.13 python3.12 python3.11 python3
 
 BIN = .venv/bin
-# One worker per core with one thread each; more threads would compete for the cores.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8
+# One worker per core with one thread each; more threads would compete for the cores. The tests of a
+# file share a worker, so that what they set up is set up once.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile
 
 # Variables instead of `-c`, so that the pins also apply to build dependencies.
 export PIP_CONSTRAINT = constraints.txt

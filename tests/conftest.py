@@ -15,13 +15,14 @@ import runtime_checks  # noqa: F401  (before headwise, whose functions it has ch
 from headwise import _library
 from headwise._library import SETS, library, open_library
 from headwise.kernels.spec import cpu
+from headwise.models.checkpoints import _save
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Without a GPU, Triton kernels are interpreted; this must be set before Triton is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-settings.register_profile("ci", derandomize=True, deadline=None, max_examples=40)
+settings.register_profile("ci", derandomize=True, deadline=None, max_examples=25)
 settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
@@ -37,6 +38,25 @@ def _without_amx() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu, "HAS_AMX", False)
         yield
+
+
+_CHECKS = {name: getattr(_save, name) for name in ("check_fresh", "check_encoding")}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _saved_without_checks() -> Iterator[None]:
+    """A saved folder is not opened in a fresh process, which takes seconds each time."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in _CHECKS:
+            patch.setattr(_save, name, lambda *_: None)
+        yield
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A saved folder is opened in a fresh process, as it is for users."""
+    for name, check in _CHECKS.items():
+        monkeypatch.setattr(_save, name, check)
 
 
 # The one native build that is named, or all builds for this processor.

@@ -108,7 +108,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @given(st.data())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_number_in_a_configuration_allocates_memory(
     whole: dict[str, Path], data: st.DataObject
 ) -> None:
@@ -163,7 +163,8 @@ def test_lists_of_a_configuration_are_counted_too(tmp_path: Path) -> None:
         load(tmp_path / "model")
 
 
-@pytest.mark.parametrize("name", [pytest.param("mini", marks=pytest.mark.full), "llama"])
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["mini", "llama"])
 def test_a_fresh_process_takes_little_memory(name: str, tmp_path: Path) -> None:
     path = WRITERS[name](tmp_path / "model")
     code = (

@@ -43,8 +43,6 @@ COMMANDS: dict[str, tuple[str, Sequence[str]]] = {
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a model, and every file that the commands read."""
     monkeypatch.chdir(tmp_path)
-    # Without this a saved model is opened in a fresh process, which takes seconds.
-    monkeypatch.setattr("headwise.models.checkpoints._save.check_fresh", lambda *_: None)
     write_llama(tmp_path / "model", WORDS, hidden_size=8, num_attention_heads=2)
     scores = Scores(
         tuple(SCORES.heads), SCORES.kv_heads, SCORES.per_text, model=fingerprint(load("model"))

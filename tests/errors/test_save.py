@@ -36,16 +36,10 @@ def _small() -> nn.Module:
 
 
 @pytest.fixture
-def _trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_save, "check_fresh", lambda *_: None)
-
-
-@pytest.fixture
-def saved(tmp_path: Path, _trusted: None) -> Path:
+def saved(tmp_path: Path) -> Path:
     return save(_small(), tmp_path / "small")
 
 
-@pytest.mark.usefixtures("_trusted")
 def test_a_file_or_pipe_gets_no_progress_bar(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,7 +68,6 @@ def test_a_layer_with_unsupported_parts(
         save(MultiHeadAttention(12, 4, **options), tmp_path / "layer")
 
 
-@pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize(
     ("known", "sizes"), [(MultiHeadAttention, (12, 4)), (MiniGPT, (MiniGPTConfig(13, 8, 12, 4),))]
 )
@@ -233,6 +226,7 @@ def test_a_move_that_fails_puts_the_old_folder_back(
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("fresh")
 def test_a_folder_whose_output_differs_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,6 +150,7 @@ def test_pairs_are_scored_by_their_task(place: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize(("format", "heads"), [("stock", (4, 2)), ("padded", (6, 3))])
 def test_plain_transformers_opens_the_stock_and_padded_formats(
     place: Path, format: str, heads: tuple[int, int]

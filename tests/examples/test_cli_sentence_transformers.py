@@ -60,6 +60,7 @@ def test_prune_keeps_pooling_normalisation_and_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("fresh")
 def test_group_keeps_pooling_normalisation_and_length(tmp_path: Path) -> None:
     folder, out = _write(tmp_path, kv_heads=4), tmp_path / "grouped"
     done = headwise("group", folder, "--kv-heads", 2, "-o", out)
@@ -70,6 +71,7 @@ def test_group_keeps_pooling_normalisation_and_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("format", ["headwise", "remote-code"])
 def test_other_formats_keep_pooling_normalisation_and_length(format: Any, tmp_path: Path) -> None:
     folder = _write(tmp_path)
@@ -84,7 +86,6 @@ def test_without_sentence_transformers_files_are_kept_and_not_compared(
 ) -> None:
     folder = _write(tmp_path)
     small = hw.prune(hw.load(folder), {0: [1]})
-    monkeypatch.setattr(_save, "check_fresh", lambda *_: None)
     monkeypatch.setattr(_save, "check_encoding", lambda *_: pytest.fail("it was compared"))
     monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)
     out = hw.save(small, tmp_path / "small", format="padded", source=folder)

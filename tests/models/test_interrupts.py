@@ -125,12 +125,16 @@ def _cases(usual: set[tuple[str, str]]) -> Iterator[Any]:
             if block == "fast attention" and name != "fused":
                 continue
             if block == "observe" or name in ("interface", "torch", "fused"):
-                marks = () if (name, block) in usual else pytest.mark.full
-                yield pytest.param(name, block, marks=marks)
+                yield pytest.param(name, block, 60, marks=pytest.mark.full)
+            if (name, block) in usual:
+                yield pytest.param(name, block, 12)
 
 
-@pytest.mark.parametrize(("name", "block"), [*_cases({("ours", "observe"), ("torch", "monitor")})])
-def test_an_interrupt_inside_a_block_restores_everything(name: str, block: str) -> None:
+INSIDE = {("ours", "observe"), ("torch", "monitor")}
+
+
+@pytest.mark.parametrize(("name", "block", "lines"), [*_cases(INSIDE)])
+def test_an_interrupt_inside_a_block_restores_everything(name: str, block: str, lines: int) -> None:
     make, x = MODELS[name]
     torch.manual_seed(0)
     model, open_block = make().eval(), BLOCKS[block]
@@ -147,7 +151,7 @@ def test_an_interrupt_inside_a_block_restores_everything(name: str, block: str) 
     count = interrupt(None).lines
     expected, before = _answer(model, x), _state(model)
     assert count > (20 if block != "fast attention" else 5)
-    for line in range(0, count, 1 + count // 40):
+    for line in range(0, count, 1 + count // lines):
         with pytest.raises(KeyboardInterrupt):
             interrupt(line)
         if block == "monitor":  # which enters and leaves a block in each pass
@@ -158,9 +162,12 @@ def test_an_interrupt_inside_a_block_restores_everything(name: str, block: str) 
         assert torch.equal(_answer(model, x), expected)
 
 
-@pytest.mark.parametrize(("name", "block"), [*_cases({("ours", "observe"), ("torch", "ablate")})])
+AROUND = {("ours", "observe"), ("torch", "ablate")}
+
+
+@pytest.mark.parametrize(("name", "block", "lines"), [*_cases(AROUND)])
 def test_what_an_interrupt_leaves_does_nothing_and_the_next_watch_removes_it(
-    name: str, block: str
+    name: str, block: str, lines: int
 ) -> None:
     make, x = MODELS[name]
     torch.manual_seed(0)
@@ -181,7 +188,8 @@ def test_what_an_interrupt_leaves_does_nothing_and_the_next_watch_removes_it(
     count = Interrupts(None, files, CONTEXTS)
     count.run(work)
     gc.freeze()  # so that the collections below are quick
-    for line in range(0, count.lines, 1 if block == "observe" else 1 + count.lines // 60):
+    every = block == "observe" and lines > 12
+    for line in range(0, count.lines, 1 if every else 1 + count.lines // lines):
         interrupts = Interrupts(line, files, CONTEXTS)
         with pytest.raises(KeyboardInterrupt):
             interrupts.run(work)
@@ -221,11 +229,15 @@ def test_a_hook_that_is_left_behind_does_nothing() -> None:
     assert calls == ["before"]
 
 
-def test_a_monitor_that_is_dropped_or_left_open_at_the_end_of_python_is_closed() -> None:
+def test_a_monitor_that_is_dropped_is_closed() -> None:
     layer = hw.MultiHeadAttention(8, 2)
     before = _state(layer)
     HeadMonitor(layer)
     assert not _changes(layer, before)
+
+
+@pytest.mark.full
+def test_a_monitor_that_is_left_open_at_the_end_of_python_is_closed() -> None:
     script = "import sys, headwise as hw; sys.kept = hw.HeadMonitor(hw.MultiHeadAttention(8, 2))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

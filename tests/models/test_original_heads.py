@@ -26,18 +26,11 @@ from headwise import (
 )
 from headwise.errors import InputError
 from headwise.lab import MiniGPT, MiniGPTConfig
-from headwise.models.checkpoints import _save
 from planted import TOKENIZER, lines
 
 IDS = torch.tensor([[9, 7, 12, 11, 8, 14, 10], [10, 9, 13, 12, 9, 8, 17]])
 GONE = {0: [0, 1], 1: [2, 3]}
 LEFT = ["L0.H2", "L0.H3", "L1.H0", "L1.H1"]
-
-
-@pytest.fixture
-def _trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the fresh-process check; the test loads the folder itself."""
-    monkeypatch.setattr(_save, "check_fresh", lambda *_: None)
 
 
 def _table(model: nn.Module, **inputs: Any) -> HeadTable:
@@ -74,7 +67,6 @@ def test_statistics_equal_those_of_the_original_heads() -> None:
             assert actual == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("format", ["headwise", "stock", "padded", "remote-code"])
 def test_every_format_records_the_original_heads(format: Any, tmp_path: Path) -> None:
     small = prune(zoo.make("Llama"), GONE)
@@ -89,13 +81,11 @@ def test_every_format_records_the_original_heads(format: Any, tmp_path: Path) ->
         assert original in (LEFT, None)
 
 
-@pytest.mark.usefixtures("_trusted")
 def test_padded_heads_have_no_original(tmp_path: Path) -> None:
     padded = load(save(prune(zoo.make("Llama"), GONE), tmp_path / "small", format="padded"))
     assert _original(prune(padded, {0: [2, 3], 1: [0, 1]})) == ["L0.H2", "L0.H3", "", ""]
 
 
-@pytest.mark.usefixtures("_trusted")
 def test_a_llama_written_as_a_mistral_records_the_original_heads(tmp_path: Path) -> None:
     config = transformers.LlamaConfig(
         hidden_size=16, num_hidden_layers=2, num_attention_heads=4, vocab_size=23,
@@ -107,14 +97,12 @@ def test_a_llama_written_as_a_mistral_records_the_original_heads(tmp_path: Path)
     assert _original(loaded) == ["L0.H0", "L0.H2", "L0.H3", "L1.H0", "L1.H1", "L1.H3"]
 
 
-@pytest.mark.usefixtures("_trusted")
 def test_a_mini_gpt_records_the_original_heads(tmp_path: Path) -> None:
     small = prune(MiniGPT(MiniGPTConfig(23, 8, 12, 4, n_layers=2)).eval(), {0: [1]})
     loaded = load(save(small, tmp_path / "small"))
     assert loaded.original_heads == {"L0": [0, 2, 3], "L1": [0, 1, 2, 3]}
 
 
-@pytest.mark.usefixtures("_trusted")
 def test_a_layer_records_the_original_heads(tmp_path: Path) -> None:
     small = prune(prune(MultiHeadAttention(12, 4), [(0, 1)]), [(0, 0)])
     loaded = load(save(small, tmp_path / "small"))
@@ -177,7 +165,6 @@ def test_roles_keep_the_original_heads_in_files(tmp_path: Path) -> None:
         assert loaded.frame()["original"].tolist() == roles.frame()["original"].tolist()
 
 
-@pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("wrong", [[0, 0], [-1], ["0"], 3, [True]])
 def test_impossible_original_heads_are_refused(wrong: Any, tmp_path: Path) -> None:
     folder = save(prune(zoo.make("Llama"), GONE), tmp_path / "small")
@@ -189,7 +176,6 @@ def test_impossible_original_heads_are_refused(wrong: Any, tmp_path: Path) -> No
         load(folder)
 
 
-@pytest.mark.usefixtures("_trusted")
 def test_an_empty_folder_may_be_written_into(tmp_path: Path) -> None:
     (tmp_path / "small").mkdir()
     folder = save(prune(zoo.make("Llama"), GONE), tmp_path / "small")

@@ -11,7 +11,6 @@ from torch import nn
 
 from headwise import MultiHeadAttention, RoPE, load, load_tokenizer, prune, save
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
-from headwise.models.checkpoints import _save
 from oracles import modules_of
 
 IDS = torch.tensor([[9, 7, 12, 11, 8, 14, 10], [10, 9, 13, 12, 9, 8, 17]])
@@ -19,18 +18,11 @@ IDS = torch.tensor([[9, 7, 12, 11, 8, 14, 10], [10, 9, 13, 12, 9, 8, 17]])
 WHOLE = ("CodeGenForCausalLM", "Olmo2")
 
 
-@pytest.fixture
-def _trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the fresh-process check; the tests load the folder themselves, one excepted."""
-    monkeypatch.setattr(_save, "check_fresh", lambda *_: None)
-
-
 @torch.no_grad()
 def _same(first: nn.Module, second: nn.Module) -> bool:
     return torch.equal(first(input_ids=IDS)[0], second(input_ids=IDS)[0])
 
 
-@pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("name", zoo.mixing())
 def test_every_architecture_loads_equal(name: str, tmp_path: Path) -> None:
     model = zoo.make(name)
@@ -47,7 +39,6 @@ def test_every_architecture_loads_equal(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "small" / "headwise.json").is_file() == (small is not model)
 
 
-@pytest.mark.usefixtures("_trusted")
 def test_repeated_pruning_and_saving_loads_equal(tmp_path: Path) -> None:
     small = prune(zoo.make("Llama"), {0: [0, 1]})
     once = load(save(small, tmp_path / "once"))
@@ -55,7 +46,6 @@ def test_repeated_pruning_and_saving_loads_equal(tmp_path: Path) -> None:
     assert _same(twice, prune(prune(zoo.make("Llama"), {0: [0, 1]}), {1: [2, 3]}))
 
 
-@pytest.mark.usefixtures("_trusted")
 def test_a_folded_mean_loads_as_a_bias(tmp_path: Path) -> None:
     model = zoo.make("Llama")
     reference = [{"input_ids": IDS}]
@@ -66,7 +56,6 @@ def test_a_folded_mean_loads_as_a_bias(tmp_path: Path) -> None:
     assert loaded.model.layers[1].self_attn.o_proj.bias is None
 
 
-@pytest.mark.usefixtures("_trusted")
 def test_generation_works_after_loading(tmp_path: Path) -> None:
     small = prune(zoo.make("Phi3"), {0: [1, 3], 1: [0, 1]})
     loaded = load(save(small, tmp_path / "small"))
@@ -75,7 +64,7 @@ def test_generation_works_after_loading(tmp_path: Path) -> None:
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("fold", [None, pytest.param("mean", marks=pytest.mark.full)])
+@pytest.mark.parametrize("fold", [None, "mean"])
 def test_a_mini_gpt_loads_with_its_tokenizer(fold: Literal["mean"] | None, tmp_path: Path) -> None:
     tokenizer = make_tokenizer(["<pad>", "<bos>", "<eos>", "<unk>", "I", "work"])
     model = MiniGPT(MiniGPTConfig(6, 8, 12, 4, n_layers=2)).eval()
@@ -102,7 +91,6 @@ LAYERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("fold", [None, "mean"])
 @pytest.mark.parametrize("name", sorted(LAYERS))
 @torch.no_grad()
@@ -115,12 +103,18 @@ def test_our_layer_loads_equal(name: str, fold: Literal["mean"] | None, tmp_path
     assert repr(loaded) == repr(small)
 
 
-def test_our_layer_loads_in_a_fresh_process(tmp_path: Path) -> None:
+@pytest.mark.full
+@pytest.mark.usefixtures("fresh")
+def test_our_layer_and_a_mini_gpt_load_in_a_fresh_process(tmp_path: Path) -> None:
     layer = MultiHeadAttention(12, 4, kdim=7).double()
     loaded = load(save(prune(layer, (0, 2)), tmp_path / "layer"))
     assert loaded.out_proj.weight.dtype == torch.float64
+    model, ids = MiniGPT(MiniGPTConfig(6, 8, 12, 4, n_layers=2)).eval(), torch.tensor([[1, 5, 3]])
+    small = prune(model, {0: [1], 1: [0, 3]}, fold="mean", reference=[{"input_ids": ids}])
+    assert torch.equal(load(save(small, tmp_path / "mini"))(ids), small(ids))
 
 
+@pytest.mark.usefixtures("fresh")
 def test_a_real_encoder_and_its_tokenizer_in_a_fresh_process(tmp_path: Path) -> None:
     source = Path(minilm).parent / "model"
     model, tokenizer = load(source), load_tokenizer(source)

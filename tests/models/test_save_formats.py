@@ -13,7 +13,6 @@ from torch import nn
 from transformers import dynamic_module_utils
 
 from headwise import load, prune, save
-from headwise.models.checkpoints import _save
 from headwise.models.ownership import example_input
 
 IDS = torch.tensor([[9, 7, 12, 11, 8, 14, 10], [10, 9, 13, 12, 9, 8, 17]])
@@ -29,12 +28,6 @@ STOCK = [
     "Qwen2", "Qwen3", "Qwen3Moe", "Starcoder2",
 ]  # fmt: skip
 _SHORT = ("GptOss", "Llama", "Phi3")
-
-
-@pytest.fixture
-def _trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Skip the fresh-process check; the tests open the folder themselves, a few excepted."""
-    monkeypatch.setattr(_save, "check_fresh", lambda *_: None)
 
 
 @torch.no_grad()
@@ -54,7 +47,6 @@ def _some(names: list[str]) -> list[Any]:
     ]
 
 
-@pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("name", _some(STOCK))
 def test_the_stock_format_is_as_small(name: str, tmp_path: Path) -> None:
     small = prune(zoo.make(name), EVEN)
@@ -67,7 +59,6 @@ def test_the_stock_format_is_as_small(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "small" / "headwise.json").exists()
 
 
-@pytest.mark.usefixtures("_trusted")
 def test_a_llama_of_three_heads_becomes_a_mistral(tmp_path: Path) -> None:
     config = transformers.LlamaConfig(
         hidden_size=16, num_hidden_layers=2, num_attention_heads=4, vocab_size=23,
@@ -81,7 +72,6 @@ def test_a_llama_of_three_heads_becomes_a_mistral(tmp_path: Path) -> None:
     assert _gap(loaded, small) <= 1e-6
 
 
-@pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("format", ["stock", "padded"])
 def test_folded_means_become_biases_that_the_configuration_knows(
     format: Any, tmp_path: Path
@@ -92,7 +82,6 @@ def test_folded_means_become_biases_that_the_configuration_knows(
     assert _gap(loaded, small) <= 1e-6
 
 
-@pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("name", zoo.mixing(WHOLE))
 def test_the_padded_format_has_the_shapes_of_its_class(name: str, tmp_path: Path) -> None:
     model = zoo.make(name)
@@ -108,7 +97,6 @@ def test_the_padded_format_has_the_shapes_of_its_class(name: str, tmp_path: Path
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("name", zoo.mixing(WHOLE))
 def test_remote_code_is_opened_by_transformers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -129,6 +117,7 @@ def test_remote_code_is_opened_by_transformers(
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("format", ["headwise", "stock", "padded", "remote-code"])
 def test_each_format_opens_in_a_fresh_process(format: Any, tmp_path: Path) -> None:
     small = prune(zoo.make("Llama", torch.bfloat16), EVEN)
@@ -151,7 +140,6 @@ def test_an_unpruned_model_is_written_unchanged(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.usefixtures("_trusted")
 def test_an_encoder_decoder_is_stock_where_all_layers_lose_the_same(tmp_path: Path) -> None:
     config = transformers.T5Config(
         vocab_size=23, d_model=24, d_kv=6, d_ff=32, num_layers=2, num_heads=4,
@@ -172,7 +160,6 @@ def test_an_encoder_decoder_is_stock_where_all_layers_lose_the_same(tmp_path: Pa
             torch.testing.assert_close(loaded(**batch).logits, expected)
 
 
-@pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("format", ["headwise", "padded", "remote-code"])
 def test_a_t5_with_other_heads_in_each_layer_is_saved(format: Any, tmp_path: Path) -> None:
     small = prune(_t5(), T5_GONE)

@@ -32,13 +32,6 @@ def model(folders: Path) -> SentenceTransformer:
     return open_sentence_model(folders / "bert")
 
 
-@pytest.fixture
-def _trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the fresh-process check; it is tested with the commands."""
-    monkeypatch.setattr(_save, "check_fresh", lambda *_: None)
-    monkeypatch.setattr(_save, "check_encoding", lambda *_: None)
-
-
 def test_watching_changes_no_bit_and_tables_are_those_of_the_transformer(
     model: SentenceTransformer, folders: Path
 ) -> None:
@@ -133,7 +126,6 @@ def test_roles_and_studies_use_its_tokenizer(model: SentenceTransformer) -> None
     assert study.text["longest piece"] == 6  # its own limit, not that of the transformer
 
 
-@pytest.mark.usefixtures("_trusted")
 def test_a_padded_save_encodes_the_same(model: SentenceTransformer, tmp_path: Path) -> None:
     small = hw.prune(model, GONE)
     folder = hw.save(small, tmp_path / "small", format="padded")
@@ -149,7 +141,6 @@ def test_a_padded_save_encodes_the_same(model: SentenceTransformer, tmp_path: Pa
         torch.testing.assert_close(hw.load(folder)(**batch)[0], expected)
 
 
-@pytest.mark.usefixtures("_trusted")
 def test_a_stock_save_encodes_the_same(folders: Path, tmp_path: Path) -> None:
     small = hw.prune(open_sentence_model(folders / "llama"), {0: [0, 1], 1: [1, 2]})
     loaded = open_sentence_model(hw.save(small, tmp_path / "small", format="stock"))
@@ -157,7 +148,6 @@ def test_a_stock_save_encodes_the_same(folders: Path, tmp_path: Path) -> None:
     assert loaded[0].model.config.num_attention_heads == 2
 
 
-@pytest.mark.usefixtures("_trusted")
 def test_a_headwise_save_loads_here_and_is_refused_elsewhere(
     model: SentenceTransformer, tmp_path: Path
 ) -> None:
@@ -176,6 +166,7 @@ def test_an_unavailable_format_is_refused(model: SentenceTransformer, tmp_path: 
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("fresh")
 def test_a_folder_whose_embeddings_differ_is_removed(
     model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
