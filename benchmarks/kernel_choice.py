@@ -95,18 +95,6 @@ def decoding(options: argparse.Namespace) -> Iterator[Row]:
             yield _row("Native kernel over torch's, few queries", case, works, options, chosen)
 
 
-def blocks(options: argparse.Namespace) -> Iterator[Row]:
-    """Around `BLOCKS_FROM` and `BLOCKS_TO`: blocks of rows over torch's causal flag."""
-    for T in (128, 256, 512, 640, 768, 1024):
-        for trained in (False, True):
-            q, k, v = _inputs((1, 12, 12, T, T, 64), "float32", trained)
-            run = partial(_run, q, k, v, trained, causal=True, backend="fused")
-            works = {"blocks": _in(_blocks(1, 1 << 20), run), "flag": _in(_blocks(1, 0), run)}
-            case = {"tokens": T, "dtype": "float32", "trained": trained}
-            chosen = _fused._is_faster_in_blocks(q)
-            yield _row("Blocks of rows over torch's causal flag", case, works, options, chosen)
-
-
 def packed(options: argparse.Namespace) -> Iterator[Row]:
     """Around `MOST_PACKED`: packed heads of a group over `enable_gqa`."""
     for T in (1, 16, 32, 64):
@@ -161,12 +149,6 @@ def _most(name: str, value: int) -> partial[AbstractContextManager[None]]:
     return partial(_set, **{name: value})
 
 
-def _blocks(first: int, last: int) -> partial[AbstractContextManager[None]]:
-    return partial(
-        _set, BLOCKS_FROM=first, BLOCKS_TO=last, AMX_BLOCKS_FROM=first, AMX_BLOCKS_TO=last
-    )
-
-
 @contextmanager
 def _set(**values: int) -> Iterator[None]:
     before = {name: getattr(_fused, name) for name in values}
@@ -200,7 +182,6 @@ PARTS = {
     "native": native,
     "long": long_texts,
     "decoding": decoding,
-    "blocks": blocks,
     "packed": packed,
     "wide": wide,
 }

@@ -29,9 +29,9 @@ from headwise.kernels import (
     make_rule,
     row_statistics,
 )
+from headwise.kernels._rule import lower
 from headwise.kernels.native._autograd import attention
 from headwise.kernels.native._problem import NativeProblem, compute_heads, problem_of_heads
-from headwise.kernels.spec import lower
 
 # Texts, heads, tokens, width.
 FORWARD = (

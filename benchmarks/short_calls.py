@@ -20,8 +20,8 @@ from torch import Tensor
 
 from headwise._library import library
 from headwise.kernels import RowRequest, attend, make_rule, row_statistics
+from headwise.kernels._rule import lower
 from headwise.kernels.native._problem import NativeProblem, problem_of_heads, problem_of_rows
-from headwise.kernels.spec import lower
 
 # Calls on the same keys are timed in groups of this size.
 CALLS = 20

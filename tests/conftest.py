@@ -14,7 +14,7 @@ import runtime_checks  # noqa: F401  (before headwise, whose functions it has ch
 # isort: on
 from headwise import _library
 from headwise._library import SETS, library, open_library
-from headwise.kernels.spec import cpu
+from headwise.kernels import cpu
 from headwise.models.checkpoints import _save
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -11,9 +11,9 @@ from headwise import masks
 from headwise._library import SWITCH, library
 from headwise.errors import ArgumentError, HeadwiseError, ShapeError, UnsupportedError
 from headwise.kernels import RowRequest, attend, make_rule, row_statistics
+from headwise.kernels._rule import Lowered
 from headwise.kernels.native._autograd import attention
 from headwise.kernels.native._problem import check_tensor, compute_heads
-from headwise.kernels.spec._rule import Lowered
 
 Q = torch.zeros(1, 2, 5, 4)
 

@@ -19,10 +19,10 @@ from headwise.kernels import (
     _fused,
     attend,
     choose,
+    cpu,
     make_rule,
 )
 from headwise.kernels.rows import _cells
-from headwise.kernels.spec import cpu
 from strategies import Problem, problems
 
 
@@ -256,28 +256,6 @@ def test_whatever_is_chosen_for_long_texts_equals_the_definition(
         (found.weights.to(dtype), plain, exact.weights),
     ):
         assert (ours.double() - truth).abs().max() <= 2 * (theirs.double() - truth).abs().max()
-
-
-@pytest.mark.parametrize(("T", "dtype", "grad", "forms"), [
-    (300, torch.float32, False, ("blocks", "causal")),
-    (450, torch.float32, False, ("blocks", "blocks")),
-    (450, torch.float32, True, ("blocks", "causal")),
-    (450, torch.bfloat16, False, ("blocks", "causal")),
-    (200, torch.float32, False, ("causal", "causal")),
-    (700, torch.float32, False, ("causal", "causal")),
-])  # fmt: skip
-def test_short_causal_texts_are_cut_into_blocks_by_what_the_cpu_can(
-    T: int,
-    dtype: torch.dtype,
-    grad: bool,
-    forms: tuple[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    q = torch.zeros(1, 1, T, 8, dtype=dtype, requires_grad=grad)
-    for has_amx, form in zip((False, True), forms, strict=True):
-        monkeypatch.setattr(cpu, "HAS_AMX", has_amx)
-        rule = make_rule(head_dim=8, is_causal=True)
-        assert choose(AttentionProblem(q, q, q, rule), "fused").form == form
 
 
 def test_dropout_scales_what_it_keeps() -> None:

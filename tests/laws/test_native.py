@@ -22,8 +22,8 @@ from describing import assert_same, cast, described, everything
 from headwise import _library, masks, reference
 from headwise._library import BUILT, LAYOUT, SETS, layout_of, library, open_library
 from headwise.kernels import AttentionRule, RowRequest, attend, make_rule, row_statistics
+from headwise.kernels._rule import Lowered
 from headwise.kernels.native._problem import MOST_TOKENS, check_sizes, compute_heads, reach
-from headwise.kernels.spec._rule import Lowered
 from headwise.layer import ALiBi
 from headwise.layer._biases import PositionedBias
 from strategies import Problem, problems, seeds

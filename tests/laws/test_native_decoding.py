@@ -19,13 +19,13 @@ from headwise.kernels import (
     RowStatistics,
     attend,
     choose,
+    cpu,
     make_rule,
     native_is_faster,
     row_statistics,
 )
 from headwise.kernels.native import _kernel
 from headwise.kernels.native._kernel import FEW, is_packed
-from headwise.kernels.spec import cpu
 from strategies import Problem
 
 pytestmark = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")

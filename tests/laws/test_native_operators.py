@@ -9,9 +9,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from headwise import _library
 from headwise._library import library
 from headwise.kernels import attend
+from headwise.kernels._rule import Lowered, lower, rule_from_lowered
 from headwise.kernels.native._autograd import attention, attention_backward
 from headwise.kernels.rows import attend_rows
-from headwise.kernels.spec._rule import Lowered, lower, rule_from_lowered
 
 pytestmark = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
 

@@ -10,24 +10,26 @@ from headwise.kernels._attend import (
     row_statistics,
     statistics_kernel,
 )
-from headwise.kernels.native import is_faster_than_a_call as native_is_faster
-from headwise.kernels.native import is_packed
-from headwise.kernels.rows import HeadBlock, weights_in_blocks, weights_of_head
-from headwise.kernels.spec import (
+from headwise.kernels._contract import (
     AttentionProblem,
+    Extras,
+    KernelChoice,
+    RowRequest,
+    RowStatistics,
+    autocast_inputs,
+)
+from headwise.kernels._rule import (
     AttentionRule,
     Bias,
     BiasLike,
-    Extras,
-    KernelChoice,
     MaskLike,
-    RowRequest,
-    RowStatistics,
     TensorBias,
     WindowLike,
-    autocast_inputs,
     make_rule,
 )
+from headwise.kernels.native import is_faster_than_a_call as native_is_faster
+from headwise.kernels.native import is_packed
+from headwise.kernels.rows import HeadBlock, weights_in_blocks, weights_of_head
 
 __all__ = [
     "AttendOutput",

@@ -15,28 +15,30 @@ from headwise._argument_names import ATTEND, suggests
 from headwise._library import library
 from headwise._torch_private import Outline, eager_outline, under_autocast
 from headwise.errors import ArgumentError, ShapeError
-from headwise.kernels._fused import FUSED
-from headwise.kernels.native import NATIVE
-from headwise.kernels.rows import ROWS, weights_from_lse
-from headwise.kernels.spec import (
+from headwise.kernels import cpu
+from headwise.kernels._contract import (
     AttentionKernel,
     AttentionProblem,
-    AttentionRule,
-    BiasLike,
     ComputeHeads,
     Extras,
     KernelChoice,
-    MaskLike,
     Named,
     RowRequest,
     RowStatistics,
+    compute_guarded,
+)
+from headwise.kernels._fused import FUSED
+from headwise.kernels._rule import (
+    AttentionRule,
+    BiasLike,
+    MaskLike,
     Sinks,
     WindowLike,
     check_rule,
-    compute_guarded,
-    cpu,
     make_rule,
 )
+from headwise.kernels.native import NATIVE
+from headwise.kernels.rows import ROWS, weights_from_lse
 from headwise.kernels.triton import TRITON
 
 # In this order they are tried: the last one can compute everything.

@@ -13,18 +13,10 @@ from torch.library import custom_op
 from headwise._library import library
 from headwise._torch_private import can_read, is_traced, needs_gradient
 from headwise.errors import ArgumentError, UnsupportedError
+from headwise.kernels._contract import AttentionProblem, Named, compute_guarded, guard_nonfinite
+from headwise.kernels._rule import AttentionRule, Lowered, lower, rule_from_lowered
 from headwise.kernels.native._problem import compute_gradients, compute_heads
 from headwise.kernels.rows import attend_rows
-from headwise.kernels.spec import (
-    AttentionProblem,
-    AttentionRule,
-    Lowered,
-    Named,
-    compute_guarded,
-    guard_nonfinite,
-    lower,
-    rule_from_lowered,
-)
 
 _RESULTS = ("heads", "lse", "entropy")
 

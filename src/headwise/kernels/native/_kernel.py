@@ -12,9 +12,9 @@ from headwise._torch_private import (
     is_traced,
     needs_gradient,
 )
-from headwise.kernels.native._autograd import attend_native
-from headwise.kernels.native._problem import DTYPES, compute_statistics, prepare_heads
-from headwise.kernels.spec import (
+from headwise.kernels import cpu
+from headwise.kernels._contract import (
+    PACKED,
     AttentionKernel,
     AttentionProblem,
     ComputeHeads,
@@ -22,12 +22,11 @@ from headwise.kernels.spec import (
     Named,
     RowRequest,
     RowStatistics,
-    TensorBias,
-    cpu,
-    lower,
     why_no_gradients_or_dropout,
-    why_not_lowered,
 )
+from headwise.kernels._rule import TensorBias, lower, why_not_lowered
+from headwise.kernels.native._autograd import attend_native
+from headwise.kernels.native._problem import DTYPES, compute_statistics, prepare_heads
 from headwise.masks.parts import Dense
 
 # Multiplications of q · k per thread, as powers of two, from which the kernel saves more than
@@ -86,7 +85,7 @@ class NativeKernel(AttentionKernel):
         q, k, v, rule, *_ = problem
         packed = q.shape[1] != k.shape[1] and is_packed(q.shape[2], q, k, v, rule.sinks)
         form = "none" if rule.visible is None else "blocks"
-        reason = f"{reason}; {cpu.PACKED}" if packed else reason
+        reason = f"{reason}; {PACKED}" if packed else reason
         return KernelChoice(self.name, form, packed, q.dtype != torch.float32, reason)
 
     def attend(self, problem: AttentionProblem, choice: KernelChoice) -> Named:

@@ -20,18 +20,15 @@ from torch import Tensor
 from headwise._library import DONE, NO_MEMORY, NOT_FINITE, Problem, library
 from headwise._torch_private import is_plain
 from headwise.errors import ArgumentError, ShapeError
-from headwise.kernels.spec import (
+from headwise.kernels._contract import (
     AttentionProblem,
-    AttentionRule,
     ComputeHeads,
-    Lowered,
     Named,
     RowRequest,
     RowStatistics,
-    check_rule,
     guard_nonfinite,
-    lower,
 )
+from headwise.kernels._rule import AttentionRule, Lowered, check_rule, lower
 
 # The dtypes that the kernel reads, and their numbers in `ElementType`.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -90,22 +87,25 @@ class NativeProblem:
         self.inputs[name] = x
 
     def add_output(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype = torch.float32,
+        by_token: bool = False,
     ) -> Tensor:
-        """Allocate an output that is dense."""
-        # New tensors go to the device of the queries, whatever the default is.
-        self.outputs[name] = x = self.inputs["q"].new_empty(shape, dtype=dtype)
-        self._point(name, x)
-        return x
+        """Allocate an output: dense, or in the layout of torch's kernel.
 
-    def add_output_by_token(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
-    ) -> Float[Tensor, "B H T _"]:
-        """Allocate an output in the layout of torch's kernel: the heads of a token side by side."""
-        _, H, T, D = shape
-        q, strides = self.inputs["q"], (T * H * D, D, H * D, 1)
-        self.outputs[name] = x = q.new_empty_strided(shape, strides, dtype=dtype or q.dtype)
-        self._point(name, x, strided_axes=3)
+        There the heads of a token lie side by side.
+        """
+        # New tensors go to the device of the queries, whatever the default is.
+        if by_token:
+            _, H, T, D = shape
+            strides = T * H * D, D, H * D, 1
+            x = self.inputs["q"].new_empty_strided(shape, strides, dtype=dtype)
+        else:
+            x = self.inputs["q"].new_empty(shape, dtype=dtype)
+        self.outputs[name] = x
+        self._point(name, x, strided_axes=3 if by_token else 0)
         return x
 
     def solve(self, function: str = "headwise_forward") -> bool:
@@ -253,7 +253,7 @@ def problem_of_heads(
     """The problem of heads and some statistics of their rows."""
     problem = NativeProblem(q, k, v, packed)
     add_rule(problem, lowered)
-    problem.add_output_by_token("heads", (*q.shape[:3], v.shape[3]))
+    problem.add_output("heads", (*q.shape[:3], v.shape[3]), q.dtype, by_token=True)
     for name in rows:
         problem.add_output(name, q.shape[:3])
     return problem
@@ -318,8 +318,9 @@ def compute_gradients(
         if grad is not None:
             problem.add_input(f"grad_{name}", grad.contiguous(), q.shape[:3])
     # The gradient of a query is a sum over several tasks, and rounded only at its end.
-    dq = problem.add_output_by_token("dq", q.shape, torch.float32)
-    dk, dv = (problem.add_output_by_token(name, x.shape) for name, x in (("dk", k), ("dv", v)))
+    dq = problem.add_output("dq", q.shape, by_token=True)
+    dk = problem.add_output("dk", k.shape, k.dtype, by_token=True)
+    dv = problem.add_output("dv", v.shape, v.dtype, by_token=True)
     problem.solve("headwise_backward")
     return dq.to(q.dtype), dk, dv
 
@@ -364,7 +365,7 @@ def problem_of_rows(
     problem.fields.N = 0 if request.keys is None else request.keys.shape[2]
     problem.fields.C = 0 if request.classes is None else request.classes.shape[2]
     if request.heads:
-        problem.add_output_by_token("heads", (B, H, T, v.shape[3]))
+        problem.add_output("heads", (B, H, T, v.shape[3]), q.dtype, by_token=True)
     if request.received is not None:
         problem.add_output("received", (B, H, S)).zero_()  # the kernel adds to it
     return problem
@@ -383,42 +384,33 @@ def add_rule(problem: NativeProblem, lowered: Lowered) -> None:
         if n is not None and n < 0:
             raise ArgumentError(f"native: {name}={n}. Give a number of keys, 0 or more, or None.")
         setattr(fields, name, NO_LIMIT if n is None else min(n, NO_LIMIT))
-    if lowered.tensors:
-        _add_masks(problem, lowered)
-        _add_biases(problem, lowered)
+    if not lowered.tensors:
+        return
+    B, H, T, S = (getattr(fields, name) for name in "BHTS")
 
+    def add(name: str, x: Tensor, shape: tuple[int, ...], strided_axes: int = 0) -> None:
+        problem.add_input(name, _spread(name, x, shape, strided_axes), shape, x.dtype, strided_axes)
 
-def _add_masks(problem: NativeProblem, lowered: Lowered) -> None:
-    B, H, T, S = (getattr(problem.fields, name) for name in "BHTS")
     if lowered.key_range is not None:
-        inside = lowered.key_range.to(torch.int64).clamp(0, S)
-        problem.add_input("key_range", _spread("key_range", inside, (B, 2)), (B, 2), torch.int64)
+        add("key_range", lowered.key_range.to(torch.int64).clamp(0, S), (B, 2))
     if lowered.documents is not None:
         if T > S:
             raise ShapeError(f"native: documents of {S} keys for {T} queries. Give no more.")
         _, numbers = torch.unique(lowered.documents, return_inverse=True)
-        numbers = _spread("documents", numbers.to(torch.int32), (B, S))
-        problem.add_input("documents", numbers, (B, S), torch.int32)
+        add("documents", numbers.to(torch.int32), (B, S))
     if lowered.mask is not None:
         if lowered.mask.dtype != torch.bool:
             raise ArgumentError(f"native: a mask of {lowered.mask.dtype}. Give booleans.")
-        mask = _spread("mask", lowered.mask, (B, H, T, S), strided_axes=3).view(torch.uint8)
-        problem.add_input("mask", mask, (B, H, T, S), torch.uint8, strided_axes=3)
-
-
-def _add_biases(problem: NativeProblem, lowered: Lowered) -> None:
-    B, H, T, S = (getattr(problem.fields, name) for name in "BHTS")
+        add("mask", lowered.mask.view(torch.uint8), (B, H, T, S), strided_axes=3)
     if lowered.sinks is not None:
         problem.add_input("sinks", lowered.sinks.detach().float().contiguous(), (H,))
     if lowered.by_distance is not None:
         n = T + S - 1
         _check_fit("by_distance", lowered.by_distance, (B, H, n))
         padded = F.pad(lowered.by_distance.detach().float(), (0, MARGIN))
-        table = _spread("by_distance", padded, (B, H, n + MARGIN), strided_axes=2)
-        problem.add_input("by_distance", table, (B, H, n + MARGIN), strided_axes=2)
+        add("by_distance", padded, (B, H, n + MARGIN), strided_axes=2)
     if lowered.bias is not None:
-        bias = _spread("bias", lowered.bias.detach().float(), (B, H, T, S), strided_axes=3)
-        problem.add_input("bias", bias, (B, H, T, S), strided_axes=3)
+        add("bias", lowered.bias.detach().float(), (B, H, T, S), strided_axes=3)
 
 
 def _spread(name: str, x: Tensor, shape: tuple[int, ...], strided_axes: int = 0) -> Tensor:

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from headwise._torch_private import is_under_func_gradient, needs_gradient
+from headwise.kernels._contract import Named
+from headwise.kernels._rule import AttentionRule
 from headwise.kernels.rows._cells import (
     CELL,
     LN2,
@@ -23,7 +25,6 @@ from headwise.kernels.rows._cells import (
     powers_of_cell,
     restore_dtype,
 )
-from headwise.kernels.spec import AttentionRule, Named
 from headwise.masks.tiles import Tile
 
 # Far enough below 0 that two to that power is 0 in float64, too.

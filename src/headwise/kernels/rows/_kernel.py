@@ -1,12 +1,22 @@
 """The kernel in plain PyTorch, which computes everything, and its statistics of rows."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from headwise.kernels._contract import (
+    AttentionKernel,
+    AttentionProblem,
+    Guarded,
+    KernelChoice,
+    Named,
+    RowRequest,
+    RowStatistics,
+    guard_nonfinite,
+)
+from headwise.kernels._rule import AttentionRule
 from headwise.kernels.rows._attend import attend_rows, log_sum_exp
 from headwise.kernels.rows._cells import (
     LN2,
@@ -21,96 +31,79 @@ from headwise.kernels.rows._cells import (
     powers_of_cell,
     restore_dtype,
 )
-from headwise.kernels.spec import (
-    AttentionKernel,
-    AttentionProblem,
-    AttentionRule,
-    Guarded,
-    KernelChoice,
-    Named,
-    RowRequest,
-    RowStatistics,
-    guard_nonfinite,
-)
-
-# How results name this kernel.
-KERNEL = "blocks of rows"
 
 
-@torch.no_grad()
-def rows_statistics(problem: AttentionProblem, request: RowRequest) -> RowStatistics:
-    """Statistics of the weights of every row, a cell at a time.
+class RowsKernel(AttentionKernel):
+    """Blocks of rows in plain PyTorch."""
 
-    Source:
-        entropy from the moments of a running softmax: H = ln l − u / l with l = Σ exp(z − m)
-        and u = Σ exp(z − m)(z − m).
-    """
-    rule, dtype = problem.rule, problem.q.dtype
-    q, k, v = in_double(*problem[:4])
-    B, H, T, _ = q.shape
-    work = torch.promote_types(q.dtype, torch.float32)
-    problem = problem._replace(q=q, k=k, v=v if request.heads else v[..., :0])
-    safe = guard_nonfinite(problem) if request.heads else Guarded(problem, None)
-    shared = _Shared(
-        heads=q.new_empty(B, H, T, v.shape[3] if request.heads else 0, dtype=work),
-        received=q.new_zeros(B, H, k.shape[2], dtype=work),
-        # Only the values are multiplied by weights of 0.
-        mixed=_mixed(safe.problem.v, request),
-    )
+    name = "rows"
+    label = "blocks of rows"
 
-    def compute(cell: Cell) -> Named:
-        soft = powers_of_cell(q, k, rule, cell, shared.scratch)
-        names = ("kept", "total", "peak", "highest", "max_logit")
-        results = {name: getattr(soft, name) for name in names} | {"n_keys": _n_keys(soft)}
-        if shared.mixed.shape[-1]:
-            results |= _mix(soft, cell, shared)
-        results |= _on_columns(soft, cell, request, shared.scratch)
-        if request.distance:
-            results |= _distance(soft, cell, request, shared)
-        if request.participation:
-            results["participation"] = _participation(soft, rule)
-        if request.argmax:
-            results["argmax"] = _argmax(soft, cell)
-        if request.received is not None:
-            _add_received(soft, cell, request.received, shared.received)
-        if request.entropy:  # last: it reuses the logits' memory
-            results["moment"] = _moment(soft)
-        return results
+    def why_not(self, problem: AttentionProblem, request: RowRequest | None = None) -> str | None:
+        return None
 
-    rows = over_cells(q, k, rule, compute)
-    results = _finish(rows, rule)
-    results |= {} if request.received is None else {"received": shared.received}
-    results |= {"heads": safe.mark(shared.heads)} if request.heads else {}
-    return RowStatistics(**restore_dtype(results, dtype, rule), kernel=KERNEL)
+    def plan(self, problem: AttentionProblem, reason: str) -> KernelChoice:
+        form = "none" if problem.rule.visible is None else "blocks"
+        return KernelChoice(self.name, form, packed=True, wide=True, reason=reason)
 
+    def attend(self, problem: AttentionProblem, choice: KernelChoice) -> Named:
+        q, k, v, rule, dropout_p, extras = problem
+        # Packing heads takes lengths that are fixed: an exported program repeats keys instead.
+        if torch.compiler.is_exporting():
+            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+        return attend_rows(q, k, v, rule, dropout_p, extras.weights, extras.entropy)
 
-@dataclass
-class _Shared:
-    """What all cells share: outputs that they fill or add to, and memory to compute in."""
+    @torch.no_grad()
+    def statistics(self, problem: AttentionProblem, request: RowRequest) -> RowStatistics:
+        """Statistics of the weights of every row, a cell at a time.
 
-    heads: Float[Tensor, "B H T _"]
-    received: Float[Tensor, "B H S"]
-    mixed: Float[Tensor, "B Hkv S _"]
-    scratch: Scratch = field(default_factory=Scratch)
-    distances: tuple[object, Tensor, Tensor] | None = None
+        Source:
+            entropy from the moments of a running softmax: H = ln l − u / l with l = Σ exp(z − m)
+            and u = Σ exp(z − m)(z − m).
+        """
+        rule, dtype = problem.rule, problem.q.dtype
+        q, k, v = in_double(*problem[:4])
+        (B, H, T, _), S = q.shape, k.shape[2]
+        work = torch.promote_types(q.dtype, torch.float32)
+        problem = problem._replace(q=q, k=k, v=v if request.heads else v[..., :0])
+        safe = guard_nonfinite(problem) if request.heads else Guarded(problem, None)
+        # Values and shares in classes are columns of one matrix product with the weights.
+        columns = v = safe.problem.v  # only the values are multiplied by weights of 0
+        if request.classes is not None:
+            members = request.classes[:, None].expand(-1, v.shape[1], -1, -1)
+            columns = torch.cat([v.to(torch.promote_types(v.dtype, torch.float32)), members], -1)
+        heads = q.new_empty(B, H, T, v.shape[3], dtype=work)
+        received = q.new_zeros(B, H, S, dtype=work)
+        scratch = Scratch()
 
+        def compute(cell: Cell) -> Named:
+            soft = powers_of_cell(q, k, rule, cell, scratch)
+            names = ("kept", "total", "peak", "highest", "max_logit")
+            results = {name: getattr(soft, name) for name in names} | {"n_keys": _n_keys(soft)}
+            if columns.shape[-1]:
+                mixed = mix(cell, soft.powers, columns, scratch)
+                into = heads[cell.texts, cell.heads, cell.rows]
+                torch.div(mixed[..., : v.shape[3]], soft.divisor, out=into)
+                if request.classes is not None:
+                    results["class_mass"] = mixed[..., v.shape[3] :] / soft.divisor
+            results |= _on_columns(soft, cell, request, scratch)
+            if request.distance:
+                results |= _distance(soft, cell, request, scratch)
+            if request.participation:
+                results["participation"] = _participation(soft, rule)
+            if request.argmax:
+                results["argmax"] = _argmax(soft, cell)
+            if request.received is not None:
+                counted = request.received[cell.texts, None, cell.rows, None]  # b 1 R 1
+                received[cell.texts, cell.heads, cell.keys] += _received(soft, counted)
+            if request.entropy:  # last: it reuses the logits' memory
+                results["moment"] = _moment(soft)
+            return results
 
-def _mixed(v: Float[Tensor, "B Hkv S _"], request: RowRequest) -> Float[Tensor, "B Hkv S _"]:
-    """Values and shares in classes, as columns of one matrix product with the weights."""
-    if request.classes is None:
-        return v
-    members = request.classes[:, None].expand(-1, v.shape[1], -1, -1)
-    return torch.cat([v.to(torch.promote_types(v.dtype, torch.float32)), members], dim=-1)
-
-
-def _mix(soft: Powers, cell: Cell, shared: _Shared) -> Named:
-    mixed = mix(cell, soft.powers, shared.mixed, shared.scratch)
-    Dv = shared.heads.shape[-1]
-    if Dv:
-        into = shared.heads[cell.texts, cell.heads, cell.rows]
-        torch.div(mixed[..., :Dv], soft.divisor, out=into)
-    classes = mixed[..., Dv:]
-    return {"class_mass": classes / soft.divisor} if classes.shape[-1] else {}
+        results = _finish(over_cells(q, k, rule, compute), rule)
+        results |= {} if request.received is None else {"received": received}
+        results |= {"heads": safe.mark(heads)} if request.heads else {}
+        return RowStatistics(**restore_dtype(results, dtype, rule), kernel=self.label)
 
 
 def _finish(rows: Named, rule: AttentionRule) -> Named:
@@ -162,16 +155,13 @@ def _argmax(soft: Powers, cell: Cell) -> Int[Tensor, "b h R"]:
     return torch.where(is_without_keys(soft.highest) | soft.highest.isnan(), -1, first)
 
 
-def _add_received(
-    soft: Powers, cell: Cell, queries: Bool[Tensor, "B T"], received: Float[Tensor, "B H S"]
-) -> None:
-    """Add the weights of the counted queries to the sum of each key."""
-    counted = queries[cell.texts, None, cell.rows, None]  # b 1 R 1
+def _received(soft: Powers, counted: Bool[Tensor, "b 1 R 1"]) -> Float[Tensor, "b h n"]:
+    """The sum of the weights that each key receives from the counted queries."""
     share = torch.where(counted, 1.0 / soft.divisor, 0.0).transpose(-1, -2)
     sums = torch.matmul(share, soft.powers)
     if not sums.isfinite().all():  # perhaps of a query that does not count
         sums = torch.matmul(share, soft.powers.masked_fill(~counted, 0.0))
-    received[cell.texts, cell.heads, cell.keys] += sums.squeeze(-2)
+    return sums.squeeze(-2)
 
 
 def _on_columns(soft: Powers, cell: Cell, request: RowRequest, scratch: Scratch) -> Named:
@@ -181,7 +171,10 @@ def _on_columns(soft: Powers, cell: Cell, request: RowRequest, scratch: Scratch)
         columns, results["key_seen"] = _single_keys(soft, cell, request.keys)
     if request.classes is not None:
         members = request.classes[cell.texts, cell.keys].to(soft.powers.dtype)[:, None]  # b 1 n C
-        results["class_keys"] = _visible_members(soft, members)
+        visible = members.sum(-2, keepdim=True)
+        for edge, hidden in soft.hidden.edges:
+            visible = visible - torch.matmul(hidden.to(members.dtype), members[..., edge, :])
+        results["class_keys"] = visible.expand(*soft.powers.shape[:3], -1)
     if not results:
         return results
     for name, amounts, total in _measures(soft, cell, request, scratch):
@@ -228,62 +221,21 @@ def _single_keys(
     return columns, seen.expand_as(columns)
 
 
-def _visible_members(soft: Powers, members: Float[Tensor, "b 1 n C"]) -> Float[Tensor, "b h R C"]:
-    b, h, R, _ = soft.powers.shape
-    counted = members.sum(-2, keepdim=True)
-    for edge, hidden in soft.hidden.edges:
-        counted = counted - torch.matmul(hidden.to(members.dtype), members[..., edge, :])
-    return counted.expand(b, h, R, -1)
-
-
-def _distance(soft: Powers, cell: Cell, request: RowRequest, shared: _Shared) -> Named:
-    away, even = _distances(soft, cell, request, shared)
-    buffer = shared.scratch.take("measure", soft.powers, soft.powers.shape)
+def _distance(soft: Powers, cell: Cell, request: RowRequest, scratch: Scratch) -> Named:
+    """The mean distance to what is attended to, and to all visible keys."""
+    if request.query_at is None or request.key_at is None:
+        query_at, key_at = cell.tile.query_at[None], cell.tile.key_at[None, None]
+    else:
+        query_at = request.query_at[cell.texts, cell.rows, None]
+        key_at = request.key_at[cell.texts, None, cell.keys]
+    work = soft.powers.dtype
+    away = (query_at.to(work) - key_at.to(work)).abs_()[:, None]  # b 1 R n
+    buffer = scratch.take("measure", soft.powers, soft.powers.shape)
     mean = torch.mul(soft.powers, away, out=buffer).sum(-1) / soft.divisor[..., 0]
+    even = away.sum(-1)
     for edge, hidden in soft.hidden.edges:
         even = even - (away[..., edge] * hidden).sum(-1)
     return {"distance": mean, "even_distance": even / _n_keys(soft).clamp(min=1)}
-
-
-def _distances(
-    soft: Powers, cell: Cell, request: RowRequest, shared: _Shared
-) -> tuple[Float[Tensor, "#b 1 R n"], Float[Tensor, "#b 1 R"]]:
-    """The distance of each key, and their sum: kept for the next heads."""
-    this = (cell.texts, cell.rows)
-    if shared.distances is None or shared.distances[0] != this:
-        if request.query_at is None or request.key_at is None:
-            query_at, key_at = cell.tile.query_at[None], cell.tile.key_at[None, None]
-        else:
-            query_at = request.query_at[cell.texts, cell.rows, None]
-            key_at = request.key_at[cell.texts, None, cell.keys]
-        work = soft.powers.dtype
-        away = (query_at.to(work) - key_at.to(work)).abs_()[:, None]
-        shared.distances = (this, away, away.sum(-1))
-    return shared.distances[1:]
-
-
-class RowsKernel(AttentionKernel):
-    """Blocks of rows in plain PyTorch."""
-
-    name = "rows"
-    label = KERNEL
-
-    def why_not(self, problem: AttentionProblem, request: RowRequest | None = None) -> str | None:
-        return None
-
-    def plan(self, problem: AttentionProblem, reason: str) -> KernelChoice:
-        form = "none" if problem.rule.visible is None else "blocks"
-        return KernelChoice(self.name, form, packed=True, wide=True, reason=reason)
-
-    def attend(self, problem: AttentionProblem, choice: KernelChoice) -> Named:
-        q, k, v, rule, dropout_p, extras = problem
-        # Packing heads takes lengths that are fixed: an exported program repeats keys instead.
-        if torch.compiler.is_exporting():
-            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-        return attend_rows(q, k, v, rule, dropout_p, extras.weights, extras.entropy)
-
-    def statistics(self, problem: AttentionProblem, request: RowRequest) -> RowStatistics:
-        return rows_statistics(problem, request)
 
 
 ROWS = RowsKernel()

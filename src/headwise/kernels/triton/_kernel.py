@@ -7,7 +7,7 @@ from functools import cache
 import torch
 
 from headwise._torch_private import is_materialized, needs_gradient
-from headwise.kernels.spec import (
+from headwise.kernels._contract import (
     AttentionKernel,
     AttentionProblem,
     KernelChoice,
@@ -15,8 +15,8 @@ from headwise.kernels.spec import (
     RowRequest,
     RowStatistics,
     why_no_gradients_or_dropout,
-    why_not_lowered,
 )
+from headwise.kernels._rule import why_not_lowered
 from headwise.kernels.triton._launch import Fields, add_heads, task_of
 
 # Positions are 32-bit numbers.

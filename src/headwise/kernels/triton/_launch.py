@@ -9,8 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headwise.kernels._contract import AttentionProblem
+from headwise.kernels._rule import check_rule, lower
 from headwise.kernels.rows import LOG2E
-from headwise.kernels.spec import AttentionProblem, check_rule, lower
 from headwise.kernels.triton._statistics import describe
 
 # The fields of a task, while they are filled in.

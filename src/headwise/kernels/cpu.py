@@ -4,5 +4,3 @@ from headwise._torch_private import cpu_multiplies_bfloat16_tiles
 
 # Whether this CPU multiplies tiles of bfloat16, which makes torch's kernel fast in it.
 HAS_AMX = cpu_multiplies_bfloat16_tiles()
-# The reason that is given where the heads of a group are packed.
-PACKED = "the heads of a group are packed, so that keys and values are read once"

@@ -181,13 +181,24 @@ def make_rule(
             f"attend: bias is a {type(bias).__name__}. Give {a_tensor(bias)} of floats, which are "
             f"added to the logits."
         )
-    masks: list[Mask] = []
+    is_float = isinstance(mask, Tensor) and mask.is_floating_point()
+    is_boolean = isinstance(mask, Tensor) and mask.dtype == torch.bool
+    if not (mask is None or isinstance(mask, Mask) or is_float or is_boolean):
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise MaskError(
+            f"attend: a mask of {kind}. Give {a_tensor(mask)} of booleans (True = may attend) or "
+            f"floats (added to the logits); masks.from_binary(mask) reads zeros and ones (1 = may "
+            f"attend)."
+        )
+    masks: list[Mask] = [mask] if isinstance(mask, Mask) else []
     biases: list[Bias] = [bias] if isinstance(bias, Bias) else []
+    if isinstance(mask, Tensor) and is_boolean:
+        masks.append(as_mask(mask, "attend"))
     if is_causal:
         masks.append(causal())
     if near is not None:
         masks.append(window(near))
-    for additive, binary in (_read_mask(mask, masks), is_added), (bias, True):
+    for additive, binary in (mask if is_float else None, is_added), (bias, True):
         if isinstance(additive, Tensor):
             visible, finite = split_additive(additive, "attend", allow_binary=binary)
             if visible is not None:
@@ -201,26 +212,6 @@ def make_rule(
         softcap=softcap,
         sinks=sinks,
     )
-
-
-def _read_mask(mask: MaskLike | None, masks: list[Mask]) -> Tensor | None:
-    """Put a lazy or boolean mask among `masks`; hand an additive one back."""
-    if mask is None:
-        return None
-    if isinstance(mask, Mask):
-        masks.append(mask)
-        return None
-    kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-    if kind == torch.bool:
-        masks.append(as_mask(mask, "attend"))
-        return None
-    if not isinstance(mask, Tensor) or not mask.is_floating_point():
-        raise MaskError(
-            f"attend: a mask of {kind}. Give {a_tensor(mask)} of booleans (True = may attend) or "
-            f"floats (added to the logits); masks.from_binary(mask) reads zeros and ones (1 = may "
-            f"attend)."
-        )
-    return mask
 
 
 def check_rule(rule: AttentionRule, q: Tensor, k: Tensor) -> None:

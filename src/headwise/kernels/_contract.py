@@ -17,7 +17,7 @@ from headwise._torch_private import (
     needs_gradient,
     under_autocast,
 )
-from headwise.kernels.spec._rule import AttentionRule
+from headwise.kernels._rule import AttentionRule
 from headwise.masks.tiles import Tile
 
 # Results by their names.
@@ -163,6 +163,8 @@ class KernelChoice(NamedTuple):
     reason: str
 
 
+# The reason that is given where the heads of a group are packed.
+PACKED = "the heads of a group are packed, so that keys and values are read once"
 # The heads of queries, keys and values; None where `attend` has to look at their values.
 ComputeHeads = Callable[[Tensor, Tensor, Tensor], Tensor | None]
 
