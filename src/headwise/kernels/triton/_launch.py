@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headwise.kernels._contract import AttentionProblem
+from headwise.kernels._contract import AttentionProblem, Named, RowRequest, RowStatistics
 from headwise.kernels._rule import check_rule, lower
 from headwise.kernels.rows import LOG2E
 from headwise.kernels.triton._statistics import describe
@@ -36,7 +36,35 @@ Task = namedtuple(
 )
 
 
-def task_of(problem: AttentionProblem) -> Fields:
+@torch.no_grad()
+def compute_heads(problem: AttentionProblem) -> Named:
+    """The `heads`, their `lse` and, if requested, their `entropy`."""
+    q, task = problem.q, _task_of(problem)
+    names = ["lse", "entropy"] if problem.extras.entropy else ["lse"]
+    outputs = {name: q.new_empty(q.shape[:3], dtype=torch.float32) for name in names}
+    task |= outputs
+    outputs["heads"] = _add_heads(task, q.dtype)
+    launch(task)
+    return outputs
+
+
+@torch.no_grad()
+def compute_statistics(problem: AttentionProblem, request: RowRequest) -> RowStatistics:
+    """Statistics of every row, and heads in float32."""
+    q, S, has_sinks = problem.q, problem.k.shape[2], problem.rule.sinks is not None
+    task = _task_of(problem) | request.inputs(len(q), S, q.device)
+    shapes = request.outputs(q.shape[:3], has_sinks).items()
+    outputs = {name: q.new_empty(shape, dtype=dtype) for name, (shape, dtype) in shapes}
+    task |= outputs
+    if request.keys is not None:  # Triton has no booleans in memory
+        task |= {"N": request.keys.shape[2], "key_seen": outputs["key_seen"].view(torch.uint8)}
+    if request.heads:
+        outputs["heads"] = _add_heads(task, torch.float32)
+    launch(task)
+    return RowStatistics(**outputs, kernel="triton")
+
+
+def _task_of(problem: AttentionProblem) -> Fields:
     """The inputs of a task: queries, keys, values and their rule."""
     q, k, v, rule, *_ = problem
     check_rule(rule, q, k)
@@ -73,7 +101,7 @@ def _dense(x: Tensor, q: Tensor, dtype: torch.dtype, *shape: int) -> Tensor:
     return x.detach().to(q.device, dtype).expand(shape).contiguous()
 
 
-def add_heads(task: Fields, dtype: torch.dtype) -> Tensor:
+def _add_heads(task: Fields, dtype: torch.dtype) -> Tensor:
     """Add heads in the layout of torch's kernel: the heads of a token side by side."""
     q, Dv = task["q"], task["v"].shape[3]
     B, H, T, _ = q.shape
