@@ -4,17 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from headwise.cli._options import (
-    Force,
-    Json,
-    Model,
-    Shared,
-    check_folder,
-    check_output,
-    opt,
-    write_output,
-)
-from headwise.cli._print import print_json, print_note, print_table, progress_bar
+from headwise.cli._options import Model, Output, Shared, check_folder, opt
+from headwise.cli._print import print_note, print_table, progress_bar
 from headwise.errors import ArgumentError
 
 _LENGTHS = (1024, 8192)  # tokens of the texts whose cache is printed
@@ -45,6 +36,14 @@ class CacheTexts(Shared):
     ] = None
 
 
+@dataclass(frozen=True)
+class PlanOutput(Output):
+    """Where the plan goes: its file is always JSON."""
+
+    endings = (".json",)
+    out: Annotated[Path | None, opt("The plan to write: .json.", "--out", "-o")] = None
+
+
 def cache(
     model: Model,
     text: Annotated[
@@ -54,12 +53,9 @@ def cache(
             shown="texts of random tokens in which a span occurs twice",
         ),
     ] = None,
-    out: Annotated[Path | None, opt("The plan to write: .json.", "--out", "-o")] = None,
     duo_attention: Annotated[
         Path | None, opt("Also write the plan to this folder, in the format of DuoAttention.")
     ] = None,
-    force: Force = False,
-    as_json: Json = False,
     keep: Annotated[
         float | None, opt("The largest share of kv heads that keep all tokens.", shown="0.5")
     ] = None,
@@ -72,14 +68,15 @@ def cache(
         int, opt("How many last tokens the other heads keep, fewer than the texts have.", min=1)
     ] = 256,
     *,
+    output: PlanOutput,
     shared: CacheTexts,
 ) -> None:
     """Plan a smaller cache: which tokens each kv head keeps.
 
     Prints the plan and the loss that it costs. With -o, writes it; with --json, prints it as JSON.
     """
-    check_output(out, ".json", force=force)
-    check_folder(duo_attention, force=force)
+    output.check()
+    check_folder(duo_attention, force=output.force)
     goal = {"keep": keep, "bytes": bytes, "loss": loss}
     named = [f"--{name}" for name, value in goal.items() if value is not None]
     if len(named) > 1:
@@ -118,11 +115,7 @@ def cache(
             f"cache of {n_tokens:,} tokens: {kept / share:,.0f} bytes before, {kept:,} after "
             f"({share - 1:+.1%})"
         )
-    if out is not None:
-        print_note(f"The plan: {write_output(plan.save, out, force)}")
+    output.save("The plan", plan.save)
     if duo_attention is not None:
         print_note(f"The pattern: {save_duo_attention(plan, duo_attention)}")
-    if as_json:
-        print_json(plan.frame().to_dict("records"))
-    if out is None and not as_json:
-        print_table(plan.frame()[["name", "window", "loss"]])
+    output.show(plan.frame(), lambda rows: print_table(rows[["name", "window", "loss"]]))

@@ -1,26 +1,28 @@
 """`headwise compare`: what differs between two models, head by head."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from headwise.cli._options import (
-    Figure,
-    Force,
-    Json,
-    Shared,
-    check_figure,
-    check_output,
-    opt,
-    write_output,
-)
+from headwise.cli._options import OutputWithFigure, Shared, opt
 from headwise.cli._print import print_json, print_note, print_result, print_table, progress_bar
 from headwise.errors import ArgumentError
 
 _COLUMNS = ["name", "statistic", "before", "after", "difference"]
 _COLUMNS += ["size", "ci_low", "ci_high", "p_adj"]
+
+
+@dataclass(frozen=True)
+class ComparisonOutput(OutputWithFigure):
+    """Where the comparison goes: into a page or a table, to a program as JSON, or a terminal."""
+
+    endings = (".html", *OutputWithFigure.endings)
+    out: Annotated[
+        Path | None, opt("The file to write: .html, .parquet, .csv or .json.", "--out", "-o")
+    ] = None
 
 
 def compare(
@@ -37,16 +39,11 @@ def compare(
         Path | None,
         opt("For models: a UTF-8 file with one text per line, or - for standard input."),
     ] = None,
-    out: Annotated[
-        Path | None, opt("The file to write: .html, .parquet, .csv or .json.", "--out", "-o")
-    ] = None,
     roles: Annotated[
         bool, opt("Also find the roles of both models; takes longer.", "--roles")
     ] = False,
-    force: Force = False,
-    figure: Figure = None,
-    as_json: Json = False,
     *,
+    output: ComparisonOutput,
     shared: Shared,
 ) -> None:
     """Compare two models head by head, on the same texts.
@@ -56,8 +53,7 @@ def compare(
     rows as JSON. Heads of pruned models are matched by their original
     numbers.
     """
-    check_output(out, ".html", ".parquet", ".csv", ".json", force=force)
-    check_figure(figure, force)
+    output.check()
     _check_sides([before, after], text, shared, roles)
     from headwise import report
     from headwise.cli._inputs import draw_figure, open_model, read_drawn_texts, title_of
@@ -86,18 +82,17 @@ def compare(
                 on_progress=on_progress,
             )
     comparison = replace(comparison, titles=titles)
-    if figure is not None:
-        means = {name: comparison.values("difference", name) for name in comparison.statistics}
-        print_note(f"A map of each difference: {draw_figure(means, comparison.plot, figure)}")
-    if as_json:
+    means = {name: comparison.values("difference", name) for name in comparison.statistics}
+    output.draw("A map of each difference", partial(draw_figure, means, comparison.plot))
+    if output.as_json:
         print_note(comparison.summary)
         print_json(comparison.frame().to_dict("records"))
     else:
         print_result(comparison.summary)
-    if out is not None:
-        write = comparison.report if out.suffix == ".html" else comparison.save
-        print_note(f"The comparison is {write_output(write, out, force).resolve()}")
-    elif not as_json and not comparison.rows["outcome"].str.startswith("not tested").all():
+    is_page = output.out is not None and output.out.suffix == ".html"
+    output.save("The comparison", comparison.report if is_page else comparison.save)
+    tested = not comparison.rows["outcome"].str.startswith("not tested").all()
+    if output.out is None and tested and not output.as_json:
         print_table(comparison.changed()[_COLUMNS].iloc[::-1])
 
 

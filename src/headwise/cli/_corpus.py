@@ -6,19 +6,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from headwise._display import counted
-from headwise.cli._options import (
-    Force,
-    Json,
-    Model,
-    ModelOptions,
-    PerText,
-    Statistics,
-    TableFile,
-    check_output,
-    opt,
-    write_output,
-)
-from headwise.cli._print import print_heads, print_json, print_note, progress_bar
+from headwise.cli._options import Model, ModelOptions, Output, PerText, Statistics, opt
+from headwise.cli._print import print_heads, print_note, progress_bar
 from headwise.errors import ArgumentError
 
 
@@ -89,22 +78,16 @@ def corpus(
 
 def merge(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a corpus job.")],
-    out: TableFile = None,
-    force: Force = False,
-    as_json: Json = False,
+    *,
+    output: Output,
 ) -> None:
     """Add up the shards of a corpus job.
 
     Prints a row per head. With -o, writes the table; with --json, prints JSON.
     """
-    check_output(out, ".parquet", ".csv", ".json", force=force)
+    output.check()
     from headwise.jobs import merge_corpus
 
     result = merge_corpus(run)
-    if out is not None:
-        what = counted(len(result.heads), "head")
-        print_note(f"{what}: {write_output(result.save, out, force)}")
-    if as_json:
-        print_json(result.frame().to_dict("records"))
-    elif out is None:
-        print_heads(result.frame())
+    output.save(counted(len(result.heads), "head"), result.save)
+    output.show(result.frame(), print_heads)

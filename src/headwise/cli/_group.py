@@ -4,9 +4,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from headwise.cli._options import Force, Json, Model, OutputFolder, Shared, check_folder, opt
+from headwise.cli._options import Model, ModelOutput, Shared, opt
 from headwise.cli._print import print_json, print_note, print_result
-from headwise.files import MODEL_FILES
 
 if TYPE_CHECKING:
     from headwise.surgery import GroupedLayer
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
 def group(
     model: Model,
     n_kv_heads: Annotated[int, opt("Key/value heads per layer.", "--kv-heads", min=1)],
-    out: OutputFolder,
     text: Annotated[
         Path | None,
         opt(
@@ -23,9 +21,8 @@ def group(
             "texts, not on arbitrary inputs."
         ),
     ] = None,
-    force: Force = False,
-    as_json: Json = False,
     *,
+    output: ModelOutput,
     shared: Shared,
 ) -> None:
     """Make the heads of a model share keys and values.
@@ -33,7 +30,7 @@ def group(
     The grouped model has fewer key/value heads, and so a smaller cache. Its costs are printed
     before and after, and with --text its loss.
     """
-    check_folder(out, *MODEL_FILES, force=force)
+    output.check()
     from headwise.cli import _inputs
     from headwise.cli._curves import QualityInputs, check_texts_suffice
     from headwise.models import save
@@ -64,8 +61,8 @@ def group(
     if texts is not None:
         held_out = QualityInputs.of(texts[1::2], "", full, tokenizer, shared)
         quality = held_out.compare(full, grouped, before.heads[:1], before.heads)
-    save(grouped, out, tokenizer=tokenizer, source=model, force=force)
-    if as_json:
+    save(grouped, output.out, tokenizer=tokenizer, source=model, force=output.force)
+    if output.as_json:
         rows = [asdict(layer) for layer in layers]
         print_json({"layers": rows, "costs": changes, "quality": quality})
         return
@@ -77,4 +74,4 @@ def group(
             f"{unit}: {full_loss:.4g} before, {loss:.4g} after (on every second text; the others "
             f"fit)"
         )
-    print_result(f"The grouped model is in {out}")
+    print_result(f"The grouped model is in {output.out}")

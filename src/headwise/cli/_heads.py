@@ -1,21 +1,29 @@
 """`headwise heads`: the heads that pick the right stretch of a text, as a file."""
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from headwise.cli._options import (
-    Force,
-    Json,
     Model,
     Nulls,
+    Output,
     Shared,
     check_output,
     names_of_nulls,
     opt,
     write_output,
 )
-from headwise.cli._print import print_json, print_note, print_table, progress_bar
+from headwise.cli._print import print_note, print_table, progress_bar
+
+
+@dataclass(frozen=True)
+class HeadsOutput(Output):
+    """Where the heads go: their file is always JSON."""
+
+    endings = (".json",)
+    out: Annotated[Path | None, opt("The file of the heads to write: .json.", "--out", "-o")] = None
 
 
 def heads(
@@ -27,9 +35,6 @@ def heads(
             "query, right and wrong are spans of characters (or tokens)."
         ),
     ],
-    out: Annotated[
-        Path | None, opt("The file of the heads to write: .json.", "--out", "-o")
-    ] = None,
     vllm_hook: Annotated[
         Path | None, opt("Also write the set as a model configuration of vLLM-Hook: .json.")
     ] = None,
@@ -40,9 +45,8 @@ def heads(
         int | None, opt("The largest number of heads in the set.", shown="5 % of all", min=1)
     ] = None,
     nulls: Nulls = None,
-    force: Force = False,
-    as_json: Json = False,
     *,
+    output: HeadsOutput,
     shared: Shared,
 ) -> None:
     """Find the heads that attend to the right span of a text.
@@ -50,9 +54,10 @@ def heads(
     Prints the heads that were found. With -o, writes all heads with their evidence; with
     --json, prints JSON.
     """
+    output.check()
     exports = [("vllm-hook", ".json", vllm_hook), ("qrhead", ".yaml", qrhead)]
-    for _, ending, path in (("", ".json", out), *exports):
-        check_output(path, ending, force=force)
+    for _, ending, path in exports:
+        check_output(path, ending, force=output.force)
     from headwise.cli._inputs import draw_texts, open_model
     from headwise.corpora import read_examples
     from headwise.roles import Evidence, find_heads
@@ -72,14 +77,10 @@ def heads(
         )
     for line in (*found.notes, *str(found).split("\n")):
         print_note(line)
-    if out is not None:
-        print_note(f"All heads with their evidence: {write_output(found.save, out, force)}")
+    output.save("All heads with their evidence", found.save)
     for form, _, path in exports:
         if path is not None:
             export = partial(found.export, format=form, model_name=found.name or model)
-            print_note(f"{form}: {write_output(export, path, force)}")
-    rows = found.found()
-    if as_json:
-        print_json(rows.to_dict("records"))
-    elif out is None:
-        print_table(rows[["name", "in_set", "effect", "baseline", "null", "lift", "p_adj"]])
+            print_note(f"{form}: {write_output(export, path, output.force)}")
+    columns = ["name", "in_set", "effect", "baseline", "null", "lift", "p_adj"]
+    output.show(found.found(), lambda rows: print_table(rows[columns]))

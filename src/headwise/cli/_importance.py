@@ -1,24 +1,14 @@
 """`headwise importance`: how much each head matters, as a table."""
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from headwise.cli._options import (
-    Figure,
-    Force,
-    Json,
-    Model,
-    PairsFile,
-    Shared,
-    TableFile,
-    check_figure,
-    check_output,
-    opt,
-    write_output,
-)
-from headwise.cli._print import print_json, print_note, print_table, progress_bar
+from headwise.cli._options import Model, OutputWithFigure, PairsFile, Shared, TextFile, opt
+from headwise.cli._print import print_note, print_table, progress_bar
 from headwise.errors import ArgumentError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -30,11 +20,8 @@ class ScoringOptions(Shared):
 
 def importance(
     model: Model,
-    text: Annotated[
-        Path | None, opt("The texts: a UTF-8 file with one text per line, or - for standard input.")
-    ] = None,
+    text: TextFile = None,
     pairs: PairsFile = None,
-    out: TableFile = None,
     method: Annotated[
         Literal["half-gate", "gradient", "curvature", "ablation", "zero-ablation", "gates"],
         opt("How importance is measured."),
@@ -46,10 +33,8 @@ def importance(
     rounds: Annotated[
         int, opt("Rounds of scoring; after each, the least important heads are removed.", min=1)
     ] = 1,
-    force: Force = False,
-    figure: Figure = None,
-    as_json: Json = False,
     *,
+    output: OutputWithFigure,
     shared: ScoringOptions,
 ) -> None:
     """Score how much worse a model is without each head.
@@ -64,8 +49,7 @@ def importance(
         raise ArgumentError(
             "importance: texts come from --text or from --pairs. Give exactly one of them."
         )
-    check_output(out, ".parquet", ".csv", ".json", force=force)
-    check_figure(figure, force)
+    output.check()
     from headwise import scoring
     from headwise.cli import _inputs
     from headwise.corpora import read_pairs
@@ -79,8 +63,8 @@ def importance(
     opened, tokenizer = _inputs.open_model(model, shared)
     _inputs.note_split_texts(texts, opened, tokenizer, shared)
     partial = None
-    if out is not None and method in scoring.RESUMABLE:
-        partial = out.with_name(f"{out.name}.part")
+    if output.out is not None and method in scoring.RESUMABLE:
+        partial = output.out.with_name(f"{output.out.name}.part")
         if partial.exists():
             print_note(f"Resuming from {partial}")
     try:
@@ -101,15 +85,13 @@ def importance(
             print_note(f"Run the same command again to resume from {partial}.")
         raise
     print_note(str(scores))
-    if out is not None:
-        least = ", ".join(map(str, scores.order()[:5]))
-        print_note(
-            f"The least important heads are {least}: {write_output(scores.save, out, force)}"
-        )
-    if figure is not None:
-        print_note(f"A map of the scores: {save_figure(scores.plot(), figure)}")
-    if as_json:
-        print_json(scores.frame().to_dict("records"))
-    if out is None and not as_json:
-        rows = scores.frame().iloc[[scores.row(head) for head in scores.order()]]
-        print_table(rows[["name", "importance", "ci_low", "ci_high"]])
+    order = scores.order()
+    least = ", ".join(map(str, order[:5]))
+    output.save(f"The least important heads are {least}", scores.save)
+    output.draw("A map of the scores", lambda path: save_figure(scores.plot(), path))
+
+    def print_ranking(rows: "pd.DataFrame") -> None:
+        ranked = rows.iloc[[scores.row(head) for head in order]]
+        print_table(ranked[["name", "importance", "ci_low", "ci_high"]])
+
+    output.show(scores.frame(), print_ranking)

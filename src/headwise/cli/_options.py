@@ -2,17 +2,21 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
 import typer
 
 from headwise._packages import require
+from headwise.cli._print import print_json, print_note, print_table
 from headwise.errors import ArgumentError
-from headwise.files import check_writable, file_of_others, write_beside
+from headwise.files import MODEL_FILES, check_writable, file_of_others, write_beside
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def opt(help: str, *names: str, shown: str | bool = True, **settings: Any) -> Any:
@@ -25,10 +29,9 @@ DtypeName = Literal["float32", "bfloat16", "float16", "float64"]
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A folder or a name on the Hugging Face hub.")
 ]
-TableFile = Annotated[
-    Path | None, opt("The file to write: .parquet, .csv or .json.", "--out", "-o")
+TextFile = Annotated[
+    Path | None, opt("The texts: a UTF-8 file with one text per line, or - for standard input.")
 ]
-OutputFolder = Annotated[Path, opt("The folder to write.", "--out", "-o")]
 PairsFile = Annotated[
     Path | None, opt("Instead of --text: a CSV file of sentence pairs and their similarity.")
 ]
@@ -46,21 +49,11 @@ Device = Annotated[str | None, opt("The device to run on, such as cuda.", shown=
 Dtype = Annotated[
     DtypeName | None, opt("The dtype to compute in.", shown="that of the saved model")
 ]
-AttentionName = Literal["headwise", "sdpa", "eager"]
 Attention = Annotated[
-    AttentionName | None,
+    Literal["headwise", "sdpa", "eager"] | None,
     opt(
         "The attention implementation: headwise's kernels, torch's, or the model's own.",
         shown="what transformers chooses",
-    ),
-]
-MaxTexts = Annotated[int | None, opt("Use this many texts, drawn at random.", shown="all", min=1)]
-Paragraphs = Annotated[
-    bool | None,
-    opt(
-        "A text ends at a blank line, not at each line.",
-        "--paragraphs",
-        shown="each line is a text",
     ),
 ]
 MaxTokens = Annotated[
@@ -104,9 +97,18 @@ class Shared:
     device: Device = None
     dtype: Dtype = None
     attention: Attention = None
-    max_texts: MaxTexts = None
+    max_texts: Annotated[
+        int | None, opt("Use this many texts, drawn at random.", shown="all", min=1)
+    ] = None
     max_tokens: MaxTokens = None
-    paragraphs: Paragraphs = None
+    paragraphs: Annotated[
+        bool | None,
+        opt(
+            "A text ends at a blank line, not at each line.",
+            "--paragraphs",
+            shown="each line is a text",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,67 @@ class ModelOptions:
     dtype: Dtype = None
     attention: Attention = None
     max_tokens: MaxTokens = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the rows of a command go: into a file, to a program as JSON, or to the terminal."""
+
+    endings: ClassVar[tuple[str, ...]] = (".parquet", ".csv", ".json")
+
+    out: Annotated[
+        Path | None, opt("The file to write: .parquet, .csv or .json.", "--out", "-o")
+    ] = None
+    force: Force = False
+    as_json: Json = False
+
+    def check(self) -> None:
+        """Refuse a file that could not be written at the end of the work."""
+        check_output(self.out, *self.endings, force=self.force)
+
+    def save(self, what: str, save: Callable[[Path], object]) -> None:
+        """Write the file, if one is named, and note what it holds."""
+        if self.out is not None:
+            print_note(f"{what}: {write_output(save, self.out, self.force)}")
+
+    def show(
+        self, rows: "pd.DataFrame", print_rows: "Callable[[pd.DataFrame], None]" = print_table
+    ) -> None:
+        """Print rows as JSON, or, if no file is written, for people."""
+        if self.as_json:
+            print_json(rows.to_dict("records"))
+        elif self.out is None:
+            print_rows(rows)
+
+
+@dataclass(frozen=True)
+class OutputWithFigure(Output):
+    """Where the rows of a command go, and the figure of them."""
+
+    figure: Figure = None
+
+    def check(self) -> None:
+        """Refuse files that could not be written at the end of the work."""
+        super().check()
+        check_figure(self.figure, self.force)
+
+    def draw(self, what: str, draw: Callable[[Path], object]) -> None:
+        """Write the figure, if one is named, and note what it shows."""
+        if self.figure is not None:
+            print_note(f"{what}: {write_output(draw, self.figure, self.force)}")
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """Where a changed model goes."""
+
+    out: Annotated[Path, opt("The folder to write.", "--out", "-o")]
+    force: Force = False
+    as_json: Json = False
+
+    def check(self) -> None:
+        """Refuse a folder that could not be written at the end of the work."""
+        check_folder(self.out, *MODEL_FILES, force=self.force)
 
 
 def with_flat_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -133,7 +196,7 @@ def with_flat_options(command: Callable[..., None]) -> Callable[..., None]:
             options[field.name] = Parameter(
                 field.name,
                 Parameter.KEYWORD_ONLY,
-                default=field.default,
+                default=Parameter.empty if field.default is MISSING else field.default,
                 annotation=field_hints[field.name],
             )
 

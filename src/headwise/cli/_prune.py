@@ -6,21 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from headwise._packages import require
-from headwise.cli._options import (
-    Figure,
-    Force,
-    Json,
-    Model,
-    OutputFolder,
-    PairsFile,
-    Shared,
-    check_figure,
-    check_folder,
-    opt,
-)
+from headwise.cli._options import Figure, Model, ModelOutput, PairsFile, Shared, check_figure, opt
 from headwise.cli._print import print_json, print_note, print_result, progress_bar
 from headwise.errors import ArgumentError
-from headwise.files import MODEL_FILES, write_beside
+from headwise.files import write_beside
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,7 +26,6 @@ _TIMED_TEXTS, _TIMED_TOKENS = 8, 128
 def prune(
     model: Model,
     by: Annotated[Path, opt("The scores of MODEL, written by headwise importance.")],
-    out: OutputFolder,
     remove: Annotated[
         str,
         opt(
@@ -83,9 +71,7 @@ def prune(
             "--format",
         ),
     ] = "headwise",
-    force: Force = False,
     figure: Figure = None,
-    as_json: Json = False,
     recover: Annotated[
         int, opt("Train the smaller model for this many steps to match the full one.", min=0)
     ] = 0,
@@ -93,11 +79,12 @@ def prune(
         float | None, opt("With --recover: the peak learning rate.", shown="0.0001", min=0)
     ] = None,
     *,
+    output: ModelOutput,
     shared: Shared,
 ) -> None:
     """Remove the least important heads from a model."""
-    check_folder(out, *MODEL_FILES, force=force)
-    check_figure(figure, force)
+    output.check()
+    check_figure(figure, output.force)
     if rate is not None and not (recover and rate > 0):
         raise ArgumentError(
             f"prune: --rate {rate:g} with --recover {recover}. Use numbers above 0."
@@ -164,7 +151,7 @@ def prune(
     recovery: dict[str, Any] = {"steps": recover, "seed": shared.seed or 0}
     recovery |= {"rate": rate} if rate else {}
     # From this file an interrupted recovery resumes.
-    partial = out.with_name(f"{out.name}.part")
+    partial = output.out.with_name(f"{output.out.name}.part")
     distances = []
     if recover:
         distances = _recover(small, full, sentences, tokenizer, shared, partial, recovery)
@@ -174,7 +161,7 @@ def prune(
     costs["parameters"] = _inputs.count_parameters(full, small)
     costs |= _milliseconds(full, small) if timed else {}
     curves = [] if inputs is None else _curves.curves_of(full, orders, inputs, recovery)
-    save(small, out, format=format, tokenizer=tokenizer, source=model, force=force)
+    save(small, output.out, format=format, tokenizer=tokenizer, source=model, force=output.force)
     partial.unlink(missing_ok=True)
     print_note("Loaded in a fresh process, the saved model gives the same outputs")
     quality = measured.compare(full, small, planned.removed, scores.heads) if measured else {}
@@ -182,8 +169,8 @@ def prune(
         print_note(f"A map of the plan: {save_figure(planned.plot(), figure)}")
     if format == "padded":
         print_note("The saved model is as large and as slow as before: removed heads are zeros")
-    elbows = _write_curves(curves, out) if curves else []
-    if as_json:
+    elbows = _write_curves(curves, output.out) if curves else []
+    if output.as_json:
         print_json(
             {
                 "removed": [str(head) for head in planned.removed],
@@ -210,10 +197,10 @@ def prune(
         )
     if curve:
         print_result(
-            f"Intervals are 95 % over resampled texts. The curves are in {out}: curves.svg, "
+            f"Intervals are 95 % over resampled texts. The curves are in {output.out}: curves.svg, "
             f"curves.csv"
         )
-    print_result(f"The smaller model is in {out}")
+    print_result(f"The smaller model is in {output.out}")
 
 
 def _share_of(remove: str) -> float | None:

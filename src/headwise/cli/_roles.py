@@ -10,20 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from headwise._display import did_you_mean
-from headwise.cli._options import (
-    Figure,
-    Force,
-    Json,
-    Model,
-    Nulls,
-    Shared,
-    TableFile,
-    check_figure,
-    check_output,
-    names_of_nulls,
-    opt,
-    write_output,
-)
+from headwise.cli._options import Model, Nulls, OutputWithFigure, Shared, names_of_nulls, opt
 from headwise.cli._print import print_json, print_note, print_table
 from headwise.errors import ArgumentError, InputError
 
@@ -76,7 +63,6 @@ class CorpusFiles:
 def roles(
     model: Model,
     files: CorpusFiles,
-    out: TableFile = None,
     relation: Annotated[
         list[str] | None,
         opt(
@@ -88,10 +74,8 @@ def roles(
         ),
     ] = None,
     nulls: Nulls = None,
-    force: Force = False,
-    figure: Figure = None,
-    as_json: Json = False,
     *,
+    output: OutputWithFigure,
     shared: Shared,
 ) -> None:
     """Find what each head looks at, tested against baselines.
@@ -107,8 +91,7 @@ def roles(
             "roles: no texts. Give --text, --conllu, --coref, --spans or --aligned, or several "
             "of them."
         )
-    check_output(out, ".parquet", ".csv", ".json", force=force)
-    check_figure(figure, force)
+    output.check()
     from headwise.cli._inputs import draw_texts, open_model
     from headwise.cli._study import find_roles_of
     from headwise.roles import Evidence
@@ -122,13 +105,11 @@ def roles(
     result = find_roles_of(model, *opened, drawn, evidence, shared.max_tokens, relations)
     for line in result.notes:
         print_note(line)
-    if out is not None:
-        print_note(f"{result}: {write_output(result.save, out, force)}")
-    if figure is not None:
-        print_note(f"A map of the roles: {save_figure(result.plot(), figure)}")
-    if as_json:
+    output.save(str(result), result.save)
+    output.draw("A map of the roles", lambda path: save_figure(result.plot(), path))
+    if output.as_json:
         print_json([*result.found().to_dict("records"), *nearest_rows(result)])
-    elif out is None:
+    elif output.out is None:
         print_roles(result)
     elif relation:
         outcomes = result.outcomes()
