@@ -9,27 +9,29 @@ from headwise.tables._bootstrap import (
 )
 from headwise.tables._columns import address_columns, at_prompt, in_columns
 from headwise.tables._curves import Curves, Elbow
-from headwise.tables._head_table import HeadTable
-from headwise.tables._heads import Head, HeadLike, HeadsLike, resolve_heads
-from headwise.tables._scores import Scores, random_orders, removable
-from headwise.tables._statistics import STATISTICS
-from headwise.tables._table_file import TableFile, numbers_of, texts_of
-from headwise.tables._totals import COLUMNS, TextSums, Totals
-from headwise.tables.plots import (
-    Frame,
-    Square,
-    categories_html,
-    category_marks,
-    draw_grid,
-    grid_html,
-    placing,
+from headwise.tables._figures import (
     plot_categories,
     plot_heads,
     plot_removed,
     plot_weights,
-    points,
     save_figure,
 )
+from headwise.tables._grid import category_marks
+from headwise.tables._head_table import HeadTable
+from headwise.tables._heads import Head, HeadLike, HeadsLike, resolve_heads
+from headwise.tables._scores import Scores, random_orders, removable
+from headwise.tables._statistics import STATISTICS
+from headwise.tables._svg import (
+    Frame,
+    Square,
+    categories_html,
+    draw_grid,
+    grid_html,
+    placing,
+    points,
+)
+from headwise.tables._table_file import TableFile, numbers_of, texts_of
+from headwise.tables._totals import COLUMNS, TextSums, Totals
 
 __all__ = [
     "COLUMNS",

@@ -13,7 +13,8 @@ from headwise._display import printable
 from headwise.errors import ArgumentError, ShapeError
 from headwise.tables._bootstrap import bootstrap_means, mean_interval
 from headwise.tables._columns import at_prompt
-from headwise.tables.plots import curves_html, plain_legend, plot_axes
+from headwise.tables._figures import plain_legend, plot_axes
+from headwise.tables._svg import curves_html
 
 __all__ = ["Curves", "Elbow"]
 

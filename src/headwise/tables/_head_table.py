@@ -15,8 +15,10 @@ from jaxtyping import Float64, Int64
 from headwise._display import counted
 from headwise.errors import ArgumentError, HeadError
 from headwise.tables._columns import address_columns, at_prompt
+from headwise.tables._figures import plot_heads
 from headwise.tables._heads import Head, HeadLike, resolve_heads
 from headwise.tables._statistics import STATISTICS
+from headwise.tables._svg import grid_html
 from headwise.tables._table_file import (
     TableFile,
     heads_of_rows,
@@ -25,7 +27,6 @@ from headwise.tables._table_file import (
     originals_of_rows,
 )
 from headwise.tables._totals import COLUMNS, TEXT_COLUMNS, Column, TextSums, Totals
-from headwise.tables.plots import grid_html, plot_heads
 
 __all__ = ["HeadTable"]
 

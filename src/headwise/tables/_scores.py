@@ -17,7 +17,9 @@ from headwise._display import counted
 from headwise.errors import ArgumentError, ShapeError
 from headwise.tables._bootstrap import bootstrap_means, mean_interval
 from headwise.tables._columns import address_columns, at_prompt
+from headwise.tables._figures import plot_heads, plot_ranking
 from headwise.tables._heads import Head, HeadLike, resolve_heads
+from headwise.tables._svg import grid_html
 from headwise.tables._table_file import (
     TableFile,
     heads_of_rows,
@@ -25,7 +27,6 @@ from headwise.tables._table_file import (
     numbers_of,
     originals_of_rows,
 )
-from headwise.tables.plots import grid_html, plot_heads, plot_ranking
 
 __all__ = ["Scores", "random_orders", "removable"]
 

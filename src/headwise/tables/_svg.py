@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from headwise._display import printable
+from headwise.tables._grid import HUES, OTHERS, HeadGrid, category_styles, opacity
 from headwise.tables._heads import Head
-from headwise.tables.plots._grid import HUES, OTHERS, HeadGrid, category_styles, opacity
 
 # Viridis at equal steps, dark to light: colour-blind safe, and readable in print.
 _COLOURS = ("#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30",

@@ -12,8 +12,8 @@ from headwise._display import printable
 from headwise._packages import require
 from headwise.errors import ArgumentError
 from headwise.files import as_path, write_beside
+from headwise.tables._grid import HeadGrid, category_styles, opacity
 from headwise.tables._heads import Head
-from headwise.tables.plots._grid import HeadGrid, category_styles, opacity
 
 FIGURE_ENDINGS = (".svg", ".png", ".pdf")
 _CELL, _MARGINS, _SMALLEST = 0.28, (2.2, 1.2), 2.0  # inches
