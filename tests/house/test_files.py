@@ -40,7 +40,7 @@ READ_ELSEWHERE = {
     "models/checkpoints/_fresh_process.py: _write_outputs": FRESH,
     "models/checkpoints/_fresh_process.py: answer_in_fresh_process": FRESH,
     "models/checkpoints/_formats.py: _write_with_code": FRESH,
-    "report/comparison/_page.py: page_style": PACKAGED,
+    "report/comparison/_comparison.py: page_style": PACKAGED,
     "report/page/_render.py: _read": PACKAGED,
 }
 # Functions that meet no full disk, or are not killed, in these tests, and why.

@@ -20,7 +20,7 @@ import headwise as hw
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.report import Comparison, compare_tables
 from headwise.report.comparison._compare import _stages
-from headwise.report.comparison._page import page_style, render
+from headwise.report.comparison._comparison import page_style, render
 from headwise.tables import Head, HeadTable, ratio_interval
 from planted import TOKENIZER, lines
 from studies import make_roles, make_study

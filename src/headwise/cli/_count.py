@@ -12,8 +12,6 @@ from headwise.cli._print import print_json, print_result
 from headwise.errors import ArgumentError, InputError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from headwise.counts import ModelSizes
 
 # The options that describe a layer, by their names in `layer_sizes`.
@@ -119,7 +117,7 @@ def _option_names(names: Iterable[str]) -> str:
 
 def _print_model(facts: Mapping[str, Any]) -> None:
     """Print one model: its sizes, parameters, multiply-adds and cache."""
-    sizes, model, text = facts["sizes"], facts["model"], facts["text"]
+    sizes, layer, model, text = facts["sizes"], facts["layer"], facts["model"], facts["text"]
     grouped = sizes["n_kv_heads"] != sizes["n_heads"]
     kv_heads = f" on {sizes['n_kv_heads']} of keys and values" if grouped else ""
     name = f"{facts['name']}: " if facts["name"] else ""
@@ -129,11 +127,31 @@ def _print_model(facts: Mapping[str, Any]) -> None:
     )
     if facts["source"]:
         print_result(f"Sizes: {facts['source']}")
-    _print_whole(_parameter_table(facts))
+    # One layer, and all layers if there are more.
+    n_layers = model["layers"]
+    multiples = {"": 1, f" x {n_layers}": n_layers} if n_layers > 1 else {"": 1}
+    kinds = ("weights", "biases")
+    rows = {role: [layer[kind][role] for kind in kinds] for role in layer["weights"]}
+    rows["all"] = [sum(layer[kind].values()) for kind in kinds]
+    _print_columns(
+        ["parameters", *(f"{kind}{by}" for by in multiples for kind in kinds)],
+        [
+            [role, *(f"{n * number:,}" for n in multiples.values() for number in numbers)]
+            for role, numbers in rows.items()
+        ],
+    )
     total = model["all_parameters"]
     share = "" if total is None else f", {model['share']:.1%} of the model's {total:,}"
     print_result(f"{model['parameters']:,} parameters together{share}.")
-    _print_whole(_work_table(facts))
+    work = layer["multiply_adds"]
+    whole = sum(work.values())
+    _print_columns(
+        ["work", *(f"multiply-adds{by}" for by in multiples), "share"],
+        [
+            [part, *(f"{n * number:,}" for n in multiples.values()), f"{number / whole:.1%}"]
+            for part, number in (work | {"all": whole}).items()
+        ],
+    )
     cached = f", {text['cached']:,} of them cached" if text["cached"] else ""
     print_result(f"Queries {text['queries']:,}, keys {text['keys']:,}{cached}.")
     print_result(f"{model['flops']:.3g} FLOPs together: a multiply-add is two.")
@@ -142,72 +160,36 @@ def _print_model(facts: Mapping[str, Any]) -> None:
         print_result("An encoder reads all tokens at once: there is no cache.")
         return
     print_result(
-        f"Keys and values in {model['cache_dtype']}: {facts['layer']['cache_bytes']:,} bytes per "
+        f"Keys and values in {model['cache_dtype']}: {layer['cache_bytes']:,} bytes per "
         f"token and layer, {model['cache_bytes']:,} per token, {text['cache_bytes']:,} in all."
     )
 
 
-def _parameter_table(facts: Mapping[str, Any]) -> "Table":
-    """The parameters of each projection, in one layer and in all layers."""
-    layer, multiples = facts["layer"], _multiples(facts)
-    names = ("weights", "biases")
-    rows = {role: [layer[name][role] for name in names] for role in layer["weights"]}
-    rows["all"] = [sum(layer[name].values()) for name in names]
-    table = _table("parameters", *(f"{name}{_by(n)}" for n in multiples for name in names))
-    for role, numbers in rows.items():
-        table.add_row(role, *(f"{n * number:,}" for n in multiples for number in numbers))
-    return table
-
-
-def _work_table(facts: Mapping[str, Any]) -> "Table":
-    """The multiply-adds of each step, in one layer and in all layers."""
-    work, multiples = facts["layer"]["multiply_adds"], _multiples(facts)
-    total = sum(work.values())
-    table = _table("work", *(f"multiply-adds{_by(n)}" for n in multiples), "share")
-    for part, number in (work | {"all": total}).items():
-        table.add_row(part, *(f"{n * number:,}" for n in multiples), f"{number / total:.1%}")
-    return table
-
-
-def _multiples(facts: Mapping[str, Any]) -> tuple[int, ...]:
-    """One layer, and all layers if there are more."""
-    n_layers = facts["model"]["layers"]
-    return (1, n_layers) if n_layers > 1 else (1,)
-
-
-def _by(n_layers: int) -> str:
-    return "" if n_layers == 1 else f" x {n_layers}"
-
-
 def _print_list(models: Sequence[Mapping[str, Any]]) -> None:
     """Print the known models, a line each."""
-    names = ("d_model", "n_heads", "n_kv_heads")
-    table = _table("model", "layers", "d_model", "heads", "kv", "weights", "share", "cache")
+    rows = []
     for facts in models:
         sizes, model = facts["sizes"], facts["model"]
-        numbers = (model["layers"], *(sizes[name] for name in names))
+        numbers = (model["layers"], *(sizes[name] for name in ("d_model", "n_heads", "n_kv_heads")))
         weights = f"{model['weights'] / 1e6:,.1f} M"
         cache = f"{model['cache_bytes'] / 1e3:,.0f} kB" if model["cache_bytes"] else "none"
-        table.add_row(facts["name"], *map(str, numbers), weights, f"{model['share']:.0%}", cache)
-    _print_whole(table)
+        rows.append([facts["name"], *map(str, numbers), weights, f"{model['share']:.0%}", cache])
+    names = ["model", "layers", "d_model", "heads", "kv", "weights", "share", "cache"]
+    _print_columns(names, rows)
     print_result(
         "Weights of attention and their share of the model; cache bytes per token, in --dtype."
     )
 
 
-def _print_whole(table: "Table") -> None:
-    """Print a table at full width: a narrow terminal wraps its lines, but truncates no number."""
-    from rich.console import Console
-
-    Console(highlight=False, width=1000).print(table)
-
-
-def _table(first: str, *columns: str) -> "Table":
+def _print_columns(names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print columns of numbers at full width: a narrow terminal wraps lines, but cuts no number."""
     from rich import box
+    from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column(first)
-    for name in columns:
+    table = Table(names[0], box=box.SIMPLE_HEAD, padding=(0, 1))
+    for name in names[1:]:
         table.add_column(name, justify="right")
-    return table
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False, width=1000).print(table)

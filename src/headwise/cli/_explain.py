@@ -19,8 +19,7 @@ if TYPE_CHECKING:  # `headwise --help` imports neither
     import headwise.example
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-_MAX_MATRIX_WIDTH = 16
-"""The largest d_model whose mixing matrix is printed."""
+_MAX_MATRIX_WIDTH = 16  # the largest d_model whose mixing matrix is printed
 
 
 def explain(
@@ -42,28 +41,18 @@ def run(
     example: "headwise.example.WorkedExample", as_json: bool, console: "rich.console.Console"
 ) -> None:
     """Print the example as pictures or as JSON."""
-    if as_json:
-        lines = [
-            f"  {json.dumps(key)}: {json.dumps(figure)}" for key, figure in figures(example).items()
-        ]
-        console.out("{\n" + ",\n".join(lines) + "\n}", highlight=False)
-    else:
+    if not as_json:
         render(example, console)
+        return
+    lines = (f"  {json.dumps(name)}: {json.dumps(x)}" for name, x in figures(example).items())
+    console.out("{\n" + ",\n".join(lines) + "\n}", highlight=False)
 
 
 def figures(example: "headwise.example.WorkedExample") -> dict[str, Any]:
     """Every figure of the example as plain lists, to the 15 digits that float64 always holds."""
-    return {
-        "tokens": list(example.tokens),
-        "query": example.tokens[example.query],
-        "weights": _tidy(example.weights),
-        "values": _tidy(example.values),
-        "heads": _tidy(example.heads),
-        "concat": _tidy(example.concat),
-        "out": _tidy(example.out),
-        "W_mix": _tidy(example.W_mix),
-        "out_mixed": _tidy(example.out_mixed),
-    }
+    arrays = ("weights", "values", "heads", "concat", "out", "W_mix", "out_mixed")
+    words = {"tokens": list(example.tokens), "query": example.tokens[example.query]}
+    return words | {name: _tidy(getattr(example, name)) for name in arrays}
 
 
 def render(example: "headwise.example.WorkedExample", console: "rich.console.Console") -> None:

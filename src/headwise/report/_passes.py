@@ -23,7 +23,7 @@ _BATCH_SIZE = 16
 Pair = tuple[str, str | None]
 
 
-def pairs_for(model: nn.Module, texts: Any, targets: Any) -> list[Pair]:
+def pairs_for(caller: str, model: nn.Module, texts: Any, targets: Any = None) -> list[Pair]:
     """Each text, paired with its target for an encoder-decoder.
 
     Raises:
@@ -31,13 +31,13 @@ def pairs_for(model: nn.Module, texts: Any, targets: Any) -> list[Pair]:
         InputError: the texts hold no token.
     """
     if reads_two_texts(model):
-        return [*list_pairs("study", texts, targets)]
+        return [*list_pairs(caller, texts, targets)]
     if targets is not None:
         raise ArgumentError(
-            f"study: targets are for an encoder-decoder, and {type(model).__name__} reads one "
+            f"{caller}: targets are for an encoder-decoder, and {type(model).__name__} reads one "
             f"text. Leave them out."
         )
-    return [(text, None) for text in list_texts("study", texts)]
+    return [(text, None) for text in list_texts(caller, texts)]
 
 
 def sizes_of(

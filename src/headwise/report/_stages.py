@@ -99,7 +99,7 @@ def study(
         classes = token_classes(tokenizer)
         request = Request(classes={name: ids for name, (ids, _) in classes.items()})
         meanings |= {name: meaning for name, (_, meaning) in classes.items()}
-    pairs = pairs_for(model, texts, targets)
+    pairs = pairs_for("study", model, texts, targets)
     pieces = as_pieces(tokenizer, pairs, model, max_tokens)
     with in_evaluation(model):
         table = watch_pieces(model, pieces, request, on_progress)
@@ -109,7 +109,7 @@ def study(
             samples = sample_beginnings(model, tokenizer, pairs)
         else:
             first = None if full else heads_to_show_first(table)
-            shown = pairs_for(model, show, None)
+            shown = pairs_for("study", model, show)
             samples = sample_whole(model, tokenizer, shown, first, max_tokens)
     return Study(
         title=about.title or type(model).__name__,

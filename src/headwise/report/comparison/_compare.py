@@ -1,7 +1,7 @@
 """Two models, studies or tables, compared head by head."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from headwise._evaluation import in_evaluation
 from headwise._progress import Progress, shows_progress
-from headwise.corpora import Texts, list_pairs, list_texts, refuse_path
+from headwise.corpora import Texts, refuse_path
 from headwise.errors import ArgumentError
 from headwise.models import check_model, without_compiler
 from headwise.models.texts import (
@@ -21,7 +21,7 @@ from headwise.models.texts import (
     token_classes,
     tokenizer_of,
 )
-from headwise.report._passes import by_whole_text, watch_pieces
+from headwise.report._passes import Pair, by_whole_text, pairs_for, watch_pieces
 from headwise.report._study import Study, load_study
 from headwise.report.comparison._compare_tables import compare_tables
 from headwise.report.comparison._comparison import Comparison
@@ -30,7 +30,6 @@ from headwise.tables import HeadTable
 from headwise.watch import DEFAULT, Request
 
 Side = nn.Module | Study | HeadTable | str | os.PathLike[str]
-BothRoles = bool | tuple[Roles, Roles]
 
 
 @shows_progress("Comparing heads")
@@ -41,7 +40,7 @@ def compare(
     *,
     tokenizer: Any = None,
     request: Request | None = None,
-    roles: BothRoles = False,
+    roles: bool | tuple[Roles, Roles] = False,
     max_tokens: int | None = None,
     tolerance: float = 1e-5,
     on_progress: Progress | None = None,
@@ -83,33 +82,43 @@ def compare(
     """
     if not 0 <= tolerance < 1:
         raise ArgumentError(f"compare: tolerance={tolerance}. Give a share from 0 to below 1.")
-    before, after = _loaded(before), _loaded(after)
+    before, after = (
+        load_study(side) if isinstance(side, str | os.PathLike) else side
+        for side in (before, after)
+    )
     if isinstance(before, nn.Module) and isinstance(after, nn.Module):
-        tokenizers = tokenizer if isinstance(tokenizer, tuple) else (tokenizer, tokenizer)
         if texts is None:
             raise ArgumentError("compare: texts=None. Give the texts that both models read.")
         refuse_path("compare", "texts", texts)
         texts = texts if isinstance(texts, str) else list(texts)
+        tokenizers = tokenizer if isinstance(tokenizer, tuple) else (tokenizer, tokenizer)
         stages = _stages(on_progress, 3 if roles is True else 1)
-        tables = _measure_both((before, after), tokenizers, texts, request, max_tokens, stages[0])
-        if roles is True:
-            sides = zip((before, after), tokenizers, stages[1:], strict=True)
-            roles = _pair(
-                [find_roles(model, each, texts, on_progress=stage) for model, each, stage in sides]
-            )
+        tables = _measure_both([before, after], tokenizers, texts, request, max_tokens, stages[0])
+        known = [
+            find_roles(model, each, texts, on_progress=stage)
+            for model, each, stage in zip((before, after), tokenizers, stages[1:], strict=False)
+        ]
     else:
-        names = ("texts", "tokenizer", "request", "max_tokens")
+        tables = [_table_of(side, before, after) for side in (before, after)]
         values = (texts, tokenizer, request, max_tokens)
-        tables = _tables(before, after, dict(zip(names, values, strict=True)))
-        roles = _known_roles(before, after, roles)
+        names = ("texts", "tokenizer", "request", "max_tokens")
+        unused = [name for name, x in zip(names, values, strict=True) if x is not None]
+        if unused:
+            raise ArgumentError(
+                f"compare: {unused[0]}= is for models, and these are tables of texts that were "
+                f"read already. Leave it out."
+            )
+        if roles is True:
+            raise ArgumentError(
+                "compare: roles=True is for models, and these are tables. Give (Roles, Roles)."
+            )
+        of_studies = [side.roles for side in (before, after) if isinstance(side, Study)]
+        known = [each for each in of_studies if each is not None]
+    both = None if isinstance(roles, bool) else roles
+    if both is None and len(known) == 2:
+        both = known[0], known[1]
     titles = [side.title if isinstance(side, Study) else "" for side in (before, after)]
-    return compare_tables(
-        *tables, None if isinstance(roles, bool) else roles, tolerance, (titles[0], titles[1])
-    )
-
-
-def _loaded(side: Side) -> nn.Module | Study | HeadTable:
-    return load_study(side) if isinstance(side, str | os.PathLike) else side
+    return compare_tables(tables[0], tables[1], both, tolerance, (titles[0], titles[1]))
 
 
 def _stages(on_progress: Progress | None, n: int) -> list[Progress | None]:
@@ -123,55 +132,29 @@ def _stages(on_progress: Progress | None, n: int) -> list[Progress | None]:
     return [stage(number) for number in range(n)]
 
 
-def _pair(roles: list[Roles]) -> tuple[Roles, Roles]:
-    return roles[0], roles[1]
-
-
-def _tables(
-    before: object, after: object, for_models: Mapping[str, object]
-) -> tuple[HeadTable, HeadTable]:
-    """The tables of two studies, or two tables.
+def _table_of(side: object, before: object, after: object) -> HeadTable:
+    """The table of a study, or the table itself.
 
     Raises:
-        ArgumentError: they are something else, or an argument for models is given.
+        ArgumentError: it is something else.
     """
-    tables = []
-    for side in (before, after):
-        table = side.table if isinstance(side, Study) else side
-        if not isinstance(table, HeadTable):
-            kinds = f"{type(before).__name__} and {type(after).__name__}"
-            raise ArgumentError(
-                f"compare: {kinds} cannot be compared. Give two models, or two studies or tables."
-            )
-        tables.append(table)
-    unused = [name for name, value in for_models.items() if value is not None]
-    if unused:
+    table = side.table if isinstance(side, Study) else side
+    if not isinstance(table, HeadTable):
+        kinds = f"{type(before).__name__} and {type(after).__name__}"
         raise ArgumentError(
-            f"compare: {unused[0]}= is for models, and these are tables of texts that were read "
-            f"already. Leave it out."
+            f"compare: {kinds} cannot be compared. Give two models, or two studies or tables."
         )
-    return tables[0], tables[1]
-
-
-def _known_roles(before: object, after: object, roles: BothRoles) -> BothRoles:
-    """Two tables of roles, those of two studies, or False."""
-    if roles is True:
-        raise ArgumentError(
-            "compare: roles=True is for models, and these are tables. Give (Roles, Roles)."
-        )
-    of_studies = [side.roles for side in (before, after) if isinstance(side, Study)]
-    known = [each for each in of_studies if each is not None]
-    return _pair(known) if roles is False and len(known) == 2 else roles
+    return table
 
 
 def _measure_both(
-    models: tuple[Any, Any],
-    tokenizers: tuple[Any, Any],
+    models: Sequence[Any],
+    tokenizers: Sequence[Any],
     texts: Any,
     request: Request | None,
     max_tokens: int | None,
     on_progress: Progress | None,
-) -> tuple[HeadTable, HeadTable]:
+) -> list[HeadTable]:
     """The tables of two models on the same texts.
 
     Raises:
@@ -180,36 +163,47 @@ def _measure_both(
     inner = [check_model("compare", model) for model in models]
     for model in inner:
         check_reads_text("compare", model)
-    owners, pieces = _pieces_of_both(models, inner, tokenizers, texts, max_tokens)
-    request = _request_for(_tokenizers(models, tokenizers)[0], request)
+    two = [reads_two_texts(model) for model in inner]
+    if two[0] != two[1]:
+        names = [type(model).__name__ for model in inner]
+        raise ArgumentError(
+            f"compare: only one of {names[0]} and {names[1]} reads two texts. Compare models of "
+            f"one kind."
+        )
+    readers = [
+        tokenizer_of(without_compiler(model), tokenizer, "compare")
+        for model, tokenizer in zip(models, tokenizers, strict=True)
+    ]
+    owners, pieces = _pieces_of_both(
+        inner, readers, pairs_for("compare", inner[0], texts), max_tokens
+    )
+    if request is None:  # every statistic that a change can show in
+        classes = {name: ids for name, (ids, _) in token_classes(readers[0]).items()}
+        request = Request((*DEFAULT, "output_norm"), classes=classes)
+    request = replace(request, per_text=True)
     tables = []
     progress = _stages(on_progress, 2)  # the models take equally long
-    for number, model in enumerate(inner):
+    for model, own, stage in zip(inner, pieces, progress, strict=True):
         with in_evaluation(model):
-            table = watch_pieces(model, pieces[number], request, progress[number])
+            table = watch_pieces(model, own, request, stage)
         tables.append(by_whole_text(table, owners))
-    return tables[0], tables[1]
+    return tables
 
 
 def _pieces_of_both(
-    models: tuple[Any, Any],
-    inner: Sequence[nn.Module],
-    tokenizers: tuple[Any, Any],
-    texts: Any,
+    models: Sequence[nn.Module],
+    tokenizers: Sequence[Any],
+    pairs: Sequence[Pair],
     max_tokens: int | None,
 ) -> tuple[list[int], list[list[Piece]]]:
     """For each piece its text, and the pieces of both models; their tokens are the same."""
-    pairs = _pairs_for(inner, texts)
-    resolved = _tokenizers(models, tokenizers)
-    limits = [context_of(*side) for side in zip(inner, resolved, strict=True)]
+    both = list(zip(tokenizers, models, strict=True))
+    limits = [context_of(model, tokenizer) for tokenizer, model in both]
     limit = min(limits if max_tokens is None else [max_tokens, *limits])
     owners: list[int] = []
     pieces: list[list[Piece]] = [[], []]
     for number, pair in enumerate(pairs):
-        sides = [
-            as_pieces(tokenizer, [pair], model, limit)
-            for model, tokenizer in zip(inner, resolved, strict=True)
-        ]
+        sides = [as_pieces(tokenizer, [pair], model, limit) for tokenizer, model in both]
         tokens = [[list(piece.source) for piece in side] for side in sides]
         if tokens[0] != tokens[1]:
             raise ArgumentError(
@@ -221,31 +215,3 @@ def _pieces_of_both(
         for side, new in zip(pieces, sides, strict=True):
             side += new
     return owners, pieces
-
-
-def _pairs_for(models: Sequence[nn.Module], texts: Any) -> list[tuple[str, str | None]]:
-    two = [reads_two_texts(model) for model in models]
-    if two[0] != two[1]:
-        names = [type(model).__name__ for model in models]
-        raise ArgumentError(
-            f"compare: only one of {names[0]} and {names[1]} reads two texts. Compare models of "
-            f"one kind."
-        )
-    if two[0]:
-        return [*list_pairs("compare", texts)]
-    return [(text, None) for text in list_texts("compare", texts)]
-
-
-def _tokenizers(models: tuple[Any, Any], tokenizers: tuple[Any, Any]) -> list[Any]:
-    sides = zip(models, tokenizers, strict=True)
-    return [
-        tokenizer_of(without_compiler(model), tokenizer, "compare") for model, tokenizer in sides
-    ]
-
-
-def _request_for(tokenizer: Any, request: Request | None) -> Request:
-    """The request with the sums of each text; None is every statistic that a change can show in."""
-    if request is not None:
-        return replace(request, per_text=True)
-    classes = {name: ids for name, (ids, _) in token_classes(tokenizer).items()}
-    return Request((*DEFAULT, "output_norm"), classes=classes, per_text=True)

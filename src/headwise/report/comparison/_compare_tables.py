@@ -1,32 +1,32 @@
-"""Two tables with sums per text, compared head by head."""
+"""Two tables with sums per text, compared head by head: paired intervals, one family of tests."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 
-from headwise.errors import ArgumentError
-from headwise.report.comparison._comparison import ROLE_COLUMNS, Comparison
-from headwise.report.comparison._comparison_data import (
+from headwise.errors import ArgumentError, HeadError
+from headwise.report.comparison._comparison import (
     CHANGED,
     ERROR_RATE,
+    NUMBERS_OF_ROLES,
     ONLY_AFTER,
     ONLY_BEFORE,
+    ROLE_COLUMNS,
     UNCHANGED,
+    Comparison,
 )
-from headwise.report.comparison._differences import (
-    HeadDifferences,
-    differences,
-    same_texts,
-    without_rounding,
-)
-from headwise.report.comparison._matching import MatchedHeads, match_heads
-from headwise.roles import FEWEST_TEXTS, Roles
+from headwise.roles import FEWEST_TEXTS, Roles, step_down
 from headwise.tables import Head, HeadTable, TextSums, address_columns
 
-Column = Float64[np.ndarray, " _"]
+Column = Float64[np.ndarray, " N"]
+PerText = Float64[np.ndarray, "M N"]
+
+_SIDES = ("before", "after")
+_NO_ROW = -1  # of a head that a table does not have
 
 
 def compare_tables(
@@ -43,23 +43,56 @@ def compare_tables(
     Args:
         draws: Bootstrap resamples of the test.
     """
+    tables = before, after
     names = _common_statistics(before, after)
-    matched = match_heads(before, after)
-    sums = _common_sums(before, after, matched, names)
-    paired = same_texts(*sums)
+    heads, rows = _match_heads(before, after)
+    common = (rows != _NO_ROW).all(0)
+    was, now = (
+        _common_sums(table, names, each[common]) for table, each in zip(tables, rows, strict=True)
+    )
+    paired = np.array_equal(was.count, now.count)
     if paired:
-        rounded = (without_rounding(sums[0][name], sums[1][name], tolerance) for name in names)
-        sums = sums[0], dict(zip(names, rounded, strict=True))
-    results = differences(*sums, paired=paired, draws=draws)
-    parts = [_rows(name, results[name], matched, (before, after)) for name in names]
-    rows = pd.concat(parts, ignore_index=True)
-    n_texts = tuple(len(side[names[0]].count) for side in sums)
+        now = _without_rounding(was, now, tolerance)
+    low, high = was.difference_interval(now, paired=paired)
+    texts = np.minimum(*((side.count > 0).sum(0).astype(np.float64) for side in (was, now)))
+    p = _adjusted_p(was, now, texts >= FEWEST_TEXTS, paired=paired, draws=draws)
+
+    def of_all_heads(values: Column) -> Float64[np.ndarray, "statistics heads"]:
+        """Values of the common heads as those of all heads; NaN for the others."""
+        columns = np.full((len(names), len(heads)), np.nan)
+        columns[:, common] = values.reshape(len(names), -1)
+        return columns
+
+    means = [
+        np.where(each == _NO_ROW, np.nan, np.stack([table.mean(name)[each] for name in names]))
+        for table, each in zip(tables, rows, strict=True)
+    ]
+    difference = of_all_heads(_mean(now) - _mean(was))
+    numbers = {
+        **dict(zip(_SIDES, means, strict=True)),
+        "difference": difference,
+        "size": np.stack(list(map(_sizes, difference, means[0]))),
+        "ci_low": of_all_heads(low),
+        "ci_high": of_all_heads(high),
+        "p_adj": of_all_heads(p),
+        "texts": np.nan_to_num(of_all_heads(texts)),
+    }
+    n = len(names)
+    addresses = pd.concat([pd.DataFrame(address_columns(heads))] * n, ignore_index=True)
+    columns = {name: values.ravel() for name, values in numbers.items()}
+    frame = addresses.assign(statistic=np.repeat(names, len(heads)).tolist(), **columns)
+    present = [(each != _NO_ROW).tolist() * n for each in rows]
+    frame["outcome"] = list(map(_outcome, columns["p_adj"], columns["texts"], *present))
+    for side, table, each in zip(_SIDES, tables, rows, strict=True):
+        frame[f"{side}_head"] = [
+            "" if row == _NO_ROW else str(table.heads[row]) for row in each
+        ] * n
     return Comparison(
-        rows=rows,
-        roles=None if roles is None else _role_changes((before, after), roles),
+        rows=frame,
+        roles=None if roles is None else _role_changes(tables, roles),
         titles=titles,
         models=(before.model, after.model),
-        texts=(n_texts[0], n_texts[1]),
+        texts=(len(was.count), len(now.count)),
         paired=paired,
         tolerance=tolerance,
         versions=dict(after.versions),
@@ -84,7 +117,7 @@ def _common_statistics(before: HeadTable, after: HeadTable) -> list[str]:
             f"{', '.join(after.statistics) or 'no statistics'} after. Compare tables of the same "
             f"request."
         )
-    for side, table in (("before", before), ("after", after)):
+    for side, table in zip(_SIDES, (before, after), strict=True):
         missing = [name for name in names if table.totals[name].per_text is None]
         if missing:
             raise ArgumentError(
@@ -95,51 +128,115 @@ def _common_statistics(before: HeadTable, after: HeadTable) -> list[str]:
     return names
 
 
-def _common_sums(
-    before: HeadTable, after: HeadTable, matched: MatchedHeads, names: Sequence[str]
-) -> tuple[dict[str, TextSums], dict[str, TextSums]]:
-    """The sums per text of the heads that both tables have, in the same order."""
-    sides = []
-    for table, rows in ((before, matched.before), (after, matched.after)):
-        common = [row for number in matched.common if (row := rows[number]) is not None]
-        sums = {name: table.per_text(name).parts for name in names}
-        sides.append({n: TextSums(*(part[:, common] for part in x)) for n, x in sums.items()})
-    return sides[0], sides[1]
+def _match_heads(
+    before: HeadTable, after: HeadTable
+) -> tuple[tuple[Head, ...], Int64[np.ndarray, "2 heads"]]:
+    """The original addresses of all heads, and the row of each in both tables.
+
+    Heads of zeros that pad a layer belong to neither model.
+
+    Raises:
+        HeadError: the models have other layers, or other numbers of heads without a record of the
+            original ones, or no head in common.
+    """
+    was, now = (
+        {head: row for row, head in enumerate(table.original or table.heads) if head is not None}
+        for table in (before, after)
+    )
+    recorded = bool(before.original or after.original)
+    if recorded and not was.keys() & now.keys():
+        raise HeadError(
+            f"compare: {min(before.heads)} to {max(before.heads)} and {min(after.heads)} to "
+            f"{max(after.heads)} have no head in common. Compare models of one architecture."
+        )
+    layers: list[dict[str, set[int]]] = [{}, {}]
+    for by_layer, known in zip(layers, (was, now), strict=True):
+        for head in known:
+            by_layer.setdefault(str(head).rpartition(".")[0], set()).add(head.head)
+    if layers[0].keys() != layers[1].keys():  # each layer keeps a head
+        spans = [
+            f"{len(x)} layers ({x[0]} to {x[-1]})" if len(x) > 1 else x[0]
+            for x in map(list, layers)
+        ]
+        by, what = "", "models with the same layers"
+        if recorded:
+            by, what = ", by the original numbers of their heads", "a model with one made from it"
+        raise HeadError(f"compare: {spans[0]} before and {spans[1]} after{by}. Compare {what}.")
+    for layer, numbers in layers[0].items():
+        if not recorded and numbers != layers[1][layer]:
+            raise HeadError(
+                f"compare: {layer} has {len(numbers)} heads before and {len(layers[1][layer])} "
+                f"after, and neither model records which of the original heads it has. Compare "
+                f"models that headwise pruned or grouped."
+            )
+    heads = tuple(dict.fromkeys([*was, *sorted(now)]))
+    return heads, np.array([[rows.get(head, _NO_ROW) for head in heads] for rows in (was, now)])
 
 
-def _rows(
-    name: str, result: HeadDifferences, matched: MatchedHeads, tables: tuple[HeadTable, HeadTable]
-) -> pd.DataFrame:
-    """A row for each head: what `Comparison.rows` holds of one statistic."""
-    heads = matched.heads
+def _common_sums(table: HeadTable, names: Sequence[str], rows: Int64[np.ndarray, " _"]) -> TextSums:
+    """The sums of each text, with a column for each of these heads and statistics.
 
-    def spread(values: Column) -> Column:
-        """Values of the common heads as those of all heads."""
-        column = np.full(len(heads), np.nan)
-        column[matched.common] = values
-        return column
+    All statistics are columns of one, so that they share the resamples and the family of tests.
+    """
+    parts = zip(*(table.per_text(name).parts for name in names), strict=True)
+    return TextSums(*(np.concatenate([part[:, rows] for part in each], axis=1) for each in parts))
 
-    columns: dict[str, Any] = {**address_columns(heads), "statistic": name}
-    sides = dict(zip(("before", "after"), zip(tables, matched[1:], strict=True), strict=True))
-    for side, (table, rows) in sides.items():
-        means = table.mean(name)
-        columns[side] = np.array([np.nan if row is None else means[row] for row in rows])
-    columns["difference"] = spread(result.difference)
-    columns["size"] = _sizes(columns["difference"], columns["before"])
-    columns |= {"ci_low": spread(result.low), "ci_high": spread(result.high)}
-    columns |= {"p_adj": spread(result.p), "texts": np.nan_to_num(spread(result.texts))}
-    outcomes = []
-    for p, texts, *both in zip(columns["p_adj"], columns["texts"], *matched[1:], strict=True):
-        if None in both:
-            outcomes.append(ONLY_AFTER if both[0] is None else ONLY_BEFORE)
-        elif np.isnan(p):
-            outcomes.append(f"not tested: {texts:.0f} texts, {FEWEST_TEXTS} needed")
-        else:
-            outcomes.append(CHANGED if p <= ERROR_RATE else UNCHANGED)
-    columns["outcome"] = outcomes
-    for side, (table, rows) in sides.items():
-        columns[f"{side}_head"] = ["" if row is None else str(table.heads[row]) for row in rows]
-    return pd.DataFrame(columns)
+
+def _without_rounding(before: TextSums, after: TextSums, tolerance: float) -> TextSums:
+    """The sums after, with those of before wherever a text's means differ by rounding alone.
+
+    Args:
+        tolerance: The largest difference that is rounding, for values up to 1; beyond, a share
+            of the value.
+    """
+    limit = tolerance * np.maximum(before.count, np.abs(before.total))
+    equal = (before.count == after.count) & (np.abs(after.total - before.total) <= limit)
+    return replace(after, total=np.where(equal, before.total, after.total))
+
+
+def _adjusted_p(
+    before: TextSums, after: TextSums, tested: Any, *, paired: bool, draws: int
+) -> Column:
+    """The two-sided p of each column, adjusted over all of them; NaN where it is not tested.
+
+    The statistic is Student's t of the influence of each text on the difference of the means,
+    which are ratios of sums over texts. Both signs of every column are in the family, so that a
+    test is two-sided.
+
+    Source:
+        Romano & Wolf 2005, algorithm 4.2 (`headwise.roles`).
+    """
+    p = np.full(len(tested), np.nan)
+    gains = _influence(before, after, paired)[:, tested]
+    [both_signs] = step_down([np.concatenate([gains, -gains], axis=1)], draws=draws, seed=0)
+    p[tested] = np.minimum(*np.split(both_signs.astype(np.float64), 2))
+    return p
+
+
+def _influence(before: TextSums, after: TextSums, paired: bool) -> PerText:
+    """How far each text moves the difference of the means; their mean is the difference.
+
+    If the models read different texts, the rows of both follow one another, weighted by the share
+    of each model's texts, so that the variance of the mean over rows is the sum of both variances.
+    """
+    parts = [_centered(sums) for sums in (before, after)]
+    difference = _mean(after) - _mean(before)
+    if paired:
+        return parts[1] - parts[0] + difference
+    n = sum(map(len, parts))
+    rows = [-n / len(parts[0]) * parts[0], n / len(parts[1]) * parts[1]]
+    return np.concatenate(rows) + difference
+
+
+def _centered(sums: TextSums) -> PerText:
+    size = sums.count.mean(0)
+    safe = np.where(size > 0, size, 1.0)
+    return (sums.total - np.nan_to_num(_mean(sums)) * sums.count) / safe
+
+
+def _mean(sums: TextSums) -> Column:
+    total, count = sums.total.sum(0), sums.count.sum(0)
+    return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
 
 
 def _sizes(difference: Column, before: Column) -> Column:
@@ -147,6 +244,14 @@ def _sizes(difference: Column, before: Column) -> Column:
     finite = before[np.isfinite(before)]
     deviation = finite.std() if len(finite) else 0.0
     return difference / deviation if deviation > 0 else np.where(difference == 0, 0.0, np.nan)
+
+
+def _outcome(p: float, texts: float, is_before: bool, is_after: bool) -> str:
+    if not (is_before and is_after):
+        return ONLY_BEFORE if is_before else ONLY_AFTER
+    if np.isnan(p):
+        return f"not tested: {texts:.0f} texts, {FEWEST_TEXTS} needed"
+    return CHANGED if p <= ERROR_RATE else UNCHANGED
 
 
 def _role_changes(tables: tuple[HeadTable, HeadTable], roles: tuple[Roles, Roles]) -> pd.DataFrame:
@@ -159,8 +264,8 @@ def _role_changes(tables: tuple[HeadTable, HeadTable], roles: tuple[Roles, Roles
     Raises:
         ArgumentError: the roles are of another model.
     """
-    sides: list[dict[tuple[Head, str], dict[str, Any]]] = []
-    for side, table, each in zip(("before", "after"), tables, roles, strict=True):
+    sides: list[dict[tuple[Head, str], Mapping[Any, Any]]] = []
+    for side, table, each in zip(_SIDES, tables, roles, strict=True):
         if each.model != table.model:
             raise ArgumentError(
                 f"compare: the roles {side} belong to the model {each.model}, the table to "
@@ -169,33 +274,26 @@ def _role_changes(tables: tuple[HeadTable, HeadTable], roles: tuple[Roles, Roles
         pairs = zip(table.heads, table.original or table.heads, strict=True)
         originals = {str(head): was for head, was in pairs if was is not None}
         tested = set(each.outcomes()["role"])  # and no shapes, such as sinks
+        rows = each.rows[each.rows["role"].isin(tested) & each.rows["name"].isin(originals)]
         sides.append(
-            {
-                (originals[str(row["name"])], str(row["role"])): {str(k): v for k, v in row.items()}
-                for row in each.rows.to_dict("records")
-                if row["role"] in tested and str(row["name"]) in originals
-            }
+            {(originals[row["name"]], row["role"]): row for row in rows.to_dict("records")}
         )
-    left = set(originals.values())
-    keys = {key for rows in sides for key, row in rows.items() if row["found"]}
+    left = set(originals.values())  # of the model after
     records = []
-    for head, role in sorted(keys):
-        rows = [side.get((head, role)) for side in sides]
-        address = (str(head), head.stack, head.layer, head.head, role)
-        change = _change(rows) if head in left else "head removed"
-        numbers = [
-            np.nan if row is None else float(row[column.partition(".")[2]])
-            for row, side in zip(rows, ("before", "after"), strict=True)
-            for column in ROLE_COLUMNS
-            if column.startswith(f"{side}.")
-        ]
-        records.append((*address, change, *numbers))
+    for key in sorted({key for rows in sides for key, row in rows.items() if row["found"]}):
+        head, role = key
+        both = [rows.get(key) for rows in sides]
+        numbers = (
+            np.nan if row is None else float(row[name]) for row in both for name in NUMBERS_OF_ROLES
+        )
+        change = _change(both) if head in left else "head removed"
+        records.append((str(head), head.stack, head.layer, head.head, role, change, *numbers))
     return pd.DataFrame(records, columns=list(ROLE_COLUMNS))
 
 
-def _change(rows: Sequence[dict[str, Any] | None]) -> str:
+def _change(rows: Sequence[Mapping[Any, Any] | None]) -> str:
     found = []
-    for side, row in zip(("before", "after"), rows, strict=True):
+    for side, row in zip(_SIDES, rows, strict=True):
         if row is None:
             return f"not tested {side}"
         if str(row["outcome"]).startswith("not tested"):

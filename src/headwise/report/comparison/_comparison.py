@@ -1,36 +1,56 @@
-"""The result of a comparison: what it draws, writes, saves and shows."""
+"""The result of a comparison: what it says, draws, saves, and writes as a page."""
 
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float64
 
+from headwise._display import counted, printable
+from headwise.errors import ArgumentError
 from headwise.files import as_path
-from headwise.report._html import write_html
-from headwise.report.comparison._comparison_data import ComparisonData
-from headwise.report.comparison._page import render
+from headwise.report._html import fill_template, write_html
+from headwise.report._statistic_labels import statistic_label
 from headwise.tables import (
+    STATISTICS,
+    Frame,
     Head,
+    Square,
     TableFile,
     at_prompt,
+    draw_grid,
     grid_html,
     numbers_of,
     plot_heads,
     texts_of,
 )
 
-_NUMBERS_OF_ROLES = ("effect", "ci_low", "ci_high", "p_adj")
+ERROR_RATE = 0.05
+CHANGED, UNCHANGED = "changed", "no difference shown"
+ONLY_BEFORE, ONLY_AFTER = "only before", "only after"
+NUMBERS_OF_ROLES = ("effect", "ci_low", "ci_high", "p_adj")
 ROLE_COLUMNS = (
     "name", "stack", "layer", "head", "role", "change",
-    *(f"{side}.{number}" for side in ("before", "after") for number in _NUMBERS_OF_ROLES),
+    *(f"{side}.{number}" for side in ("before", "after") for number in NUMBERS_OF_ROLES),
 )  # fmt: skip
 _NUMBERS = ("before", "after", "difference", "size", "ci_low", "ci_high", "p_adj", "texts")
 _TEXTS = ("name", "stack", "statistic", "outcome", "before_head", "after_head")
+_FOLDER = Path(__file__).parent
+_COLORS = _FOLDER.parent / "page" / "style" / "colors.css"
+_MOST_ROWS = 20
+# Squares of all maps together; further statistics are left out, and named.
+_MOST_SQUARES = 30_000
+_STEPS, _SIDES = 8, 4  # steps of colour: of all values, and of each sign
+_TICKS = 12
 
 
-class Comparison(ComparisonData, TableFile):
+@dataclass(frozen=True, eq=False)
+class Comparison(TableFile):
     """The differences between two models, head by head.
 
     Attributes:
@@ -53,6 +73,109 @@ class Comparison(ComparisonData, TableFile):
     """
 
     _schema = ("headwise_comparison", 1)
+
+    rows: pd.DataFrame
+    roles: pd.DataFrame | None = None
+    titles: tuple[str, str] = ("", "")
+    models: tuple[str, str] = ("", "")
+    texts: tuple[int, int] = (0, 0)
+    paired: bool = True
+    tolerance: float = 0.0
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def frame(self) -> pd.DataFrame:
+        """All rows: name, stack, layer, head, statistic, then the numbers."""
+        return self.rows.copy()
+
+    def changed(self) -> pd.DataFrame:
+        """The rows with a significant difference, from the largest `size` down."""
+        rows = self.rows[self.rows["outcome"] == CHANGED]
+        order = rows["size"].abs().sort_values(ascending=False, kind="stable", na_position="last")
+        return rows.loc[order.index].reset_index(drop=True)
+
+    @cached_property
+    def heads(self) -> tuple[Head, ...]:
+        """The original address of every head of either model."""
+        return tuple(Head.parse(name) for name in dict.fromkeys(self.rows["name"]))
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The names of the statistics that were compared."""
+        return tuple(dict.fromkeys(self.rows["statistic"]))
+
+    def values(self, column: str, statistic: str) -> Float64[np.ndarray, " N"]:
+        """A column of `rows` for one statistic, in the order of `heads`.
+
+        Raises:
+            ArgumentError: there is no such statistic.
+        """
+        if statistic not in self.statistics:
+            raise ArgumentError(
+                f"Comparison: there is no statistic {statistic!r}. There are "
+                f"{', '.join(self.statistics)}."
+            )
+        return self.rows.loc[self.rows["statistic"] == statistic, column].to_numpy(np.float64)
+
+    def largest(self) -> Float64[np.ndarray, " N"]:
+        """The largest significant `size` of each head, without its sign.
+
+        0 for a head without a significant difference, NaN for one that only one model has.
+        """
+        rows = self.rows
+        sizes = rows["size"].abs().where(rows["outcome"] == CHANGED, 0.0)
+        sizes = sizes.mask(rows["outcome"].isin((ONLY_BEFORE, ONLY_AFTER)))
+        by_head = sizes.groupby(rows["name"], sort=False).max()
+        return by_head.reindex([str(head) for head in self.heads]).to_numpy(np.float64)
+
+    def only(self, outcome: str) -> list[str]:
+        """The names of the heads that are `only before` or `only after`."""
+        return list(dict.fromkeys(self.rows.loc[self.rows["outcome"] == outcome, "name"]))
+
+    @property
+    def summary(self) -> str:
+        """How many heads differ, where, by how much at most, and which roles came and went."""
+        return " ".join(self.sentences())
+
+    def sentences(self) -> list[str]:
+        """The sentences of the summary, safe to print."""
+        sentences = [self._heads_sentence(), *self._largest_sentence()]
+        for outcome in (ONLY_BEFORE, ONLY_AFTER):
+            names = self.only(outcome)
+            if names:
+                verb = "exists" if len(names) == 1 else "exist"
+                sentences.append(f"{counted(len(names), 'head')} {verb} {outcome}.")
+        if self.roles is not None:
+            counts = self.roles["change"].value_counts()
+            parts = [f"{count} {change}" for change, count in counts.items()]
+            sentences.append(f"Roles: {', '.join(parts) or 'none found in either'}.")
+        return [*map(printable, sentences)]
+
+    def _heads_sentence(self) -> str:
+        compared = len(self.heads) - len(self.only(ONLY_BEFORE)) - len(self.only(ONLY_AFTER))
+        heads = counted(compared, "head")
+        if not self.rows["p_adj"].notna().any():
+            tested = self.rows.loc[self.rows["outcome"].str.startswith("not tested"), "outcome"]
+            return f"{heads} compared: {next(iter(tested), 'none was tested')}."
+        differing = self.changed()["name"].nunique()
+        verb = "differs" if differing == 1 else "differ"
+        texts = counted(self.texts[0], "text")
+        if not self.paired:
+            texts = f"{texts} before and {self.texts[1]:,} others after"
+        unchanged = "" if differing else ": no difference is shown"
+        return f"{differing} of {heads} {verb} on {texts}{unchanged}."
+
+    def _largest_sentence(self) -> list[str]:
+        changed = self.changed()
+        if changed.empty:
+            return []
+        row = changed.iloc[0]
+        label = statistic_label(row["statistic"]).lower()
+        line = (
+            f"The largest difference: {label} of {row['name']}, {row['before']:.3g} → "
+            f"{row['after']:.3g} ({row['ci_low']:+.3g} to {row['ci_high']:+.3g})."
+        )
+        first = min(map(Head.parse, changed["name"]), key=lambda head: head.layer)
+        return [line, f"The first layer with a difference is {str(first).rpartition('.')[0]}."]
 
     def plot(self, statistic: str | None = None, *, ax: Any = None) -> Any:
         """Draw the difference of every head, a row per layer; a head of one model is a cross.
@@ -139,3 +262,159 @@ def _roles(rows: list[list[Any]]) -> pd.DataFrame:
     }
     indices = {name: columns[name].astype(np.int64) for name in ("layer", "head")}
     return pd.DataFrame(columns | indices)
+
+
+def render(comparison: Comparison) -> str:
+    """The page as text. Whatever comes from the comparison is escaped."""
+    changed, shown = comparison.changed(), _shown_statistics(comparison)
+    sizes = comparison.largest()
+    content = {
+        "titles": [
+            printable(x) or side
+            for x, side in zip(comparison.titles, ("before", "after"), strict=True)
+        ],
+        "sentences": comparison.sentences(),
+        "overview": _map(
+            "Largest difference of each head",
+            comparison.heads,
+            sizes,
+            limits=(0.0, float(np.nanmax(sizes, initial=0.0))),
+            scale=2,
+        ),
+        "changed": [
+            _texts(row) | {"label": printable(statistic_label(row["statistic"]))}
+            for row in changed[:_MOST_ROWS].to_dict("records")
+        ],
+        "more": len(changed) - _MOST_ROWS,
+        "roles": None if comparison.roles is None else _role_rows(comparison.roles),
+        "statistics": [_statistic(comparison, name) for name in shown],
+        "left_out": [
+            printable(statistic_label(name)) for name in comparison.statistics if name not in shown
+        ],
+        "facts": _facts(comparison),
+    }
+    template = _FOLDER / "comparison.html"
+    return fill_template(template, content, style=page_style(), filters={"number": number})
+
+
+def page_style() -> str:
+    """The colours and fonts of the study's page, and the style of this one."""
+    sheets = (_COLORS, _FOLDER / "comparison.css")
+    return "\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets)
+
+
+def _shown_statistics(comparison: Comparison) -> list[str]:
+    """The statistics with values, those with the most changed heads first, as many as fit."""
+    known = [
+        name
+        for name in comparison.statistics
+        if np.isfinite(comparison.values("difference", name)).any()
+    ]
+    counts = comparison.changed()["statistic"].value_counts()
+    known.sort(key=lambda name: -int(counts.get(name, 0)))
+    return known[: max(1, _MOST_SQUARES // (3 * len(comparison.heads)))]
+
+
+def _statistic(comparison: Comparison, name: str) -> dict[str, Any]:
+    """The three maps of a statistic: before and after on one scale, and the difference."""
+    sides = [comparison.values(side, name) for side in ("before", "after")]
+    finite = np.concatenate([values[np.isfinite(values)] for values in sides])
+    limits = float(finite.min()), float(finite.max())
+    difference = comparison.values("difference", name)
+    limit = float(np.nanmax(np.abs(difference)))
+    changed = comparison.changed()
+    count = int((changed["statistic"] == name).sum())
+    described = STATISTICS.get(name)
+    return {
+        "name": printable(name),
+        "label": printable(statistic_label(name)),
+        "meaning": described.meaning if described else "share of attention",
+        "unit": described.unit if described else "share",
+        "changed": f"{counted(count, 'head')} changed" if count else "no head changed",
+        "maps": [
+            *(
+                _map(title, comparison.heads, values, limits=limits)
+                for title, values in zip(("before", "after"), sides, strict=True)
+            ),
+            _map(
+                "after − before", comparison.heads, difference, limits=(-limit, limit), signed=True
+            ),
+        ],
+    }
+
+
+def _map(
+    title: str,
+    heads: Sequence[Head],
+    values: Float64[np.ndarray, " N"],
+    *,
+    limits: tuple[float, float],
+    signed: bool = False,
+    scale: int = 1,
+) -> str:
+    """The map of a value of each head, with its caption; a head without a value is hollow.
+
+    Args:
+        limits: The values of the palest and the darkest step.
+        signed: Whether colours diverge from 0.
+        scale: Screen pixels for each pixel of the picture.
+    """
+    squares = []
+    for head, value in zip(heads, values.tolist(), strict=True):
+        style = _step(value, limits, signed)
+        shown = number(value, signed) if np.isfinite(value) else "not there"
+        squares.append(Square({"class": style, "rx": "1.5"}, f"{head}: {shown}"))
+    layers, columns = len({(x.stack, x.layer) for x in heads}), 1 + max(x.head for x in heads)
+    every = -(-layers // (2 * _TICKS)), -(-columns // _TICKS)
+    frame = Frame(12, 11, left=26, bottom=14, every=every, row_end=22, column_at=-4)
+    label = f"{title}: a row per layer, a column per head"
+    size = scale * (26 + 12 * columns)
+    picture = draw_grid(heads, squares, label, frame, width=size, height="")
+    low, high = (number(limit, signed) for limit in limits)
+    caption = f"{title} <small>{low} to {high}</small>"
+    return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
+
+
+def number(value: float, signed: bool = False) -> str:
+    """Three significant digits, with a true minus sign."""
+    return f"{value + 0.0:{'+' if signed and value else ''}.3g}".replace("-", "\N{MINUS SIGN}")
+
+
+def _step(value: float, limits: tuple[float, float], signed: bool) -> str:
+    """The class of a value's colour."""
+    low, high = limits
+    if not np.isfinite(value):
+        return "absent"
+    if signed:
+        step = min(_SIDES, round(abs(value) / high * _SIDES)) if high > 0 else 0
+        return f"{'p' if value > 0 else 'n'}{step}" if step else "zero"
+    share = (value - low) / (high - low) if high > low else 0.0
+    return f"s{min(_STEPS, max(0, round(share * _STEPS)))}"
+
+
+def _role_rows(roles: pd.DataFrame) -> list[dict[str, Any]]:
+    """Changes first, then the roles that were kept."""
+    kept = roles["change"] == "kept"
+    return [_texts(row) for row in pd.concat([roles[~kept], roles[kept]]).to_dict("records")]
+
+
+def _texts(row: Mapping[Any, Any]) -> dict[str, Any]:
+    return {
+        str(key): printable(value) if isinstance(value, str) else value
+        for key, value in row.items()
+    }
+
+
+def _facts(comparison: Comparison) -> dict[str, str]:
+    untested = comparison.rows["outcome"].str.startswith("not tested")
+    before, after = comparison.texts
+    facts = {
+        "Fingerprint before": comparison.models[0],
+        "Fingerprint after": comparison.models[1],
+        "Texts": f"{before:,}, the same" if comparison.paired else f"{before:,} and {after:,}",
+        "Tests": f"{int(comparison.rows['p_adj'].notna().sum()):,}, one family",
+        "Not tested": f"{int(untested.sum()):,}",
+        "Counts as rounding": f"{comparison.tolerance:g}",
+        **comparison.versions,
+    }
+    return {printable(name): printable(value) for name, value in facts.items()}
