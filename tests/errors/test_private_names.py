@@ -24,7 +24,6 @@ OWNERS = {
     r"torch\._C\.(\w+)|functions\.(\w+)|required\(torch\._C, \"(\w+)\"": torch._C,
     r"_functorch\.(\w+)|transforms\.(\w+)|_functorch, \"(\w+)\"": torch._C._functorch,
     r"required\(torch\.overrides, \"(\w+)\"": torch.overrides,
-    r"getattr\(torch, \"(\w+)\"": torch,
 }
 # Torch itself takes every step by these.
 OF_TORCH = {"_functorch", "DispatchKeySet"}
@@ -45,7 +44,7 @@ NAMES = [*_names()]
 
 def test_names_are_found() -> None:
     names = {param.id for param in NAMES}
-    assert {"_is_tracing", "peek_interpreter_stack", "_push_mode", "_fused_sdp_choice"} <= names
+    assert {"_is_tracing", "peek_interpreter_stack", "_push_mode"} <= names
     assert len(NAMES) > 15
 
 

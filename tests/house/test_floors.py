@@ -123,7 +123,7 @@ def test_the_private_files_of_a_kernel_stay_private(source: Source) -> None:
 # How torch's private interface is written down, wherever it is reached from.
 PRIVATE = re.compile(
     r"\btorch(?:\.\w+)*\._(?!_)|\b_C\._|\b_(?:push|pop)_mode\b|\baten\._|\._version\b|_dynamo"
-    r"|\b_current_level\b|_fused_sdp_choice|_is_amx|DisableTorchFunction"
+    r"|\b_current_level\b|_is_amx|DisableTorchFunction"
     r"|(?<!self)\._modules\b|\._forward_pre_hooks|_orig_mod|_compiled_call_impl|_qkv_same_embed_dim"
 )
 
@@ -141,7 +141,7 @@ def test_importing_torchs_private_interface_needs_none_of_it() -> None:
     """A missing private name of torch raises when it is used, not on import."""
     code = (
         "import sys, torch; sys.modules['torch._subclasses.fake_tensor'] = None\n"
-        "del torch.cpu._is_amx_tile_supported, torch._fused_sdp_choice\n"
+        "del torch.cpu._is_amx_tile_supported\n"
         "from headwise import _torch_private as private\n"
         "print(private.cpu_multiplies_bfloat16_tiles(), private.can_read(torch.ones(1)))"
     )

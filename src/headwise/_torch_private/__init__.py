@@ -18,11 +18,6 @@ from headwise._torch_private._interception import (
     without_operator_observers,
     without_tensor_subclasses,
 )
-from headwise._torch_private._kernels import (
-    cpu_multiplies_bfloat16_tiles,
-    flash_on_cpu,
-    fused_kernel_of,
-)
 from headwise._torch_private._modules import (
     MODULE_CALL,
     WithoutFastPath,
@@ -34,10 +29,12 @@ from headwise._torch_private._modules import (
     replace_submodule,
     wrapped_by_compiler,
 )
-from headwise._torch_private._outline import Outline, eager_outline
+from headwise._torch_private._names import cpu_multiplies_bfloat16_tiles
 from headwise._torch_private._tracing import (
+    Outline,
     can_read,
     constant_when_traced,
+    eager_outline,
     has_readable_values,
     in_backward,
     in_forward_gradient,
@@ -70,9 +67,7 @@ __all__ = [
     "constant_when_traced",
     "cpu_multiplies_bfloat16_tiles",
     "eager_outline",
-    "flash_on_cpu",
     "forward_pre_hooks",
-    "fused_kernel_of",
     "has_function_modes",
     "has_joined_weight",
     "has_readable_values",

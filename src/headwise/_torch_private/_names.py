@@ -1,4 +1,4 @@
-"""Private names of torch that nothing can be done without."""
+"""Private names of torch: those that nothing can be done without, and what its CPU can do."""
 
 from typing import Any
 
@@ -19,3 +19,9 @@ def required(owner: Any, name: str) -> Any:
             f"Install torch 2.11 to 2.13, or a newer headwise."
         )
     return getattr(owner, name)
+
+
+def cpu_multiplies_bfloat16_tiles() -> bool:
+    """Whether this CPU has AMX; False where this version of torch does not say."""
+    is_supported = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    return is_supported is not None and bool(is_supported())

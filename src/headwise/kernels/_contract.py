@@ -199,9 +199,10 @@ class AttentionKernel(ABC):
         """Whether it is faster than the kernels after it, where both can compute this."""
         return True
 
-    @abstractmethod
     def plan(self, problem: AttentionProblem, reason: str) -> KernelChoice:
         """In what form the kernel takes the input of `attend`, after why it was chosen."""
+        form = "none" if problem.rule.visible is None else "blocks"
+        return KernelChoice(self.name, form, packed=False, wide=True, reason=reason)
 
     @abstractmethod
     def attend(self, problem: AttentionProblem, choice: KernelChoice) -> Named:

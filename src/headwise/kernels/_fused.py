@@ -1,18 +1,13 @@
 """Torch's own fused kernel, given the cheapest form of a rule that it takes."""
 
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Shaped
+from jaxtyping import Shaped
 from torch import Tensor
-from torch.nn.attention import SDPBackend
 
 from headwise._torch_private import (
-    can_read,
-    flash_on_cpu,
-    fused_kernel_of,
     needs_gradient,
     statically,
 )
@@ -116,31 +111,25 @@ class FusedKernel(AttentionKernel):
         return KernelChoice(self.name, form, packed, wide or exceeds, reason)
 
     def attend(self, problem: AttentionProblem, choice: KernelChoice) -> Named:
-        """The `heads` by `scaled_dot_product_attention`, in the chosen form.
-
-        If there are extras also the `lse`, where the kernel returns it: torch's flash kernel on a
-        CPU, without gradients. It is another output of the same pass.
-        """
+        """The `heads` by `scaled_dot_product_attention`, in the chosen form."""
         q, k, v, rule, *_ = problem
         T, S, dtype = q.shape[2], k.shape[2], q.dtype
         if choice.wide:
             q, k, v = q.float(), k.float(), v.float()
             problem = problem._replace(q=q, k=k, v=v)
         if choice.form == "blocks":
-            parts = []
+            blocks = []
             for rows in blocks_of(T):
                 # Rows without visible keys take a masked one, so that they are part of the graph.
                 keys = rule.extent(rows, T, S) or range(1)
                 block_k, block_v = (x[:, :, keys.start : keys.stop] for x in (k, v))
                 block = problem._replace(q=q[:, :, rows.start : rows.stop], k=block_k, v=block_v)
-                parts.append(_attend_tile(block, choice, Tile(T, S, rows, keys, q.device)))
-            outputs = {name: torch.cat([x[name] for x in parts], dim=2) for name in parts[0]}
+                blocks.append(_attend_tile(block, choice, Tile(T, S, rows, keys, q.device)))
+            heads = torch.cat(blocks, dim=2)
         else:
             tile = Tile.whole(T, S, q.device) if choice.form == "dense" else None
-            outputs = _attend_tile(problem, choice, tile)
-        if choice.wide:
-            outputs["heads"] = outputs["heads"].to(dtype)
-        return outputs
+            heads = _attend_tile(problem, choice, tile)
+        return {"heads": heads.to(dtype)}
 
     def prepare(self, problem: AttentionProblem, choice: KernelChoice) -> ComputeHeads | None:
         q, k, v, rule, *_ = problem
@@ -167,69 +156,37 @@ class FusedKernel(AttentionKernel):
         return compute_finite
 
 
-def _attend_tile(problem: AttentionProblem, choice: KernelChoice, tile: Tile | None) -> Named:
-    """The outputs of a tile; without one nothing is masked or added but by the causal flag."""
-    q, k = problem.q, problem.k
-    visible, added = (None, None) if tile is None else _masks(problem.rule, tile, q.dtype)
-    if choice.packed:
-        (B, H, R, D), Hkv = q.shape, k.shape[1]
-        added = None if added is None else _packed_mask(added, Hkv, H // Hkv, R)
-        packed = problem._replace(q=q.reshape(B, Hkv, H // Hkv * R, D))
-        outputs = _call(packed, choice, added)
-        outputs = {name: x.reshape(B, H, R, *x.shape[3:]) for name, x in outputs.items()}
-    else:
-        outputs = _call(problem, choice, added)
-    if "lse" in outputs and visible is not None:
-        outputs["lse"] = outputs["lse"].masked_fill(~visible.any(-1), -torch.inf)
-    return outputs
-
-
-def _call(problem: AttentionProblem, choice: KernelChoice, added: Tensor | None) -> Named:
-    q, k, v, rule, dropout_p, extras = problem
-    grouped = not statically(q.shape[1] == k.shape[1])
-    options: dict[str, Any] = {"is_causal": choice.form == "causal", "scale": rule.scale}
-    others = () if added is None else (added,)
-    if any(extras) and can_read(q, k, v, *others) and not needs_gradient(q, k, v):
-        kernel = fused_kernel_of(q, k, v, added, dropout_p=dropout_p, enable_gqa=grouped, **options)
-        if kernel == SDPBackend.FLASH_ATTENTION.value:
-            heads, lse = flash_on_cpu(q, k, v, _as_floats(added, q.dtype), **options)
-            return {"heads": heads, "lse": lse}
+def _attend_tile(problem: AttentionProblem, choice: KernelChoice, tile: Tile | None) -> Tensor:
+    """The heads of a tile; without one nothing is masked or added but by the causal flag."""
+    q, k, v, rule, dropout_p, _ = problem
+    (B, H, R, D), Hkv = q.shape, k.shape[1]
+    mask = None if tile is None else _mask(rule, tile, q.dtype)
+    if choice.packed:  # the heads of a group are stacked as rows
+        q = q.reshape(B, Hkv, H // Hkv * R, D)
+        if mask is not None and mask.shape[1] > 1:
+            mask = mask.expand(-1, H, R, -1).reshape(len(mask), *q.shape[1:3], mask.shape[3])
+        elif mask is not None and mask.shape[2] > 1:
+            mask = mask.repeat(1, 1, H // Hkv, 1)
     heads = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=added, dropout_p=dropout_p, enable_gqa=grouped, **options
-    )
-    return {"heads": heads}
+        q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=choice.form == "causal",
+        scale=rule.scale, enable_gqa=not statically(q.shape[1] == Hkv),
+    )  # fmt: skip
+    return heads.reshape(B, H, R, v.shape[3]) if choice.packed else heads
 
 
-def _masks(
+def _mask(
     rule: AttentionRule, tile: Tile, dtype: torch.dtype
-) -> tuple[Bool[Tensor, "#B #H #R #n"] | None, Shaped[Tensor, "#B #H #R #n"] | None]:
-    """Which keys are visible, and the mask and bias for the kernel: booleans or floats."""
+) -> Shaped[Tensor, "#B #H #R #n"] | None:
+    """The mask and bias of a tile for the kernel: booleans or floats."""
     visible, bias = rule.visible_in(tile), rule.bias_in(tile)
     if bias is None:
-        return visible, visible
+        return visible
     if dtype == torch.float16 and bias.dtype != dtype:
         # On a CPU it fits, or float32 was chosen; elsewhere an infinity would mask its key.
         highest = torch.finfo(dtype).max
         bias = bias if bias.device.type == "cpu" else bias.clamp(-highest, highest)
     bias = bias.to(dtype)
-    return visible, bias if visible is None else torch.where(visible, bias, -torch.inf)
-
-
-def _as_floats(added: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """The mask as floats to be added to the logits: the kernel itself takes no booleans."""
-    if added is None or added.dtype != torch.bool:
-        return added
-    return torch.zeros((), dtype=dtype).expand_as(added).masked_fill(~added, -torch.inf)
-
-
-def _packed_mask(
-    added: Tensor, Hkv: int, groups: int, rows: int
-) -> Shaped[Tensor, "#B #Hkv #GR n"]:
-    """A mask or bias for packed heads, which are stacked as rows."""
-    B, H, R, n = added.shape
-    if H > 1:
-        return added.expand(B, H, rows, n).reshape(B, Hkv, groups * rows, n)
-    return added if R == 1 else added.repeat(1, 1, groups, 1)
+    return bias if visible is None else torch.where(visible, bias, -torch.inf)
 
 
 FUSED = FusedKernel()

@@ -136,8 +136,6 @@ _RULE_SCHEMA = (
     "float scale, float softcap, SymInt? left, SymInt? right, Tensor? key_range, "
     "Tensor? documents, Tensor? mask, Tensor? bias, Tensor? by_distance, Tensor? sinks"
 )
-Dims = Sequence[int | None]
-Operator = Callable[..., tuple[Tensor, ...]]
 
 
 @custom_op(
@@ -246,37 +244,19 @@ attention.register_autograd(_go_back, setup_context=_keep)
 
 
 def _map(
-    operator: Operator, info: Any, in_dims: Dims, *inputs: Any
+    operator: Callable[..., tuple[Tensor, ...]],
+    info: Any,
+    in_dims: Sequence[int | None],
+    *inputs: Any,
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """Fold a mapped axis into the batch. Sinks and their gradients have no batch: one call each."""
-    N, sinks = info.batch_size, inputs[-1]
-    if in_dims[-1] is not None or (operator is attention_backward and sinks is not None):
-        each = [operator(*_one(inputs, in_dims, n)) for n in range(N)]
-        results = tuple(torch.stack(x) for x in zip(*each, strict=True))
-    else:
-        q, axis = inputs[0], in_dims[0]
-        B = q.shape[0] if axis is None else q.movedim(axis, 0).shape[1]
-        folded = [
-            _fold(x, axis, N, B) if isinstance(x, Tensor) else x
-            for x, axis in zip(inputs[:-1], in_dims, strict=False)
-        ]
-        results = tuple(x.reshape(N, B, *x.shape[1:]) for x in operator(*folded, sinks))
+    """One call for each entry of a mapped axis: the batch is there for a single one."""
+    each = []
+    for n in range(info.batch_size):
+        pairs = zip(inputs, in_dims, strict=True)
+        each.append(operator(*(x if axis is None else x.select(axis, n) for x, axis in pairs)))
+    results = tuple(torch.stack(x) for x in zip(*each, strict=True))
     return results, (0,) * len(results)
 
 
 attention.register_vmap(partial(_map, attention))
 attention_backward.register_vmap(partial(_map, attention_backward))
-
-
-def _one(inputs: Sequence[Any], in_dims: Dims, n: int) -> list[Any]:
-    return [
-        x if axis is None else x.select(axis, n) for x, axis in zip(inputs, in_dims, strict=True)
-    ]
-
-
-def _fold(x: Tensor, axis: int | None, N: int, B: int) -> Tensor:
-    """Texts of all `N` batches of `B`, copied only where strides cannot express it."""
-    if axis is None and x.shape[0] == 1:
-        return x.expand(N * B, *x.shape[1:])
-    x = x.unsqueeze(0) if axis is None else x.movedim(axis, 0)
-    return x.expand(N, B, *x.shape[2:]).flatten(0, 1)

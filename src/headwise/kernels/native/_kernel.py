@@ -84,9 +84,8 @@ class NativeKernel(AttentionKernel):
     def plan(self, problem: AttentionProblem, reason: str) -> KernelChoice:
         q, k, v, rule, *_ = problem
         packed = q.shape[1] != k.shape[1] and is_packed(q.shape[2], q, k, v, rule.sinks)
-        form = "none" if rule.visible is None else "blocks"
         reason = f"{reason}; {PACKED}" if packed else reason
-        return KernelChoice(self.name, form, packed, q.dtype != torch.float32, reason)
+        return super().plan(problem, reason)._replace(packed=packed)
 
     def attend(self, problem: AttentionProblem, choice: KernelChoice) -> Named:
         return attend_native(problem, is_packed(problem.q.shape[2]))
@@ -144,7 +143,7 @@ def is_faster(q: Tensor, k: Tensor, has_tensor: bool = False) -> bool:
     tiles = _torch_multiplies_tiles(q)
     if packed:
         return not tiles or rows_of_kv_head <= MOST_ROWS_BESIDE_AMX
-    if tiles and (has_tensor or not _multiplies_tiles(D)):
+    if tiles and (has_tensor or library().name != "amx" or D % TILE_DEPTH):
         return False
     if tiles and trained and max(T, n_keys) > MOST_TRAINED_IN_TILES:
         return False
@@ -168,11 +167,6 @@ def is_faster_than_a_call(q: Tensor, k: Tensor, has_tensor: bool = False) -> boo
 def _torch_multiplies_tiles(q: Tensor) -> bool:
     """Whether torch's kernel multiplies these with AMX."""
     return cpu.HAS_AMX and q.dtype == torch.bfloat16
-
-
-def _multiplies_tiles(head_dim: int) -> bool:
-    """Whether the native kernel does, for more than a few queries."""
-    return library().name == "amx" and head_dim % TILE_DEPTH == 0
 
 
 @constant_when_traced

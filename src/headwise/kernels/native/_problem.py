@@ -37,6 +37,10 @@ MOST_TOKENS, MOST_BYTES = 2**31 - 2**10, 2**62
 # Pairs of queries and keys up to which waking a second thread costs more than it gains. Where few
 # queries are packed, keys come from memory: it gains from these pairs times the width of a head on.
 ONE_THREAD, ONE_THREAD_PACKED = (1 << 15) + 1, 3 << 14
+# Wider than any window, and sums with it do not overflow 64 bits.
+NO_LIMIT = 1 << 40
+# How many elements the kernel may read beyond the end of a table: a tile of queries.
+MARGIN = 64
 # The address of empty tensors: a null pointer would mean that there is none.
 _NOWHERE = torch.zeros(64)
 # After a fork the pool of threads is gone, and waiting for it would hang.
@@ -227,12 +231,6 @@ def dense_last(x: Tensor) -> Tensor:
     return x if has_dense_rows(x) else x.contiguous()
 
 
-# Wider than any window, and sums with it do not overflow 64 bits.
-NO_LIMIT = 1 << 40
-# How many elements the kernel may read beyond the end of a table: a tile of queries.
-MARGIN = 64
-
-
 def compute_heads(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B Hkv S D"],
@@ -331,17 +329,13 @@ def compute_statistics(
     """Statistics of the weights of every row, from one pass over the keys."""
     q, k, v, rule, *_ = problem
     described = problem_of_rows(q, k, v, rule, request, packed)
-    if described.solve() or not request.heads or rule.visible is None:
-        return _as_statistics(described.outputs)
-    # The kernel multiplies masked values by 0, and 0 · NaN is NaN.
-    safe = guard_nonfinite(problem)
-    described = problem_of_rows(q, k, safe.problem.v, rule, request, packed)
-    described.solve()
-    outputs = described.outputs
-    return _as_statistics(outputs | {"heads": safe.mark(outputs["heads"])})
-
-
-def _as_statistics(outputs: Named) -> RowStatistics:
+    finite, outputs = described.solve(), described.outputs
+    if not finite and request.heads and rule.visible is not None:
+        # The kernel multiplies masked values by 0, and 0 · NaN is NaN.
+        safe = guard_nonfinite(problem)
+        described = problem_of_rows(q, k, safe.problem.v, rule, request, packed)
+        described.solve()
+        outputs = described.outputs | {"heads": safe.mark(described.outputs["heads"])}
     return RowStatistics(**outputs, kernel=f"native ({library().name})")
 
 

@@ -191,19 +191,21 @@ def over_cells(
         every = slice(None)
         return compute(Cell(every, every, every, Tile.whole(T, S, q.device)))
     skips = T > 0 and len(rule.extent(range(1), T, S)) < S
-    texts, kv_heads, rows = _cell_size(B, Hkv, H // Hkv, T, S, skips)
-
-    def of_rows(texts_of_cell: slice, tile: Tile) -> Named:
-        groups = [(kv, slice(kv.start * (H // Hkv), kv.stop * (H // Hkv))) for kv in all_heads]
-        return _join(1, [compute(Cell(texts_of_cell, kv, heads, tile)) for kv, heads in groups])
-
-    def of_texts(texts_of_cell: slice) -> Named:
-        return _join(2, [of_rows(texts_of_cell, tile) for tile in tiles])
-
-    all_heads = _slices(Hkv, kv_heads)
-    blocks = [range(start, min(T, start + rows)) for start in range(0, max(1, T), rows)]
-    tiles = [Tile(T, S, block, rule.extent(block, T, S), q.device) for block in blocks]
-    return _join(0, [of_texts(texts_of_cell) for texts_of_cell in _slices(B, texts)])
+    G = H // Hkv
+    n_texts, n_kv_heads, n_rows = _cell_size(B, Hkv, G, T, S, skips)
+    of_texts = []
+    for texts in _slices(B, n_texts):
+        of_rows = []
+        for start in range(0, max(1, T), n_rows):
+            rows = range(start, min(T, start + n_rows))
+            tile = Tile(T, S, rows, rule.extent(rows, T, S), q.device)
+            cells = [
+                Cell(texts, kv, slice(kv.start * G, kv.stop * G), tile)
+                for kv in _slices(Hkv, n_kv_heads)
+            ]
+            of_rows.append(_join(1, [compute(cell) for cell in cells]))
+        of_texts.append(_join(2, of_rows))
+    return _join(0, of_texts)
 
 
 def _slices(size: int, step: int) -> list[slice]:
@@ -231,12 +233,12 @@ def _join(axis: int, parts: Sequence[Named]) -> Named:
 def powers_of_cell(
     q: Tensor, k: Tensor, rule: AttentionRule, cell: Cell, scratch: Scratch | None = None
 ) -> Powers:
-    """The unnormalised softmax of one cell. Half precisions are computed in float32.
+    """The unnormalized softmax of one cell. Half precisions are computed in float32.
 
     With a scratch nothing may need a gradient, and what was computed in it before is lost.
     """
     hidden = Hidden.of(rule, cell) if scratch is None else scratch.hidden(rule, cell)
-    logits = _base2_logits(q, k, rule, cell, scratch)
+    logits = base2_logits(q, k, rule, cell, scratch)
     if scratch is None:
         others = [part for _, part in hidden.edges]
         logits = mapped_with(logits, others if rule.sinks is None else [*others, rule.sinks])
@@ -265,9 +267,10 @@ def powers_of_cell(
     return Powers(shifted, powers, kept, total, peak, highest - peak, max_logit, hidden, divisor)
 
 
-def _base2_logits(
+def base2_logits(
     q: Tensor, k: Tensor, rule: AttentionRule, cell: Cell, scratch: Scratch | None
 ) -> Float[Tensor, "b h R n"]:
+    """The logits of one cell in base 2, without bias and mask."""
     work = torch.promote_types(q.dtype, torch.float32)
     queries = q[cell.texts, cell.heads, cell.rows].to(work)
     keys = k[cell.texts, cell.kv_heads, cell.keys].to(work)

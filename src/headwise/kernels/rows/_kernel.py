@@ -42,10 +42,6 @@ class RowsKernel(AttentionKernel):
     def why_not(self, problem: AttentionProblem, request: RowRequest | None = None) -> str | None:
         return None
 
-    def plan(self, problem: AttentionProblem, reason: str) -> KernelChoice:
-        form = "none" if problem.rule.visible is None else "blocks"
-        return KernelChoice(self.name, form, packed=True, wide=True, reason=reason)
-
     def attend(self, problem: AttentionProblem, choice: KernelChoice) -> Named:
         q, k, v, rule, dropout_p, extras = problem
         # Packing heads takes lengths that are fixed: an exported program repeats keys instead.

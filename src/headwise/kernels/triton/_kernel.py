@@ -80,10 +80,6 @@ class TritonKernel(AttentionKernel):
         is_half, is_masked = problem.q.dtype in HALVES, problem.rule.visible is not None
         return is_half and is_masked and is_cuda and switch != "0"
 
-    def plan(self, problem: AttentionProblem, reason: str) -> KernelChoice:
-        form = "none" if problem.rule.visible is None else "blocks"
-        return KernelChoice(self.name, form, packed=False, wide=True, reason=reason)
-
     # Triton takes half a second to import, and may not be installed.
     def attend(self, problem: AttentionProblem, choice: KernelChoice) -> Named:
         """The `heads`, their `lse` and `entropy`. Masked values have no effect."""
