@@ -119,6 +119,6 @@ def test_what_a_single_text_raises_is_raised(
 def test_batches_whose_rows_are_parts_of_texts_are_not_halved(
     model: Tight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(GatedModel, "_rows_per_text", 2)
+    monkeypatch.setattr(GatedModel, "rows_per_text", 2)
     with pytest.raises(UnsupportedError, match="out of memory, and 2 rows of a batch are one"):
         hw.importance(model, [{"input_ids": torch.tensor([[4, 5, 6]] * 4)}])

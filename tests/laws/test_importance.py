@@ -16,10 +16,10 @@ from headwise.models.ownership import (
     find_attentions,
     gate_heads,
 )
-from headwise.scoring import Gates, _gated_model, importance
-from headwise.scoring._batches import sort_by_length
+from headwise.scoring import Gates, importance
 from headwise.scoring._loss import find_loss
-from headwise.scoring.methods import draw_gates, open_chance
+from headwise.scoring.methods import _gradients, draw_gates, open_chance
+from headwise.scoring.methods._gradients import sort_by_length
 from headwise.tables import Head, Scores
 from oracles import modules_of, padded
 
@@ -371,39 +371,26 @@ def test_gradients_skip_padding_without_a_difference(
     model = zoo.make(name)
     batches = [_of_lengths([2, 9, 3, 2, 9]), _of_lengths([4, 2, 3])]
     skipped = importance(model, batches, method, loss=loss)
-    assert sort_by_length(batches) is not None
-    monkeypatch.setattr(_gated_model, "sort_by_length", lambda batches: None)
+    assert sort_by_length(batches)[1] is not None
+    monkeypatch.setattr(_gradients, "sort_by_length", lambda batches: (batches, None))
     whole = importance(model, batches, method, loss=loss)
     assert skipped.per_text.shape == whole.per_text.shape
     np.testing.assert_allclose(skipped.per_text, whole.per_text, rtol=1e-4, atol=1e-7)
 
 
-def test_texts_are_sorted_by_length_within_the_limits_of_their_batches() -> None:
+def test_texts_are_sorted_by_length_without_their_padding() -> None:
     lengths = [[2, 9, 3, 1, 9], [4, 2, 3]]
     batches = [_of_lengths(each) for each in lengths]
-    by_length = sort_by_length(batches)
-    assert by_length is not None
-    parts, places = by_length
-    shapes = [tuple(part["input_ids"].shape) for part in parts]
-    assert shapes == [(5, 3), (3, 9)]
-    assert places == [0, 3, 6, 2, 7, 5, 1, 4]  # stable, and 1 counts as 2
-    flat = [(batch, row) for batch, each in enumerate(lengths) for row in range(len(each))]
+    parts, order = sort_by_length(batches)
+    assert [tuple(part["input_ids"].shape) for part in parts] == [(5, 3), (3, 9)]
+    assert order == [0, 3, 6, 2, 7, 5, 1, 4]  # stable, and 1 counts as 2
     rows = [row for part in parts for row in zip(*part.values(), strict=True)]
-    for place, row in zip(places, rows, strict=True):
-        batch, number = flat[place]
-        n = lengths[batch][number]
-        for own, x in zip(row, (batches[batch][key][number] for key in parts[0]), strict=True):
+    texts = [row for batch in batches for row in zip(*batch.values(), strict=True)]
+    for place, row in zip(order, rows, strict=True):
+        n = [n for each in lengths for n in each][place]
+        for own, x in zip(row, texts[place], strict=True):
             assert own[:n].tolist() == x[:n].tolist()
             assert not own[max(n, len(x)) :].any()
-        assert int(row[list(parts[0]).index("attention_mask")].sum()) == n
-
-
-def test_a_batch_of_enough_texts_takes_none_that_is_much_longer() -> None:
-    by_length = sort_by_length([_of_lengths([10] * 8 + [20] * 4 + [11])])
-    assert by_length is not None
-    assert [tuple(part["input_ids"].shape) for part in by_length[0]] == [(9, 11), (4, 20)]
-    # Few texts stay together, so that nothing is left out.
-    assert sort_by_length([_of_lengths([10] * 3 + [20] * 3)]) is None
 
 
 def test_other_batches_are_not_sorted() -> None:
@@ -412,12 +399,11 @@ def test_other_batches_are_not_sorted() -> None:
         tokens | {"labels": tokens["input_ids"]},  # of another text, perhaps
         {"input_ids": tokens["input_ids"]},
         _of_lengths([2, 9, 3, 1, 9, 2], "left"),
-        _of_lengths([9, 8, 9]),  # hardly any padding
         tokens | {"input_ids": tokens["input_ids"][:, None]},
     ):
-        assert sort_by_length([other]) is None
-        assert sort_by_length([tokens, other]) is None
-    assert sort_by_length([tokens, tokens]) is not None
-    assert sort_by_length([tokens, tokens | {"token_type_ids": tokens["input_ids"]}]) is None
+        assert sort_by_length([other])[1] is None
+        assert sort_by_length([tokens, other])[1] is None
+    assert sort_by_length([tokens, tokens])[1] is not None
+    assert sort_by_length([tokens, tokens | {"token_type_ids": tokens["input_ids"]}])[1] is None
     # A loss of one's own may count padding.
     assert not find_loss(_squared, nn.Linear(1, 1), tokens).ignores_padding

@@ -60,21 +60,24 @@ def read_config(path: str | os.PathLike[str]) -> ModelSizes:
     shared = config.fields.get("multi_query")
     has_flag = shared is not None and not config.fields.get("new_decoder_architecture")
     kv_heads = (1 if shared else None) if has_flag else _size(config, "n_kv_heads")
+    needed: dict[str, int] = {}
+    for size in ("d_model", "n_heads", "n_layers"):
+        if (value := _size(config, size)) is None:
+            names = ", ".join(_NAMES[size])
+            raise InputError(f"count: {config.path} has none of {names}. Add one of them.")
+        needed[size] = value
     try:
         sizes = layer_sizes(
-            _need(config, "d_model"),
-            _need(config, "n_heads"),
-            kv_heads,
-            head_dim=_size(config, "head_dim"),
-            biases=_biases(config),
-        )
+            needed["d_model"], needed["n_heads"], kv_heads,
+            head_dim=_size(config, "head_dim"), biases=_biases(config),
+        )  # fmt: skip
     except ShapeError as error:
         message = str(error).removeprefix("layer_sizes: ")
         raise ShapeError(f"count: {config.path} has sizes that do not fit: {message}") from error
     name = config.path.parent.resolve().name
     is_encoder = config.fields.get("model_type") in ENCODERS and not config.fields.get("is_decoder")
     return ModelSizes(
-        name, sizes, _need(config, "n_layers"), source=f"{config.path}{config.part}",
+        name, sizes, needed["n_layers"], source=f"{config.path}{config.part}",
         has_cache=not is_encoder,
     )  # fmt: skip
 
@@ -133,15 +136,6 @@ def _size(config: _Config, size: str) -> int | None:
     if value is not None and (type(value) is not int or value < 1):
         raise InputError(
             f"count: {config.path} has {name}={brief(value)}. Give a positive whole number."
-        )
-    return value
-
-
-def _need(config: _Config, size: str) -> int:
-    value = _size(config, size)
-    if value is None:
-        raise InputError(
-            f"count: {config.path} has none of {', '.join(_NAMES[size])}. Add one of them."
         )
     return value
 

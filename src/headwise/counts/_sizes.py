@@ -212,9 +212,8 @@ def count(
     Returns:
         Plain data for JSON. `multiply_adds` are for the text, two FLOPs each. `cache_bytes` of
         the layer and the model are per token, those of the text for all its keys, all 0 for an
-        encoder. `share` is
-        the attention's share of the whole model's parameters, from 0 to 1, None where their
-        number is unknown.
+        encoder. `share` is the attention's share of the whole model's parameters, from 0 to 1,
+        None where their number is unknown.
     Raises:
         ArgumentError: there is no query, more keys are cached than there are, or the dtype is
             unknown.
@@ -228,12 +227,8 @@ def count(
         "name": model.name,
         "source": model.source,
         "sizes": asdict(layer),
-        "text": {
-            "queries": queries,
-            "keys": keys,
-            "cached": cached,
-            "cache_bytes": keys * bytes_per_token,
-        },
+        "text": {"queries": queries, "keys": keys, "cached": cached}
+        | {"cache_bytes": keys * bytes_per_token},
         "layer": {
             "weights": weights,
             "biases": biases,
@@ -263,28 +258,23 @@ _LLAMA = "Touvron et al. 2023, table 2 (arXiv:2302.13971)"
 _LLAMA_2 = "Touvron et al. 2023, table 1 (arXiv:2307.09288); widths as in the released model"
 _MISTRAL = "Jiang et al. 2023, table 1 (arXiv:2310.06825)"
 
-# d_model, heads, kv heads, layers, and the parameters of the whole model, each counted once.
-_BIASED = {
-    "bert-base": (768, 12, 12, (12, 109_482_240, _BERT)),
-    "bert-large": (1024, 16, 16, (24, 335_141_888, _BERT)),
-    "gpt2": (768, 12, 12, (12, 124_439_808, _GPT2)),
-    "gpt2-medium": (1024, 16, 16, (24, 354_823_168, _GPT2)),
-    "gpt2-large": (1280, 20, 20, (36, 774_030_080, _GPT2)),
-    "gpt2-xl": (1600, 25, 25, (48, 1_557_611_200, _GPT2)),
-    "gpt3-175b": (12288, 96, 96, (96, 174_604_259_328, _GPT3)),
+# Biases; d_model, heads, kv heads; layers, all parameters (each counted once), source.
+_PRESETS = {
+    "bert-base": ("QKVO", (768, 12, 12), (12, 109_482_240, _BERT)),
+    "bert-large": ("QKVO", (1024, 16, 16), (24, 335_141_888, _BERT)),
+    "gpt2": ("QKVO", (768, 12, 12), (12, 124_439_808, _GPT2)),
+    "gpt2-medium": ("QKVO", (1024, 16, 16), (24, 354_823_168, _GPT2)),
+    "gpt2-large": ("QKVO", (1280, 20, 20), (36, 774_030_080, _GPT2)),
+    "gpt2-xl": ("QKVO", (1600, 25, 25), (48, 1_557_611_200, _GPT2)),
+    "gpt3-175b": ("QKVO", (12288, 96, 96), (96, 174_604_259_328, _GPT3)),
+    "llama-7b": ("", (4096, 32, 32), (32, 6_738_415_616, _LLAMA)),
+    "llama-2-70b": ("", (8192, 64, 8), (80, 68_976_648_192, _LLAMA_2)),
+    "mistral-7b": ("", (4096, 32, 8), (32, 7_241_732_096, _MISTRAL)),
 }
-_UNBIASED = {
-    "llama-7b": (4096, 32, 32, (32, 6_738_415_616, _LLAMA)),
-    "llama-2-70b": (8192, 64, 8, (80, 68_976_648_192, _LLAMA_2)),
-    "mistral-7b": (4096, 32, 8, (32, 7_241_732_096, _MISTRAL)),
-}
-
-
 PRESETS: Mapping[str, ModelSizes] = MappingProxyType(
     {
         name: ModelSizes(name, layer_sizes(*sizes, biases=biases), *facts, "bert" not in name)
-        for biases, rows in (("QKVO", _BIASED), ("", _UNBIASED))
-        for name, (*sizes, facts) in rows.items()
+        for name, (biases, sizes, facts) in _PRESETS.items()
     }
 )
 """Well-known models by name."""

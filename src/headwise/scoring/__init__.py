@@ -4,8 +4,7 @@ from headwise.scoring._batches import BatchesLike, paired, read_batches
 from headwise.scoring._checkpoint import digest_of
 from headwise.scoring._curves import prune_curves
 from headwise.scoring._importance import importance
-from headwise.scoring._loss import Loss, embedding, find_loss
-from headwise.scoring._task_score import Inputs, Score, rank_correlation
+from headwise.scoring._loss import Inputs, Loss, Score, embedding, find_loss, rank_correlation
 from headwise.scoring.methods import RESUMABLE, Gates
 
 __all__ = [

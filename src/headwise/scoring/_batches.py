@@ -5,17 +5,15 @@ from dataclasses import replace
 from inspect import signature
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from headwise._packages import is_tokenizer_of_rust
 from headwise.corpora import SentencePair, Several, list_items, list_texts, refuse_path
 from headwise.errors import ArgumentError, InputError
-from headwise.models import (
-    device_of,
-    model_inputs,
-)
+from headwise.models import device_of, model_inputs
 from headwise.models.texts import (
     IGNORED,
     as_pieces,
@@ -26,15 +24,10 @@ from headwise.models.texts import (
     reads_two_texts,
     token_classes,
 )
-from headwise.scoring._loss import Loss, embedding, texts_in
-from headwise.scoring._task_score import Inputs, pair_score
+from headwise.scoring._loss import Inputs, Loss, Score, embedding, rank_correlation, texts_in
 
 # Texts in one batch.
 _BATCH_SIZE = 16
-# Texts are sorted by length if that leaves at most this share of the tokens. A batch of so many
-# texts takes no further one that is longer than the shortest by this factor.
-_WORTH, _FEWEST, _ALIKE = 0.9, 8, 1.15
-_OF_TOKENS = {"input_ids", "attention_mask", "token_type_ids"}
 # The share of tokens that BERT's own training masks.
 _MASKED_SHARE = 0.15
 
@@ -81,67 +74,13 @@ def split_batches(batches: Sequence[Inputs], size: int) -> list[Inputs]:
         texts = texts_in(batch)
         for start in range(0, texts, size):
             rows = slice(start, start + size)
-            parts.append({k: x[rows] if _has_rows(x, texts) else x for k, x in batch.items()})
+            parts.append(
+                {
+                    name: x[rows] if isinstance(x, Tensor) and x.shape[:1] == (texts,) else x
+                    for name, x in batch.items()
+                }
+            )
     return parts
-
-
-def sort_by_length(batches: Sequence[Inputs]) -> tuple[list[Inputs], list[int]] | None:
-    """The same texts in batches of about equal length, if that leaves out much padding.
-
-    Batches have to hold nothing but tokens that are padded on the right, on a CPU, where a pass
-    takes time for each token. The new ones have no more texts, and no more tokens, than the
-    largest of them.
-
-    Returns:
-        The batches, and for each of their texts its place among all texts; None where batches
-        hold other inputs, or little padding.
-    """
-    lengths = [_lengths(batch) for batch in batches]
-    if not all(lengths) or len({tuple(sorted(batch)) for batch in batches}) > 1:
-        return None
-    texts = [
-        (n, {name: x[row] for name, x in batch.items()})
-        for batch, length in zip(batches, lengths, strict=True)
-        for row, n in enumerate(length)
-    ]
-    sizes = [batch["attention_mask"].numel() for batch in batches]
-    groups: list[list[int]] = [[]]
-    for place in sorted(range(len(texts)), key=lambda place: texts[place][0]):
-        n, group = texts[place][0], groups[-1]
-        is_full = len(group) == max(map(len, lengths)) or (len(group) + 1) * n > max(sizes)
-        if is_full or (len(group) >= _FEWEST and n > _ALIKE * texts[group[0]][0]):
-            groups.append([])
-        groups[-1].append(place)
-    widths = [texts[group[-1]][0] for group in groups]
-    if sum(len(g) * n for g, n in zip(groups, widths, strict=True)) > _WORTH * sum(sizes):
-        return None
-    by_length: list[Inputs] = [
-        {name: _stacked([texts[place][1][name] for place in group], n) for name in batches[0]}
-        for group, n in zip(groups, widths, strict=True)
-    ]
-    return by_length, [place for group in groups for place in group]
-
-
-def _stacked(rows: Sequence[Tensor], width: int) -> Tensor:
-    """Rows of tokens that are cut, or padded with zeros, to a width."""
-    return torch.stack([pad(row[:width], (0, max(0, width - len(row)))) for row in rows])
-
-
-def _lengths(batch: Inputs) -> list[int]:
-    """The tokens of each text, if all inputs are of its tokens, padded on the right; else none."""
-    mask = batch.get("attention_mask")
-    if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.device.type != "cpu":
-        return []
-    if not batch.keys() <= _OF_TOKENS or {x.shape for x in batch.values()} != {mask.shape}:
-        return []
-    lengths = (mask != 0).sum(1)
-    on_right = (mask != 0) == (torch.arange(mask.shape[1]) < lengths[:, None])
-    # A single token predicts nothing, and two of them are what a loss may need.
-    return lengths.clamp(min=2).tolist() if bool(on_right.all()) else []
-
-
-def _has_rows(value: Any, texts: int) -> bool:
-    return isinstance(value, Tensor) and value.ndim > 0 and len(value) == texts
 
 
 def paired(
@@ -164,9 +103,14 @@ def paired(
     inputs: list[Inputs] = [vars(batch) for batch in batches(pieces, _BATCH_SIZE, device)]
     # `batches` sorts by length, so the sentences stand in this order.
     order = sorted(range(len(pieces)), key=lambda sentence: len(pieces[sentence]))
+    similarities = np.array([pair.similarity for pair in pairs])
+
+    def correlation(rows: Float[Tensor, "rows d_model"]) -> float:
+        first, second = rows[np.argsort(order)].chunk(2)
+        return rank_correlation((first * second).sum(1).numpy(), similarities)
+
     loss = embedding()
-    similarities = [pair.similarity for pair in pairs]
-    return inputs, replace(loss, score=pair_score(loss.of, similarities, order))
+    return inputs, replace(loss, score=Score("spearman", loss.of, correlation))
 
 
 def _batches_of_texts(
@@ -186,19 +130,14 @@ def _batches_of_texts(
     inputs: list[Inputs] = [vars(batch) for batch in batches(pieces, _BATCH_SIZE, device)]
     if not type(model).__name__.endswith("ForMaskedLM"):
         return inputs
-    mask_id = _mask_id(tokenizer)
-    special_ids, _ = token_classes(tokenizer).get("special", (frozenset(), ""))
-    rng = torch.Generator().manual_seed(0)
-    return [_mask_tokens(batch, mask_id, sorted(special_ids), rng) for batch in inputs]
-
-
-def _mask_id(tokenizer: Any) -> int:
     mask_id = None if is_tokenizer_of_rust(tokenizer) else tokenizer.mask_token_id
     if mask_id is None:
         raise InputError(
             f"batches: {type(tokenizer).__name__} has no mask token. Give batches with labels."
         )
-    return int(mask_id)
+    special_ids, _ = token_classes(tokenizer).get("special", (frozenset(), ""))
+    rng = torch.Generator().manual_seed(0)
+    return [_mask_tokens(batch, mask_id, sorted(special_ids), rng) for batch in inputs]
 
 
 def _mask_tokens(

@@ -10,7 +10,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from headwise._checkpoint import Checkpoint, kind_of_tensor
-from headwise.scoring._task_score import Inputs
+from headwise.scoring._loss import Inputs
 
 
 class ScoringCheckpoint:

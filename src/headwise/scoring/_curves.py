@@ -1,7 +1,6 @@
 """Pruning curves: the loss of a model as its heads are removed in some order."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,17 +11,12 @@ from torch import nn
 from headwise._evaluation import in_evaluation
 from headwise._progress import Progress, shows_progress
 from headwise.errors import ArgumentError
-from headwise.models import (
-    check_model,
-    device_of,
-    without_compiler,
-)
+from headwise.models import check_model, device_of, without_compiler
 from headwise.models.ownership import find_attentions
 from headwise.models.texts import tokenizer_of
 from headwise.scoring._batches import BatchesLike, read_batches
 from headwise.scoring._gated_model import GatedModel
-from headwise.scoring._loss import Loss, find_loss
-from headwise.scoring._task_score import Inputs
+from headwise.scoring._loss import Inputs, Loss, find_loss
 from headwise.tables import Curves, Head, HeadsLike, random_orders, removable, resolve_heads
 
 Cut = Callable[[Sequence[Head]], nn.Module]
@@ -73,7 +67,11 @@ def prune_curves(
     """
     outer, model = without_compiler(model), check_model("prune_curves", model)
     tokenizer = tokenizer_of(outer, tokenizer)
-    _check(orders, cut, has_reference=reference is not None)
+    if not orders or (cut is not None and reference is not None):
+        raise ArgumentError(
+            f"prune_curves: {len(orders)} orders, {cut=}, a reference: {reference is not None}. "
+            f"Give at least one order, and a reference only without cut=."
+        )
     inputs = read_batches(batches, model, tokenizer)
     reference_inputs = None if reference is None else read_batches(reference, model, tokenizer)
     with in_evaluation(outer), torch.no_grad():
@@ -83,32 +81,35 @@ def prune_curves(
         removals = _removals(orders, gated.heads, add_random=cut is None)
         most = min(len(order) for same_name in removals.values() for order in same_name)
         removed = _points(points, most)
-        total = sum(map(len, removals.values())) * len(removed)
-        meter = _PointMeter(gated, cut, total, on_progress)
-        measured = {
-            name: [[meter.without(order[:number]) for number in removed] for order in same_name]
+        curves = [
+            (name, [order[:number] for number in removed])
             for name, same_name in removals.items()
-        }
+            for order in same_name
+        ]
+        # Every curve starts at the full model.
+        measured: dict[frozenset[Head], _Point] = {}
+        steps = [heads for _, curve in curves for heads in curve]
+        for done, heads in enumerate(steps, 1):
+            if frozenset(heads) not in measured:
+                measured[frozenset(heads)] = _measure(gated, heads, cut)
+            if on_progress is not None:
+                on_progress(done, len(steps))
+    losses: dict[str, list[list[np.ndarray]]] = {name: [] for name in removals}
+    scores: dict[str, list[list[float]]] = {name: [] for name in removals}
+    for name, curve in curves:
+        points_of_curve = [measured[frozenset(heads)] for heads in curve]
+        losses[name].append([of_texts for of_texts, _ in points_of_curve])
+        scores[name].append([of_all for _, of_all in points_of_curve])
     score = resolved_loss.score
     return Curves(
         np.array(removed),
         len(gated.heads),
-        _arrays(measured, lambda point: point.losses),
+        {name: np.array(of_orders) for name, of_orders in losses.items()},
         loss=resolved_loss.name,
         compares=resolved_loss.compares,
         score="" if score is None else score.name,
-        scores={} if score is None else _arrays(measured, lambda point: point.score),
+        scores={} if score is None else {name: np.array(of) for name, of in scores.items()},
     )
-
-
-def _check(
-    orders: Mapping[str, Sequence[HeadsLike]], cut: Cut | None, *, has_reference: bool
-) -> None:
-    if not orders or (cut is not None and has_reference):
-        raise ArgumentError(
-            f"prune_curves: {len(orders)} orders, {cut=}, a reference: {has_reference}. "
-            f"Give at least one order, and a reference only without cut=."
-        )
 
 
 def _removals(
@@ -132,65 +133,29 @@ def _points(points: Iterable[int] | None, most: int) -> list[int]:
     return sorted({0, *(point for point in points if 0 <= point <= most)})
 
 
-@dataclass(frozen=True)
-class _Point:
-    """The loss of each text at one point of a curve, and the task score (NaN without one)."""
-
-    losses: Float64[np.ndarray, " M"]
-    score: float
-
-
-def _arrays(
-    measured: Mapping[str, list[list[_Point]]], value_of: Callable[[_Point], Any]
-) -> dict[str, np.ndarray]:
-    return {
-        name: np.array([[value_of(point) for point in order] for order in same_name])
-        for name, same_name in measured.items()
-    }
-
-
-class _PointMeter:
-    """Measures the model without some heads, once for each set of heads, and reports progress."""
-
-    def __init__(
-        self, gated: GatedModel, cut: Cut | None, total: int, on_progress: Progress | None
-    ) -> None:
-        self._gated, self._cut = gated, cut
-        self._done, self._total, self._on_progress = 0, total, on_progress
-        self._measured: dict[frozenset[Head], _Point] = {}
-
-    def without(self, removed: Sequence[Head]) -> _Point:
-        heads = frozenset(removed)
-        if heads not in self._measured:
-            self._measured[heads] = _measure(self._gated, removed, self._cut)
-        self._done += 1
-        if self._on_progress is not None:
-            self._on_progress(self._done, self._total)
-        return self._measured[heads]
+# The loss of each text without some heads, and the task score (NaN without one).
+_Point = tuple[Float64[np.ndarray, " M"], float]
 
 
 def _measure(gated: GatedModel, removed: Sequence[Head], cut: Cut | None) -> _Point:
-    losses, rows = [], []
-    score = gated.loss.score
-    for batch, output in enumerate(_outputs(gated, removed, cut)):
-        losses.append(gated.losses_of(batch, output))
-        if score is not None:
-            rows.append(score.read(output, gated.batches[batch]))
-    return _Point(
+    """Measure the model without some heads: cut out, or gated where there is no `cut`."""
+    small = gated.model
+    if cut is not None and removed:
+        with torch.enable_grad():
+            small = cut(removed)
+    gates = torch.ones(len(gated.heads), device=device_of(gated.model))
+    gates[[gated.heads.index(head) for head in removed]] = 0
+    losses, rows, score = [], [], gated.loss.score
+    with in_evaluation(small):
+        for index, batch in enumerate(gated.batches):
+            if cut is None:
+                output = gated.output(index, gates, gated.reference is not None)
+            else:
+                output = small(**batch)
+            losses.append(gated.losses_of(index, output))
+            if score is not None:
+                rows.append(score.read(output, batch))
+    return (
         torch.cat(losses).double().cpu().numpy(),
         float("nan") if score is None else score.of(torch.cat(rows).double().cpu()),
     )
-
-
-def _outputs(gated: GatedModel, removed: Sequence[Head], cut: Cut | None) -> Iterator[Any]:
-    """The output for each batch of the model without some heads."""
-    if cut is not None:
-        with torch.enable_grad():
-            small = gated.model if not removed else cut(removed)
-        with in_evaluation(small), torch.no_grad():
-            yield from (small(**batch) for batch in gated.batches)
-        return
-    gates = torch.ones(len(gated.heads), device=device_of(gated.model))
-    gates[[gated.heads.index(head) for head in removed]] = 0
-    for batch in range(len(gated.batches)):
-        yield gated.output(batch, gates, gated.reference is not None)

@@ -1,30 +1,25 @@
 """A model with a gate on every head, its batches and its loss."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
-from headwise.models.ownership import (
-    Attention,
-    edit_heads,
-    heads_of,
-    mean_heads,
-)
-from headwise.scoring._batches import sort_by_length
+from headwise.models.ownership import Attention, edit_heads, heads_of, mean_heads
 from headwise.scoring._checkpoint import ScoringCheckpoint
-from headwise.scoring._loss import Loss, PerText, texts_in
-from headwise.scoring._task_score import Inputs
+from headwise.scoring._loss import Inputs, Loss, PerText, texts_in
 from headwise.tables import Head
 
 GateValues = Float[Tensor, "*B N"]
 """A value for the gate of each head, in the order of `GatedModel.heads`; optionally per text."""
+HeadMask = Bool[Tensor, " N"]
+PerHead = Float[Tensor, "M N"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +33,6 @@ class GatedModel:
         reference: The inputs over which the mean output of each head is taken; None is
             `batches`.
         checkpoint: The scores computed so far, of methods that take long.
-        rows_are_texts: Whether every row is known to be one text; otherwise the first batch tells.
     """
 
     model: nn.Module
@@ -47,21 +41,6 @@ class GatedModel:
     batches: Sequence[Inputs]
     reference: Sequence[Inputs] | None = None
     checkpoint: ScoringCheckpoint = field(default_factory=ScoringCheckpoint)
-    rows_are_texts: bool = False
-
-    @cached_property
-    def by_length(self) -> tuple["GatedModel", list[int]] | None:
-        """The same on texts sorted by length, and the place of each; None if that saves nothing.
-
-        Neither loss nor texts may depend on padding, or on the batch that a text is in.
-        """
-        if self._rows_per_text > 1 or not self.loss.ignores_padding:
-            return None
-        by_length = sort_by_length(self.batches)
-        if by_length is None:
-            return None
-        batches, places = by_length
-        return replace(self, batches=batches, rows_are_texts=True), places
 
     @cached_property
     def heads(self) -> tuple[Head, ...]:
@@ -88,7 +67,7 @@ class GatedModel:
 
     def texts(self, batch: int) -> int:
         """The number of texts in a batch; several of its rows may be one text, as in codebooks."""
-        return texts_in(self.batches[batch]) // self._rows_per_text
+        return texts_in(self.batches[batch]) // self.rows_per_text
 
     def trainable_gates(self, batch: int, start: Float[Tensor, " N"]) -> Float[Tensor, "B N"]:
         """Separate gates for each text of a batch, which require gradients."""
@@ -126,27 +105,13 @@ class GatedModel:
         with edit_heads(self.model, self.attentions, edit):
             return self.model(**self.batches[batch])
 
-    def check_rows_are_texts(self) -> None:
-        """Refuse batches that cannot be split, because several rows are one text.
-
-        Raises:
-            UnsupportedError: they are.
-        """
-        if self._rows_per_text > 1:
-            raise UnsupportedError(
-                f"importance: out of memory, and {self._rows_per_text} rows of a batch are one "
-                f"text, so batches are not halved. Give fewer texts in a batch."
-            )
-
     @cached_property
-    def _rows_per_text(self) -> int:
+    def rows_per_text(self) -> int:
         """How many rows of the inputs attend as one text.
 
         Raises:
             UnsupportedError: an attention has a number of rows that the texts cannot share.
         """
-        if self.rows_are_texts:
-            return 1
         inputs = texts_in(self.batches[0])
         texts = min(inputs, max(attention.rows for attention in self.attentions))
         for attention in self.attentions:

@@ -1,6 +1,6 @@
 """`importance`: scores every head by one of the methods."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from hashlib import blake2b
 from importlib.metadata import version
 from math import ceil
@@ -16,21 +16,15 @@ from headwise._argument_names import IMPORTANCE, suggests
 from headwise._evaluation import differentiable_evaluation
 from headwise._memory import halving
 from headwise._progress import Progress, shows_progress
-from headwise.errors import ArgumentError
-from headwise.models import (
-    check_model,
-    device_of,
-    fingerprint,
-    without_compiler,
-)
+from headwise.errors import ArgumentError, UnsupportedError
+from headwise.models import check_model, device_of, fingerprint, without_compiler
 from headwise.models.checkpoints import originals_of
 from headwise.models.ownership import find_attentions
 from headwise.models.texts import tokenizer_of
 from headwise.scoring._batches import BatchesLike, read_batches, split_batches
 from headwise.scoring._checkpoint import ScoringCheckpoint, digest_of
 from headwise.scoring._gated_model import GatedModel
-from headwise.scoring._loss import Loss, find_loss, texts_in
-from headwise.scoring._task_score import Inputs
+from headwise.scoring._loss import Inputs, Loss, find_loss, texts_in
 from headwise.scoring.methods import METHODS, RESUMABLE, Gates, Method
 from headwise.tables import Scores
 
@@ -100,7 +94,11 @@ def importance(
     """
     outer, model = without_compiler(model), check_model("importance", model)
     method_name, score_heads = _method(method)
-    _check_resumable(resume, method_name)
+    if resume is not None and method_name not in RESUMABLE:
+        raise ArgumentError(
+            f"importance: resume={str(resume)!r} with method={method_name!r}, which saves no "
+            f"scores on its way. Give it with {' or '.join(RESUMABLE)}."
+        )
     inputs = read_batches(batches, model, tokenizer_of(outer, tokenizer), max_tokens)
     resolved_loss = find_loss(loss, outer, inputs[0])
     about = {"model": fingerprint(model), "texts": digest_of(inputs), "method": method_name}
@@ -111,14 +109,20 @@ def importance(
         parts = inputs if size == largest else split_batches(inputs, size)
         # Unfinished scores are those of whole batches, so smaller ones are not resumed.
         path = None if resume is None or size < largest else Path(resume)
-        gated = _gated(model, resolved_loss, parts, ScoringCheckpoint(path, about))
-        if size < largest:
-            gated.check_rows_are_texts()
-        return gated, *_in_rounds(gated, score_heads, rounds, on_progress or _no_progress)
+        attentions, checkpoint = find_attentions(model, parts[0]), ScoringCheckpoint(path, about)
+        gated = GatedModel(model, attentions, resolved_loss, parts, checkpoint=checkpoint)
+        if size < largest and gated.rows_per_text > 1:
+            raise UnsupportedError(
+                f"importance: out of memory, and {gated.rows_per_text} rows of a batch are one "
+                f"text, so batches are not halved. Give fewer texts in a batch."
+            )
+        progress = on_progress or (lambda done, total: None)
+        return gated, *_in_rounds(gated, score_heads, rounds, progress)
 
     with differentiable_evaluation(outer, weights=False):
         gated, values, round_of_heads = halving("importance", score, largest)
-    _delete(resume)
+    if resume is not None:
+        Path(resume).unlink(missing_ok=True)
     return Scores(
         heads=gated.heads,
         kv_heads=gated.kv_heads,
@@ -131,31 +135,6 @@ def importance(
         versions={package: version(package) for package in ("headwise", "torch")},
         original=originals_of(model, gated.heads),
     )
-
-
-def _gated(
-    model: nn.Module, loss: Loss, batches: Sequence[Inputs], checkpoint: ScoringCheckpoint
-) -> GatedModel:
-    attentions = find_attentions(model, batches[0])
-    return GatedModel(model, attentions, loss, batches, checkpoint=checkpoint)
-
-
-def _delete(resume: str | Path | None) -> None:
-    """Delete unfinished scores, once all are computed."""
-    if resume is not None:
-        Path(resume).unlink(missing_ok=True)
-
-
-def _no_progress(done: int, total: int) -> None:
-    pass
-
-
-def _check_resumable(resume: str | Path | None, method_name: str) -> None:
-    if resume is not None and method_name not in RESUMABLE:
-        raise ArgumentError(
-            f"importance: resume={str(resume)!r} with method={method_name!r}, which saves no "
-            f"scores on its way. Give it with {' or '.join(RESUMABLE)}."
-        )
 
 
 def _code_digest(loss: Any) -> str:
@@ -191,20 +170,16 @@ def _in_rounds(
     for current in range(rounds):
         removed = round_of_heads < current
         scores = method(gated, torch.from_numpy(removed).to(device), on_progress)
-        new_values = _finite(scores.double().cpu().numpy())
+        new_values: Float[np.ndarray, "M N"] = scores.double().cpu().numpy()
+        not_finite = ~np.isfinite(new_values).all(1)
+        if not_finite.any():
+            raise ArgumentError(
+                f"importance: scores are not finite in {not_finite.sum()} of {len(not_finite)} "
+                f"texts. Leave them out, or compute in another dtype."
+            )
         values = np.where(removed, values, new_values) if current else new_values
         remaining = np.flatnonzero(~removed)
         number = ceil(len(remaining) / (rounds - current))
         least = np.argsort(values[:, remaining].mean(0), kind="stable")[:number]
         round_of_heads[remaining[least]] = current
     return values, round_of_heads
-
-
-def _finite(values: Float[np.ndarray, "M N"]) -> Float[np.ndarray, "M N"]:
-    not_finite = ~np.isfinite(values).all(1)
-    if not_finite.any():
-        raise ArgumentError(
-            f"importance: scores are not finite in {not_finite.sum()} of {len(not_finite)} texts. "
-            f"Leave them out, or compute in another dtype."
-        )
-    return values

@@ -1,28 +1,42 @@
-"""Losses: what a model should keep doing, as one number for each text."""
+"""What a model should keep doing: losses, one number per text; task scores, one for all texts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from headwise._packages import require
 from headwise.errors import ArgumentError, ShapeError
 from headwise.lab import MiniGPT
-from headwise.models import (
-    is_sentence_transformer,
-    sentence_embedding,
-)
+from headwise.models import is_sentence_transformer, sentence_embedding
 from headwise.models.texts import IGNORED
-from headwise.scoring._task_score import Inputs, Score, label_score
 
+Inputs = Mapping[str, Any]
 PerText = Float[Tensor, " B"]
 Pooling = Literal["mean", "first", "last"]
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score of all texts together; higher is better.
+
+    Attributes:
+        name: Its name in tables.
+        read: Extracts the rows that the score needs from the model's output and the batch.
+        of: Computes the score from the rows of all batches, in their order.
+    """
+
+    name: str
+    read: Callable[[Any, Inputs], Tensor]
+    of: Callable[[Float[Tensor, "rows F"]], float]
 
 
 @dataclass(frozen=True)
@@ -118,7 +132,7 @@ def find_loss(loss: Any, model: nn.Module, batch: Inputs) -> Loss:
         raise ArgumentError(f"loss: {name!r} is not one of {', '.join(_LOSSES)}. Give one of them.")
     resolved = _LOSSES[name]()
     if name == "label" and "labels" in batch:
-        return replace(resolved, score=label_score(batch["labels"]))
+        return replace(resolved, score=_label_score(batch["labels"]))
     return resolved
 
 
@@ -223,6 +237,35 @@ def _embeddings(pooling: Pooling, output: Any, batch: Inputs) -> Float[Tensor, "
 
 def _sentence_vectors(model: nn.Module, output: Any, batch: Inputs) -> Float[Tensor, "B d_model"]:
     return F.normalize(sentence_embedding(model, output, batch), dim=-1)
+
+
+def _label_score(labels: Tensor) -> Score:
+    """Spearman's correlation where each text has a number as its label, else accuracy."""
+    if labels.is_floating_point() and labels.numel() == len(labels):
+        return Score("spearman", _predictions, lambda rows: rank_correlation(*rows.T.numpy()))
+    return Score(
+        "accuracy", _predictions, lambda rows: float((rows[:, 0] == rows[:, 1]).double().mean())
+    )
+
+
+def rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
+    """Spearman's correlation; NaN where `x` or `y` is constant."""
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        return float("nan")
+    stats = require("scipy.stats", "hf", "importance")
+    return float(stats.spearmanr(x, y).statistic)
+
+
+def _predictions(output: Any, batch: Inputs) -> Float[Tensor, "rows 2"]:
+    """The model's prediction beside each label."""
+    logits, labels = getattr(output, "logits", output), batch["labels"]
+    if labels.is_floating_point():
+        predicted = logits if labels.numel() == len(labels) else (logits > 0).to(logits.dtype)
+    else:
+        predicted = logits.argmax(-1)
+    labeled = (labels != IGNORED).flatten()
+    rows = torch.stack([predicted.flatten().to(logits), labels.flatten().to(logits)], 1)
+    return rows[labeled]
 
 
 _LOSSES: Mapping[str, Callable[[], Loss]] = {

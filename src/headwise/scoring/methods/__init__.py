@@ -1,13 +1,17 @@
-"""The methods of `importance`, by name."""
+"""The methods of `importance`, by name: a further one is a function and a line of `METHODS`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from headwise._progress import Progress
+from headwise.scoring._gated_model import GatedModel, HeadMask, PerHead
 from headwise.scoring.methods._ablation import ablation, zero_ablation
 from headwise.scoring.methods._gradients import curvature, gradient, half_gate
 from headwise.scoring.methods._learned_gates import Gates, draw_gates, open_chance
-from headwise.scoring.methods._method import Method
 
 __all__ = ["METHODS", "RESUMABLE", "Gates", "Method", "draw_gates", "open_chance"]
+
+Method = Callable[[GatedModel, HeadMask, Progress], PerHead]
+"""Scores every head in every text of a gated model, from which the masked heads are removed."""
 
 METHODS: Mapping[str, Method] = {
     "half-gate": half_gate,

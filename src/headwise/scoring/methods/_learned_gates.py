@@ -8,8 +8,7 @@ from torch import Tensor
 
 from headwise._progress import Progress
 from headwise.errors import ArgumentError
-from headwise.scoring._gated_model import GatedModel
-from headwise.scoring.methods._method import HeadMask, PerHead
+from headwise.scoring._gated_model import GatedModel, HeadMask, PerHead
 
 # The hard-concrete distribution: its temperature, and the interval to which it is stretched
 # before it is clipped to 0 … 1.
@@ -23,7 +22,7 @@ class Gates:
     """The method `gates`: trains a gate on every head under a penalty on open gates.
 
     Each gate is drawn independently for each text from a hard-concrete distribution, which yields
-    exact zeros and ones and still has gradients. Adam minimises the loss plus `penalty` times the
+    exact zeros and ones and still has gradients. Adam minimizes the loss plus `penalty` times the
     expected number of open gates; a closed gate replaces the head's output by its mean. The
     weights are not trained.
 
