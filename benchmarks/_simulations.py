@@ -117,8 +117,8 @@ def simulated_family(rng: np.random.Generator, texts: int, better: float) -> Hyp
     value[rng.integers(texts), 101:] = 0
     shown = rng.binomial(texts, rates) / texts
     shown[101:] = 0.5
-    measures = {"chosen_half": shown, "chosen_baseline": np.full(HEADS, 0.5)}
-    names = {"rule": ["rule"]}
+    measures = {"chosen_half": shown[None], "chosen_baseline": np.full((1, HEADS), 0.5)}
+    names, value, rule = {"rule": ["rule"]}, value[:, None], rule[:, None]
     return Hypotheses(value, np.ones_like(value), {"rule": rule}, (ROLE,), names, measures)
 
 

@@ -48,19 +48,19 @@ def simulated(rng, texts, heads, rate, spread=6.0, null=NULL):
     own = scores.value[..., :heads], scores.count[..., :heads]
     (selected, _), (total, _) = map(split.halves, own)
     family = Hypotheses(
-        value=own[0][held, 0],
-        count=own[1][held, 0],
-        nulls={"offset": np.repeat(of_null[held], heads, -1).astype(np.float32)},
+        value=own[0][held],
+        count=own[1][held],
+        nulls={"offset": np.repeat(of_null[held, None], heads, -1).astype(np.float32)},
         roles=(ROLE,),
         null_names={"offset": ["offset -1"]},
-        measures={"chosen_half": selected.sum((0, 1)) / total.sum((0, 1))},
+        measures={"chosen_half": selected.sum(0) / total.sum(0)},
     )
     return family, scores, split
 
 
 def smallest_in(planted):
     """The smallest effect that the test of the only role finds."""
-    return planted.measures["smallest"][0]
+    return planted.measures["smallest"][0, 0]
 
 
 @pytest.mark.parametrize(("texts", "spread"), [(120, 6.0), (240, 2.0), (400, 50.0)])
@@ -96,15 +96,15 @@ def test_more_texts_show_smaller_effects():
 def test_a_planted_head_is_diluted_and_joins_its_role():
     family, scores, split = simulated(np.random.default_rng(1), 400, 3, 0.5)
     planted = plant(family, scores, split, tests=3)
-    assert planted.value.shape == (200, 4)
-    np.testing.assert_array_equal(planted.value[:, :3], family.value)
+    assert planted.value.shape == (200, 1, 4)
+    np.testing.assert_array_equal(planted.value[..., :3], family.value)
     baseline = family.nulls["offset"].sum() / family.count.sum()
     least = 0.1 / (1 - baseline)
     effect = baseline + (1 + least) / 2 * (1 - baseline)
-    assert planted.measures["planted_effect"][0] == pytest.approx(effect, abs=1e-6)
-    shown = planted.value[:, 3].sum() / planted.count[:, 3].sum()
+    assert planted.measures["planted_effect"][0, 0] == pytest.approx(effect, abs=1e-6)
+    shown = planted.value[..., 3].sum() / planted.count[..., 3].sum()
     assert shown == pytest.approx(effect, abs=0.06)
-    assert planted.measures["chosen_half"][3] == pytest.approx(effect, abs=0.06)
+    assert planted.measures["chosen_half"][0, 3] == pytest.approx(effect, abs=0.06)
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,12 @@ def test_nothing_is_labelled_above_a_null_that_leaves_no_room():
         drawn = simulated(np.random.default_rng(2), 300, 3, 1.0, null=null)
         planted = plant(*drawn, tests=3)
         assert np.isnan(smallest_in(planted))
-        assert planted.measures["planted_effect"][0] > 1
+        assert planted.measures["planted_effect"][0, 0] > 1
 
 
 def complete(family):
     """The family with a column for every null and measure, so that it has rows."""
-    unknown = np.full(family.value.shape[1], np.nan)
+    unknown = np.full(family.value.shape[1:], np.nan)
     return replace(
         family,
         nulls=dict.fromkeys(NULLS, np.full_like(family.value, np.nan)) | dict(family.nulls),

@@ -207,12 +207,20 @@ def test_an_interval_needs_two_texts():
     assert np.isnan([low[1], high[1]]).all()
 
 
+def hypotheses(value, count, nulls):
+    """The hypotheses of one role, from arrays of texts and heads."""
+    role = Role("r", "", lambda text: (), "word")
+    nulls = {name: sums[:, None] for name, sums in nulls.items()}
+    names = {name: [name] for name in nulls}
+    return Hypotheses(value[:, None], count[:, None], nulls, (role,), names)
+
+
 def test_a_case_worked_out_by_hand():
     # 40 texts of 2 queries: hits 3 of 4, a heuristic 1 of 2, chance 1 of 10.
     value = np.tile([[2.0], [1.0]], (20, 1)).astype(np.float32)
     count = np.full((40, 1), 2.0, np.float32)
     nulls = {"chance": count / 10, "rule": count / 2, "absent": np.full_like(count, np.nan)}
-    (tested,) = run_tests([Hypotheses(value, count, nulls)], draws=999)
+    (tested,) = run_tests([hypotheses(value, count, nulls)], draws=999)
     assert tested["effect"][0] == pytest.approx(0.75)
     assert tested["null"][0] == "rule"
     assert tested["baseline"][0] == pytest.approx(0.5)
@@ -234,14 +242,14 @@ def test_a_case_worked_out_by_hand():
 )
 def test_few_texts_are_not_tested(texts, each, judged):
     count = np.full((texts, 1), each, np.float32)
-    (tested,) = run_tests([Hypotheses(count.copy(), count, {"chance": count / 10})], draws=99)
+    (tested,) = run_tests([hypotheses(count.copy(), count, {"chance": count / 10})], draws=99)
     assert tested["effect"][0] == pytest.approx(1.0)
     assert np.isnan(tested["p_adj"][0]) != judged
 
 
 def test_a_hypothesis_without_queries_is_nan_and_not_zero():
     nothing = np.zeros((40, 1), np.float32)
-    (tested,) = run_tests([Hypotheses(nothing, nothing, {"chance": nothing})], draws=9)
+    (tested,) = run_tests([hypotheses(nothing, nothing, {"chance": nothing})], draws=9)
     unknown = ["effect", "ci_low", "ci_high", "baseline", "lift", "p_adj"]
     assert tested[unknown].isna().all(axis=None)
     assert (tested["null"][0], tested["n"][0]) == ("", 0)
@@ -252,9 +260,9 @@ def test_the_order_of_texts_does_not_matter(seed):
     rng = np.random.default_rng(seed)
     value, count = drawn_scores(rng, 35, 0.4)
     order = rng.permutation(35)
-    (first,) = run_tests([Hypotheses(value, count, {"chance": count / 3})], draws=9)
+    (first,) = run_tests([hypotheses(value, count, {"chance": count / 3})], draws=9)
     (second,) = run_tests(
-        [Hypotheses(value[order], count[order], {"chance": count[order] / 3})], draws=9
+        [hypotheses(value[order], count[order], {"chance": count[order] / 3})], draws=9
     )
     for name in ("effect", "baseline", "lift", "n", "texts", "null.chance"):
         np.testing.assert_allclose(first[name], second[name], rtol=1e-5)
@@ -281,8 +289,9 @@ def selected_family(rng, texts, rates, shown, role):
     count = np.ones((texts, len(rates)), np.float32)
     value = (rng.random(count.shape) < rates).astype(np.float32)
     null = np.repeat((rng.random((texts, 1)) < 0.5).astype(np.float32), len(rates), 1)
-    measures = {"chosen_half": np.asarray(shown), "chosen_baseline": np.full(len(rates), 0.5)}
-    return Hypotheses(value, count, {"rule": null}, (role,), {"rule": ["rule"]}, measures)
+    measures = {"chosen_half": np.array([shown]), "chosen_baseline": np.full((1, len(rates)), 0.5)}
+    family = hypotheses(value, count, {"rule": null})
+    return replace(family, roles=(role,), measures=measures)
 
 
 def test_heads_that_differ_from_the_null_in_one_text_do_not_hide_a_better_one():
@@ -290,8 +299,8 @@ def test_heads_that_differ_from_the_null_in_one_text_do_not_hide_a_better_one():
     rng = np.random.default_rng(0)
     role = Role("r", "", lambda text: (), "word", bar=0.1, points=0.1)
     family = selected_family(rng, 200, np.full(301, 0.8), [0.8] + 300 * [0.5], role)
-    family.value[:, 1:] = family.nulls["rule"][:, 1:]
-    family.value[family.value[:, 1].argmax(), 1:] = 0
+    family.value[..., 1:] = family.nulls["rule"][..., 1:]
+    family.value[family.value[:, 0, 1].argmax(), :, 1:] = 0
     everything = replace(family, measures={"chosen_half": family.measures["chosen_half"]})
     (whole,), (chosen,) = run_tests([everything], draws=500), run_tests([family], draws=500)
     assert chosen["p_adj"][0] < 0.001 < 0.05 < whole["p_adj"][0]

@@ -262,11 +262,12 @@ def test_a_head_chosen_on_one_half_is_tested_on_the_other(
     tested = TESTED | {"effect": effect, "baseline": baseline, "lift": lift}
     tested |= {f"null.{name}": baseline for name in NULLS}
     family = Hypotheses(
-        *np.ones((2, 1, 1)),
+        *np.ones((2, 1, 1, 1)),
         {},
         roles=(role,),
         null_names={name: [name] for name in NULLS},
-        measures={"chosen_half": np.array([second_half]), "mass": np.ones(1), "value": np.ones(1)},
+        measures={"chosen_half": np.array([[second_half]])}
+        | dict.fromkeys(("mass", "value"), np.ones((1, 1))),
     )
     assert role_rows([Head("", 0, 0)], family, pd.DataFrame([tested]))["found"].tolist() == [has]
 

@@ -47,38 +47,36 @@ def plant(
         above 1 if none can be high enough; and `smallest`, the smallest effect that a head is
         labelled for with probability `POWER`, NaN where no effect up to 1 is.
     """
-    R, N = len(family.roles), len(scores.heads)
-    known = family.count.reshape(-1, R, N).sum((0, 2)) > 0  # no head can have some roles
-    sums = (split.halves(part[..., -1:] * known.reshape(R, 1))
-            for part in (scores.value, scores.even, scores.count))  # fmt: skip
-    selection, held = (
-        Hypotheses(full[..., 0], count[..., 0], {"chance": even[..., 0]}, family.roles)
-        for full, even, count in zip(*sums, strict=True)
+    R = len(family.roles)
+    known = family.count.sum((0, 2)) > 0  # no head can have some roles
+    full, even, count = (
+        split.halves(part[..., -1] * known) for part in (scores.value, scores.even, scores.count)
     )
-    nulls = _nulls(family, held, N)
+    selected = count[0].sum(0)
+    nulls = _nulls(family, even[1], count[1])
     stacked = np.stack(list(nulls.values()))
-    rates = _rate(stacked.sum(1), held.count.sum(0))
+    rates = _rate(stacked.sum(1), count[1].sum(0))
     strongest = np.nan_to_num(rates, nan=-1.0).argmax(0)
     baseline = rates[strongest, np.arange(R)]
     effect = _above(baseline, (1 + least_lift(family.roles, baseline)) / 2)
     rng = np.random.default_rng([seed, R])
-    value, chosen = (_diluted(half, effect, rng) for half in (held, selection))
-    null = stacked[strongest, :, np.arange(R)].T
-    chosen_half = _rate(chosen.sum(0), selection.count.sum(0))
-    smallest = _smallest_effect(family, baseline, null, held, selection.count.sum(0), N, tests)
-    of_roles = {"planted_effect": effect, "smallest": smallest}
-    unknown = np.full(R, np.nan)
-    measures = {
-        name: _with(column[None], (chosen_half if name == "chosen_half" else unknown)[None], N)[0]
-        for name, column in family.measures.items()
-    }
-    return replace(
-        family,
-        value=_with(family.value, value, N),
-        count=_with(family.count, held.count, N),
-        nulls={name: _with(sums, nulls[name], N) for name, sums in family.nulls.items()},
-        measures=measures | {name: np.repeat(each, N + 1) for name, each in of_roles.items()},
+    value, chosen = (
+        _diluted(family.roles, full[half], even[half], count[half], effect, rng) for half in (1, 0)
     )
+    null = stacked[strongest, :, np.arange(R)].T
+    of_planted = {name: np.full(R, np.nan) for name in family.measures}
+    of_planted["chosen_half"] = _rate(chosen.sum(0), selected)
+    smallest = _smallest_effect(family, baseline, null, count[1], selected, tests)
+    planted = replace(
+        family,
+        value=_with(family.value, value),
+        count=_with(family.count, count[1]),
+        nulls={name: _with(sums, nulls[name]) for name, sums in family.nulls.items()},
+        measures={name: _with(of, of_planted[name]) for name, of in family.measures.items()},
+    )
+    for name, of_role in (("planted_effect", effect), ("smallest", smallest)):
+        planted.measures[name] = np.repeat(of_role[:, None], planted.value.shape[2], 1)
+    return planted
 
 
 def least_lift(roles: Sequence[Role], baseline: PerRole) -> PerRole:
@@ -93,37 +91,43 @@ def _above(baseline: PerRole, lift: PerRole) -> PerRole:
     return baseline + lift * np.where(np.isfinite(lift), 1 - baseline, 1.0)
 
 
-def _diluted(planted: Hypotheses, effect: PerRole, rng: np.random.Generator) -> RolesPerText:
+def _diluted(
+    roles: Sequence[Role],
+    full: RolesPerText,
+    even: RolesPerText,
+    count: RolesPerText,
+    effect: PerRole,
+    rng: np.random.Generator,
+) -> RolesPerText:
     """The sums of a planted head that is diluted to about this effect."""
-    roles, count, chance = planted.roles, planted.count, planted.nulls["chance"]
-    full, even = (_rate(sums.sum(0), count.sum(0)) for sums in (planted.value, chance))
-    share = np.divide(effect - even, full - even, out=np.ones(len(roles)), where=full > even)
+    of_full, of_even = (_rate(sums.sum(0), count.sum(0)) for sums in (full, even))
+    share = np.divide(
+        effect - of_even, of_full - of_even, out=np.ones(len(roles)), where=of_full > of_even
+    )
     share = np.clip(np.nan_to_num(share, nan=1.0), 0.0, 1.0)
     followed = share * count
     binary = [column for column, role in enumerate(roles) if role.score in _BINARY]
     queries = count[:, binary].round().astype(int)
     followed[:, binary] = rng.binomial(queries, share[binary])
     part = rate(followed, count, 0.0)
-    return part * planted.value + (1 - part) * chance
+    return part * full + (1 - part) * even
 
 
-def _nulls(family: Hypotheses, held: Hypotheses, N: int) -> dict[str, RolesPerText]:
+def _nulls(family: Hypotheses, even: RolesPerText, count: RolesPerText) -> dict[str, RolesPerText]:
     """The sums of the nulls over the queries of the planted head.
 
     They are those of the head with the most queries. Where a contrast applies, the planted head
     is even.
     """
-    shape = (len(held.count), len(family.roles), N)
-    count = family.count.reshape(shape)
-    widest = count.sum(0).argmax(-1)[None, :, None]
-    queries = np.take_along_axis(count, widest, -1)[..., 0]
+    widest = family.count.sum(0).argmax(-1)[None, :, None]
+    queries = np.take_along_axis(family.count, widest, -1)[..., 0]
     nulls = {}
     for name, sums in family.nulls.items():
-        own = np.take_along_axis(sums.reshape(shape), widest, -1)[..., 0]
+        own = np.take_along_axis(sums, widest, -1)[..., 0]
         if name in _CONTRASTS:
-            nulls[name] = np.where(np.isnan(own), np.nan, held.nulls["chance"])
+            nulls[name] = np.where(np.isnan(own), np.nan, even)
         else:
-            nulls[name] = np.where(queries > 0, _rate(own, queries), own) * held.count
+            nulls[name] = np.where(queries > 0, _rate(own, queries), own) * count
     return nulls
 
 
@@ -131,9 +135,8 @@ def _smallest_effect(
     family: Hypotheses,
     baseline: PerRole,
     null: RolesPerText,
-    held: Hypotheses,
+    held: RolesPerText,
     selection: PerRole,
-    N: int,
     tests: int,
 ) -> PerRole:
     """The smallest effect that is labelled with probability `POWER`, in the normal approximation.
@@ -145,17 +148,17 @@ def _smallest_effect(
 
     Args:
         null: The sums of the strongest null over held-out texts.
-        selection: The number of queries of the selection half.
-        N: The number of heads.
+        held: The number of queries of the planted head in held-out texts.
+        selection: The number of its queries on the selection half.
     """
     stats = require("scipy.stats", "hf", "find_roles")
     effect = np.linspace(0, 1, _STEPS)[:, None]  # E 1
-    n, texts = held.count.sum(0), (held.count > 0).sum(0)
+    n, texts = held.sum(0), (held > 0).sum(0)
     is_tested = (texts >= FEWEST_TEXTS) & (n >= FEWEST_INSTANCES)
     n, texts = np.maximum(n, 1), np.maximum(texts, 2)
     bar = _above(baseline, least_lift(family.roles, baseline))
-    spread = _variation(family, N) * effect * (1 - effect)
-    of_null = np.square(null - baseline * held.count).sum(0) / n**2
+    spread = _variation(family) * effect * (1 - effect)
+    of_null = np.square(null - baseline * held).sum(0) / n**2
     critical = stats.t.isf(LEVEL / max(1, tests), texts - 1)
     needed = np.maximum(bar, baseline + critical * np.sqrt(spread / n + of_null))
     on_held, on_selection = (
@@ -166,13 +169,12 @@ def _smallest_effect(
     return np.where(enough.any(0), effect[enough.argmax(0), 0], np.nan)
 
 
-def _variation(family: Hypotheses, N: int) -> PerRole:
+def _variation(family: Hypotheses) -> PerRole:
     """How much more the scores of heads vary over held-out texts than independent queries would.
 
     A score that counts queries is never taken to vary less than they would.
     """
-    shape = (-1, len(family.roles), N)
-    value, count = (sums.reshape(shape).astype(np.float64) for sums in (family.value, family.count))
+    value, count = (sums.astype(np.float64) for sums in (family.value, family.count))
     effect = rate(value.sum(0), count.sum(0))
     observed = np.square(value - effect * count).sum(0)
     ratio = rate(observed, count.sum(0) * effect * (1 - effect))
@@ -185,12 +187,10 @@ def _variation(family: Hypotheses, N: int) -> PerRole:
 
 
 def _with(
-    sums: Float[np.ndarray, "M C"], planted: Float[np.ndarray, "M R"], N: int
-) -> Float[np.ndarray, "M _"]:
-    """The columns of a family with one more head for each role."""
-    shape = (len(sums), planted.shape[1], N)
-    joined = np.concatenate([sums.reshape(shape), planted[..., None]], -1)
-    return joined.reshape(len(sums), -1)
+    sums: Float[np.ndarray, "*M R N"], planted: Float[np.ndarray, "*M R"]
+) -> Float[np.ndarray, "*M R _"]:
+    """The sums of all heads, with those of one more head for each role."""
+    return np.concatenate([sums, planted[..., None]], -1)
 
 
 def _rate(above: np.ndarray, below: np.ndarray) -> np.ndarray:

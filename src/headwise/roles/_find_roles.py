@@ -239,18 +239,21 @@ def _null_heads(
 
 def _stability(
     families: Sequence[Hypotheses], further: Sequence[Sequence[Hypotheses]], seed: int
-) -> list[Float[np.ndarray, " _"]]:
+) -> list[Float[np.ndarray, "R N"]]:
     """The share of the further splits under which each head has each role, for each sample.
 
     NaN without a further split.
     """
     if not further:
-        return [np.full(family.value.shape[1], np.nan) for family in families]
+        return [np.full(family.value.shape[1:], np.nan) for family in families]
     found = []
     for split in further:
         tested = run_tests(split, draws=_DRAWS, seed=seed, intervals=False)
         found.append([has_role(*pair) for pair in zip(split, tested, strict=True)])
-    return [np.mean(columns, axis=0) for columns in zip(*found, strict=True)]
+    return [
+        np.mean(columns, axis=0).reshape(family.value.shape[1:])
+        for family, columns in zip(families, zip(*found, strict=True), strict=True)
+    ]
 
 
 def _tested(
@@ -336,16 +339,14 @@ def _examples(
     examples: dict[str, list[tuple[str, float, int]]] = {}
     columns = len(family.roles) * heads  # the other rows are of random sequences
     for column in np.flatnonzero(rows["found"][:columns]):
-        count = family.count[:, column]
+        value, count = (
+            of[:, column // heads, column % heads] for of in (family.value, family.count)
+        )
         with_query = np.flatnonzero(count)
-        rate = family.value[with_query, column] / count[with_query]
-        order = with_query[np.lexsort((-count[with_query], -rate))]
+        rates = value[with_query] / count[with_query]
+        order = with_query[np.lexsort((-count[with_query], -rates))]
         examples[f"{rows['name'][column]} {rows['role'][column]}"] = [
-            (
-                texts[text][:_EXCERPT],
-                float(family.value[text, column] / count[text]),
-                int(count[text]),
-            )
+            (texts[text][:_EXCERPT], float(value[text] / count[text]), int(count[text]))
             for text in dict.fromkeys([*order[:_EXAMPLES], *order[-_EXAMPLES:]])
         ]
     return examples

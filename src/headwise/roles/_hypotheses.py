@@ -17,8 +17,9 @@ from headwise.roles._significance import step_down
 from headwise.roles.relations import Role
 from headwise.tables import ratio_interval
 
-PerText = Float[np.ndarray, "M N"]
-Column = Float[np.ndarray, " N"]
+PerText = Float[np.ndarray, "M R N"]
+PerHead = Float[np.ndarray, "R N"]
+Column = Float[np.ndarray, " N"]  # of a table: a row for each role and head, roles first
 
 FEWEST_TEXTS, FEWEST_INSTANCES = 30, 20
 LEVEL = 0.05  # of the adjusted p
@@ -27,14 +28,13 @@ _PROMISING = 0.5  # of the bars, on the selection half
 
 @dataclass(frozen=True)
 class Hypotheses:
-    """Sums of `M` held-out texts for `N` hypotheses: that a head has a role, for all of both.
+    """Sums of `M` held-out texts for `R` roles and `N` heads: hypotheses that a head has a role.
 
     Attributes:
         value: The sum of the score over the queries of a text.
         count: The number of those queries.
         nulls: For each null (a baseline that involves no knowledge), its sums over the same
             queries; NaN where it does not apply.
-        roles: The roles. The columns of the first role come first, one for each head.
         null_names: For each null, its name for each role: `offset -1`, say.
         measures: Further columns of the table: `chosen_half`, `mass` and `value`; and
             `chosen_baseline`, what the strongest null scores on the selection half. `plant` adds
@@ -44,13 +44,13 @@ class Hypotheses:
     value: PerText
     count: PerText
     nulls: Mapping[str, PerText]
-    roles: tuple[Role, ...] = ()
+    roles: tuple[Role, ...]
     null_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    measures: dict[str, Column] = field(default_factory=dict)
+    measures: dict[str, PerHead] = field(default_factory=dict)
 
     def for_each(self, values: Sequence[Any]) -> np.ndarray:
-        """A value of each role, for each of its hypotheses."""
-        return np.repeat(values, self.value.shape[1] // max(1, len(self.roles)))
+        """A value of each role, for each row of a table."""
+        return np.repeat(values, self.value.shape[2])
 
     @property
     def bars(self) -> tuple[Column, Column]:
@@ -90,9 +90,9 @@ def run_tests(
         described["p_adj"] = np.where(enough, 1.0, np.nan)
         low, high = np.full((2, len(keep)), np.nan)
         if intervals:
-            low, high = ratio_interval(family.value, family.count, seed=seed)
+            low, high = ratio_interval(_rows(family.value), _rows(family.count), seed=seed)
         described["ci_low"], described["ci_high"] = low, high
-        gain = (family.value - null_sums)[:, keep]
+        gain = _rows(family.value - null_sums)[:, keep]
         rows.append(described)
         gains.append(gain)
         worst.append(_worst_gain(family, gain, keep))
@@ -104,24 +104,34 @@ def run_tests(
     return rows
 
 
+def _rows(sums: PerText) -> Float[np.ndarray, "M C"]:
+    """The hypotheses side by side, in the order of the table."""
+    return sums.reshape(len(sums), -1)
+
+
 def _describe(family: Hypotheses) -> tuple[pd.DataFrame, PerText]:
     """The effect of each hypothesis, and the strongest null with its sums in each text."""
     n = family.count.sum(0, dtype=np.float64)
     sums = np.stack(list(family.nulls.values()))
     rates = rate(sums.sum(1, dtype=np.float64), n)
-    strongest, columns = np.nan_to_num(rates, nan=-1.0).argmax(0), np.arange(len(n))
-    effect, baseline = rate(family.value.sum(0, dtype=np.float64), n), rates[strongest, columns]
-    names = np.array([*family.nulls, ""])
+    strongest = np.nan_to_num(rates, nan=-1.0).argmax(0)
+    effect = rate(family.value.sum(0, dtype=np.float64), n)
+    baseline = np.take_along_axis(rates, strongest[None], 0)[0]
+    unnamed = [""] * len(family.roles)
+    names = np.array([*(family.null_names.get(null, unnamed) for null in family.nulls), unnamed])
+    known = np.where(np.isnan(baseline), -1, strongest)
     table = {
         "effect": effect,
-        "null": names[np.where(np.isnan(baseline), -1, strongest)],
+        "null": names[known, np.arange(len(n))[:, None]],
         "baseline": baseline,
         "lift": lift(effect, baseline),
         "n": n,
         "texts": (family.count > 0).sum(0).astype(np.float64),
     }
     table |= {f"null.{name}": of_null for name, of_null in zip(family.nulls, rates, strict=True)}
-    return pd.DataFrame(table), np.nan_to_num(sums[strongest, :, columns].T)
+    null_sums = np.take_along_axis(sums, strongest[None, None], 0)[0]
+    described = pd.DataFrame({name: column.ravel() for name, column in table.items()})
+    return described, np.nan_to_num(null_sums)
 
 
 def _worst_gain(
@@ -131,15 +141,13 @@ def _worst_gain(
 
     Evenness is not a share of right queries, so its worst gain is the least observed one.
     """
-    count = family.count[:, keep]
+    count = _rows(family.count)[:, keep]
     size = rate(count.sum(0, dtype=np.float64), (count > 0).sum(0), 0.0)
-    if not family.roles:
-        return -size
     breadth = family.for_each([role.kind == "breadth" for role in family.roles])[keep]
     return np.where(breadth, gain.min(0, initial=0.0), -size)
 
 
-def lift(effect: Column, baseline: Column) -> Column:
+def lift(effect: np.ndarray, baseline: np.ndarray) -> np.ndarray:
     """The share of the range above the baseline that is reached; NaN for a baseline of 1."""
     return rate(effect - baseline, 1 - baseline)
 
@@ -167,7 +175,7 @@ def has_role(family: Hypotheses, tested: pd.DataFrame) -> Bool[np.ndarray, " N"]
     """
     (bar, points), baseline = family.bars, tested["baseline"].to_numpy()
     found = tested["p_adj"].to_numpy() < LEVEL
-    for effect in (family.measures["chosen_half"], tested["effect"].to_numpy()):
+    for effect in (family.measures["chosen_half"].ravel(), tested["effect"].to_numpy()):
         found &= (lift(effect, baseline) >= bar) & (effect - baseline >= points)
     return found
 
@@ -175,8 +183,10 @@ def has_role(family: Hypotheses, tested: pd.DataFrame) -> Bool[np.ndarray, " N"]
 def is_promising(family: Hypotheses) -> Bool[np.ndarray, " N"]:
     """Which hypotheses clear half of their bars on the selection half, or have no query there."""
     if "chosen_baseline" not in family.measures:
-        return np.ones(family.value.shape[1], dtype=bool)
-    effect, baseline = family.measures["chosen_half"], family.measures["chosen_baseline"]
+        return np.ones(family.value[0].size, dtype=bool)
+    effect, baseline = (
+        family.measures[name].ravel() for name in ("chosen_half", "chosen_baseline")
+    )
     bar, points = family.bars
     lifted = lift(effect, baseline)
     unpromising = (lifted < _PROMISING * bar) | (effect - baseline < _PROMISING * points)
@@ -186,8 +196,8 @@ def is_promising(family: Hypotheses) -> Bool[np.ndarray, " N"]:
 def why_not(family: Hypotheses, tested: pd.DataFrame) -> list[str]:
     """Why each tested hypothesis is not found, in words; "" for the others."""
     found, promising, (bars, _) = has_role(family, tested), is_promising(family), family.bars
-    selected = family.measures["chosen_half"]
-    screened = lift(selected, family.measures["chosen_baseline"])
+    selected = family.measures["chosen_half"].ravel()
+    screened = lift(selected, family.measures["chosen_baseline"].ravel())
     on_selection = lift(selected, tested["baseline"].to_numpy())
     tests = int((promising & tested["p_adj"].notna()).sum())
     reasons = [""] * len(found)

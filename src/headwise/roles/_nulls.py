@@ -316,18 +316,16 @@ def hypotheses_of(
     for row, null in enumerate(NULLS):
         elsewhere = [column for column, role in enumerate(roles) if not _applies(null, role)]
         held[null][:, elsewhere] = chosen[row, elsewhere] = np.nan
-    largest = np.nan_to_num(chosen, nan=-np.inf).max(0).ravel()
+    largest = np.nan_to_num(chosen, nan=-np.inf).max(0)
     measures = {
         "chosen_half": rate(_total(selection_value), _total(selection_count)),
         "chosen_baseline": np.where(np.isfinite(largest), largest, np.nan),
     }
-    relational = np.broadcast_to(~breadth, value.shape[1:]).ravel()
     for name, sums in scores.masses.items():
         mass = rate(_total(split.halves(sums)[1]), _total(count))
-        measures[name] = np.where(relational, mass, np.nan)
+        measures[name] = np.where(breadth, np.nan, mass)
     measures |= _rule_measures(sample, scores, count)
-    nulls = {null: _flat(sums) for null, sums in held.items()}
-    return Hypotheses(_flat(value), _flat(count), nulls, roles, names, measures)
+    return Hypotheses(value, count, held, roles, names, measures)
 
 
 def _applies(null: str, role: Role) -> bool:
@@ -338,10 +336,10 @@ def _applies(null: str, role: Role) -> bool:
 
 def _rule_measures(
     sample: RoleSample, scores: RoleScores, count: Float[np.ndarray, "held R N"]
-) -> dict[str, Float[np.ndarray, " C"]]:
+) -> dict[str, Float[np.ndarray, "R N"]]:
     """What each rule among candidates scores on the queries of each head; none without choices."""
     N = len(scores.heads)
-    chooses = np.repeat([role.score == "choice" for role in sample.roles], N)
+    chooses = np.array([[role.score == "choice"] for role in sample.roles])
     if not chooses.any():
         return {}
     value, queries = (
@@ -355,9 +353,5 @@ def _rule_measures(
     return measures
 
 
-def _flat(sums: Float[np.ndarray, "M R N"]) -> Float[np.ndarray, "M C"]:
-    return sums.reshape(len(sums), -1)
-
-
-def _total(sums: Float[np.ndarray, "M R N"]) -> Float[np.ndarray, " C"]:
-    return sums.sum(0, dtype=np.float64).ravel()
+def _total(sums: Float[np.ndarray, "M R N"]) -> Float[np.ndarray, "R N"]:
+    return sums.sum(0, dtype=np.float64)

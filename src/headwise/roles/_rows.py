@@ -43,7 +43,7 @@ _TAILS = [0.025, 0.975]
 
 def length_measures(
     family: Hypotheses, lengths: Float[np.ndarray, " M"], seed: int = 0
-) -> dict[str, Float[np.ndarray, " N"]]:
+) -> dict[str, Float[np.ndarray, "R N"]]:
     """How the attention on each sink depends on the length of texts; NaN for other roles.
 
     `short` and `long` are the attention in the shortest and in the longest third of the texts.
@@ -53,8 +53,11 @@ def length_measures(
     Args:
         lengths: The tokens of each held-out text.
     """
-    sinks = family.for_each([role.kind == "sink" for role in family.roles])
-    value, count = (sums[:, sinks].astype(np.float64) for sums in (family.value, family.count))
+    sinks = np.array([role.kind == "sink" for role in family.roles])
+    value, count = (
+        sums[:, sinks].reshape(len(sums), -1).astype(np.float64)
+        for sums in (family.value, family.count)
+    )
     order = np.argsort(lengths, kind="stable")
     third = len(order) // _THIRDS
     short, long = order[:third], order[len(order) - third :]
@@ -72,9 +75,9 @@ def length_measures(
         "by_length.low": ends[0],
         "by_length.high": ends[1],
     }
-    measures = {name: np.full(len(sinks), np.nan) for name in of_sinks}
+    measures = {name: np.full(family.value.shape[1:], np.nan) for name in of_sinks}
     for name, column in of_sinks.items():
-        measures[name][sinks] = column
+        measures[name][sinks] = column.reshape(-1, family.value.shape[2])
     return measures
 
 
@@ -101,10 +104,10 @@ def tested_rows(heads: Sequence[Head], family: Hypotheses, tested: pd.DataFrame)
     """
     R, N = len(family.roles), len(heads)
     rows = role_rows([*heads, Head("", 0, 0)], family, tested)
-    rows["smallest"] = family.measures["smallest"]
+    rows["smallest"] = family.measures["smallest"].ravel()
     planted = rows.iloc[N :: N + 1]
     rows["control"] = np.repeat(planted["effect"].to_numpy(), N + 1)
-    effects = family.measures["planted_effect"][N :: N + 1].tolist()
+    effects = family.measures["planted_effect"][:, N].tolist()
     reasons = [
         _out_of_reach(row, effect)
         for row, effect in zip(planted.to_dict("records"), effects, strict=True)
@@ -140,21 +143,16 @@ def role_rows(heads: Sequence[Head], family: Hypotheses, tested: pd.DataFrame) -
         head=[head.head for head in heads] * R,
         role=np.repeat([role.name for role in family.roles], N),
         found=has_role(family, tested),
-        null=[
-            family.null_names[null][column // N] if null else ""
-            for column, null in enumerate(tested["null"])
-        ],
-        mass=family.measures["mass"],
-        value=family.measures["value"],
         split="held-out",
-        chosen_half=family.measures["chosen_half"],
+        **{name: family.measures[name].ravel() for name in ("mass", "value", "chosen_half")},
     )
     chooses = np.repeat([role.score == "choice" for role in family.roles], N)
     tested["outcome"] = [
         outcome_of(row, bool(choice))
         for row, choice in zip(tested.to_dict("records"), chooses, strict=True)
     ]
-    further = {name: family.measures[name] for name in FURTHER if name in family.measures}
+    measures = family.measures
+    further = {name: measures[name].ravel() for name in FURTHER if name in measures}
     columns = [
         *("name", "stack", "layer", "head", "role", "found", "outcome", "effect", "null"),
         *("baseline", "lift", "ci_low", "ci_high", "mass", "value", "n", "texts", "p_adj"),

@@ -471,17 +471,17 @@ def task_hypotheses(
         )
     on_selection = [null[selection].mean(0) for null in nulls.values()]
     measures = {
-        "chosen_half": hits[selection].mean(0),
-        "chosen_baseline": np.max(on_selection, axis=0),
+        "chosen_half": hits[selection].mean(0)[None],
+        "chosen_baseline": np.max(on_selection, axis=0)[None],
     }
     held, unknown = ~selection, np.full((M, N + 1), np.nan)
     names = {null: [NULLS.get(null, "")] for null in TASK_NULLS}
     names |= {"position": [POSITIONS[rule]], "heads": ["random heads"]}
     names["shuffled"] = ["the same stretches with their tokens exchanged"]
     family = Hypotheses(
-        value=hits[held],
-        count=np.ones_like(hits[held]),
-        nulls={null: nulls.get(null, unknown)[held] for null in TASK_NULLS},
+        value=hits[held, None],
+        count=np.ones_like(hits[held, None]),
+        nulls={null: nulls.get(null, unknown)[held, None] for null in TASK_NULLS},
         roles=(_TASK,),
         null_names=names,
         measures=measures,
@@ -512,9 +512,8 @@ def _rows(
         in_set=[*(head in chosen for head in range(len(heads))), True],
         found=has_role(family, tested),
         why=why_not(family, tested),
-        null=[family.null_names[null][0] if null else "" for null in tested["null"]],
         contrast=margins[held].mean(0),
-        chosen_half=family.measures["chosen_half"],
+        chosen_half=family.measures["chosen_half"][0],
     )
     rows["outcome"] = [outcome_of(row) for row in rows.to_dict("records")]
     return rows[
