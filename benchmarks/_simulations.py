@@ -203,4 +203,4 @@ def _task_masses(
     right = np.zeros((n, K), dtype=bool)
     right[:, 0] = True
     heads = tuple(Head("", head // 12, head % 12) for head in range(TASK_HEADS))
-    return Masses(heads, mass, np.ones_like(right), right)
+    return Masses(heads, mass, right)

@@ -142,19 +142,20 @@ def _masses(seed: int, n_heads: int = 9) -> Masses:
     right = np.zeros_like(exists)
     right[:, 0] = True
     heads = tuple(hw.Head("", 0, head) for head in range(n_heads))
-    return Masses(heads, rng.random((40, 4, n_heads)), exists, right)
+    return Masses(heads, np.where(exists[..., None], rng.random((40, 4, n_heads)), -np.inf), right)
 
 
 def test_hits_are_ties_shared() -> None:
     masses = _masses(0)
     for m in range(40):
         for head in range(9):
-            shown = [masses.mass[m, k, head] for k in range(4) if masses.exists[m, k]]
+            shown = [mass for mass in masses.mass[m, :, head] if mass >= 0]
             assert masses.hits()[m, head] == float(shown[0] == max(shown))
             margin = shown[0] - max(shown[1:])
             assert masses.margins()[m, head] == pytest.approx(margin)
-    even = Masses(masses.heads, np.ones_like(masses.mass), masses.exists, masses.right)
-    np.testing.assert_allclose(even.hits()[:, 0], 1 / masses.exists.sum(1))
+    exists = masses.mass >= 0
+    even = Masses(masses.heads, np.where(exists, 1.0, -np.inf), masses.right)
+    np.testing.assert_allclose(even.hits(), 1 / exists.sum(1))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -172,7 +173,7 @@ def test_a_set_never_decides_worse_than_its_best_head(seed: int) -> None:
     assert accuracy[-1] >= accuracy[0] == best.max()
     # What happens on the other half does not matter.
     changed = np.where(selection[:, None, None], masses.mass, 0.0)
-    other = Masses(masses.heads, changed, masses.exists, masses.right)
+    other = Masses(masses.heads, changed, masses.right)
     assert other.best_set(selection, 5) == several
 
 

@@ -26,8 +26,8 @@ from headwise.roles._align import (
 )
 from headwise.roles._hypotheses import FEWEST_TEXTS
 from headwise.roles._samples import halves
-from headwise.roles.scores import TIE
-from headwise.tables import Head, at_prompt, ratio_interval
+from headwise.roles.scores import right_share
+from headwise.tables import Head, address_columns, at_prompt, ratio_interval
 
 _CANDIDATES = 8  # heads that a set is chosen from
 
@@ -220,10 +220,7 @@ def find_alignment_heads(
     return AlignmentHeads(
         rows=pd.DataFrame(
             {
-                "name": [str(head) for head in heads],
-                "stack": [head.stack for head in heads],
-                "layer": [head.layer for head in heads],
-                "head": [head.head for head in heads],
+                **address_columns(heads),
                 "in_set": [head in members for head in heads],
                 "error": error[held, :-1].sum(0) / n,
                 "ci_low": low[3:],
@@ -295,9 +292,10 @@ class KnownExample:
 
     def right(self, weights: Float[np.ndarray, "T S"]) -> float:
         """The number of tokens whose largest weight lies in their span; ties share it."""
-        top = weights >= weights.max(-1, keepdims=True) * (1 - TIE)
-        pairs = zip(self.tokens, self.spans, strict=True)
-        return float(sum(top[t, start:end].sum() / top[t].sum() for t, (start, end) in pairs))
+        place = np.arange(weights.shape[1])
+        known = [(start <= place) & (place < end) for start, end in self.spans]
+        right = np.array(known, dtype=bool).reshape(-1, len(place))
+        return float(right_share(weights[list(self.tokens)], right).sum())
 
     def places(self) -> Float[np.ndarray, "t 3"]:
         """For each token with a span: its number, its place if spread evenly, its true place."""

@@ -3,7 +3,8 @@
 `find_roles` reads from top to bottom: texts → relations → scores → hypotheses → tests → table.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -42,7 +43,6 @@ from headwise.roles._table import Roles
 from headwise.roles.relations import (
     PROBED,
     Relations,
-    Role,
     Tokenized,
     gold_roles,
     own_roles,
@@ -51,7 +51,6 @@ from headwise.roles.relations import (
     token_roles,
     tokenize,
 )
-from headwise.roles.scores import RoleScores
 
 _MOST_UNKNOWN = 0.5  # of the tokens; above it the text is in no language of the model
 _DRAWS = 1000  # resamples of the test under each further split
@@ -121,18 +120,30 @@ def find_roles(
     n_texts, texts = texts_of("find_roles", corpus)
     limit = context_of(model, tokenizer, max_tokens)
     tokenized = tokenize(tokenizer, texts, limit)
-    _check_tokens(len(texts), tokenized)
     pieces = tokenized.pieces
-    roles = _with_relations([*token_roles(pieces), *gold_roles(pieces)], relations or {})
+    if not pieces:
+        of = counted(len(texts), "text")
+        raise InputError(f"find_roles: {of} without a token. Give texts with words.")
+    if tokenized.unknown > _MOST_UNKNOWN:
+        raise InputError(
+            f"find_roles: {tokenized.unknown:.0%} of the tokens of these texts are unknown to the "
+            f"tokenizer. Give texts in a language that the model was trained on."
+        )
+    own = own_roles("find_roles", relations or {})
+    roles = [*token_roles(pieces), *gold_roles(pieces), *own]
+    times = Counter([*(role.name for role in (*roles, *PROBED)), *BEHAVIOUR_LABELS])
+    if duplicates := sorted(name for name in times if times[name] > 1):
+        raise ArgumentError(f"find_roles: {duplicates[0]!r} is a role already. Rename yours.")
     samples = [text_sample(pieces, texts, roles, seed, shuffles=evidence.wants("shuffled"))]
     probed = probe_sample(*probe(pieces, limit, SEQUENCES, seed), seed)
     samples += [] if probed is None else [probed]
     # Each model reads everything in one pass, whatever the number of splits.
-    passes = Passes(on_progress, _n_items(samples, evidence))
+    items = sum(len(sample.evaluator.items) for sample in samples)
+    of_contrasts = sum(len(sample.contrast.items) for sample in samples if sample.contrast)
+    passes = Passes(on_progress, (1 + evidence.n_models) * items + of_contrasts)
     scores = [sample.evaluator.scores(model, passes, detailed=True) for sample in samples]
     contrasts = [
-        None if sample.contrast is None else sample.contrast.scores(model, passes)
-        for sample in samples
+        sample.contrast.scores(model, passes) if sample.contrast else None for sample in samples
     ]
     splits = [
         [replace(sample, split=sample.split.another(seed, number)) for sample in samples]
@@ -159,11 +170,18 @@ def find_roles(
     for family, share in zip(families, _stability(families, further, seed), strict=True):
         family.measures["stability"] = share
     families[0].measures.update(length_measures(families[0], samples[0].lengths, seed))
-    rows = _tested(families, scores, samples, seed)
+    tests = sum(int(is_promising(family).sum()) + len(family.roles) for family in families)
+    # Each role is tested together with its planted head.
+    planted = [
+        plant(family, of, sample.split, tests=tests, seed=seed)
+        for family, of, sample in zip(families, scores, samples, strict=True)
+    ]
+    heads = scores[0].heads
+    tested = zip(planted, run_tests(planted, seed=seed), strict=True)
+    rows = pd.concat([tested_rows(heads, *pair) for pair in tested], ignore_index=True)
     if probed is not None and probed.contrast is not None and scores[0].causal:
         rows = _with_copying(rows, model, probed.contrast.items, seed)
     rows["label"] = labels_of_rows(rows)
-    heads = scores[0].heads
     if original := originals_of(model, heads):
         names = {str(h): str(was or "") for h, was in zip(heads, original, strict=True)}
         rows["original"] = rows["name"].map(names)
@@ -175,44 +193,11 @@ def find_roles(
     return Roles(
         rows=rows,
         meanings={role.name: role.says for family in families for role in family.roles},
-        notes=(
-            *_reading_notes(tokenized, n_texts, samples),
-            _passes_note(samples[0], null_heads),
-            _splits_note(evidence.n_splits),
-        ),
+        notes=tuple(_notes(tokenized, n_texts, samples, null_heads, evidence.n_splits)),
         texts=_examples(rows, families[0], len(heads), held),
         model=fingerprint(model),
         versions={name: version(name) for name in ("headwise", "torch")},
     )
-
-
-def _check_tokens(n_texts: int, tokenized: Tokenized) -> None:
-    """Refuse texts without tokens, or in no language of the model."""
-    if not tokenized.pieces:
-        of = counted(n_texts, "text")
-        raise InputError(f"find_roles: {of} without a token. Give texts with words.")
-    if tokenized.unknown > _MOST_UNKNOWN:
-        raise InputError(
-            f"find_roles: {tokenized.unknown:.0%} of the tokens of these texts are unknown to the "
-            f"tokenizer. Give texts in a language that the model was trained on."
-        )
-
-
-def _with_relations(roles: list[Role], relations: Relations) -> list[Role]:
-    """Roles with the user's own after them."""
-    roles = [*roles, *own_roles("find_roles", relations)]
-    names = [*(role.name for role in (*roles, *PROBED)), *BEHAVIOUR_LABELS]
-    duplicates = sorted({name for name in names if names.count(name) > 1})
-    if duplicates:
-        raise ArgumentError(f"find_roles: {duplicates[0]!r} is a role already. Rename yours.")
-    return roles
-
-
-def _n_items(samples: Sequence[RoleSample], evidence: Evidence) -> int:
-    """The number of items in all passes over the samples."""
-    contrasts = (sample.contrast.items for sample in samples if sample.contrast is not None)
-    n_items = sum(len(sample.evaluator.items) for sample in samples)
-    return (1 + evidence.n_models) * n_items + sum(map(len, contrasts))
 
 
 # By the name of the null, for each of its models, split and sample: the best heads.
@@ -256,22 +241,6 @@ def _stability(
     ]
 
 
-def _tested(
-    families: Sequence[Hypotheses],
-    scores: Sequence[RoleScores],
-    samples: Sequence[RoleSample],
-    seed: int,
-) -> pd.DataFrame:
-    """The rows of all roles, each tested together with its planted head."""
-    tests = sum(int(is_promising(family).sum()) + len(family.roles) for family in families)
-    planted = [
-        plant(family, of, sample.split, tests=tests, seed=seed)
-        for family, of, sample in zip(families, scores, samples, strict=True)
-    ]
-    pairs = zip(planted, run_tests(planted, seed=seed), strict=True)
-    return pd.concat([tested_rows(scores[0].heads, *pair) for pair in pairs], ignore_index=True)
-
-
 def _with_copying(
     rows: pd.DataFrame, model: nn.Module, items: Sequence[Any], seed: int
 ) -> pd.DataFrame:
@@ -284,51 +253,48 @@ def _with_copying(
     return rows
 
 
-def _reading_notes(tokenized: Tokenized, n_texts: int, samples: Sequence[RoleSample]) -> list[str]:
-    """How the texts were read and split, in sentences."""
+def _notes(
+    tokenized: Tokenized,
+    n_texts: int,
+    samples: Sequence[RoleSample],
+    null_heads: NullHeads,
+    n_splits: int,
+) -> Iterator[str]:
+    """How the texts were read and split, and which passes the scores took, in sentences."""
     selection = samples[0].split.selection
     distinct, held = len(selection), int((~selection).sum())
-    notes = [
+    yield (
         f"{counted(distinct, 'distinct text')} of {n_texts:,}; heads, rules and null heads chosen "
-        f"on {distinct - held:,}, all numbers from the other {held:,}",
-    ]
+        f"on {distinct - held:,}, all numbers from the other {held:,}"
+    )
     if tokenized.unknown:
-        notes.append(f"{tokenized.unknown:.1%} of the tokens are unknown to the tokenizer")
+        yield f"{tokenized.unknown:.1%} of the tokens are unknown to the tokenizer"
     if cut := tokenized.cut_at_sentences + tokenized.cut_within:
-        notes.append(
+        yield (
             f"{counted(cut, 'text was', 'texts were')} longer than what is read at once and "
             f"cut between sentences, {tokenized.cut_within} of them also within one"
         )
     if held < FEWEST_TEXTS:
-        notes.append(
+        yield (
             f"roles of text were not tested: {counted(held, 'held-out text')}, not "
             f"{FEWEST_TEXTS}; give {2 * FEWEST_TEXTS} distinct texts or more"
         )
-    notes.append(
+    yield (
         f"{SEQUENCES} sequences of random tokens that repeat, and as many controls"
         if len(samples) > 1
         else "too few different tokens, or too short a context, for sequences"
     )
-    return notes
-
-
-def _passes_note(sample: RoleSample, null_heads: NullHeads) -> str:
-    """How many passes over the texts the scores took, and for which models."""
-    contrast = sample.contrast is not None
-    kinds = ["the model's own"]
-    kinds += [f"{len(models)} with {null} weights" for null, models in null_heads.items()]
+    contrast = samples[0].contrast is not None
+    kinds = [f"{len(models)} with {null} weights" for null, models in null_heads.items()]
     kinds += ["one of shuffled words"] if contrast else []
-    total = 1 + sum(map(len, null_heads.values())) + contrast
-    count = counted(total, "pass", "passes")
-    return f"{count} over the texts, about equally long: {', '.join(kinds)}"
-
-
-def _splits_note(n_splits: int) -> str:
-    if n_splits == 1:
-        return "one split of the texts into halves: stability is unknown"
-    return (
+    total = counted(1 + sum(map(len, null_heads.values())) + contrast, "pass", "passes")
+    listed = ", ".join(["the model's own", *kinds])
+    yield f"{total} over the texts, about equally long: {listed}"
+    yield (
         f"stability is the share of {counted(n_splits - 1, 'further random split')} of "
         f"the texts into halves under which the same procedure finds the role"
+        if n_splits > 1
+        else "one split of the texts into halves: stability is unknown"
     )
 
 

@@ -16,7 +16,7 @@ from headwise.roles._hypotheses import FEWEST_TEXTS, LEVEL, Hypotheses, has_role
 from headwise.roles._nulls import NULLS, RULE
 from headwise.roles.relations import NEXT_NAME, PREFIX_MATCHING, SAME
 from headwise.roles.scores import RULES
-from headwise.tables import DRAWS, Head, resample_counts
+from headwise.tables import DRAWS, Head, address_columns, resample_counts
 
 # What each rule among the candidates of a choice scores, by its name.
 RULE_COLUMNS = {rule: f"{RULE}{rule}" for rule in RULES}
@@ -135,30 +135,29 @@ def _out_of_reach(planted: Mapping[Any, Any], effect: float) -> str:
 
 def role_rows(heads: Sequence[Head], family: Hypotheses, tested: pd.DataFrame) -> pd.DataFrame:
     """A row per role and head."""
-    R, N = len(family.roles), len(heads)
-    tested = tested.assign(
-        name=[str(head) for head in heads] * R,
-        stack=[head.stack for head in heads] * R,
-        layer=[head.layer for head in heads] * R,
-        head=[head.head for head in heads] * R,
-        role=np.repeat([role.name for role in family.roles], N),
-        found=has_role(family, tested),
-        split="held-out",
-        **{name: family.measures[name].ravel() for name in ("mass", "value", "chosen_half")},
-    )
-    chooses = np.repeat([role.score == "choice" for role in family.roles], N)
-    tested["outcome"] = [
-        outcome_of(row, bool(choice))
-        for row, choice in zip(tested.to_dict("records"), chooses, strict=True)
-    ]
-    measures = family.measures
-    further = {name: measures[name].ravel() for name in FURTHER if name in measures}
+    rows = evidence_rows(heads, family, tested)
+    further = [name for name in FURTHER if name in family.measures]
     columns = [
         *("name", "stack", "layer", "head", "role", "found", "outcome", "effect", "null"),
         *("baseline", "lift", "ci_low", "ci_high", "mass", "value", "n", "texts", "p_adj"),
         *("split", "chosen_half", *further, *(f"null.{name}" for name in NULLS)),
     ]
-    return tested.assign(**further)[columns]
+    return rows.assign(split="held-out")[columns]
+
+
+def evidence_rows(heads: Sequence[Head], family: Hypotheses, tested: pd.DataFrame) -> pd.DataFrame:
+    """The tests with the address of each head, its outcome, and all measures."""
+    addresses = pd.concat([pd.DataFrame(address_columns(heads))] * len(family.roles))
+    rows = tested.assign(
+        **{str(name): column.to_numpy() for name, column in addresses.items()},
+        role=family.for_each([role.name for role in family.roles]),
+        found=has_role(family, tested),
+        **{name: of_head.ravel() for name, of_head in family.measures.items()},
+    )
+    chooses = family.for_each([role.score == "choice" for role in family.roles])
+    outcomes = zip(rows.to_dict("records"), chooses, strict=True)
+    rows["outcome"] = [outcome_of(row, bool(choice)) for row, choice in outcomes]
+    return rows
 
 
 def labels_of_rows(rows: pd.DataFrame, effects: Effects | None = None) -> list[str]:

@@ -1,6 +1,6 @@
 """What became of each role, in words: of one head, of all heads, and what a test lacked."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,6 @@ from headwise.roles._shapes import shape_line
 PLACE = "null.offset"
 _UNREACHABLE = "not tested: these texts could not have shown it"
 _NEAREST = 3  # roles just below the bar, and as many that were not tested
-# A role, whether it was tested, the held-out texts with a query for it, and its outcome.
-_Row = tuple[str, bool, float, str]
 
 
 def none_found(rows: pd.DataFrame) -> str:
@@ -25,26 +23,11 @@ def none_found(rows: pd.DataFrame) -> str:
 
     Roles for which no text has a query are not mentioned.
     """
-    return _none_found(zip(*_columns(rows), strict=True))
-
-
-def none_found_by_head(rows: pd.DataFrame) -> dict[str, str]:
-    """`none_found` for each head, in one pass over the rows."""
-    by_head: dict[str, list[_Row]] = {}
-    for name, row in zip(rows["name"], zip(*_columns(rows), strict=True), strict=True):
-        by_head.setdefault(name, []).append(row)
-    return {name: _none_found(rows) for name, rows in by_head.items()}
-
-
-def _columns(rows: pd.DataFrame) -> tuple[pd.Series, ...]:
-    return rows["role"], rows["p_adj"].notna(), rows["texts"], rows["outcome"]
-
-
-def _none_found(rows: Iterable[_Row]) -> str:
     tested: dict[str, bool] = {}
     texts: dict[str, int] = {}
     outcomes: dict[str, str] = {}
-    for role, was_tested, count, outcome in rows:
+    columns = rows["role"], rows["p_adj"].notna(), rows["texts"], rows["outcome"]
+    for role, was_tested, count, outcome in zip(*columns, strict=True):
         tested[role] = tested.get(role, False) or was_tested
         texts[role] = max(texts.get(role, 0), int(count))
         outcomes[role] = outcome
@@ -116,37 +99,28 @@ def explanations(
     Args:
         effects: For each head, what ablating it does, in lines.
     """
-    of_head: dict[str, list[dict[Any, Any]]] = {name: [] for name in effects}
     rows = by_nearness(rows[rows["name"].isin(set(effects))])
-    for row in rows.to_dict("records"):
-        of_head[row["name"]].append(row)
+    of_heads = dict([*rows.groupby("name")])
     shape = {row["name"]: [row] for row in shapes.to_dict("records")}
-    none = none_found_by_head(rows)
     texts = {}
     for name, lines in effects.items():
-        shown = _explanation(of_head[name], shape.get(name, []), none.get(name, ""), meanings)
+        shown = _explanation(of_heads.get(name, rows[:0]), shape.get(name, []), meanings)
         texts[name] = "\n".join([name, *shown, *(f"  {printable(line)}" for line in lines)])
     return texts
 
 
 def _explanation(
-    rows: Sequence[Mapping[Any, Any]],
-    shapes: Sequence[Mapping[Any, Any]],
-    nothing: str,
-    meanings: Mapping[str, str],
+    of_head: pd.DataFrame, shapes: Sequence[Mapping[Any, Any]], meanings: Mapping[str, str]
 ) -> Iterator[str]:
-    """The lines of one head, from its rows of roles and of shapes.
-
-    Args:
-        nothing: What to say if the head has no role.
-    """
+    """The lines of one head, from its rows of roles and of shapes."""
+    rows = of_head.to_dict("records")
     having = [row for row in rows if row["found"]]
     for row in having:
         yield from _evidence(row, printable(meanings[row["role"]]))
     if not having:
-        yield f"  {nothing}"
-    for row in shapes:
-        yield f"  {shape_line(row)}"
+        yield f"  {none_found(of_head)}"
+    for shape in shapes:
+        yield f"  {shape_line(shape)}"
     missed = [row for row in rows if not row["found"] and row["p_adj"] == row["p_adj"]]
     missing = [
         row for row in rows if row["p_adj"] != row["p_adj"] and row["effect"] == row["effect"]

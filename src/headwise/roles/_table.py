@@ -17,7 +17,7 @@ from headwise.roles._behaviours import Behaviour
 from headwise.roles._effects import WITHOUT, Effects, ablate_each
 from headwise.roles._nulls import NULLS
 from headwise.roles._rows import FURTHER, labels_of_rows
-from headwise.roles._sentences import explanations, none_found, none_found_by_head, outcomes_by_role
+from headwise.roles._sentences import explanations, none_found, outcomes_by_role
 from headwise.roles._shapes import (
     categories_of,
     is_shape,
@@ -165,7 +165,8 @@ class Roles(TableFile):
 
     def none_found_by_head(self) -> dict[str, str]:
         """`none_found` of each head, by its name."""
-        return none_found_by_head(self._role_rows)
+        by_head = self._role_rows.groupby("name", sort=False)
+        return {str(name): none_found(of_head) for name, of_head in by_head}
 
     def why(self, head: HeadLike) -> str:
         """The evidence for a head: its roles, the nulls they beat, and the roles just missed.
@@ -173,7 +174,8 @@ class Roles(TableFile):
         Raises:
             HeadError: there is no such head.
         """
-        return next(iter(self.why_by_head([str(self._head(head))]).values()))
+        name = str(self._head(head))
+        return self.why_by_head([name])[name]
 
     def why_by_head(self, heads: Sequence[str]) -> dict[str, str]:
         """`why` of each of these heads, by name, in one pass over the rows."""

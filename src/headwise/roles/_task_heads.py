@@ -22,9 +22,9 @@ from headwise.errors import ArgumentError, HeadError
 from headwise.files import as_path, build_from, number, read_object, typed, write_beside
 from headwise.models import check_model, fingerprint, without_compiler
 from headwise.models.texts import context_of, tokenizer_of
-from headwise.roles._hypotheses import FEWEST_TEXTS, Hypotheses, has_role, run_tests, why_not
+from headwise.roles._hypotheses import FEWEST_TEXTS, Hypotheses, run_tests, why_not
 from headwise.roles._nulls import NULLS, Evidence
-from headwise.roles._rows import outcome_of
+from headwise.roles._rows import evidence_rows
 from headwise.roles._samples import halves
 from headwise.roles._task_scores import (
     POSITIONS,
@@ -44,9 +44,11 @@ FORMAT = "headwise-heads/1"
 TASK_NULLS = ("chance", "position", "permuted", "random", "shuffled", "heads")
 _SHOWN = ("name", "in_set", "effect", "ci_low", "ci_high", "null", "baseline", "lift", "p_adj")
 _NUMBERS = (
-    *("effect", "baseline", "lift", "ci_low", "ci_high", "p_adj", "contrast", "n", "chosen_half"),
+    *("baseline", "lift", "ci_low", "ci_high", "p_adj", "contrast", "n", "chosen_half"),
     *(f"null.{name}" for name in TASK_NULLS),
 )
+# The columns of a head and of the set, in the order of the table.
+_EVIDENCE = ("found", "outcome", "why", "effect", "null", *_NUMBERS)
 Pairs = Sequence[tuple[int, int]]  # layer and query head
 
 
@@ -404,18 +406,33 @@ def find_heads(
     selection = halves(len(read), seed)
     family, chosen = task_hypotheses(read, masses, others, selection, seed, most)
     (tested,) = run_tests([family], seed=seed)
-    rows = _rows(family, tested, masses, chosen, ~selection)
-    (set_row,) = rows.iloc[-1:].to_dict("records")
-    address = ("name", "stack", "layer", "head", "in_set")  # columns that a set does not have
+    # The set is one more head, without an address.
+    margins = np.column_stack([masses.margins(), masses.margins(masses.of_set(chosen))])
+    rows = evidence_rows([*masses.heads, Head("", 0, 0)], family, tested).assign(
+        in_set=[*(head in chosen for head in range(len(masses.heads))), True],
+        why=why_not(family, tested),
+        contrast=margins[~selection].mean(0),
+    )
+    rows = rows[["name", "stack", "layer", "head", "in_set", *_EVIDENCE]]
+    (set_row,) = rows[list(_EVIDENCE)].iloc[-1:].to_dict("records")
     heads = [masses.heads[head] for head in chosen]
     held = [example for example, selected in zip(read, selection, strict=True) if not selected]
+    notes = [
+        f"{counted(len(read), 'example')}: the set and the strongest baselines chosen on "
+        f"{len(read) - len(held)}, all numbers from the other {len(held)}",
+    ]
+    if len(held) < FEWEST_TEXTS:
+        notes.append(
+            f"no head was tested: {counted(len(held), 'held-out example')}, not {FEWEST_TEXTS}; "
+            f"give {2 * FEWEST_TEXTS} or more"
+        )
     last = all(example.query == ((len(example.ids) - 1, len(example.ids)),) for example in read)
     return TaskHeads(
         rows=rows.iloc[:-1].reset_index(drop=True),
         heads=tuple(heads),
-        set_row={str(name): value for name, value in set_row.items() if name not in address},
+        set_row={str(name): value for name, value in set_row.items()},
         answers=answer_effect(model, held, heads, masses.heads, seed),
-        notes=_notes(len(read), len(held)),
+        notes=tuple(notes),
         texts={
             "examples": len(read),
             "held_out": len(held),
@@ -492,48 +509,3 @@ def task_hypotheses(
 def _with_set(masses: Masses, chosen: Sequence[int]) -> Float[np.ndarray, "M C"]:
     """The hits of every head, and last those of the set."""
     return np.column_stack([masses.hits(), masses.hits(masses.of_set(chosen))])
-
-
-def _rows(
-    family: Hypotheses,
-    tested: pd.DataFrame,
-    masses: Masses,
-    chosen: Sequence[int],
-    held: Bool[np.ndarray, " M"],
-) -> pd.DataFrame:
-    """A row per head, and a last one for the set."""
-    heads = masses.heads
-    margins = np.column_stack([masses.margins(), masses.margins(masses.of_set(chosen))])
-    rows = tested.assign(
-        name=[*map(str, heads), ""],
-        stack=[*(head.stack for head in heads), ""],
-        layer=[*(head.layer for head in heads), -1],
-        head=[*(head.head for head in heads), -1],
-        in_set=[*(head in chosen for head in range(len(heads))), True],
-        found=has_role(family, tested),
-        why=why_not(family, tested),
-        contrast=margins[held].mean(0),
-        chosen_half=family.measures["chosen_half"][0],
-    )
-    rows["outcome"] = [outcome_of(row) for row in rows.to_dict("records")]
-    return rows[
-        [
-            *("name", "stack", "layer", "head", "in_set", "found", "outcome", "why", "effect"),
-            *("null", "baseline", "lift", "ci_low", "ci_high", "p_adj", "contrast", "n"),
-            *("chosen_half", *(f"null.{null}" for null in TASK_NULLS)),
-        ]
-    ]
-
-
-def _notes(n: int, held: int) -> tuple[str, ...]:
-    """How the examples were split, in sentences."""
-    notes = [
-        f"{counted(n, 'example')}: the set and the strongest baselines chosen on "
-        f"{n - held}, all numbers from the other {held}",
-    ]
-    if held < FEWEST_TEXTS:
-        notes.append(
-            f"no head was tested: {counted(held, 'held-out example')}, not {FEWEST_TEXTS}; "
-            f"give {2 * FEWEST_TEXTS} or more"
-        )
-    return tuple(notes)

@@ -22,7 +22,7 @@ from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import device_of
 from headwise.models.ownership import ablate
 from headwise.models.texts import Batch, TokenOffsets, pad, text_alone, token_offsets
-from headwise.roles.scores import TIE
+from headwise.roles.scores import right_share
 from headwise.tables import Head, bootstrap_means
 from headwise.watch import Request, Stretch, observe, read_stretches, stretch_tokens
 
@@ -151,29 +151,24 @@ class Masses:
     """The attention that each of `N` heads gives to each of up to `K` stretches of `M` examples.
 
     Attributes:
-        mass: The mean over the queries of an example of their mass on a stretch.
-        exists: Whether an example has so many stretches.
+        mass: The mean over the queries of an example of their mass on a stretch; −inf where the
+            example has fewer stretches.
         right: Whether a stretch is a right one.
     """
 
     heads: tuple[Head, ...]
     mass: Float[np.ndarray, "M K N"]
-    exists: Bool[np.ndarray, "M K"]
     right: Bool[np.ndarray, "M K"]
 
     def hits(self, mass: Float[np.ndarray, "M K N"] | None = None) -> PerHead:
         """1 where the stretch with the largest mass is a right one; stretches that tie share it."""
-        shown = self._shown(mass)
-        top = shown >= shown.max(1, keepdims=True) * (1 - TIE)
-        right: PerHead = (top & self.right[..., None]).sum(1) / top.sum(1)
-        return right
+        return right_share(self.mass if mass is None else mass, self.right[..., None], axis=1)
 
     def margins(self, mass: Float[np.ndarray, "M K N"] | None = None) -> PerHead:
         """The largest mass on a right stretch less the largest on a wrong one: the contrast."""
-        shown = self._shown(mass)
-        right = np.where(self.right[..., None], shown, -np.inf).max(1)
-        margins: PerHead = right - np.where(self.right[..., None], -np.inf, shown).max(1)
-        return margins
+        mass, is_right = self.mass if mass is None else mass, self.right[..., None]
+        right: PerHead = np.where(is_right, mass, -np.inf).max(1)
+        return right - np.where(is_right, -np.inf, mass).max(1)
 
     def of_set(self, heads: Sequence[int]) -> Float[np.ndarray, "M K 1"]:
         """The mean mass of some heads."""
@@ -186,9 +181,7 @@ class Masses:
         A head joins if the set then decides more examples correctly; among equal heads, the one
         that leaves the largest mean margin.
         """
-        of_selection = Masses(
-            self.heads, self.mass[selection], self.exists[selection], self.right[selection]
-        )
+        of_selection = Masses(self.heads, self.mass[selection], self.right[selection])
         order = np.argsort(-of_selection.margins().mean(0), kind="stable")[:_CANDIDATES]
         chosen: list[int] = []
         best = -1.0
@@ -213,9 +206,6 @@ class Masses:
         hits = [self.hits(self.of_set(heads.tolist()))[:, 0] for heads in sets]
         mean: Float[np.ndarray, " M"] = np.mean(hits, axis=0)
         return mean
-
-    def _shown(self, mass: Float[np.ndarray, "M K N"] | None) -> Float[np.ndarray, "M K N"]:
-        return np.where(self.exists[..., None], self.mass if mass is None else mass, -np.inf)
 
 
 @torch.no_grad()
@@ -259,7 +249,8 @@ def masses_of(
     number = np.arange(K)
     exists = number < np.array([[len(example.stretches)] for example in examples])
     right = number < np.array([[example.n_right] for example in examples])
-    return Masses(table.heads, (total / count)[np.argsort(order)], exists, right)
+    mass = np.where(exists[..., None], (total / count)[np.argsort(order)], -np.inf)
+    return Masses(table.heads, mass, right)
 
 
 def _in_batches(examples: Sequence[TokenExample]) -> Iterator[list[int]]:

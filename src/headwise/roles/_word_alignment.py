@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
@@ -19,8 +19,8 @@ from headwise.roles._align import cross_attention, cross_heads, head_weights
 from headwise.roles._hypotheses import best_of
 from headwise.roles._samples import halves
 from headwise.roles.relations import Item, TokenText, texts_of, tokenize
-from headwise.roles.scores import TIE, Nodes
-from headwise.tables import Head, ratio_interval
+from headwise.roles.scores import Nodes, right_share
+from headwise.tables import Head, address_columns, ratio_interval
 from headwise.watch import Request, observe
 
 CONVENTIONS = ("identity", "prediction")  # from a word to its source
@@ -86,22 +86,21 @@ class LinkedWords:
     text: AnnotatedText
     queries: Sequence[int]
     candidates: Sequence[int]
-    gold: Float[Tensor, "Q S"]
+    gold: Bool[np.ndarray, "Q S"]
     heuristics: np.ndarray
 
-    def hits(self, attention: Float[Tensor, "H Q S"]) -> Float[Tensor, " H"]:
+    def hits(self, attention: Float[Tensor, "H Q S"]) -> Float[np.ndarray, " H"]:
         """The number of queries that each head aligns correctly; ties share."""
-        top = (attention >= attention.amax(-1, keepdim=True) * (1 - TIE)).float()
-        return ((top * self.gold).sum(-1) / top.sum(-1)).sum(-1)
+        return right_share(attention.numpy(), self.gold).sum(-1)
 
     def heuristic_hits(self) -> np.ndarray:
         """The number of correct queries of each heuristic."""
-        named = self.gold.numpy()[np.arange(len(self.gold))[:, None], self.heuristics]
-        return (named * (self.heuristics >= 0)).sum(0)
+        named = self.gold[np.arange(len(self.gold))[:, None], self.heuristics]
+        return (named & (self.heuristics >= 0)).sum(0)
 
 
 # For each text, or piece of one: its linked words, and the correct queries of each head.
-Hits = list[tuple[LinkedWords, Tensor]]
+Hits = list[tuple[LinkedWords, np.ndarray]]
 
 
 def linked_words(
@@ -145,10 +144,8 @@ def _linked(
     offsets = [
         [index.get(query + side * offset, -1) for offset in range(1, _FARTHEST)] for query in links
     ]
-    gold = [[float(word in linked) for word in candidates] for linked in links.values()]
-    return LinkedWords(
-        text, list(links), candidates, torch.tensor(gold), np.column_stack([offsets, diagonal])
-    )
+    gold = np.array([[word in linked for word in candidates] for linked in links.values()])
+    return LinkedWords(text, list(links), candidates, gold, np.column_stack([offsets, diagonal]))
 
 
 @torch.no_grad()
@@ -161,7 +158,9 @@ def _score_texts(
         tokens = piece.words
         queries = {word for word, of_word in enumerate(tokens) if of_word and of_word[0] > 0}
         if both := linked_words(piece.text, tokens, queries):
-            linked.append((*both, _item(piece, *both)))
+            # Every word, and the token before it.
+            words = [*tokens, *([word[0] - 1] if word and word[0] else [] for word in tokens)]
+            linked.append((*both, Item(piece.ids, {"token": (), "word": words, "mention": ()}, {})))
     _check_linked(linked, len(texts))
     # Pieces are batched by length; the sort is stable.
     linked.sort(key=lambda parts: len(parts[2].ids))
@@ -179,28 +178,19 @@ def _score_texts(
             folded = [
                 nodes.fold(block.weights).cpu() for layer in layers for block in layer.blocks()
             ]
-            for (words, back, _), weights in zip(rows, torch.cat(folded, dim=1), strict=True):
-                # The nodes in the order of `_item`.
-                Q, S = words.gold.shape
-                for name, start in zip(CONVENTIONS, (S, S + Q), strict=True):
-                    hits[name].append((words, words.hits(weights[:, start : start + Q, :S])))
-                start = S + 2 * Q
-                Q, S = back.gold.shape
-                of_source = weights[:, start + S : start + S + Q, start : start + S]
-                hits["source"].append((back, back.hits(of_source)))
+            for (there, back, item), weights in zip(rows, torch.cat(folded, dim=1), strict=True):
+                n = len(item.nodes["word"]) // 2
+                for name, of, first in (
+                    ("identity", there, 0),
+                    ("prediction", there, n),
+                    ("source", back, 0),
+                ):
+                    rows_of = [first + word for word in of.queries]
+                    hits[name].append((of, of.hits(weights[:, rows_of][..., list(of.candidates)])))
             looks_ahead |= any(bool(layer.visible.triu(1).any()) for layer in layers)
     if not looks_ahead:
         del hits["source"]
     return heads, hits
-
-
-def _item(piece: TokenText, words: LinkedWords, back: LinkedWords) -> Item:
-    """The nodes of a piece: candidates, the queries of each convention, the other direction's."""
-    tokens = piece.words
-    nodes = [tokens[word] for word in (*words.candidates, *words.queries)]
-    nodes += [[tokens[word][0] - 1] for word in words.queries]
-    nodes += [tokens[word] for word in (*back.candidates, *back.queries)]
-    return Item(piece.ids, {"token": (), "word": nodes, "mention": ()}, {})
 
 
 def _score_pairs(
@@ -286,7 +276,7 @@ def _frame(heads: Sequence[Head], query: str, hits: Hits, seed: int) -> pd.DataF
         np.add.at(sums, [number[words.text] for words in linked], np.asarray(pieces, dtype=float))
         return sums
 
-    right = per_text(torch.stack([of for _, of in hits]).double().numpy())
+    right = per_text([of for _, of in hits])
     queries = per_text([len(words.gold) for words in linked])
     heuristics = per_text([words.heuristic_hits() for words in linked])
     selection = halves(len(number), seed)
@@ -298,10 +288,7 @@ def _frame(heads: Sequence[Head], query: str, hits: Hits, seed: int) -> pd.DataF
     best = int(best_of(heuristics[selection, None, :-1], queries[selection, None])[0])
     return pd.DataFrame(
         {
-            "name": [str(head) for head in heads],
-            "stack": [head.stack for head in heads],
-            "layer": [head.layer for head in heads],
-            "head": [head.head for head in heads],
+            **address_columns(heads),
             "query": query,
             "accuracy": right[held].sum(0) / n,
             "ci_low": low,

@@ -111,6 +111,16 @@ def rows_of_batches(items: Sequence[Item], most: int) -> list[list[int]]:
 
 
 TIE = 1e-6  # values this close to the largest, as a share of it, tie with it
+
+
+def right_share(
+    weights: Float[np.ndarray, "*axes"], right: Bool[np.ndarray, "*#axes"], axis: int = -1
+) -> Float[np.ndarray, "*other"]:
+    """The share of the largest weights along an axis that are right ones: 1 or 0 without a tie."""
+    top = weights >= weights.max(axis, keepdims=True) * (1 - TIE)
+    return np.asarray((top & right).sum(axis) / top.sum(axis))
+
+
 # A share of the attention of a query: if less than this is left for keys that are not sinks, the
 # evenness over them is 0.
 _LEAST_LEFT = 1e-3
