@@ -64,7 +64,7 @@ def smallest_in(planted):
 
 
 @pytest.mark.parametrize(("texts", "spread"), [(120, 6.0), (240, 2.0), (400, 50.0)])
-def test_effects_of_the_stated_size_are_labelled_most_of_the_time(texts, spread):
+def test_effects_of_the_stated_size_are_labeled_most_of_the_time(texts, spread):
     shares, sizes = [], []
     for seed in range(8):
         rng = np.random.default_rng([seed, texts])
@@ -76,7 +76,7 @@ def test_effects_of_the_stated_size_are_labelled_most_of_the_time(texts, spread)
         shares.append(has_role(family, tested).mean())
     assert np.mean(shares) > POWER - 0.1
     assert NULL + 0.1 < np.mean(sizes) < 0.95
-    # Half of the distance to the null is labelled rarely: the size is not merely a safe one.
+    # Half of the distance to the null is labeled rarely: the size is not merely a safe one.
     family, *_ = simulated(rng, texts, 30, (smallest_in(planted) + NULL) / 2, spread)
     (tested,) = run_tests([family], seed=0)
     assert has_role(family, tested).mean() < 0.5
@@ -116,7 +116,7 @@ def test_the_least_lift_that_the_bars_allow(bar, points, baseline, least):
     assert least_lift([role], np.array([baseline]))[0] == pytest.approx(least)
 
 
-def test_nothing_is_labelled_above_a_null_that_leaves_no_room():
+def test_nothing_is_labeled_above_a_null_that_leaves_no_room():
     for null in (0.95, 1.0):
         drawn = simulated(np.random.default_rng(2), 300, 3, 1.0, null=null)
         planted = plant(*drawn, tests=3)
@@ -139,7 +139,7 @@ def complete(family):
     ("tests", "outcome"),
     [
         (30, "not found"),
-        (10**9, "not tested: no score is labelled with a probability of 80% (offset -1 scores"),
+        (10**9, "not tested: no score is labeled with a probability of 80% (offset -1 scores"),
     ],
 )
 def test_a_role_without_a_smallest_effect_is_not_tested(tests, outcome):

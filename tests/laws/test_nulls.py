@@ -11,7 +11,7 @@ from torch import nn
 
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.roles import Evidence, find_roles
-from headwise.roles._nulls import initialised, null_head_baseline, permuted, strongest
+from headwise.roles._nulls import initialized, null_head_baseline, permuted, strongest
 from headwise.roles._samples import Split
 from headwise.roles.relations import Item, Role, shuffled
 from headwise.roles.scores import RoleScores
@@ -26,7 +26,7 @@ def models():
     return [MiniGPT(CONFIG), nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)]
 
 
-@pytest.mark.parametrize("make", [permuted, initialised])
+@pytest.mark.parametrize("make", [permuted, initialized])
 @pytest.mark.parametrize("model", models(), ids=["made from its config", "with reset_parameters"])
 def test_a_null_model_loses_what_was_learned_and_the_model_is_unchanged(make, model):
     before = {name: x.clone() for name, x in model.state_dict().items()}
@@ -43,8 +43,8 @@ def test_a_null_model_loses_what_was_learned_and_the_model_is_unchanged(make, mo
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
 
-def test_a_model_without_initialisation_has_no_untrained_null():
-    assert initialised(Planted([("first",)], causal=True)) is None
+def test_a_model_without_initialization_has_no_untrained_null():
+    assert initialized(Planted([("first",)], causal=True)) is None
 
 
 TEXT = Item(

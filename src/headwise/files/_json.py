@@ -137,7 +137,7 @@ def number(value: Any) -> float:
 
 
 class JsonFile:
-    """What saves itself as JSON, and loads itself again: plans, costs.
+    """What saves itself as JSON, and loads itself again: plans, costs, heads of tasks.
 
     A subclass is a dataclass that names its format, and builds itself from the content of a file.
     """
@@ -147,6 +147,7 @@ class JsonFile:
     _problem: ClassVar[str]
     _keep: ClassVar[tuple[type[HeadwiseError], ...]] = ()
     _indent: ClassVar[int | None] = 2  # None: on one line, for long arrays
+    _function: ClassVar[str] = ""  # the public function that loads it, if it is not `load`
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write it as JSON.
@@ -165,7 +166,8 @@ class JsonFile:
             InputError: the file is missing or holds something else.
             HeadwiseError: its values are out of range.
         """
-        function, advice = f"{cls.__name__}.load", f"Give a file that {cls.__name__}.save wrote."
+        function = cls._function or f"{cls.__name__}.load"
+        advice = f"Give a file that {cls.__name__}.save wrote."
         content = read_object(path, function, advice, cls._problem)
 
         def build() -> File:

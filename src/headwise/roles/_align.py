@@ -40,7 +40,7 @@ class Alignment:
 
     Attributes:
         spans: For each aligned output the first position and the one after the last; spans are
-            in order, and neighbours share a position at most.
+            in order, and neighbors share a position at most.
         mass: The share of each output's attention that lies in its span, 0 … 1.
     """
 
@@ -245,7 +245,7 @@ def monotone_spans(weights: Float[np.ndarray, "T S"]) -> Int64[np.ndarray, "T 2"
     Args:
         weights: Attention from outputs to source positions, each row with a sum of 1.
     Source:
-        Sakoe & Chiba 1978, the symmetric form, for sums to be maximised.
+        Sakoe & Chiba 1978, the symmetric form, for sums to be maximized.
     """
     T, S = weights.shape
     gains = weights.astype(np.float64) - 1.0 / S

@@ -341,7 +341,7 @@ def _nats(model: nn.Module, ids: Tensor, targets: Sequence[Sequence[int]]) -> Lo
 
 
 def _wrong_share(model: nn.Module, ids: Tensor, targets: Sequence[Sequence[int]]) -> Loss:
-    """The probability of the wrong token, normalised over the right and the wrong one."""
+    """The probability of the wrong token, normalized over the right and the wrong one."""
     last, right, wrong = torch.tensor(targets, device=ids.device).unbind(-1)
     rows = torch.arange(len(last), device=ids.device)
 

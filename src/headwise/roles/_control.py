@@ -16,7 +16,7 @@ from headwise.roles._samples import Split
 from headwise.roles.relations import Role
 from headwise.roles.scores import RoleScores
 
-POWER = 0.8  # the probability with which the smallest effect is labelled
+POWER = 0.8  # the probability with which the smallest effect is labeled
 _BINARY = ("top", "choice")  # scores that count queries
 _CONTRASTS = ("shuffled", "control")  # where a planted head is even, since the relation is lost
 _STEPS = 401  # effects that are tried
@@ -45,7 +45,7 @@ def plant(
         The family with the planted head of each role after its other heads, and two further
         measures of roles: `planted_effect`, the score that the planted head is expected to have,
         above 1 if none can be high enough; and `smallest`, the smallest effect that a head is
-        labelled for with probability `POWER`, NaN where no effect up to 1 is.
+        labeled for with probability `POWER`, NaN where no effect up to 1 is.
     """
     R = len(family.roles)
     known = family.count.sum((0, 2)) > 0  # no head can have some roles
@@ -139,7 +139,7 @@ def _smallest_effect(
     selection: PerRole,
     tests: int,
 ) -> PerRole:
-    """The smallest effect that is labelled with probability `POWER`, in the normal approximation.
+    """The smallest effect that is labeled with probability `POWER`, in the normal approximation.
 
     Texts and nulls are as observed. The score on either half varies with
     `variation · effect · (1 − effect) / queries`. A label needs the bars on both halves, and

@@ -440,14 +440,14 @@ def _batch_scores(
     with observe(model, Request(statistics=(), maps=True)) as watch:
         model(**inputs)
     ids, real = inputs["input_ids"], inputs["attention_mask"].bool()
-    rows, centred = unembedding
+    rows, centered = unembedding
     scores: dict[Head, Sums] = {}
     for layer in watch.layers():
         for head, written in layer.written():
             if written.shape[-1] != rows.shape[1] or int(ids.max()) >= len(rows):
                 return {}  # what returns the output is no unembedding of a residual stream
             written = written.float()
-            written = written - written.mean(-1, keepdim=True) if centred else written
+            written = written - written.mean(-1, keepdim=True) if centered else written
             of_keys = ids[:, None].expand(-1, written.shape[1], -1)
             scores[head] = _ranks((written @ rows.T).gather(2, of_keys), ids, real)
     return scores

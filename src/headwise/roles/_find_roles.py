@@ -85,7 +85,7 @@ def find_roles(
 
     A relation with two ends is two roles, one in each direction. A role is tested only if the
     texts could have shown it: a planted head with the true pairs, diluted with even attention,
-    has to be found by the same test, and some score has to be labelled with a probability of
+    has to be found by the same test, and some score has to be labeled with a probability of
     80 %. The outcome of each row is `found`, `not found`, or `not tested: ` and what is missing.
 
     The model reads every distinct text once, and random sequences with their controls; each

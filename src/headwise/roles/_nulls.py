@@ -53,7 +53,7 @@ class Evidence:
     A null is a baseline without knowledge of the relation. Each null here costs a pass over the
     texts. `permuted` is the best head of the same model with the entries of every weight matrix
     shuffled, which keeps their scale only. `random` is the best head of the same model with
-    freshly initialised weights. `shuffled` is the head itself on the same words in another
+    freshly initialized weights. `shuffled` is the head itself on the same words in another
     order, for structural roles except translation, which does not depend on the order. In a text
     without words, tokens are shuffled.
 
@@ -137,8 +137,8 @@ def permuted(model: nn.Module, seed: int = 0) -> nn.Module | None:
     return copied if matrices else None
 
 
-def initialised(model: nn.Module, seed: int = 0) -> nn.Module | None:
-    """The same model with freshly initialised weights; None without a known initialisation.
+def initialized(model: nn.Module, seed: int = 0) -> nn.Module | None:
+    """The same model with freshly initialized weights; None without a known initialization.
 
     Built by its class from its `config`, as models of Hugging Face and of this library are, or
     else by the `reset_parameters` of its modules, if they cover every matrix.
@@ -184,8 +184,8 @@ def _matrices(model: nn.Module) -> list[nn.Parameter]:
 _MODELS: Mapping[str, tuple[Callable[[nn.Module, int], nn.Module | None], str]] = {
     "permuted": (permuted, "has no weight matrix to permute"),
     "random": (
-        initialised,
-        "has no known initialisation (neither a config that its class is built from nor "
+        initialized,
+        "has no known initialization (neither a config that its class is built from nor "
         "reset_parameters)",
     ),
 }

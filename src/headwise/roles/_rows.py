@@ -1,6 +1,6 @@
 """The rows of the table of roles: the evidence of every test, its outcome, and labels.
 
-A pattern of attention is labelled as a behaviour only if the head has that effect.
+A pattern of attention is labeled as a behaviour only if the head has that effect.
 """
 
 from collections.abc import Mapping, Sequence
@@ -129,7 +129,7 @@ def _out_of_reach(planted: Mapping[Any, Any], effect: float) -> str:
     if not planted["found"]:
         return f"not tested: a planted head with {effect:.2f} was not found ({null})"
     if np.isnan(planted["smallest"]):
-        return f"not tested: no score is labelled with a probability of {POWER:.0%} ({null})"
+        return f"not tested: no score is labeled with a probability of {POWER:.0%} ({null})"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Adjusted p for many hypotheses at once: a studentised bootstrap over texts, stepping down.
+"""Adjusted p for many hypotheses at once: a studentized bootstrap over texts, stepping down.
 
 No symmetry is assumed. Flipping the signs of texts, the usual alternative, assumes that gains are
 symmetric about 0 and rejects far too often where a head rarely loses much and often gains little.
@@ -33,7 +33,7 @@ def step_down(
     The statistic is Student's t of the gains of texts. Whole texts are resampled with
     replacement, each resample has a t about the observed mean, with its own deviation, and an
     adjusted p is the share of resamples in which any column that is not more significant
-    reaches as large a t. Where fewer than ten do, a generalised Pareto distribution fitted to
+    reaches as large a t. Where fewer than ten do, a generalized Pareto distribution fitted to
     the 250 largest maxima continues the shares; its tail is never taken to be bounded, so p
     is never 0 and ranks columns, down to 1e-12 of the tail. A column of zeros has t = 0.
 
@@ -81,8 +81,8 @@ def _observed_t(gain: PerText, worst: Column | None) -> Column:
 def _resampled_t(gains: Sequence[PerText], draws: int, seed: int) -> Iterator[Resampled]:
     """The t of every column in each resample, about the observed mean, some resamples at once."""
     rng = np.random.default_rng(seed)
-    centred = [(gain - gain.mean(0, dtype=np.float64)).astype(np.float32) for gain in gains]
-    squares = [np.square(gain) for gain in centred]
+    centered = [(gain - gain.mean(0, dtype=np.float64)).astype(np.float32) for gain in gains]
+    squares = [np.square(gain) for gain in centered]
     # Equal gains differ from their mean by rounding alone, whose t could be any number.
     floors = [
         np.maximum(_LEAST_VARIANCE * square.mean(0), (_LEAST_DEVIATION * gain.mean(0)) ** 2)
@@ -91,7 +91,7 @@ def _resampled_t(gains: Sequence[PerText], draws: int, seed: int) -> Iterator[Re
     for start in range(0, draws, _CHUNK):
         size = min(_CHUNK, draws - start)
         columns = []
-        for gain, square, floor in zip(centred, squares, floors, strict=True):
+        for gain, square, floor in zip(centered, squares, floors, strict=True):
             texts = len(gain)
             chosen = rng.multinomial(texts, np.full(texts, 1 / texts), size).astype(np.float32)
             mean = chosen @ gain / texts
@@ -112,7 +112,7 @@ def _shares(t: Column, beyond: Int64[np.ndarray, " _"], maxima: Column) -> Colum
 
 
 def tail_shares(t: Column, maxima: Column) -> Column:
-    """The share of maxima beyond each `t`, by a generalised Pareto distribution.
+    """The share of maxima beyond each `t`, by a generalized Pareto distribution.
 
     Fitted by probability-weighted moments to the 250 largest maxima; a shape below 0, whose
     tail would end, is taken as 0 (an exponential tail).

@@ -60,12 +60,12 @@ class Roles(TableFile):
 
     Attributes:
         rows: A row per head and role, the `shapes` included. `label` is the name of the role,
-            or of the behaviour that it was shown to have as well: `prefix matching` is labelled
+            or of the behaviour that it was shown to have as well: `prefix matching` is labeled
             `induction`, and `next name` `name moving`, if the `copying` score (−1 to 1, with its
             interval) is above 0, or if `effects` showed that the behaviour needs the head;
             `same token` with a score below 0 is `duplicate suppression`. `outcome` is
             `found` (then `found` is true), `not found`, or `not tested: ` and what is missing.
-            `smallest` is the smallest effect for which a head is labelled in four cases of five
+            `smallest` is the smallest effect for which a head is labeled in four cases of five
             (NaN: none is), `control` the score of a planted head that the test found unless the
             outcome says otherwise. `effect` is the score per query, from 0 to 1, with its
             interval (95 %, over texts) from `ci_low` to `ci_high`; `null` is the strongest null

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -19,7 +20,7 @@ from headwise._display import counted, printable
 from headwise._progress import Passes, Progress, shows_progress
 from headwise.corpora import Example, Several
 from headwise.errors import ArgumentError, HeadError
-from headwise.files import as_path, build_from, number, read_object, typed, write_beside
+from headwise.files import JsonFile, as_path, number, typed, write_beside
 from headwise.models import check_model, fingerprint, without_compiler
 from headwise.models.texts import context_of, tokenizer_of
 from headwise.roles._hypotheses import FEWEST_TEXTS, Hypotheses, run_tests, why_not
@@ -53,7 +54,7 @@ Pairs = Sequence[tuple[int, int]]  # layer and query head
 
 
 @dataclass(frozen=True, eq=False)
-class TaskHeads:
+class TaskHeads(JsonFile):
     """Heads that pick the right stretch of a text, with the evidence; often there are none.
 
     All numbers come from held-out examples.
@@ -79,6 +80,11 @@ class TaskHeads:
         versions: The versions of the packages that computed the table.
     """
 
+    _format = FORMAT
+    _problem = "holds no heads"
+    _indent = 1
+    _function = "load_heads"
+
     rows: pd.DataFrame
     heads: tuple[Head, ...]
     set_row: Mapping[str, Any]
@@ -99,15 +105,17 @@ class TaskHeads:
         rows = self.rows[self.rows["found"]]
         return rows.sort_values("effect", ascending=False, kind="stable", ignore_index=True)
 
-    def save(self, path: str | Path) -> Path:
+    def save(self, path: str | os.PathLike[str]) -> Path:
         """Save the heads as JSON, in the schema of the page on head files.
 
         Raises:
             ArgumentError: the path does not end in .json.
             OutputError: the file cannot be written; no partial file remains.
         """
-        content = {
-            "format": FORMAT,
+        return super().save(_ending_in(".json", "TaskHeads.save", path))
+
+    def _content(self) -> dict[str, Any]:
+        return {
             "model": {"name": self.name, "fingerprint": self.model},
             "set": {"heads": [str(head) for head in self.heads], **_to_json(self.set_row)},
             "heads": [_to_json(row) for row in self.rows.to_dict("records")],
@@ -117,7 +125,31 @@ class TaskHeads:
             "notes": list(self.notes),
             "versions": dict(self.versions),
         }
-        return _write("TaskHeads.save", path, ".json", json.dumps(content, indent=1) + "\n")
+
+    @classmethod
+    def _built(cls, content: dict[str, Any]) -> "TaskHeads":
+        rows = [_head_row(row) for row in content["heads"]]
+        heads = [Head.parse(row["name"]) for row in rows]
+        if len(set(heads)) < len(heads):
+            raise ValueError("a head is listed twice")
+        chosen, effect, texts = content["set"], content["answers"], content["texts"]
+        answers = None
+        if effect is not None:
+            numbers = {str(name): _number(value) for name, value in effect.items() if name != "n"}
+            answers = AnswerEffect(n=typed(effect["n"], int), **numbers)
+        return cls(
+            rows=pd.DataFrame(rows),
+            heads=tuple(resolve_heads(_texts(chosen["heads"]), heads)),
+            set_row=_evidence(chosen),
+            answers=answers,
+            notes=tuple(_texts(content["notes"])),
+            texts={name: typed(texts[name], int) for name in ("examples", "held_out")}
+            | {"sha256": typed(texts["sha256"], str)},
+            queries=typed(content["queries"], str),
+            model=typed(content["model"]["fingerprint"], str),
+            name=typed(content["model"]["name"], str),
+            versions={name: typed(version, str) for name, version in content["versions"].items()},
+        )
 
     def export(
         self,
@@ -164,7 +196,10 @@ class TaskHeads:
             )
         ending, written = _EXPORTS[format]
         pairs = [(head.layer, head.head) for head in chosen]
-        return _write("TaskHeads.export", path, ending, written(pairs, name, self.queries))
+        target = _ending_in(ending, "TaskHeads.export", path)
+        with write_beside(target) as beside:
+            beside.write_text(written(pairs, name, self.queries), "utf-8")
+        return target
 
     def __str__(self) -> str:
         found = int(self.rows["found"].sum())
@@ -200,12 +235,10 @@ def _to_json(row: Mapping[Any, Any]) -> dict[str, Any]:
     return {name: None if value != value else value for name, value in values.items()}
 
 
-def _write(caller: str, path: str | Path, ending: str, content: str) -> Path:
+def _ending_in(ending: str, caller: str, path: str | os.PathLike[str]) -> Path:
     path = as_path(caller, path)
     if path.suffix != ending:
         raise ArgumentError(f"{caller}: {path} ends in {path.suffix!r}. End it in {ending}.")
-    with write_beside(path) as beside:
-        beside.write_text(content, "utf-8")
     return path
 
 
@@ -256,49 +289,14 @@ def load_heads(path: str | Path, model: nn.Module | None = None) -> TaskHeads:
         ArgumentError: the heads were found in other weights than those of `model`.
         InputError: the file is missing, or holds no heads of this schema.
     """
-    caller, problem, advice = "load_heads", "holds no heads", "Give a file of TaskHeads.save."
-    content = read_object(path, caller, advice, problem)
-    read = build_from(lambda: _from_json(content), f"{caller}: {path} {problem}", advice)
-    actual = read.model if model is None else fingerprint(check_model(caller, model))
+    read = TaskHeads.load(path)
+    actual = read.model if model is None else fingerprint(check_model("load_heads", model))
     if actual != read.model:
         raise ArgumentError(
             f"load_heads: {path} holds heads of the model {read.model}, not of {actual}. Find the "
             f"heads of this model."
         )
     return read
-
-
-def _from_json(content: Mapping[str, Any]) -> TaskHeads:
-    """The heads that a file holds.
-
-    Raises:
-        TypeError: a value is of another type.
-        ValueError: the format is another, or a head is listed twice.
-    """
-    if content["format"] != FORMAT:
-        raise ValueError(f"its format is {content['format']!r}, not {FORMAT!r}")
-    rows = [_head_row(row) for row in content["heads"]]
-    heads = [Head.parse(row["name"]) for row in rows]
-    if len(set(heads)) < len(heads):
-        raise ValueError("a head is listed twice")
-    chosen, effect, texts = content["set"], content["answers"], content["texts"]
-    answers = None
-    if effect is not None:
-        numbers = {str(name): _number(value) for name, value in effect.items() if name != "n"}
-        answers = AnswerEffect(n=typed(effect["n"], int), **numbers)
-    return TaskHeads(
-        rows=pd.DataFrame(rows),
-        heads=tuple(resolve_heads(_texts(chosen["heads"]), heads)),
-        set_row=_evidence(chosen),
-        answers=answers,
-        notes=tuple(_texts(content["notes"])),
-        texts={name: typed(texts[name], int) for name in ("examples", "held_out")}
-        | {"sha256": typed(texts["sha256"], str)},
-        queries=typed(content["queries"], str),
-        model=typed(content["model"]["fingerprint"], str),
-        name=typed(content["model"]["name"], str),
-        versions={name: typed(version, str) for name, version in content["versions"].items()},
-    )
 
 
 def _head_row(row: Mapping[str, Any]) -> dict[str, Any]:

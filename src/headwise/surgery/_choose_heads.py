@@ -12,10 +12,8 @@ from headwise.surgery._costs import Costs
 from headwise.surgery._plan import Plan
 from headwise.tables import Head, HeadsLike, Scores, resolve_heads
 
-# Heads that are removed together: one head, or all heads that read one key/value head.
-Unit = tuple[Head, ...]
-# Units that are removed together, so that all layers lose as many.
-Step = tuple[Unit, ...]
+# Heads that are removed together: one, all that read one key/value head, or as many in each layer.
+Step = tuple[Head, ...]
 
 
 @suggests(
@@ -77,7 +75,7 @@ def plan(
         chosen = resolve_heads(heads, scores.heads)
         why = f"{counted(len(chosen), 'head')} by name"
     else:
-        steps: list[Step] = _uniform(scores) if uniform else [(unit,) for unit in _order(scores)]
+        steps = _steps(scores, uniform)
         if remove is not None:
             chosen = _largest_share(steps, remove, len(scores.heads))
             rule = f"at most {remove:.0%} of {len(scores.heads)} heads"
@@ -98,8 +96,8 @@ def plan(
     return replace(result, costs=saved)
 
 
-def _order(scores: Scores) -> list[Unit]:
-    """The units in the order of their removal; the last unit of each layer stays."""
+def _steps(scores: Scores, uniform: bool) -> list[Step]:
+    """The steps in the order of their removal; each layer keeps its last."""
     rows = list(zip(scores.heads, scores.kv_heads.tolist(), strict=True))
     groups: dict[tuple[str, int], set[int]] = {}
     for head, kv_head in rows:
@@ -115,20 +113,14 @@ def _order(scores: Scores) -> list[Unit]:
         key=lambda rows: (scores.round[rows].max(), scores.importance[rows].mean()),
     )
     ordered = [tuple(scores.heads[row] for row in rows) for rows in ranked]
-    last = {_layer(unit): unit for unit in ordered}
-    return [unit for unit in ordered if last[_layer(unit)] != unit]
-
-
-def _layer(unit: Unit) -> tuple[str, int]:
-    return unit[0].stack, unit[0].layer
-
-
-def _uniform(scores: Scores) -> list[Step]:
-    """Steps that each remove one unit per layer, the least important that is left in it."""
-    layers: dict[tuple[str, int], list[Unit]] = {_layer((head,)): [] for head in scores.heads}
-    for unit in _order(scores):
-        layers[_layer(unit)].append(unit)
-    return list(zip(*layers.values(), strict=False))
+    layers: dict[tuple[str, int], list[Step]] = {}
+    for unit in ordered:
+        layers.setdefault((unit[0].stack, unit[0].layer), []).append(unit)
+    if uniform:  # a step removes the least important unit that is left in each layer
+        of_layers = zip(*(units[:-1] for units in layers.values()), strict=False)
+        return [tuple(head for unit in step for head in unit) for step in of_layers]
+    last = [units[-1] for units in layers.values()]
+    return [unit for unit in ordered if unit not in last]
 
 
 def _largest_share(steps: list[Step], remove: Any, heads: int) -> list[Head]:
@@ -139,18 +131,17 @@ def _largest_share(steps: list[Step], remove: Any, heads: int) -> list[Head]:
             f"heads, give heads=."
         )
     request, limit = f"remove={remove} of {heads} heads", remove * heads
-    sizes = [sum(map(len, step)) for step in steps]
     chosen: list[Head] = []
-    for step, size in zip(steps, sizes, strict=True):
-        if len(chosen) + size > limit + 1e-9:
+    for step in steps:
+        if len(chosen) + len(step) > limit + 1e-9:
             break
-        chosen += [head for unit in step for head in unit]
+        chosen += step
     if not chosen:
-        least = counted(sizes[0] if sizes else 0, "head")
+        least = counted(len(steps[0]) if steps else 0, "head")
         raise ArgumentError(
             f"plan: {request} removes none. The least that can be removed is {least}."
         )
-    if len(chosen) == sum(sizes) and limit >= len(chosen) + sizes[-1]:
+    if len(chosen) == sum(map(len, steps)) and limit >= len(chosen) + len(steps[-1]):
         most = counted(len(chosen), "head")
         raise ArgumentError(f"plan: {request} would empty a layer. Remove {most} at most.")
     return chosen
@@ -168,7 +159,7 @@ def _within(steps: list[Step], budget: Any, costs: Costs | None) -> tuple[list[H
     listed = ", ".join(f"{limit:g} {name}" for name, limit in limits.items())
     chosen: list[Head] = []
     for step in [(), *steps]:
-        chosen += [head for unit in step for head in unit]
+        chosen += step
         if all(costs.after(chosen, name) <= limit for name, limit in limits.items()):
             if not chosen:
                 raise ArgumentError(

@@ -68,7 +68,7 @@ def prune(
         HeadError: a head does not exist, is named twice, or is the last of its layer.
         ArgumentError: the plan is for another model, `fold` is given without a reference, or the
             reference holds texts.
-        UnsupportedError: the heads cannot be cut out exactly, or the weights are quantised,
+        UnsupportedError: the heads cannot be cut out exactly, or the weights are quantized,
             under adapters or spread over devices.
 
     Example:
@@ -127,7 +127,7 @@ def refuse_packed(model: nn.Module, caller: str) -> None:
         if type(weight.data) is not Tensor or not weight.is_floating_point():
             raise UnsupportedError(
                 f"{caller}: {name} is {type(weight.data).__name__} of {weight.dtype}. Gather "
-                f"sharded weights and unpack quantised ones first."
+                f"sharded weights and unpack quantized ones first."
             )
 
 

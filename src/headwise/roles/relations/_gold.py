@@ -1,10 +1,9 @@
 """Roles from annotations: dependency trees, mentions, pairs, translations."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
-from headwise.corpora import AnnotatedText
 from headwise.roles.relations._relations import Pairs, Role
 from headwise.roles.relations._tokens import TokenText
 
@@ -18,24 +17,32 @@ NEXT_NAME = "next name"
 
 def gold_roles(texts: Sequence[TokenText]) -> list[Role]:
     """The roles from annotations, each in one direction: dependencies, mentions, translations."""
-    names = _dependencies_in({id(piece.text): piece.text for piece in texts}.values())
-    roles = _dependency_roles(names)
+    whole = {id(piece.text): piece.text for piece in texts}.values()
+    roles = _dependency_roles(
+        {_without_subtype(arc.relation) for text in whole for arc in text.arcs}
+    )
     roles += [role for role in _mention_roles() if any(map(role.pairs, texts))]
     own = {pair.relation for text in texts for pair in text.text.pairs}
     roles += [
         Role(name, f"a span → its {name}, as annotated", partial(_annotated, name), "word")
         for name in sorted(own)
     ]
-    return roles + _translation_roles() if any(text.text.links for text in texts) else roles
+    if any(text.links for text in whole):
+        of_words = partial(Role, level="word")
+        roles += [
+            of_words("translation → source", "a word → the word that it translates",
+                     lambda text: text.text.links, lexical=True),
+            of_words("source → translation", "a word → the word that translates it",
+                     lambda text: [pair[::-1] for pair in text.text.links], lexical=True),
+            of_words("next translation",
+                     "the word before a word → the source that that word will translate",
+                     _links_ahead, ahead=True),
+        ]  # fmt: skip
+    return roles
 
 
 def _annotated(name: str, text: TokenText) -> Pairs:
     return [(pair.query, pair.key) for pair in text.text.pairs if pair.relation == name]
-
-
-def _dependencies_in(texts: Iterable[AnnotatedText]) -> set[str]:
-    """The names of the dependencies in the trees of texts."""
-    return {_without_subtype(arc.relation) for text in texts for arc in text.arcs}
 
 
 def _without_subtype(relation: str) -> str:
@@ -166,24 +173,6 @@ def _coreferent(
 ) -> list[tuple[int, int]]:
     entity = [mention.entity for mention in text.text.mentions]
     return [(query, key) for query, key in candidates(text) if entity[query] == entity[key]]
-
-
-def _translation_roles() -> list[Role]:
-    there, back = "a word → the word that it translates", "a word → the word that translates it"
-    next_one = "the word before a word → the source that that word will translate"
-    return [
-        Role("translation → source", there, _links, "word", lexical=True),
-        Role("source → translation", back, _sources, "word", lexical=True),
-        Role("next translation", next_one, _links_ahead, "word", ahead=True),
-    ]
-
-
-def _links(text: TokenText) -> Pairs:
-    return text.text.links
-
-
-def _sources(text: TokenText) -> Pairs:
-    return [(source, word) for word, source in text.text.links]
 
 
 def _links_ahead(text: TokenText) -> Pairs:

@@ -143,11 +143,11 @@ def shuffled(items: Sequence[Item], roles: Sequence[Role], seed: int = 0) -> lis
     The order of a text depends on its tokens and the seed, not on the other texts.
     """
     token_roles = {role.name for role in roles if role.level == "token"}
-    return [_shuffled(item, token_roles, _generator_of(item, seed)) for item in items]
-
-
-def _generator_of(item: Item, seed: int) -> np.random.Generator:
-    return np.random.default_rng([seed, crc32(np.array(item.ids, dtype="<i8").tobytes())])
+    moved = []
+    for item in items:
+        tokens = crc32(np.array(item.ids, dtype="<i8").tobytes())
+        moved.append(_shuffled(item, token_roles, np.random.default_rng([seed, tokens])))
+    return moved
 
 
 def _shuffled(item: Item, token_roles: Collection[str], rng: np.random.Generator) -> Item:

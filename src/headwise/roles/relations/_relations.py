@@ -77,7 +77,7 @@ class ChoiceRelation:
     Both functions map a text to pairs (query, candidate). Either end is a token, or the tokens of
     a phrase, as `text.words[n]` and `text.tokens_in((start, end))` have them. Attention is
     averaged over the tokens of the end that attends; of those of the other end the largest weight
-    counts, since a sum would favour long phrases. A pair with an end without tokens is left out,
+    counts, since a sum would favor long phrases. A pair with an end without tokens is left out,
     and so is a query whose candidates are all right, or all wrong.
 
     Attributes:

@@ -189,7 +189,9 @@ def _longest(
     tokenizer: Any, text: str, start: int, ending: re.Pattern[str], limit: int
 ) -> tuple[int, TokenOffsets | None]:
     """The last end up to which the text fits into the limit; None if it fits up to none."""
-    ends = _ends(text, start, ending)
+    # White space belongs to the text before it.
+    found = (match.end() for match in ending.finditer(text, start))
+    ends = [end for end in found if text[start:end].strip()] + [len(text)]
     best: tuple[int, TokenOffsets | None] = (ends[0], None)
     for end in ends:
         encoded = token_offsets(tokenizer, [text[start:end]])[0]
@@ -197,9 +199,3 @@ def _longest(
             break
         best = end, encoded
     return best
-
-
-def _ends(text: str, start: int, pattern: re.Pattern[str]) -> list[int]:
-    """The ends that a piece from `start` may have; white space belongs to the text before it."""
-    ends = (match.end() for match in pattern.finditer(text, start))
-    return [end for end in ends if text[start:end].strip()] + [len(text)]

@@ -65,7 +65,7 @@ class Nodes:
         """The attention between nodes: mean over the tokens of a query, sum over those of a key.
 
         A mention that is a key takes the maximum over its tokens instead, because a sum would
-        favour long names.
+        favor long names.
 
         Source:
             Clark et al. 2019, section 4.1.

@@ -76,7 +76,7 @@ def group_heads(
             `SentenceTransformer` around one. It is not changed.
         n_kv_heads: Key/value heads per layer: a divisor of their present number.
         reference: Batches, each the model's keyword arguments, a tuple of arguments or the only
-            one. The fit minimises the loss on them. None minimises it over isotropic inputs.
+            one. The fit minimizes the loss on them. None minimizes it over isotropic inputs.
         on_layer: Called after each layer with a `GroupedLayer`: its groups, what was mixed and
             what is lost.
     Returns:
@@ -86,7 +86,7 @@ def group_heads(
             reference is empty or holds texts.
         UnsupportedError: the configuration has no number of kv heads, heads were pruned before,
             keys or values are not rows of a linear layer, positions are bound to heads, or
-            weights are quantised, under adapters or spread over devices.
+            weights are quantized, under adapters or spread over devices.
     Source:
         Grouped heads: Ainslie et al. 2023 (arXiv:2305.13245); leading directions: Yu et al. 2024
         (arXiv:2406.07056); equality up to absorbed maps: Jin et al. 2024 (arXiv:2412.20677).
