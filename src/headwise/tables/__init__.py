@@ -20,7 +20,7 @@ from headwise.tables._grid import category_marks
 from headwise.tables._head_table import HeadTable
 from headwise.tables._heads import Head, HeadLike, HeadsLike, resolve_heads
 from headwise.tables._scores import Scores, random_orders, removable
-from headwise.tables._statistics import STATISTICS
+from headwise.tables._statistics import STATISTICS, statistic_label
 from headwise.tables._svg import (
     Frame,
     Square,
@@ -71,5 +71,6 @@ __all__ = [
     "resample_counts",
     "resolve_heads",
     "save_figure",
+    "statistic_label",
     "texts_of",
 ]

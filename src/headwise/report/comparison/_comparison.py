@@ -15,7 +15,6 @@ from headwise._display import counted, printable
 from headwise.errors import ArgumentError
 from headwise.files import as_path
 from headwise.report._html import fill_template, write_html
-from headwise.report._statistic_labels import statistic_label
 from headwise.tables import (
     STATISTICS,
     Frame,
@@ -27,6 +26,7 @@ from headwise.tables import (
     grid_html,
     numbers_of,
     plot_heads,
+    statistic_label,
     texts_of,
 )
 

@@ -135,15 +135,26 @@ def _states(roles: Roles) -> dict[str, HeadCell]:
     return cells
 
 
+def _clause(
+    rows: Sequence[Sequence[str]],
+    verbs: tuple[str, str],
+    rest: str,
+    title: str,
+    columns: tuple[str, ...] = _EVIDENCE,
+) -> list[Clause]:
+    """The clause that counts these heads, if there are any; `verbs` are for one and for several."""
+    after = f"{verbs[len(rows) != 1]}{rest}"
+    return [Clause(len(rows), after, title, columns, rows)] if rows else []
+
+
 def _weak_clause(weak: pd.DataFrame) -> list[Clause]:
     """Heads that beat every null on a relation, but spend most of their attention elsewhere."""
     rows = []
     for row in weak.to_dict("records"):
         name, *evidence = _evidence(row)
         rows.append([name, visible(row["label"]), *evidence])
-    after = f"{'attends' if len(rows) == 1 else 'attend'} to a relation more than chance"
-    columns = ("Head", "Role", *_EVIDENCE[1:])
-    return [Clause(len(rows), after, "Weak roles", columns, rows)] if rows else []
+    rest, columns = " to a relation more than chance", ("Head", "Role", *_EVIDENCE[1:])
+    return _clause(rows, ("attends", "attend"), rest, "Weak roles", columns)
 
 
 def _role_clauses(main: pd.DataFrame) -> list[Clause]:
@@ -154,13 +165,10 @@ def _role_clauses(main: pd.DataFrame) -> list[Clause]:
         if offset is not None:
             target = f"{offset[2]} tokens {'ahead' if offset[1] == '+' else 'back'}"
         rows = [_evidence(row) for row in group.to_dict("records")]
-        after = visible(f"{'looks' if len(rows) == 1 else 'look'} {target}")
-        clauses.append(Clause(len(rows), after, visible(str(label)), rows=rows))
+        clauses += _clause(rows, ("looks", "look"), visible(f" {target}"), visible(str(label)))
     clauses.sort(key=lambda clause: -clause.count)
-    rows = [list(row) for clause in clauses[_NAMED:] for row in clause.rows]
-    after = f"{'has' if len(rows) == 1 else 'have'} other roles"
-    other = [Clause(len(rows), after, "Other roles", rows=rows)] if rows else []
-    return [*clauses[:_NAMED], *other]
+    others = [row for clause in clauses[_NAMED:] for row in clause.rows]
+    return [*clauses[:_NAMED], *_clause(others, ("has", "have"), " other roles", "Other roles")]
 
 
 def _evidence(row: Mapping[Any, Any]) -> list[str]:
@@ -179,37 +187,28 @@ def _shape_clauses(shapes: pd.DataFrame, with_role: Collection[str]) -> list[Cla
         shapes: The heads of which no role takes most of the attention.
         with_role: The heads that also attend to a relation more than chance.
     """
-    columns: tuple[str, ...] = ("Head", "Attention on the sink", "Weighted by value", "Sink")
     sinks = shapes[shapes["shape"].str.contains("sink")].to_dict("records")
-    clauses = []
-    if sinks:
+    rest = ""
+    if any(row["carries"] for row in sinks):
         empty = sum(row["carries"] == "empty" for row in sinks)
-        are = "is a sink" if len(sinks) == 1 else "are sinks"
         take = "takes" if empty == 1 else "take"
-        known = any(row["carries"] for row in sinks)
         which = "all of which take" if empty == len(sinks) > 1 else f"of which {empty} {take}"
-        of_which = f", {which} next to nothing from it" if known else ""
-        also = sum(row["name"] in with_role for row in sinks)
-        if also:
-            of_which += f", {also} of them with a weak role"
-        rows = [
-            [
-                row["name"],
-                interval_text(row, "attention"),
-                digits(row["value"]),
-                visible(row["token"]),
-            ]
-            for row in sinks
-        ]
-        clauses.append(Clause(len(sinks), f"{are}{of_which}", "Sinks", columns, rows))
+        rest = f", {which} next to nothing from it"
+    if also := sum(row["name"] in with_role for row in sinks):
+        rest += f", {also} of them with a weak role"
+    rows = [
+        [row["name"], interval_text(row, "attention"), digits(row["value"]), visible(row["token"])]
+        for row in sinks
+    ]
+    columns = ("Head", "Attention on the sink", "Weighted by value", "Sink")
     spread = shapes[shapes["shape"] == "diffuse"].to_dict("records")
-    if spread:
-        attend = "attends" if len(spread) == 1 else "attend"
-        rows = [[row["name"], digits(row["evenness"])] for row in spread]
-        columns = ("Head", "Share of the entropy of uniform attention")
-        after = f"{attend} to all tokens almost alike"
-        clauses.append(Clause(len(spread), after, "Diffuse heads", columns, rows))
-    return clauses
+    even = [[row["name"], digits(row["evenness"])] for row in spread]
+    even_columns = ("Head", "Share of the entropy of uniform attention")
+    alike, attend = " to all tokens almost alike", ("attends", "attend")
+    return [
+        *_clause(rows, ("is a sink", "are sinks"), rest, "Sinks", columns),
+        *_clause(even, attend, alike, "Diffuse heads", even_columns),
+    ]
 
 
 def _removal_clause(curves: Curves | None) -> list[Clause]:
@@ -241,18 +240,17 @@ def _removal_clause(curves: Curves | None) -> list[Clause]:
 
 
 def _nothing_clauses(roles: Roles, without: Mapping[str, HeadCell]) -> list[Clause]:
-    none = roles.none_found_by_head()
-    clauses = []
-    for untested, one, many, what, title in (
-        (False, "shows", "show", "nothing detectable in these texts", "Nothing found"),
-        (True, "has", "have", "too few texts for any test", "Not tested"),
-    ):
-        rows = [
+    none, columns = roles.none_found_by_head(), ("Head", "Tested")
+    rows = {
+        untested: [
             [name, visible(none.get(name, ""))]
             for name, cell in without.items()
             if cell.untested == untested
         ]
-        if rows:
-            after = f"{one if len(rows) == 1 else many} {what}"
-            clauses.append(Clause(len(rows), after, title, ("Head", "Tested"), rows))
-    return clauses
+        for untested in (False, True)
+    }
+    nothing, few = " nothing detectable in these texts", " too few texts for any test"
+    return [
+        *_clause(rows[False], ("shows", "show"), nothing, "Nothing found", columns),
+        *_clause(rows[True], ("has", "have"), few, "Not tested", columns),
+    ]

@@ -8,12 +8,11 @@ import numpy as np
 from jaxtyping import Float
 
 from headwise.report._samples import Sample
-from headwise.report._statistic_labels import statistic_label
 from headwise.report._study_data import StudyData
 from headwise.report.page._packing import pack_samples
 from headwise.report.page._role_table import roles_of_heads
 from headwise.report.page._visible_text import visible
-from headwise.tables import STATISTICS, Head
+from headwise.tables import STATISTICS, Head, statistic_label
 
 # The most bytes of a page, unless all is wanted.
 MAX_BYTES = 4_900_000

@@ -7,7 +7,6 @@ from typing import Any
 from headwise._display import counted
 from headwise.report._html import fill_template, write_html
 from headwise.report._samples import Sample
-from headwise.report._statistic_labels import statistic_label
 from headwise.report._study_data import StudyData
 from headwise.report.page._overview import overview
 from headwise.report.page._payload import (
@@ -20,6 +19,7 @@ from headwise.report.page._payload import (
 from headwise.report.page._pictures import pruning
 from headwise.report.page._role_table import role_table
 from headwise.report.page._visible_text import digits, visible
+from headwise.tables import statistic_label
 
 _FOLDER = Path(__file__).parent
 # In this order: each script uses those before it.
