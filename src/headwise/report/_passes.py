@@ -13,7 +13,7 @@ from headwise._progress import Progress
 from headwise.corpora import list_pairs, list_texts
 from headwise.errors import ArgumentError
 from headwise.models import device_of
-from headwise.models.texts import Piece, inputs_of, iter_pieces, reads_two_texts, text_alone
+from headwise.models.texts import Piece, inputs_of, reads_two_texts, text_alone
 from headwise.tables import HeadTable, TextSums, Totals
 from headwise.watch import Request, observe
 
@@ -57,17 +57,6 @@ def sizes_of(
         sizes["targets"] = "the texts themselves" if own_targets else "separate texts"
         sizes["tokens of targets"] = sum(len(piece.decoder) for piece in pieces)
     return sizes
-
-
-def owners_of(
-    tokenizer: Any, pairs: Sequence[Pair], model: nn.Module, max_tokens: int | None
-) -> list[int]:
-    """The number of the text that each piece of `as_pieces` is from."""
-    return [
-        number
-        for number, pair in enumerate(pairs)
-        for _ in iter_pieces(tokenizer, [pair], model, max_tokens)
-    ]
 
 
 def watch_pieces(

@@ -9,16 +9,11 @@ import torch
 from jaxtyping import Float32, Int32
 from torch import nn
 
-from headwise.errors import ArgumentError
-from headwise.models.texts import Piece, beginning_of, context_of, token_strings
+from headwise.models.texts import Piece, beginning_of, token_strings
 from headwise.report._passes import Pair, run
 from headwise.tables import Head, HeadTable
-from headwise.watch import Request, Watch, observe
+from headwise.watch import Request, observe
 
-# The beginnings of this many texts are shown, each of this many tokens.
-_SAMPLES, _SAMPLE_TOKENS = 3, 24
-# Texts chosen by a reader are shown whole, and so many are enough for one page.
-MAX_SHOWN = 48
 # Longer texts have the strongest pairs instead of exact maps: of so many heads, so many per query.
 EXACT_TOKENS = 64
 _HEADS_WITH_PAIRS = 64
@@ -71,36 +66,24 @@ class Sample:
         return self.tokens if side == "source" else self.targets
 
 
-def sample_beginnings(
-    model: nn.Module, tokenizer: Any, pairs: Sequence[Pair]
-) -> tuple[Sample, ...]:
-    """Exact maps of the beginnings of a few texts, spread evenly over the corpus."""
-    stride = max(1, len(pairs) // _SAMPLES)
-    chosen = pairs[::stride][:_SAMPLES]
-    return tuple(_samples(model, tokenizer, chosen, _SAMPLE_TOKENS, None))
-
-
-def sample_whole(
+def sample_texts(
     model: nn.Module,
     tokenizer: Any,
     pairs: Sequence[Pair],
-    first: Collection[Head] | None,
-    max_tokens: int | None = None,
-) -> tuple[Sample, ...]:
-    """The attention on whole texts, as far as the model's context reaches.
+    max_tokens: int,
+    first: Collection[Head] | None = None,
+) -> Iterator[Sample]:
+    """The attention on the beginning of each text that has a token.
 
     Args:
+        max_tokens: How many tokens of a text are shown.
         first: The heads whose pairs are kept for a long text; None is all.
-    Raises:
-        ArgumentError: there are more texts than a page shows.
     """
-    if len(pairs) > MAX_SHOWN:
-        raise ArgumentError(
-            f"study: {len(pairs)} texts to show. Give at most {MAX_SHOWN}; all other texts can be "
-            f"studied without being shown."
-        )
-    tokens = max_tokens or context_of(model, tokenizer)
-    return tuple(_samples(model, tokenizer, pairs, tokens, first))
+    for text, target in pairs:
+        pair = text.strip(), None if target is None else target.strip()
+        piece = beginning_of(tokenizer, pair, model, max_tokens)
+        if piece is not None:
+            yield sample_piece("study", model, tokenizer, piece, first)
 
 
 def heads_to_show_first(table: HeadTable) -> list[Head]:
@@ -111,20 +94,6 @@ def heads_to_show_first(table: HeadTable) -> list[Head]:
         farthest = np.fmax(farthest, distance if name != "distance" else 0)
     order = np.argsort(-farthest, kind="stable")[:_HEADS_WITH_PAIRS]
     return [table.heads[row] for row in order]
-
-
-def _samples(
-    model: nn.Module,
-    tokenizer: Any,
-    pairs: Sequence[Pair],
-    tokens: int,
-    first: Collection[Head] | None,
-) -> Iterator[Sample]:
-    for text, target in pairs:
-        pair = text.strip(), None if target is None else target.strip()
-        piece = beginning_of(tokenizer, pair, model, tokens)
-        if piece is not None:
-            yield sample_piece("study", model, tokenizer, piece, first)
 
 
 @torch.no_grad()
@@ -148,25 +117,19 @@ def sample_piece(
         if not is_long:
             weights = {head: watch.weights(head)[0].float().cpu().numpy() for head in heads}
             return Sample(source, weights, target)
-        shown = [head for head in heads if first is None or head in first]
-        sample = Sample(source, {}, target, {}, _received_by_layer(watch, heads))
-        sizes = {head: len(sample.side(sample.sides(head)[1])) for head in shown}
-        pairs = {head: _top_pairs(watch, head, min(_KEYS, sizes[head])) for head in shown}
+        # What each key receives, as a mean over the heads of a layer: it sums to 1 over the keys.
+        received: dict[tuple[str, int], np.ndarray] = {}
+        for head in heads:
+            place, given = (head.stack, head.layer), watch.received(head)[0].double().cpu().numpy()
+            received[place] = received.get(place, 0.0) + given
+        shares = {
+            place: (total / max(total.sum(), 1e-30)).astype(np.float32)
+            for place, total in received.items()
+        }
+        sample = Sample(source, {}, target, {}, shares)
+        pairs = {}
+        for head in heads if first is None else [head for head in heads if head in first]:
+            n_keys = len(sample.side(sample.sides(head)[1]))
+            keys, values = watch.top_keys(head, min(_KEYS, n_keys))
+            pairs[head] = TopPairs(keys[0].int().cpu().numpy(), values[0].float().cpu().numpy())
         return replace(sample, pairs=pairs)
-
-
-def _top_pairs(watch: Watch, head: Head, k: int) -> TopPairs:
-    keys, weights = watch.top_keys(head, k)
-    return TopPairs(keys[0].int().cpu().numpy(), weights[0].float().cpu().numpy())
-
-
-def _received_by_layer(watch: Watch, heads: Sequence[Head]) -> dict[tuple[str, int], np.ndarray]:
-    """What each key receives, as a mean over the heads of a layer: the sums to 1 over the keys."""
-    sums: dict[tuple[str, int], np.ndarray] = {}
-    for head in heads:
-        received = watch.received(head)[0].double().cpu().numpy()
-        place = head.stack, head.layer
-        sums[place] = sums[place] + received if place in sums else received
-    return {
-        place: (total / max(total.sum(), 1e-30)).astype(np.float32) for place, total in sums.items()
-    }

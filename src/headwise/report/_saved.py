@@ -5,7 +5,7 @@ raises for a value of the wrong form becomes an InputError with the path (`files
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -211,13 +211,13 @@ def _put_curves(curves: Curves, arrays: Arrays) -> Content:
 def _get_curves(content: Mapping[str, Any], arrays: Arrays) -> Curves:
     """The curves that `_put_curves` took apart."""
     removed = _get(arrays, "curves.removed", None, dtype=np.int64)
-
-    def by_name(kind: str, *shape: int | None) -> Arrays:
-        names = [typed(name, str) for name in content[kind]]
-        return {x: _get(arrays, f"curves.{kind}.{n}", *shape) for n, x in enumerate(names)}
-
-    losses = by_name("losses", None, len(removed), None)
-    scores = by_name("scores", None, len(removed))
+    losses, scores = (
+        {
+            name: _get(arrays, f"curves.{kind}.{number}", None, len(removed), *more)
+            for number, name in enumerate(_texts(content[kind]))
+        }
+        for kind, more in (("losses", [None]), ("scores", []))
+    )
     n_heads, compares = content["n_heads"], content["compares"]
     if type(n_heads) is not int or not isinstance(compares, bool) or not removed[-1] <= n_heads:
         raise ValueError(f"curves of {n_heads!r:.40} heads, compares {compares!r:.40}")
@@ -262,41 +262,40 @@ def _get_sample(
     weights: dict[Head, np.ndarray] = {}
     pairs: dict[Head, TopPairs] = {}
     received: dict[tuple[str, int], np.ndarray] = {}
-    for number, group in enumerate(_groups(content, "weights", heads)):
-        shape, name = _shape(text, group), f"{place}.weights.{number}"
-        stacked = _get(arrays, name, len(group), *shape, dtype=np.float32)
-        weights |= zip(group, stacked, strict=True)
-    for number, group in enumerate(_groups(content, "pairs", heads)):
-        queries, n_keys = _shape(text, group)
+    for name, group, queries, n_keys in _groups(content, "weights", heads, text):
+        shape = len(group), queries, n_keys
+        weights |= zip(
+            group, _get(arrays, f"{place}.{name}", *shape, dtype=np.float32), strict=True
+        )
+    for name, group, queries, n_keys in _groups(content, "pairs", heads, text):
+        number = name.partition(".")[2]
         keys = _get(arrays, f"{place}.keys.{number}", len(group), queries, None, dtype=np.int32)
-        shares = _get(arrays, f"{place}.pairs.{number}", *keys.shape, dtype=np.float32)
+        shares = _get(arrays, f"{place}.{name}", *keys.shape, dtype=np.float32)
         if not ((keys >= -1) & (keys < n_keys)).all():
             raise ValueError(f"{place}.keys.{number} holds positions beyond {n_keys} keys")
         pairs |= zip(group, map(TopPairs, keys, shares), strict=True)
-    for number, group in enumerate(_groups(content, "received", layers)):
-        n_keys = _shape(text, group)[1]
-        stacked = _get(arrays, f"{place}.received.{number}", len(group), n_keys, dtype=np.float32)
+    for name, group, _, n_keys in _groups(content, "received", layers, text):
+        stacked = _get(arrays, f"{place}.{name}", len(group), n_keys, dtype=np.float32)
         received |= zip([(head.stack, head.layer) for head in group], stacked, strict=True)
     return Sample(text.tokens, weights, text.targets, pairs, received)
 
 
-def _groups(content: Mapping[str, Any], kind: str, known: Iterable[Head]) -> list[list[Head]]:
+def _groups(
+    content: Mapping[str, Any], kind: str, known: Iterable[Head], text: Sample
+) -> Iterator[tuple[str, list[Head], int, int]]:
+    """Each group of heads whose arrays are stacked: its name, and how many queries and keys."""
     groups = [[Head.parse(name) for name in _texts(group)] for group in content.get(kind, [])]
     named = [head for group in groups for head in group]
     if len(set(named)) < len(named) or not set(named) <= set(known):
         raise ValueError(f"{kind} of heads that are repeated, or that the model does not have")
     if not all(groups):
         raise ValueError(f"{kind} of no head")
-    return groups
-
-
-def _shape(text: Sample, heads: Sequence[Head]) -> tuple[int, int]:
-    """The number of queries and keys of heads that attend between the same texts."""
-    shapes = {tuple(len(text.side(side)) for side in text.sides(head)) for head in heads}
-    if len(shapes) > 1:
-        raise ValueError(f"maps of one shape for heads of several: {sorted(shapes)}")
-    queries, keys = shapes.pop()
-    return queries, keys
+    for number, group in enumerate(groups):
+        shapes = {tuple(len(text.side(side)) for side in text.sides(head)) for head in group}
+        if len(shapes) > 1:
+            raise ValueError(f"maps of one shape for heads of several: {sorted(shapes)}")
+        queries, keys = shapes.pop()
+        yield f"{kind}.{number}", group, queries, keys
 
 
 def _put(arrays: Arrays, name: str, array: Any, dtype: type = np.float64) -> None:

@@ -9,23 +9,29 @@ from torch import nn
 
 from headwise._evaluation import in_evaluation
 from headwise._progress import Progress, shows_progress
-from headwise.corpora import (
-    EOS,
-    RELATIONS,
-    Texts,
-    annotate,
-    choices,
-    relations,
-)
+from headwise.corpora import EOS, RELATIONS, Texts, annotate, choices, relations
+from headwise.errors import ArgumentError
 from headwise.lab import Trained
 from headwise.models import check_model, without_compiler
-from headwise.models.texts import as_pieces, check_reads_text, token_classes, tokenizer_of
-from headwise.report._passes import by_whole_text, owners_of, pairs_for, sizes_of, watch_pieces
-from headwise.report._samples import heads_to_show_first, sample_beginnings, sample_whole
+from headwise.models.texts import (
+    as_pieces,
+    check_reads_text,
+    context_of,
+    iter_pieces,
+    token_classes,
+    tokenizer_of,
+)
+from headwise.report._passes import by_whole_text, pairs_for, sizes_of, watch_pieces
+from headwise.report._samples import heads_to_show_first, sample_texts
 from headwise.report._study import Study
 from headwise.roles import Roles, agreement, find_roles, repetition, translation
 from headwise.tables import HeadTable
 from headwise.watch import Relation, Request
+
+# The beginnings of this many texts are shown, each of this many tokens.
+_SAMPLES, _SAMPLE_TOKENS = 3, 24
+# Texts chosen by a reader are shown whole, and so many are enough for one page.
+_MOST_SHOWN = 48
 
 
 @dataclass(frozen=True)
@@ -104,13 +110,21 @@ def study(
     with in_evaluation(model):
         table = watch_pieces(model, pieces, request, on_progress)
         if request.per_text and len(pieces) > len(pairs):
-            table = by_whole_text(table, owners_of(tokenizer, pairs, model, max_tokens))
-        if show is None:
-            samples = sample_beginnings(model, tokenizer, pairs)
+            per_text = (iter_pieces(tokenizer, [pair], model, max_tokens) for pair in pairs)
+            owners = [number for number, each in enumerate(per_text) for _ in each]
+            table = by_whole_text(table, owners)
+        if show is None:  # texts spread evenly over the corpus
+            shown, n_tokens = pairs[:: max(1, len(pairs) // _SAMPLES)][:_SAMPLES], _SAMPLE_TOKENS
         else:
-            first = None if full else heads_to_show_first(table)
             shown = pairs_for("study", model, show)
-            samples = sample_whole(model, tokenizer, shown, first, max_tokens)
+            n_tokens = max_tokens or context_of(model, tokenizer)
+        if len(shown) > _MOST_SHOWN:
+            raise ArgumentError(
+                f"study: {len(shown)} texts to show. Give at most {_MOST_SHOWN}; all other texts "
+                f"can be studied without being shown."
+            )
+        first = None if full else heads_to_show_first(table)
+        samples = tuple(sample_texts(model, tokenizer, shown, n_tokens, first))
     return Study(
         title=about.title or type(model).__name__,
         model=_facts(model, table),

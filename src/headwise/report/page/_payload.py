@@ -1,23 +1,32 @@
-"""The numbers that the page's script reads: rounded, and without what would make it too large."""
+"""The data that the page's script reads, without what would make the page too large.
 
+Numbers are rounded. Attention on texts is packed as bytes: exact maps of short texts, and the
+strongest pairs of long ones.
+"""
+
+import base64
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from headwise.report._samples import Sample
+from headwise.report._samples import Sample, Side, TopPairs
 from headwise.report._study_data import StudyData
-from headwise.report.page._packing import pack_samples
 from headwise.report.page._role_table import roles_of_heads
-from headwise.report.page._visible_text import visible
+from headwise.report.page._visible_text import visible, visible_token
 from headwise.tables import STATISTICS, Head, statistic_label
 
 # The most bytes of a page, unless all is wanted.
 MAX_BYTES = 4_900_000
+# Characters of a token on the page: more would not fit on a line.
+_TOKEN_LENGTH = 60
+_BYTE = 255
 
 Payload = dict[str, Any]
+Packed = list[Any]  # the peak and the bytes in base64
 
 
 def payload(study: StudyData, max_bytes: int | None = MAX_BYTES) -> Payload:
@@ -41,7 +50,7 @@ def payload(study: StudyData, max_bytes: int | None = MAX_BYTES) -> Payload:
         "samples": [],
         "left_out": 0,
     }
-    bytes_left = None if max_bytes is None else max_bytes - len(as_json(data))
+    bytes_left = math.inf if max_bytes is None else float(max_bytes - len(as_json(data)))
     data["samples"] = pack_samples(study.samples, heads, order, bytes_left)
     data["left_out"] = len(study.samples) - len(data["samples"])
     return data
@@ -51,7 +60,7 @@ def look_payload(sample: Sample, max_bytes: int) -> Payload:
     """The data of a page that shows one text alone: no statistics, no roles."""
     heads = list(sample.weights or sample.pairs)
     nothing = {"statistics": [], "findings": [], "start": 0, "roles": None, "importance": None}
-    samples = pack_samples((sample,), heads, heads, max_bytes)
+    samples = pack_samples((sample,), heads, heads, float(max_bytes))
     return {**addresses(heads), **nothing, "samples": samples, "left_out": 0}
 
 
@@ -131,3 +140,143 @@ def _rounded(column: Float[np.ndarray, " N"], digits: int = 5) -> list[float | i
 def _shared(column: list[float | int | None]) -> list[float | int | None] | float | int | None:
     """The column, or its one value if all heads share it."""
     return column[0] if len(column) > 1 and len(set(column)) == 1 else column
+
+
+def pack_samples(
+    samples: Sequence[Sample],
+    heads: Sequence[Head],
+    order: Sequence[Head],
+    max_bytes: float,
+) -> list[Payload]:
+    """The samples as the page reads them, as far as they fit.
+
+    Every text has an equal share of the remaining bytes. Within it the tokens come first, then what
+    the keys of each layer receive, then heads in `order`. A text whose tokens do not fit ends the
+    list.
+
+    Args:
+        heads: All heads in the order of the page, which refers to them by position.
+        max_bytes: How large all samples may be together.
+    """
+    place = {head: str(index) for index, head in enumerate(heads)}
+    packed: list[Payload] = []
+    for index, sample in enumerate(samples):
+        share = max_bytes / (len(samples) - index)
+        data = _pack(sample, heads, share)
+        if data is None:
+            break
+        _add_heads(data, sample, order, place, share - _size(data))
+        max_bytes -= _size(data)
+        packed.append(data)
+    return packed
+
+
+def _pack(sample: Sample, heads: Sequence[Head], max_bytes: float) -> Payload | None:
+    """The tokens and what each layer's keys receive; None if not even the tokens fit.
+
+    A view shows the queries of one text as rows and the keys of the same or another text as
+    columns. `cells` has a row for each query and a character for each key: `.` is not visible,
+    `1` is the only visible key, `+` is one of several; a long text has no cells. Maps hold the
+    `+` cells only, each as a byte that counts 255ths of the head's peak.
+    """
+    sides = {head.stack: sample.sides(head) for head in heads}
+    views = list(dict.fromkeys(sides.values()))
+    data: Payload = {
+        "tokens": [_shown(token) for token in sample.tokens],
+        "targets": [_shown(token) for token in sample.targets],
+        "views": [
+            {"sides": [*pair], "cells": _cell_rows(sample, *pair) if sample.weights else None}
+            for pair in views
+        ],
+        "view": {stack: views.index(pair) for stack, pair in sides.items()},
+        "maps": {},
+        "pairs": {},
+        "received": {},
+        "missing": 0,
+    }
+    if _size(data) > max_bytes:
+        return None
+    received = {
+        f"{stack} {layer}": _bytes_of(values) for (stack, layer), values in sample.received.items()
+    }
+    if _size(data) + len(json.dumps(received)) < max_bytes / 2:
+        data["received"] = received
+    return data
+
+
+def _add_heads(
+    data: Payload,
+    sample: Sample,
+    order: Sequence[Head],
+    place: Mapping[Head, str],
+    room: float,
+) -> None:
+    """Add the maps or the pairs of the heads, as far as they fit."""
+    stored = {
+        tuple(view["sides"]): np.array([[*row] for row in view["cells"]]) == "+"
+        for view in data["views"]
+        if view["cells"]
+    }
+    for head in order:
+        weights, cells = sample.weights.get(head), stored.get(sample.sides(head))
+        content = None
+        if weights is None:
+            content = _pair_bytes(sample.pairs.get(head))
+        elif cells is not None and weights.shape == cells.shape and np.isfinite(weights).all():
+            content = _bytes_of(weights[cells])
+        if content is None:
+            continue
+        size = len(place[head]) + len(content[1]) + 24
+        if size > room:
+            data["missing"] += 1
+            continue
+        room -= size
+        data["pairs" if weights is None else "maps"][place[head]] = content
+    if not sample.weights:  # heads whose pairs were not even recorded
+        data["missing"] = len(order) - len(data["pairs"])
+
+
+def _shown(token: str) -> str:
+    """The token made visible; the middle of a very long one is left out."""
+    if len(token) > _TOKEN_LENGTH:
+        half = _TOKEN_LENGTH // 2
+        return f"{visible_token(token[:half])}…{visible_token(token[-half:])}"
+    return visible_token(token)
+
+
+def _cell_rows(sample: Sample, queries: Side, keys: Side) -> list[str]:
+    """Which keys each query sees, and whether it sees more than one."""
+    shape = len(sample.side(queries)), len(sample.side(keys))
+    visible_keys = np.zeros(shape, dtype=bool)
+    for head, weights in sample.weights.items():
+        # One head may give no weight to a visible key, so all heads are combined.
+        if sample.sides(head) == (queries, keys) and weights.shape == shape:
+            visible_keys |= weights > 0
+    only_key = visible_keys.sum(1, keepdims=True) == 1
+    return ["".join(row) for row in np.where(visible_keys, np.where(only_key, "1", "+"), ".")]
+
+
+def _bytes_of(values: Float[np.ndarray, "..."]) -> Packed:
+    peak, levels = _levels(values)
+    return [peak, base64.b64encode(levels.tobytes()).decode("ascii")]
+
+
+def _pair_bytes(pairs: TopPairs | None) -> Packed | None:
+    """All keys as 16-bit numbers, little-endian, then all weights as bytes; no key has weight 0."""
+    if pairs is None or not np.isfinite(pairs.weights).all() or pairs.keys.max(initial=0) >> 16:
+        return None
+    peak, levels = _levels(np.where(pairs.keys < 0, 0, pairs.weights))
+    keys = np.where(pairs.keys < 0, 0, pairs.keys).astype("<u2")
+    return [peak, base64.b64encode(keys.tobytes() + levels.tobytes()).decode("ascii")]
+
+
+def _levels(values: Float[np.ndarray, "..."]) -> tuple[float, np.ndarray]:
+    values = values.astype(np.float64)
+    # Rounded first, so that the page multiplies by exactly the number divided by here; rounded
+    # up, so that no weight exceeds 255.
+    peak = float(np.ceil(values.max(initial=0.0) * 1e6) / 1e6) or 1.0
+    return peak, np.rint(values / peak * _BYTE).astype(np.uint8)
+
+
+def _size(data: Payload) -> int:
+    return len(json.dumps(data, separators=(",", ":")))
