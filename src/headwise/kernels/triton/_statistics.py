@@ -418,10 +418,11 @@ def _write_outputs(t, queries, sums):
         tl.store(t.class_mass + place, sums.classes * weight[:, None], mask=inside)
         tl.store(t.class_keys + place, sums.members, mask=inside)
     if t.keys is not None:
-        # The logits of single keys are computed again: few, at arbitrary places.
+        # The logits of single keys are computed again: few, at arbitrary places. The loop has names
+        # of its own, since Triton carries every known name through it, in one shape.
         for n in range(t.N):
-            place = (queries.b * t.T + queries.rows) * t.N + n
-            logits, seen = single_logits(t, queries, tl.load(t.keys + place, mask=real, other=-1))
+            key = tl.load(t.keys + (queries.b * t.T + queries.rows) * t.N + n, mask=real, other=-1)
+            logits, is_seen = single_logits(t, queries, key)
             mass = tl.exp2(logits - tl.where(none, 0.0, peak)) / total
             tl.store(t.key_mass + row * t.N + n, mass, mask=real)
-            tl.store(t.key_seen + row * t.N + n, seen.to(tl.uint8), mask=real)
+            tl.store(t.key_seen + row * t.N + n, is_seen.to(tl.uint8), mask=real)
