@@ -142,7 +142,7 @@ def test_an_operator_checks_its_arguments() -> None:
         ArgumentError, match=r"q is torch\.float64\. The kernel takes torch\.float32"
     ):
         attention(Q.double(), Q.double(), Q.double(), False, *Lowered())
-    with pytest.raises(ShapeError, match=r"shapes \(2, 5, 4\), .*Give batch, heads"):
+    with pytest.raises(ShapeError, match=r"q \(2, 5, 4\), .*Give four axes"):
         attention(Q[0], Q[0], Q[0], False, *Lowered())
     nowhere = torch.tensor([[torch.nan, 1e30]])
     assert attention(Q, Q, Q + 1, False, *Lowered(key_range=nowhere))[0].isfinite().all()
@@ -151,9 +151,9 @@ def test_an_operator_checks_its_arguments() -> None:
 def test_sizes_that_do_not_fit_together() -> None:
     with pytest.raises(ShapeError, match="3 query heads cannot share 2 key/value heads"):
         compute_heads(torch.zeros(1, 3, 5, 4), Q, Q, Lowered())
-    with pytest.raises(ShapeError, match=r"k has shape \(1, 2, 5, 6\) instead of \(1, 2, 5, 4\)"):
+    with pytest.raises(ShapeError, match=r"do not fit .*k \(1, 2, 5, 6\), v \(1, 2, 5, 4\)"):
         compute_heads(Q, torch.zeros(1, 2, 5, 6), Q, Lowered())
-    with pytest.raises(ShapeError, match=r"v has shape \(3, 2, 5, 4\) instead of \(1, 2, 5, 4\)"):
+    with pytest.raises(ShapeError, match=r"do not fit .*v \(3, 2, 5, 4\)"):
         compute_heads(Q, Q, torch.zeros(3, 2, 5, 4), Lowered())
     with pytest.raises(ShapeError, match="documents of 4 keys for 5 queries"):
         compute_heads(Q, Q[:, :, :4], Q[:, :, :4], Lowered(documents=torch.zeros(1, 4).long()))

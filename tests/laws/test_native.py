@@ -23,7 +23,7 @@ from headwise import _library, masks, reference
 from headwise._library import BUILT, LAYOUT, SETS, layout_of, library, open_library
 from headwise.kernels import AttentionRule, RowRequest, attend, make_rule, row_statistics
 from headwise.kernels._rule import Lowered
-from headwise.kernels.native._problem import MOST_TOKENS, check_sizes, compute_heads, reach
+from headwise.kernels.native._problem import MOST_TOKENS, check_counts, compute_heads, reach
 from headwise.layer import ALiBi
 from headwise.layer._biases import PositionedBias
 from strategies import Problem, problems, seeds
@@ -446,10 +446,10 @@ def test_large_masks_of_unknown_rules_use_blocks_of_rows() -> None:
 @pytest.mark.parametrize("T", [2**31 - 2**10 - 5, 2**31, 2**32 + 3])
 def test_lengths_beyond_the_counter_of_a_lane_are_refused(T: int) -> None:
     with pytest.raises(ValueError, match=f"{T} queries and 6 keys"):
-        check_sizes((1, 1, T, 4), (1, 1, 6, 4), (1, 1, 6, 4))
-    check_sizes((2, 3, MOST_TOKENS - 6, 64), (2, 3, 6, 64), (2, 3, 6, 64))
+        check_counts((1, 1, T, 4), (1, 1, 6, 4), (1, 1, 6, 4))
+    check_counts((2, 3, MOST_TOKENS - 6, 64), (2, 3, 6, 64), (2, 3, 6, 64))
     with pytest.raises(ValueError, match="too large to be counted"):
-        check_sizes((2**30, 2**30, 1, 1), (2**30, 1, 6, 1), (2**30, 1, 6, 1))
+        check_counts((2**30, 2**30, 1, 1), (2**30, 1, 6, 1), (2**30, 1, 6, 1))
 
 
 @pytest.mark.parametrize("steps", [2**31 - 1, 2**31, 2**32 + 8])

@@ -25,6 +25,7 @@ from headwise.kernels._contract import (
     Named,
     RowRequest,
     RowStatistics,
+    check_sizes,
     compute_guarded,
 )
 from headwise.kernels._fused import FUSED
@@ -288,25 +289,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise ArgumentError(f"attend: {name} of {kind}. Give tensors of floats.")
-    if not q.ndim == k.ndim == v.ndim == 4:
-        raise ShapeError(
-            f"attend: {_shapes(q, k, v)}. Give four axes each: batch, heads, tokens, width."
-        )
-    H, Hkv = q.shape[1], k.shape[1]
-    if 0 in (H, Hkv, q.shape[3]):
-        raise ShapeError(
-            f"attend: {_shapes(q, k, v)}. Give at least one head, and a width of at least 1."
-        )
-    if H % Hkv:
-        raise ShapeError(
-            f"attend: {H} query heads cannot share {Hkv} key/value heads evenly "
-            f"({_shapes(q, k, v)}). Make H a multiple of Hkv."
-        )
-    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise ShapeError(
-            f"attend: sizes do not fit ({_shapes(q, k, v)}). Queries and keys share batch and "
-            f"width, keys and values share batch, heads and length."
-        )
+    check_sizes(q, k, v)
     if not 0.0 <= dropout_p < 1.0:
         raise ArgumentError(f"attend: dropout_p={dropout_p}. Give a share from 0 up to 1.")
     if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
@@ -314,10 +297,6 @@ def _check(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:
             f"{n} {x.dtype} on {x.device}" for n, x in zip("qkv", (q, k, v), strict=True)
         )
         raise ArgumentError(f"attend: {kinds}. Bring them to one dtype and device.")
-
-
-def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
-    return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
 
 
 def _check_request(request: RowRequest, q: Tensor, k: Tensor) -> None:

@@ -17,6 +17,7 @@ from headwise._torch_private import (
     needs_gradient,
     under_autocast,
 )
+from headwise.errors import ShapeError
 from headwise.kernels._rule import AttentionRule
 from headwise.masks.tiles import Tile
 
@@ -218,6 +219,30 @@ class AttentionKernel(ABC):
     def statistics(self, problem: AttentionProblem, request: RowRequest) -> RowStatistics:
         """Statistics of the weights of every row."""
         raise NotImplementedError
+
+
+def check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Refuse queries, keys and values whose sizes do not fit together.
+
+    Raises:
+        ShapeError: they have other axes, no head, or sizes that differ.
+    """
+    listed = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if not q.ndim == k.ndim == v.ndim == 4:
+        raise ShapeError(f"attend: {listed}. Give four axes each: batch, heads, tokens, width.")
+    H, Hkv = q.shape[1], k.shape[1]
+    if 0 in (H, Hkv, q.shape[3]):
+        raise ShapeError(f"attend: {listed}. Give at least one head, and a width of at least 1.")
+    if H % Hkv:
+        raise ShapeError(
+            f"attend: {H} query heads cannot share {Hkv} key/value heads evenly "
+            f"({listed}). Make H a multiple of Hkv."
+        )
+    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise ShapeError(
+            f"attend: sizes do not fit ({listed}). Queries and keys share batch and "
+            f"width, keys and values share batch, heads and length."
+        )
 
 
 def why_no_gradients_or_dropout(problem: AttentionProblem) -> str | None:

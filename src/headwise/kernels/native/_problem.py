@@ -26,6 +26,7 @@ from headwise.kernels._contract import (
     Named,
     RowRequest,
     RowStatistics,
+    check_sizes,
     guard_nonfinite,
 )
 from headwise.kernels._rule import AttentionRule, Lowered, check_rule, lower
@@ -65,7 +66,8 @@ class NativeProblem:
         if q.dtype not in DTYPES:
             names = ", ".join(map(str, DTYPES))
             raise ArgumentError(f"native: q is {q.dtype}. The kernel takes {names}.")
-        check_sizes(q.shape, k.shape, v.shape)
+        check_sizes(q, k, v)
+        check_counts(q.shape, k.shape, v.shape)
         (B, H, T, D), (_, Hkv, S, Dv) = q.shape, v.shape
         self.fields = Problem(
             dtype=DTYPES[q.dtype], B=B, H=H, Hkv=Hkv, T=T, S=S, D=D, Dv=Dv, packed=packed
@@ -140,24 +142,13 @@ def n_threads(problem: Problem) -> int:
     return min(torch.get_num_threads(), _threads["most"]) if size >= least else 1
 
 
-def check_sizes(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> None:
-    """Refuse sizes that do not fit together, or not into the integers of the kernel.
+def check_counts(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> None:
+    """Refuse sizes that do not fit into the integers of the kernel.
 
     Raises:
-        ShapeError: there are too many tokens, an array would be too large, or sizes differ.
+        ShapeError: there are too many tokens, or an array would be too large.
     """
-    if not len(q) == len(k) == len(v) == 4:
-        listed = ", ".join(str(tuple(shape)) for shape in (q, k, v))
-        raise ShapeError(f"native: shapes {listed}. Give batch, heads, tokens and width of each.")
-    (B, H, T, D), (_, Hkv, S, Dv) = q, v
-    if Hkv < 1 or H % Hkv:
-        raise ShapeError(
-            f"native: {H} query heads cannot share {Hkv} key/value heads evenly. "
-            f"Make H a multiple of Hkv."
-        )
-    for name, shape, fitting in (("k", k, (B, Hkv, S, D)), ("v", v, (B, Hkv, S, Dv))):
-        if shape != fitting:
-            raise ShapeError(f"native: {name} has shape {tuple(shape)} instead of {fitting}.")
+    T, S = q[2], k[2]
     if T + S > MOST_TOKENS:
         raise ShapeError(
             f"native: {T} queries and {S} keys are more than {MOST_TOKENS} together. "

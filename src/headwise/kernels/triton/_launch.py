@@ -129,16 +129,14 @@ def tiles_for(width: int, task: Fields) -> Tiles:
     elif width <= 64 or (width <= 128 and task["heads"] is None):
         tiles = Tiles(128, 64, 4, 3)
     else:
-        stages = 3 if _has_room(task["q"]) else 2
+        # Whether a multiprocessor of this GPU has 128 KB of shared memory and more.
+        rooms, q = ((8, 0), (9, 0), (10, 0)), task["q"]
+        has_room = q.is_cuda and torch.cuda.get_device_capability(q.device) in rooms
+        stages = 3 if has_room else 2
         tiles = Tiles(128, 64, 8, stages) if width <= 128 else Tiles(64, 32, 8, 2)
     # Tiles of masks and biases are as large as those of logits: one at a time.
     adds = task["mask"] is not None or task["bias"] is not None
     return tiles._replace(stages=1) if adds else tiles
-
-
-def _has_room(q: torch.Tensor) -> bool:
-    """Whether a multiprocessor of this GPU has 128 KB of shared memory and more."""
-    return q.is_cuda and torch.cuda.get_device_capability(q.device) in ((8, 0), (9, 0), (10, 0))
 
 
 def launch(fields: Fields) -> None:
