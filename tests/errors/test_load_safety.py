@@ -3,18 +3,36 @@
 import json
 import os
 import pickle
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
+import huggingface_hub as hub
 import pytest
 import torch
 import transformers
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from torch import nn
 
+import headwise as hw
 from folders import write_llama
-from headwise.errors import InputError
+from headwise._size_limits import StoredSize, limit_model_size
+from headwise._tensors import read_tensors, write_tensors
+from headwise.corpora import Grammar
+from headwise.errors import InputError, OutputError
+from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer, save
+from headwise.layer import MultiHeadAttention
 from headwise.models import load, load_tokenizer
+from headwise.models.checkpoints import write_layer
 
 WORDS = ("<unk>", "<s>", "</s>", "cats", "sleep")
 INDEX = "model.safetensors.index.json"
@@ -282,3 +300,319 @@ def test_adapters_and_tokenizers_in_the_cache_are_checked(cached: Path) -> None:
     (cached / "adapter_config.json").write_text('{"base_model_name_or_path": "mine/other"}')
     with pytest.raises(InputError, match=r"an adapter \(None\) of 'mine/other', which load does"):
         load("mine/llama")
+
+
+# A configuration of a far larger model than its weights is refused before memory is used.
+
+
+SIZES = {"num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 2}
+SIZES |= {"vocab_size": 13, "hidden_size": 8, "max_position_embeddings": 20}
+# The most memory a refused model may use beyond a tiny one, in bytes.
+SPARE = 2**28
+HUGE = [20_000, 2**31, 10**9, 10**30]
+
+
+def _mini_gpt(folder: Path) -> Path:
+    tokenizer = make_tokenizer(Grammar().vocabulary)
+    config = MiniGPTConfig(len(Grammar().vocabulary), context=7, d_model=6, n_heads=2)
+    return save(MiniGPT(config), tokenizer, folder) / "headwise.json"
+
+
+def _layer(folder: Path) -> Path:
+    folder.mkdir()
+    write_layer(MultiHeadAttention(8, 2), folder)
+    return folder / "headwise.json"
+
+
+def _llama(folder: Path) -> Path:
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).save_pretrained(folder)
+    return folder / "config.json"
+
+
+def _gpt2(folder: Path) -> Path:
+    config = transformers.GPT2Config(vocab_size=13, n_positions=20, n_embd=8, n_layer=2, n_head=2)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder / "config.json"
+
+
+def _bert(folder: Path) -> Path:
+    transformers.BertModel(transformers.BertConfig(**SIZES)).save_pretrained(folder)
+    return folder / "config.json"
+
+
+def _smaller(folder: Path) -> Path:
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+    hw.save(hw.prune(model, (0, 1)), folder, format="headwise")
+    return folder / "headwise.json"
+
+
+WRITERS = {
+    "bert": _bert, "gpt2": _gpt2, "layer": _layer, "llama": _llama, "mini": _mini_gpt,
+    "smaller": _smaller,
+}  # fmt: skip
+
+
+def _numbers(content: Any, where: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths of numbers in a JSON file that are neither tokens nor flags."""
+    if type(content) is int:
+        return [where]
+    entries: list[tuple[Any, Any]] = []
+    if isinstance(content, dict):
+        entries = [(key, x) for key, x in content.items() if not key.endswith("token_id")]
+    elif isinstance(content, list):
+        entries = list(enumerate(content))
+    return [place for key, x in entries for place in _numbers(x, (*where, key))]
+
+
+def _set(path: Path, where: tuple[Any, ...], value: Any) -> None:
+    whole = json.loads(path.read_text("utf-8"))
+    content = whole
+    for key in where[:-1]:
+        content = content[key]
+    content[where[-1]] = value
+    path.write_text(json.dumps(whole), "utf-8")
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder of each kind that has been loaded once."""
+    folder = tmp_path_factory.mktemp("whole")
+    paths = {name: write(folder / name) for name, write in WRITERS.items()}
+    for path in paths.values():
+        load(path.parent)
+    return paths
+
+
+@given(st.data())
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_number_in_a_configuration_allocates_memory(
+    whole: dict[str, Path], data: st.DataObject
+) -> None:
+    path = whole[data.draw(st.sampled_from(sorted(whole)))]
+    text = path.read_text("utf-8")
+    where = data.draw(st.sampled_from(_numbers(json.loads(text))))
+    before = _peak()
+    try:
+        _set(path, where, data.draw(st.sampled_from(HUGE)))
+        load(path.parent)
+    except InputError as error:
+        assert str(error).startswith("load: ")  # noqa: PT017
+    finally:
+        path.write_text(text, "utf-8")
+    assert _peak() - before < SPARE, where
+
+
+@pytest.mark.parametrize(
+    ("write", "where", "value", "says"),
+    [
+        (
+            _mini_gpt,
+            ("config", "d_model"),
+            20_000,
+            r"more than [\d,]+ parameters, but its weight f",
+        ),
+        (_mini_gpt, ("config", "n_layers"), 10**9, r"more than [\d,]+ modules"),
+        (_mini_gpt, ("config", "context"), 10**12, r"more than [\d,]+ parameters"),
+        (_layer, ("config", "d_model"), 20_000, r"out_proj\.weight is \(8, 8\) but its sizes"),
+        (_layer, ("config", "head_dim"), 10**7, r"more than [\d,]+ parameters"),
+        (_llama, ("vocab_size",), 10**8, r"more than [\d,]+ parameters"),
+        (_llama, ("num_hidden_layers",), 10**9, r"config\.json has num_hidden_layers=1000000000"),
+        (_llama, ("num_hidden_layers",), 5000, r"has num_hidden_layers=5000|more than [\d,]+ modu"),
+        (_gpt2, ("n_positions",), 10**8, r"more than [\d,]+ parameters"),
+        (_bert, ("intermediate_size",), 10**9, r"more than [\d,]+ parameters"),
+    ],
+)
+def test_a_far_larger_model_is_refused_by_name(
+    write: Callable[[Path], Path], where: tuple[str, ...], value: int, says: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "model")
+    _set(path, where, value)
+    with pytest.raises(InputError, match=says):
+        load(tmp_path / "model")
+
+
+def test_lists_of_a_configuration_are_counted_too(tmp_path: Path) -> None:
+    path = _bert(tmp_path / "model")
+    content = json.loads(path.read_text()) | {"vision": {"depths": [2, 10**9, 2]}}
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="has depths=1000000000, but the weight files hold"):
+        load(tmp_path / "model")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["mini", "llama"])
+def test_a_fresh_process_takes_little_memory(name: str, tmp_path: Path) -> None:
+    path = WRITERS[name](tmp_path / "model")
+    code = (
+        "import resource, sys; from headwise.models import load\n"
+        "from headwise.errors import InputError\n"
+        "import transformers.models.llama.modeling_llama\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try: load(sys.argv[1])\n"
+        "except InputError: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    _set(path, ("config", "d_model") if name == "mini" else ("hidden_size",), 20_000)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path.parent)], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) * 1024 < SPARE
+
+
+# The limit itself.
+
+
+def test_the_limit_leaves_no_hook() -> None:
+    stored = StoredSize(1, 1)
+    with pytest.raises(InputError, match="of here describes"), limit_model_size(stored, "here"):
+        nn.Linear(2**13, 2**13, device="meta")
+    assert nn.Linear(2**13, 2**13, device="meta").in_features == 2**13
+
+
+def test_buffers_are_counted_in_bytes() -> None:
+    mask = torch.empty(2**15, 2**15, dtype=torch.bool, device="meta")
+    says = r"more than 536,870,976 bytes of buffers, but its weight files hold 1 weights in 1 tens"
+    with pytest.raises(InputError, match=says), limit_model_size(StoredSize(1, 1), "here"):
+        nn.Module().register_buffer("mask", mask)
+
+
+def test_other_threads_are_not_limited() -> None:
+    layers: list[nn.Module] = []
+    with limit_model_size(StoredSize(1, 1), "here"):
+        thread = threading.Thread(
+            target=lambda: layers.append(nn.Linear(2**13, 2**13, device="meta"))
+        )
+        thread.start()
+        thread.join()
+    assert len(layers) == 1
+
+
+def test_a_replaced_weight_counts_once() -> None:
+    layer = nn.Linear(2**11, 2**11, device="meta")
+    with limit_model_size(StoredSize(1, 1), "here"):
+        for _ in range(9):
+            layer.weight = nn.Parameter(torch.empty(2**11, 2**11, device="meta"))
+    assert layer.weight.is_meta
+
+
+# A hub that cannot be reached, or does not have the name, is reported at once.
+
+
+ANSWER = SimpleNamespace(headers={}, request=None)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError("Name or service not known"), r"bert-bose is neither.*Name or service not known"),
+        (RepositoryNotFoundError("404 no such thing", response=ANSWER), "bert-bose.*404 no"),
+    ],
+)
+def test_an_unreachable_name_is_refused_after_one_request(
+    error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = []
+
+    def ask(url: str, **_: object) -> None:
+        requests.append(url)
+        raise error
+
+    monkeypatch.setattr(hub, "is_offline_mode", lambda: False)
+    monkeypatch.setattr(hub, "get_hf_file_metadata", ask)
+    with pytest.raises(InputError, match=message):
+        load("bert-bose")
+    assert len(requests) == 1
+
+
+def test_a_busy_hub_is_left_to_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(*_: object, **__: object) -> None:
+        raise HfHubHTTPError("503 come back", response=ANSWER)
+
+    monkeypatch.setattr(hub, "is_offline_mode", lambda: False)
+    monkeypatch.setattr(hub, "get_hf_file_metadata", busy)
+    # The client itself is offline in tests, and raises its own error.
+    with pytest.raises(InputError, match=r"bert-bose is neither a folder nor a reachable hub"):
+        load("bert-bose")
+
+
+def test_offline_no_request_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "is_offline_mode", lambda: True)
+    monkeypatch.setattr(hub, "get_hf_file_metadata", pytest.fail)
+    with pytest.raises(InputError, match="bert-bose is neither"):
+        load("bert-bose")
+
+
+# A safetensors file is distinguished from a pickle by its header, not its first bytes.
+
+
+# The first bytes of a pickle of protocol 2 to 5, as the length of a header.
+STARTS = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+# b"PK\x03\x04" is a header of 67 MB, which no model has.
+
+
+def _write(path: Path, length: int) -> None:
+    """A file of one tensor whose header has this length."""
+    header = json.dumps({"w": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}}).encode()
+    path.write_bytes(length.to_bytes(8, "little") + header.ljust(length) + b"\1\2\3")
+
+
+def _lengths() -> list[int]:
+    return [n for n in range(70, 70_000) if n.to_bytes(8, "little").startswith(STARTS)]
+
+
+def test_headers_whose_length_begins_like_a_pickle_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    lengths = _lengths()
+    # Every length with these two bytes is below 2¹⁶, or has the same two again above it.
+    lengths += [n + (k << 16) for n in lengths[:4] for k in (1, 2, 5)]
+    assert len(lengths) >= 4
+    for length in lengths:
+        _write(path, length)
+        assert read_tensors(path)["w"].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("length", [640, 896, 1152, 1408])
+def test_files_we_write_with_such_a_header_are_read(length: int, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    for n in range(length):
+        write_tensors({"w": torch.arange(3.0)}, path, {"about": "x" * n})
+        size = int.from_bytes(path.read_bytes()[:8], "little")
+        if size >= length:
+            break
+    assert size == length
+    assert path.read_bytes().startswith(length.to_bytes(2, "little"))
+    assert read_tensors(path)["w"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("length", [640, 1280])
+def test_a_truncated_file_is_no_pickle(length: int, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    _write(path, length)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(InputError, match=r"model\.safetensors is not a complete safetensors file"):
+        read_tensors(path)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("content", [{}, [], {"w": [0.0]}, "x" * 600])
+def test_a_pickle_is_reported_as_one(protocol: int, content: object, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(pickle.dumps(content, protocol))
+    with pytest.raises(InputError, match=r"model\.safetensors is a pickle, .* can run code"):
+        read_tensors(path)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_files_of_torch_save_are_reported_as_pickles(zipped: bool, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    torch.save({"w": torch.zeros(3)}, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(InputError, match=r"model\.safetensors is a pickle, .* can run code"):
+        read_tensors(path)
+
+
+def test_a_folder_that_takes_no_tensors(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"cannot take the weights .*Free some space"):
+        write_tensors({"w": torch.zeros(3)}, tmp_path / "nowhere" / "model.safetensors")

@@ -1,14 +1,19 @@
 """What a monitor cannot do is refused by name."""
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import peft
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+import zoo
+from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.layer import MultiHeadAttention
-from headwise.monitor import Above, Below, HeadMonitor
+from headwise.monitor import Above, Below, HeadMonitor, QKClip
 
 X = torch.zeros(1, 3, 4)
 
@@ -134,3 +139,236 @@ def test_a_call_that_cannot_be_read_is_refused_and_leaves_nothing() -> None:
         model(X, X, X)
     assert not model._forward_pre_hooks
     assert not model._forward_hooks
+
+
+# What QK-clip refuses: by name, and before a weight has changed.
+
+
+WIDE = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+
+
+def _monitor(model: nn.Module | None = None, **options: Any) -> HeadMonitor:
+    return HeadMonitor(model or MultiHeadAttention(8, 2), 1, **options)
+
+
+@pytest.mark.parametrize("bar", [0, -1.0, float("nan"), float("inf"), True, "100", None])
+def test_the_bar_is_a_positive_number(bar: Any) -> None:
+    with (
+        _monitor() as monitor,
+        pytest.raises(ArgumentError, match=rf"QKClip: max_logit={bar!r}\. Give a number above 0"),
+    ):
+        QKClip(monitor, bar)
+
+
+def test_it_takes_an_open_monitor_of_max_logit() -> None:
+    with pytest.raises(ArgumentError, match=r"QKClip: monitor is a str\. Give a"):
+        QKClip("m")  # type: ignore[arg-type]
+    with (
+        _monitor(statistics=["first"]) as monitor,
+        pytest.raises(ArgumentError, match=r"watches first, not max_logit.*\('first', 'max_logit'"),
+    ):
+        QKClip(monitor)
+    with pytest.raises(ArgumentError, match="QKClip: the monitor is closed"):
+        QKClip(monitor)
+
+
+def test_a_step_follows_one_of_the_monitor() -> None:
+    layer = MultiHeadAttention(8, 2)
+    with _monitor(layer) as monitor:
+        clip = QKClip(monitor)
+        with pytest.raises(ArgumentError, match=r"QKClip\.step: the monitor is still at step 0"):
+            clip.step()
+        layer(WIDE)
+        monitor.step()
+        clip.step()
+        with pytest.raises(ArgumentError, match="the monitor is still at step 1"):
+            clip.step()
+        assert clip.watched_steps == (1,)
+    with pytest.raises(ArgumentError, match=r"QKClip\.step: the monitor is closed"):
+        clip.step()
+
+
+def test_the_reference_is_a_batch() -> None:
+    with _monitor() as monitor:
+        with pytest.raises(ArgumentError, match="QKClip: reference holds no batch"):
+            QKClip(monitor, reference=[])
+        with pytest.raises(ArgumentError, match="QKClip: reference holds the text 'a text'"):
+            QKClip(monitor, reference="a text")
+
+
+class SeparateProjections(nn.Module):
+    """Two heads whose queries and keys the test makes of those of one matrix."""
+
+    def __init__(self, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.norm = nn.LayerNorm(4)
+        self.change = change
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = (p(x).view(2, 5, 2, 4).transpose(1, 2) for p in (self.q, self.k))
+        return F.scaled_dot_product_attention(*self.change(q, k), k)
+
+
+def _mixed(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    return q + q.flip(1), k
+
+
+def _normed(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    return F.normalize(q, dim=-1), k
+
+
+def _shifted(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    return q + 1.0, k
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_mixed, r"the heads of .* share the weights of q \(Linear\), .* scale their queries"),
+        (lambda q, k: (q, k + k.flip(1)), None),  # the queries take the whole factor
+        (_normed, "scaling the queries and keys of head 0 of .* does not scale its logits"),
+        (_shifted, "scaling the queries and keys of head 0 of .* does not scale its logits"),
+    ],
+)
+def test_heads_that_weights_cannot_scale_alone_are_refused(
+    change: Callable[..., Any], message: str | None
+) -> None:
+    model = SeparateProjections(change)
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    with _monitor(model) as monitor:
+        if message is None:
+            QKClip(monitor, reference=(WIDE,))
+        else:
+            with pytest.raises(UnsupportedError, match=message):
+                QKClip(monitor, reference=(WIDE,))
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+@pytest.mark.parametrize("which", ["qk_norm", "a norm of torch"])
+def test_a_norm_whose_gain_all_heads_share_is_refused_by_name(which: str) -> None:
+    if which == "qk_norm":
+        model, name = MultiHeadAttention(8, 2, qk_norm=True), r"q_norm \(HeadNorm\)"
+    else:
+        model, name = SeparateProjections(lambda q, k: (model.norm(q), k)), r"norm \(LayerNorm\)"
+    with (
+        _monitor(model) as monitor,
+        pytest.raises(
+            UnsupportedError, match=f"share the weights of {name}.*gain of a norm over all"
+        ),
+    ):
+        QKClip(monitor, reference=(WIDE,))
+
+
+def test_clamped_queries_are_refused() -> None:
+    model = SeparateProjections(lambda q, k: (q.clamp(-8, 8), k))
+    model.config = SimpleNamespace(attn_config=SimpleNamespace(clip_qkv=8.0))
+    with (
+        _monitor(model) as monitor,
+        pytest.raises(UnsupportedError, match=r"SeparateProjections clamps .* at clip_qkv=8\.0"),
+    ):
+        QKClip(monitor, reference=(WIDE,))
+
+
+def test_tied_and_frozen_weights_are_refused() -> None:
+    layer = MultiHeadAttention(8, 2)
+    layer.k_proj.weight = layer.q_proj.weight
+    with (
+        _monitor(layer) as monitor,
+        pytest.raises(UnsupportedError, match=r"is tied to q_proj\.weight and k_proj\.weight"),
+    ):
+        QKClip(monitor)
+    layer = MultiHeadAttention(8, 2)
+    layer.k_proj.weight.requires_grad_(False)
+    with (
+        _monitor(layer) as monitor,
+        pytest.raises(UnsupportedError, match=r"k_proj\.weight, .* attention, is frozen"),
+    ):
+        QKClip(monitor)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # in peft
+def test_the_weights_below_a_lora_adapter_are_frozen() -> None:
+    adapted = peft.get_peft_model(
+        zoo.make("Llama").train(), peft.LoraConfig(target_modules=["q_proj", "k_proj"])
+    )
+    with (
+        _monitor(adapted) as monitor,
+        pytest.raises(UnsupportedError, match=r"[qk]_proj\.base_layer\.weight, .*, is frozen"),
+    ):
+        QKClip(monitor)
+
+
+def test_logits_that_a_bias_hides_are_refused() -> None:
+    class ByHand(SeparateProjections):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k = (p(x).view(2, 5, 2, 4).transpose(1, 2) for p in (self.q, self.k))
+            return torch.softmax(q @ k.mT + torch.arange(5.0), -1) @ k
+
+    with (
+        _monitor(ByHand(_normed)) as monitor,
+        pytest.raises(UnsupportedError, match=r"largest logit of .* is unknown.*position bias"),
+    ):
+        QKClip(monitor, reference=(WIDE,))
+
+
+def test_a_model_without_attention_is_refused() -> None:
+    with (
+        _monitor(nn.Linear(8, 8)) as monitor,
+        pytest.raises(UnsupportedError, match="QKClip: no attention was captured in Linear"),
+    ):
+        QKClip(monitor, reference=(WIDE,))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_logit_that_is_no_number_is_refused(value: float) -> None:
+    layer = MultiHeadAttention(8, 2)
+    with _monitor(layer) as monitor:
+        clip = QKClip(monitor, 1e-3)
+        with torch.no_grad():
+            layer.q_proj.weight[5] = value
+        before = layer.q_proj.weight.clone()
+        layer(WIDE)
+        monitor.step()
+        with pytest.raises(UnsupportedError, match=r"of L0\.H1 \(attention\) is (nan|inf)\. Noth"):
+            clip.step()
+        assert layer.q_proj.weight.equal(before) or value != value
+        assert torch.equal(layer.q_proj.weight[:4], before[:4])
+        assert clip.watched_steps == ()
+
+
+def test_a_layer_that_the_reference_did_not_reach_is_refused() -> None:
+    class SharedTwice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([MultiHeadAttention(8, 2), MultiHeadAttention(8, 2)])
+
+        def forward(self, x: Tensor, depth: int = 2) -> Tensor:
+            for layer in self.layers[:depth]:
+                x = layer(x)
+            return x
+
+    model = SharedTwice()
+    with _monitor(model) as monitor:
+        clip = QKClip(monitor, 1e-6, reference={"x": WIDE, "depth": 1})
+        before = model.layers[0].q_proj.weight.clone()
+        model(WIDE)
+        monitor.step()
+        with pytest.raises(UnsupportedError, match=r"layers\.1\.attention has 2 heads, where none"):
+            clip.step()
+    assert torch.equal(model.layers[0].q_proj.weight, before)
+
+
+def test_a_weight_that_was_changed_since_is_refused() -> None:
+    layer = MultiHeadAttention(8, 2)
+    with _monitor(layer) as monitor:
+        clip = QKClip(monitor, 1e-6)
+        layer(WIDE)
+        monitor.step()
+        layer.k_proj = nn.Linear(8, 4, bias=False)
+        before = layer.q_proj.weight.clone()
+        with pytest.raises(
+            UnsupportedError, match=r"k_proj\.weight has shape \(4, 8\), expected \(8, 1\)"
+        ):
+            clip.step()
+    assert torch.equal(layer.q_proj.weight, before)

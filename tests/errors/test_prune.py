@@ -1,29 +1,35 @@
 """Plans and models that cannot be pruned are refused, and the model is unchanged."""
 
 import json
+from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
+import zoo
 from peft import LoraConfig, get_peft_model
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor
 
-from headwise import MultiHeadAttention, Plan, prune
+from headwise import MultiHeadAttention, Plan, group_heads, prune, recover
+from headwise._tensors import read_with_metadata, write_tensors
 from headwise.errors import (
     ArgumentError,
     HeadError,
+    HeadwiseError,
     InputError,
     OutputError,
     ShapeError,
     UnsupportedError,
 )
 from headwise.models import fingerprint
-from headwise.surgery import LayerPlan
-from headwise.tables import Head
+from headwise.surgery import Costs, LayerPlan, plan
+from headwise.tables import Head, Scores
 
 HEADS = [Head("", layer, head) for layer in range(2) for head in range(3)]
 
@@ -200,3 +206,446 @@ def test_a_plan_with_a_wrong_value(changes: dict[str, Any], says: str, tmp_path:
 def test_a_plan_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="nowhere"):
         Plan.of({0: [1]}, HEADS).save(tmp_path / "nowhere" / "plan.json")
+
+
+# Impossible plans are refused with the request.
+
+
+SCORED = tuple(Head("", layer, head) for layer in range(2) for head in range(4))
+SCORES = Scores(SCORED, np.tile(np.arange(4), 2), np.arange(8.0)[None], model="abc")
+EACH = {"parameters": np.ones(8)}
+
+
+def _costs(model: str = "abc") -> Costs:
+    return Costs(SCORED, SCORES.kv_heads, EACH, {"parameters": np.zeros(8)}, model)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({}, ArgumentError, "remove=None, heads=None, budget=None. Give exactly one"),
+        ({"remove": 0.3, "heads": "L0.H1"}, ArgumentError, "remove=0.3, heads=L0.H1"),
+        ({"remove": 1.0}, ArgumentError, r"remove=1\.0\. Give a share"),
+        ({"remove": 3}, ArgumentError, r"remove=3\. Give a share"),
+        ({"remove": ["L0.H1"]}, ArgumentError, r"remove=\['L0.H1'\].*to name heads, give heads="),
+        ({"remove": "0.3"}, ArgumentError, "remove='0.3'. Give a share"),
+        ({"remove": 0.1}, ArgumentError, r"remove=0\.1 of 8 heads removes none.*is 1 head\b"),
+        ({"remove": 0.9}, ArgumentError, r"remove=0\.9 of 8 heads would empty.*6 heads at most"),
+        ({"remove": 0.2, "uniform": True}, ArgumentError, "removes none.*is 2 heads"),
+        ({"heads": "L2.H0"}, HeadError, r"no head L2\.H0"),
+        ({"heads": {1: [0, 1, 2, 3]}}, HeadError, r"L1\.H3 is the last head of its layer"),
+        ({"budget": {"parameters": 4}}, ArgumentError, "a budget without costs"),
+        (
+            {"budget": {"parameters": 4}, "costs": _costs("other")},
+            ArgumentError,
+            "costs are of the model 'other'.*scores of 'abc'",
+        ),
+        (
+            {"budget": {"watts": 4}, "costs": _costs()},
+            ArgumentError,
+            "'watts' is not one of parameters",
+        ),
+        (
+            {"budget": {"parameters": 1}, "costs": _costs()},
+            ArgumentError,
+            "1 parameters cannot be reached. The lowest possible is parameters 2",
+        ),
+        (
+            {"budget": {"parameters": 8}, "costs": _costs()},
+            ArgumentError,
+            "all heads together fit into 8 parameters",
+        ),
+        ({"budget": 4, "costs": _costs()}, ArgumentError, "budget=4. Give numbers by name"),
+        ({"budget": {}, "costs": _costs()}, ArgumentError, r"budget=\{\}. Give numbers by name"),
+        (
+            {"remove": 0.5, "costs": _costs("other")},
+            ArgumentError,
+            "costs are of the model 'other'",
+        ),
+        ({"heads": "L0.H1", "uniform": True}, ArgumentError, "uniform=True, .* leave 3, 4 in the"),
+    ],
+)
+def test_impossible_plans(options: dict[str, Any], kind: type[HeadwiseError], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        plan(SCORES, **options)
+
+
+def test_heads_without_scores_are_not_planned() -> None:
+    with pytest.raises(ArgumentError, match=r"scores are a dict\. Give the result of"):
+        plan({"L0.H1": 0.3}, remove=0.3)  # type: ignore[arg-type]
+
+
+def test_a_layer_named_twice() -> None:
+    with pytest.raises(HeadError, match="layer 3 of encoder is listed twice"):
+        Plan((LayerPlan("encoder", 3, 4, (1,)), LayerPlan("encoder", 3, 4, (2,))))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "Expecting value"),
+        ("[]", "holds no object"),
+        ('{"format": "headwise-costs/9"}', "its format is 'headwise-costs/9'"),
+        ('{"format": "headwise-costs/1"}', "'heads'"),
+    ],
+)
+def test_a_file_without_costs(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(content, "utf-8")
+    with pytest.raises(InputError, match=f"costs.json holds no costs .*{message}"):
+        Costs.load(path)
+
+
+def test_costs_of_too_few_heads(tmp_path: Path) -> None:
+    path = _costs().save(tmp_path / "costs.json")
+    content = json.loads(path.read_text("utf-8"))
+    content["kv_heads"].pop()
+    path.write_text(json.dumps(content), "utf-8")
+    with pytest.raises(InputError, match="7 numbers for 8 heads"):
+        Costs.load(path)
+
+
+# Heads that cannot share keys and values are refused with the reason.
+
+
+@pytest.mark.parametrize("n", [0, -1, 3, 4, 8, 2.0, True])
+def test_an_impossible_number_of_groups(n: Any) -> None:
+    model = _grouped()
+    before = fingerprint(model)
+    message = rf"n_kv_heads={n}, but the model has 4. .* divides it: 1, 2\."
+    with pytest.raises(ArgumentError, match=message):
+        group_heads(model, n)
+    assert fingerprint(model) == before
+
+
+def test_a_single_head_cannot_be_grouped() -> None:
+    with pytest.raises(ArgumentError, match=r"n_kv_heads=1, but .* has 1\..*: there is none"):
+        group_heads(_grouped(1), 1)
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ([], "group_heads: reference holds no batch. Give one or more"),
+        (["a text"], "group_heads: reference holds the text 'a text'"),
+    ],
+)
+def test_an_unusable_reference(reference: list[Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        group_heads(_grouped(), 2, reference=reference)
+
+
+@pytest.mark.parametrize("name", ["Bert", "GPT2", "GPTNeoX", "BloomForCausalLM"])
+def test_a_configuration_without_kv_heads(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=r"has no num_key_value_heads or num_kv_heads in"):
+        group_heads(zoo.make(name), 2)
+
+
+def test_a_layer_without_a_configuration() -> None:
+    with pytest.raises(UnsupportedError, match="MultiHeadAttention has no num_key_value_heads"):
+        group_heads(MultiHeadAttention(12, 4), 2)
+
+
+def test_heads_pruned_before() -> None:
+    small = prune(_grouped(), {0: [0, 1]})
+    message = r"differs from its configuration \(in model.layers.0.self_attn.q_proj.weight\)"
+    with pytest.raises(UnsupportedError, match=message):
+        group_heads(small, 2)
+
+
+def _with_4(config: Any) -> Any:
+    config = deepcopy(config)
+    config.num_key_value_heads = 4
+    return config
+
+
+class _Always4(transformers.LlamaForCausalLM):
+    """Attention with 4 kv heads whatever its configuration says."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(_with_4(config))
+        self.config = config
+
+
+def test_attention_that_ignores_the_number_of_kv_heads() -> None:
+    message = "model.layers.0.self_attn has 4 kv heads where the configuration says 2"
+    with pytest.raises(UnsupportedError, match=message):
+        group_heads(_grouped(4, _Always4), 2)
+
+
+def test_latent_attention() -> None:
+    with pytest.raises(UnsupportedError, match=r"the keys of the heads of model.layers.0.self_at"):
+        group_heads(zoo.make("DeepseekV3"), 2)
+
+
+def test_a_norm_over_all_heads() -> None:
+    with pytest.raises(UnsupportedError, match=r"the queries of the heads of model.layers.0.self"):
+        group_heads(zoo.make("Olmo2"), 1)
+
+
+def test_norms_of_each_kv_head() -> None:
+    message = r"self_attn.k_norm.weight holds numbers for each of 2 kv heads"
+    with pytest.raises(UnsupportedError, match=message):
+        group_heads(zoo.make("Cohere"), 1)
+
+
+def test_attention_implemented_by_hand() -> None:
+    config = transformers.FalconConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_kv_heads=4,
+        vocab_size=23, new_decoder_architecture=True, alibi=True, attn_implementation="eager",
+    )  # fmt: skip
+    with pytest.raises(UnsupportedError, match=r"the queries of .*h.0.self_attention cannot be"):
+        group_heads(transformers.FalconForCausalLM(config).eval(), 2)
+
+
+class _Biased(transformers.LlamaForCausalLM):
+    """Attention with a different position bias for each head."""
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
+        positions = torch.arange(input_ids.shape[1])
+        back = (positions[:, None] - positions).float()  # T T
+        bias = torch.where(back < 0, -torch.inf, -back)
+        slopes = torch.tensor([0.0, 0.5, 1.0, 2.0])[:, None, None]
+        bias = torch.where(back < 0, bias, slopes * bias)[None]
+        return super().forward(input_ids=input_ids, attention_mask=bias)
+
+
+@torch.no_grad()
+def test_positions_that_depend_on_heads() -> None:
+    model = _grouped(4, _Biased)
+    for layer in model.model.layers:  # the first head and the third are alike
+        for part in (layer.self_attn.k_proj, layer.self_attn.v_proj):
+            heads = part.weight.view(4, 6, 24)
+            heads[2] = heads[0]
+    message = "in another order the output of _Biased would be off by .* such as position biases"
+    with pytest.raises(UnsupportedError, match=message):
+        group_heads(model, 2)
+
+
+class _Counting(transformers.LlamaForCausalLM):
+    """Attention whose forward pass assumes 4 kv heads."""
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
+        self.model.layers[1].self_attn.k_proj.weight.view(4, 6, 24)
+        return super().forward(input_ids=input_ids)
+
+
+def test_a_model_that_depends_on_its_kv_heads() -> None:
+    message = "_Counting does not run with 2 kv heads .shape '.4, 6, 24.' is invalid"
+    with pytest.raises(UnsupportedError, match=message):
+        group_heads(_grouped(4, _Counting), 2)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+def test_adapters_are_not_grouped() -> None:
+    adapted = get_peft_model(_grouped(), LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(UnsupportedError, match=r"group_heads: .* holds adapters. Call merge_and"):
+        group_heads(adapted, 2)
+
+
+def test_packed_weights_are_not_grouped() -> None:
+    model = _grouped()
+    layer = model.model.layers[0].self_attn.q_proj
+    layer.weight = nn.Parameter(torch.ones(12, 12, dtype=torch.int8), requires_grad=False)
+    with pytest.raises(
+        UnsupportedError, match=r"group_heads: .*q_proj.weight is Tensor of torch.i"
+    ):
+        group_heads(model, 2)
+
+
+def _grouped(n_kv_heads: int = 4, cls: Any = transformers.LlamaForCausalLM) -> Any:
+    torch.manual_seed(0)
+    return cls(
+        transformers.LlamaConfig(
+            hidden_size=24, num_hidden_layers=2, num_attention_heads=4, vocab_size=13,
+            intermediate_size=16, max_position_embeddings=16, num_key_value_heads=n_kv_heads,
+        )
+    ).eval()  # fmt: skip
+
+
+# What cannot be recovered is refused by name, and both models are unchanged.
+
+
+BATCH = {"input_ids": torch.tensor([[5, 9, 7], [4, 6, 3]])}
+
+
+def _not_recovered(
+    kind: type[HeadwiseError], message: str, small: nn.Module, teacher: nn.Module, **options: Any
+) -> None:
+    before = fingerprint(small), fingerprint(teacher)
+    batches = options.pop("batches", [BATCH])
+    with pytest.raises(kind, match=message):
+        recover(small, teacher, batches, **options)
+    assert (fingerprint(small), fingerprint(teacher)) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps=0"),
+        ({"steps": 2.5}, r"steps=2\.5"),
+        ({"steps": True}, "steps=True"),
+        ({"rate": 0.0}, r"rate=0\.0"),
+        ({"rate": float("nan")}, "rate=nan"),
+        ({"batches": []}, "0 given"),
+        ({"batches": ["a text"]}, "1 texts without a tokenizer"),
+    ],
+)
+def test_impossible_settings(options: dict[str, Any], message: str) -> None:
+    teacher = zoo.make("Bert")
+    _not_recovered(ArgumentError, message, prune(teacher, "L0.H1"), teacher, **options)
+
+
+def test_the_full_model_itself() -> None:
+    teacher = zoo.make("Bert")
+    message = r"embeddings\.word_embeddings\.weight is a weight of both models"
+    _not_recovered(ArgumentError, message, teacher, teacher)
+    small = prune(teacher, "L0.H1")
+    small.pooler = teacher.pooler
+    _not_recovered(ArgumentError, r"pooler\.dense\.weight is a weight of both", small, teacher)
+
+
+def test_the_full_model_in_place_of_the_smaller_one() -> None:
+    full = zoo.make("Llama")
+    layers = full.config.num_hidden_layers
+    n_heads, kv_heads = (
+        layers * full.config.num_attention_heads, layers * full.config.num_key_value_heads,
+    )  # fmt: skip
+    small = prune(full, ["L0.H0", "L0.H1"])
+    message = rf"the model to train has {n_heads} heads, and its teacher {n_heads - 2}\. Give the"
+    _not_recovered(ArgumentError, message, full, small)
+    grouped = group_heads(full, n_kv_heads=1)
+    message = rf"the model to train has {kv_heads} kv heads, and its teacher {layers}\. Give the"
+    _not_recovered(ArgumentError, message, full, grouped)
+    for student in (small, grouped):
+        assert len(recover(student, full, [BATCH], steps=1)) == 1
+
+
+def test_frozen_weights() -> None:
+    teacher = zoo.make("Bert")
+    small = prune(teacher, "L0.H1").requires_grad_(False)
+    _not_recovered(ArgumentError, "all weights of Bert.* are frozen", small, teacher)
+
+
+def test_a_teacher_of_another_vocabulary() -> None:
+    teacher, small = zoo.make("Llama"), zoo.make("Llama")
+    small.lm_head = nn.Linear(24, 7)
+    message = r"gives logits \(2, 3, 7\), the full one \(2, 3, 23\)"
+    _not_recovered(ShapeError, message, small, teacher)
+
+
+def test_a_diverging_rate() -> None:
+    teacher = zoo.make("GPT2")
+    small = prune(teacher, "L0.H1")
+    _not_recovered(
+        ArgumentError, r"the loss of step \d+ is (nan|inf).*lower rate than 1e\+30", small, teacher,
+        rate=1e30, steps=9,
+    )  # fmt: skip
+
+
+class _Strange(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": self.weight}
+
+
+def test_outputs_that_cannot_be_compared() -> None:
+    _not_recovered(ArgumentError, "dict has neither logits nor a vector", _Strange(), _Strange())
+
+
+@pytest.fixture
+def unfinished(tmp_path: Path) -> Path:
+    teacher = zoo.make("Bert")
+    small = prune(teacher, "L0.H1")
+    recover(small, teacher, [BATCH], steps=2, resume=tmp_path / "part")
+    return tmp_path / "part"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 3}, "of steps='2', not '3'"),
+        ({"rate": 1e-3}, r"of rate='0\.0001', not '0\.001'"),
+        ({"seed": 5}, "of seed='0', not '5'"),
+        ({"batches": [{"input_ids": BATCH["input_ids"] + 1}]}, "of texts='[0-9a-f]+', not"),
+    ],
+)
+def test_a_file_of_another_recovery(
+    unfinished: Path, options: dict[str, Any], message: str
+) -> None:
+    teacher = zoo.make("Bert")
+    settings = {"steps": 2, "resume": unfinished} | options
+    _not_recovered(InputError, message, prune(teacher, "L0.H1"), teacher, **settings)
+
+
+def test_a_file_of_another_model(unfinished: Path) -> None:
+    teacher = zoo.make("Bert")
+    message = "of model='[0-9a-f]+', not '[0-9a-f]+'"
+    _not_recovered(
+        InputError, message, prune(teacher, "L0.H2"), teacher, steps=2, resume=unfinished
+    )
+
+
+def _without(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors["weight.3"]
+
+
+def _infinite(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["weight.3"].fill_(torch.inf)
+
+
+def _transposed(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["exp_avg.0"] = tensors["exp_avg.0"].T
+
+
+def _negative(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["exp_avg_sq.0"].fill_(-1.0)
+
+
+def _late(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["step.0"].fill_(9.0)
+
+
+def _longer(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["losses"] = torch.ones(3, dtype=torch.float64)
+
+
+def _foreign(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["another"] = torch.ones(1)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_without, r"is broken \(it lacks weight\.3\)"),
+        (_infinite, r"weight\.3 is not finite"),
+        (_transposed, r"exp_avg\.0 is \(\d+, \d+\) float32, not"),
+        (_negative, r"exp_avg_sq\.0 holds -1\.0"),
+        (_late, "its optimizer is not at step 2"),
+        (_longer, r"its losses are \(3,\) float64, of 2 steps at most"),
+        (_foreign, "it holds another besides"),
+    ],
+)
+def test_a_damaged_file(
+    unfinished: Path, damage: Callable[[dict[str, torch.Tensor]], None], message: str
+) -> None:
+    tensors, about = read_with_metadata(unfinished)
+    damage(tensors)
+    write_tensors(tensors, unfinished, about)
+    teacher = zoo.make("Bert")
+    small = prune(teacher, "L0.H1")
+    _not_recovered(InputError, message, small, teacher, steps=2, resume=unfinished)
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    teacher, path = zoo.make("Bert"), tmp_path / "part"
+    path.write_text("no tensors")
+    message = "part holds no unfinished recovery"
+    _not_recovered(InputError, message, prune(teacher, "L0.H1"), teacher, steps=2, resume=path)
+    message = "no/such/part cannot be written"
+    small = prune(teacher, "L0.H1")
+    missing = tmp_path / "no/such/part"
+    _not_recovered(OutputError, message, small, teacher, steps=2, resume=missing)

@@ -1,19 +1,46 @@
 """Each refusal when roles are evaluated says what is wrong."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from headwise.corpora import AnnotatedText
-from headwise.errors import ArgumentError, HeadError, InputError, UnsupportedError
-from headwise.roles import ChoiceRelation, Evidence, Pairs, Roles, TokenText, alignment, find_roles
+import headwise as hw
+from headwise.corpora import AnnotatedText, Choice, Example, name_texts, read_examples
+from headwise.errors import ArgumentError, HeadError, InputError, ShapeError, UnsupportedError
+from headwise.lab import MiniGPT, MiniGPTConfig
+from headwise.models.ownership import (
+    check_edits_reach,
+    find_attentions,
+    replace_heads,
+)
+from headwise.roles import (
+    AlignedBatch,
+    ChoiceRelation,
+    Evidence,
+    Pairs,
+    Roles,
+    TaskHeads,
+    TokenText,
+    agreement,
+    alignment,
+    behaviour,
+    find_roles,
+    name_moving,
+    repetition,
+    translation,
+)
 from headwise.roles.relations import tokenize
-from planted import TOKENIZER, Planted, lines
+from planted import TOKENIZER, Planted, PlantedGPT, lines
+from planted_pairs import PlantedPairs, linked_pairs, sharp_t5, spelled
 
 MODEL = Planted([("offset -1",)], causal=True)
 
@@ -152,3 +179,369 @@ def right(text: TokenText) -> Pairs:
 def test_parts_of_a_choice_that_are_no_functions(pairs: Any, candidates: Any) -> None:
     with pytest.raises(ArgumentError, match=r"ChoiceRelation: (pairs|candidates) is .*Give a"):
         ChoiceRelation(pairs, candidates)
+
+
+# Each refusal when effects are measured says what is wrong.
+
+
+PREDICTS = PlantedGPT([("before",), ("induction",)])
+CHOICE = Choice("w1 w2 w1", "w2", "w3")
+
+
+@pytest.fixture(scope="module")
+def predicting():
+    return find_roles(PREDICTS, TOKENIZER, lines(6), evidence=Evidence(nulls=()))
+
+
+def test_a_behaviour_without_texts():
+    with pytest.raises(ArgumentError, match="behaviour: batches holds no batch"):
+        behaviour("mine", [], lambda output, batch: output)
+    with pytest.raises(
+        ArgumentError, match=r"behaviour: none of these texts has a target for PlantedGPT"
+    ):
+        translation(PREDICTS, TOKENIZER, [AnnotatedText("w1 w2")])
+    with pytest.raises(ArgumentError, match=r"none of these texts has a target for PlantedGPT"):
+        repetition(PREDICTS, TOKENIZER, ["w1 w2"])
+    # One text has no other name for its control.
+    for texts in ([AnnotatedText("w1 w2")], name_texts(1, names=["w1", "w2"])):
+        with pytest.raises(ArgumentError, match=r"none of these texts has a target for PlantedGPT"):
+            name_moving(PREDICTS, TOKENIZER, texts)
+
+
+def test_two_choices_with_the_same_tokens():
+    with pytest.raises(
+        InputError, match=r"'w2' and 'w2' after 'w1' do not differ within .* first 48"
+    ):
+        agreement(PREDICTS, TOKENIZER, [Choice("w1", "w2", "w2")])
+
+
+def test_a_choice_longer_than_the_context():
+    far = Choice(" ".join(["w1"] * 60), "w2", "w3")
+    with pytest.raises(
+        InputError, match=r"'w2' and 'w3' after ' w1.* first 48 tokens\. Give .* fewer"
+    ):
+        agreement(PREDICTS, TOKENIZER, [far])
+
+
+def test_a_model_that_looks_ahead():
+    class Ahead(PlantedGPT):
+        def forward(self, input_ids, attention_mask=None):
+            return super().forward(input_ids.flip(1)).flip(1)
+
+    with pytest.raises(UnsupportedError, match=r"behaviour: Ahead looks ahead"):
+        agreement(Ahead([("before",), ("induction",)]), TOKENIZER, [CHOICE])
+
+
+def test_a_model_without_logits():
+    class Headless(Planted):
+        def forward(self, input_ids, attention_mask=None):
+            return SimpleNamespace(last_hidden_state=super().forward(input_ids))
+
+    with pytest.raises(UnsupportedError, match=r"behaviour: Headless gives no logits for each"):
+        agreement(Headless([("offset -1",)], causal=True), TOKENIZER, [CHOICE])
+
+
+def test_behaviours_need_distinct_names(predicting):
+    chosen = agreement(PREDICTS, TOKENIZER, [CHOICE])
+    with pytest.raises(
+        ArgumentError, match=r"effects: behaviours are named agreement, agreement\."
+    ):
+        predicting.effects(PREDICTS, [chosen, chosen])
+    with pytest.raises(ArgumentError, match=r"effects: behaviours are named nothing"):
+        predicting.effects(PREDICTS, [])
+
+
+def test_a_loss_that_is_nan(predicting):
+    batches = [{"input_ids": torch.tensor([[8, 9, 8], [9, 8, 9]])}]
+    broken = behaviour("broken", batches, lambda output, batch: output[:, 0, 0].log())
+    with pytest.raises(ArgumentError, match=r"effects: 'broken' is not finite on 2 of 2 texts"):
+        predicting.effects(PREDICTS, [broken])
+
+
+def test_a_loss_that_is_not_one_number_for_each_text(predicting):
+    mean = behaviour(
+        "mean", [{"input_ids": torch.tensor([[8, 9]])}], lambda output, _: output.mean()
+    )
+    with pytest.raises(ShapeError, match=r"effects: 'mean' gives a loss of shape \(\)\. Give one"):
+        predicting.effects(PREDICTS, [mean])
+
+
+def test_roles_of_another_model(predicting):
+    model = PlantedGPT([("before", "even"), ("induction", "even")])
+    with pytest.raises(
+        ArgumentError, match=rf"effects: these are roles of the model {roles.model}"
+    ):
+        predicting.effects(model, [agreement(model, TOKENIZER, [CHOICE])])
+
+
+def test_effects_of_a_missing_head(predicting):
+    with pytest.raises(HeadError, match=r"L7\.H0"):
+        predicting.effects(PREDICTS, [agreement(PREDICTS, TOKENIZER, [CHOICE])], heads=["L7.H0"])
+
+
+def test_labels_without_a_control(predicting):
+    task = repetition(PREDICTS, TOKENIZER, lines(6), sequences=4)
+    with pytest.raises(ArgumentError, match=r"'repetition' has labels \{'prefix.* no control"):
+        replace(task, control=())
+    batches = [{"input_ids": torch.tensor([[8, 9, 8]])}]
+    with pytest.raises(ArgumentError, match=r"Behaviour: 'mine' has labels \{'r': 'moving'\}"):
+        behaviour("mine", batches, lambda output, _: output[:, 0, 0], labels={"r": "moving"})
+
+
+def test_a_control_of_another_size(predicting):
+    task = repetition(PREDICTS, TOKENIZER, lines(6), sequences=4)
+    fewer = repetition(PREDICTS, TOKENIZER, lines(6), sequences=3)
+    with pytest.raises(ArgumentError, match=r"'repetition' has 4 texts and 3 of its control"):
+        predicting.effects(PREDICTS, [replace(task, control=fewer.control)])
+
+
+class Unprojected(torch.nn.Module):
+    """Attention without an output projection; its output may be ignored."""
+
+    def __init__(self, read: bool) -> None:
+        super().__init__()
+        self.embed, self.read = torch.nn.Embedding(9, 4), read
+
+    def forward(self, input_ids):
+        x = self.embed(input_ids)[:, None]
+        heads = torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        return (x + heads if self.read else x)[:, 0]
+
+
+def test_heads_whose_output_is_never_read_cannot_be_edited():
+    model, batch = Unprojected(read=False), {"input_ids": torch.tensor([[1, 2, 3]])}
+    attentions = find_attentions(model, batch, needs_projections=False)
+    with pytest.raises(UnsupportedError, match=r"edits of the heads of .* do not reach the output"):
+        check_edits_reach(model, attentions, batch)
+    with pytest.raises(UnsupportedError, match=r"has no output projection"):
+        _ = attentions[0].output
+
+
+def test_heads_without_a_projection_are_not_edited_under_gradients():
+    model, batch = Unprojected(read=True), {"input_ids": torch.tensor([[1, 2, 3]])}
+    attentions = find_attentions(model, batch, needs_projections=False)
+    check_edits_reach(model, attentions, batch)
+    chosen = {attentions[0]: [0]}
+    with (
+        replace_heads(model, attentions, chosen, lambda _, heads: heads * 0),
+        pytest.raises(UnsupportedError, match=r"Unprojected has no output .*no_grad"),
+    ):
+        model(**batch)
+    assert not model._forward_hooks
+
+
+# Examples and files of task heads that cannot be used are refused.
+
+
+CONFIG = MiniGPTConfig(vocab_size=60, context=24, d_model=12, n_heads=4, n_kv_heads=2, n_layers=1)
+GOOD: dict[str, Any] = {
+    "text": [3, 4, 5, 6, 7, 8],
+    "query": (5, 6),
+    "right": (0, 2),
+    "wrong": (2, 4),
+}
+
+
+def _model() -> MiniGPT:
+    torch.manual_seed(0)
+    return MiniGPT(CONFIG).eval()
+
+
+def _found() -> TaskHeads:
+    examples = [Example(**GOOD | {"text": [n % 7, 4, 5, 6, 7, 8]}) for n in range(8)]
+    return hw.find_heads(_model(), examples, evidence=hw.Evidence(nulls=()))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"text": []}, r"has the text \[\]"),
+        ({"text": [1.5, 2, 3, 4, 5, 6]}, "has the text"),
+        ({"text": "a b"}, "strings without a tokenizer"),
+        ({"answer": "a"}, "the answer 'a', and no tokenizer"),
+        ({"query": (5, 7)}, r"query has \(5, 7\) in a text of 6 tokens"),
+        ({"right": []}, r"right=\[\]"),
+        ({"right": (2, 1)}, r"right has \(2, 1\)"),
+        ({"wrong": 3}, "wrong has 3"),
+        ({"wrong": (1, 3)}, r"\(0, 2\) and \(1, 3\) of right and wrong share a token"),
+        ({"text": [1] * 30}, "30 tokens and an answer of 0, and the model reads 24"),
+    ],
+)
+def test_a_malformed_example_is_refused(change: dict[str, Any], message: str) -> None:
+    examples = [Example(**GOOD), Example(**GOOD | change)]
+    with pytest.raises(ArgumentError, match=message):
+        hw.find_heads(_model(), examples)
+
+
+def test_too_few_examples_and_other_models_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="1 examples"):
+        hw.find_heads(_model(), Example(**GOOD))
+    with pytest.raises(ArgumentError, match="examples is 'a'"):
+        hw.find_heads(_model(), "a")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"Evidence\(splits=3\)"):
+        hw.find_heads(_model(), [Example(**GOOD)] * 2, evidence=hw.Evidence(splits=3))
+    with pytest.raises(ArgumentError, match="most=0"):
+        hw.find_heads(_model(), [Example(**GOOD)] * 2, most=0)
+    with pytest.raises(ArgumentError, match="the model reads 5"):
+        hw.find_heads(_model(), [Example(**GOOD)] * 2, max_tokens=5)
+    config = transformers.T5Config(
+        vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2
+    )
+    with pytest.raises(UnsupportedError, match="T5Model reads two texts"):
+        hw.find_heads(transformers.T5Model(config), [Example(**GOOD)] * 2)
+
+
+def test_answers_of_a_model_without_logits_are_refused() -> None:
+    config = transformers.BertConfig(
+        hidden_size=24, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32,
+        vocab_size=40,
+    )  # fmt: skip
+    model = transformers.BertModel(config).eval()
+    with pytest.raises(UnsupportedError, match="BertModel gives no logits"):
+        hw.find_heads(model, [Example(**GOOD, answer=[3])] * 4, evidence=hw.Evidence(nulls=()))
+
+
+def test_characters_without_a_token_are_refused() -> None:
+    example = Example("w1 w2 w3", query=(6, 8), right=(2, 3), wrong=(0, 2))
+    with pytest.raises(ArgumentError, match=r"right has \(2, 3\), ' '"):
+        hw.find_heads(_model(), [example] * 2, tokenizer=TOKENIZER)
+
+
+def test_exports_that_no_tool_reads_are_refused(tmp_path: Path) -> None:
+    found = _found()
+    path, heads = tmp_path / "a.json", ["L0.H0"]
+    with pytest.raises(ArgumentError, match="no format 'onnx'"):
+        found.export(path, "onnx", model_name="a/b", heads=heads)
+    with pytest.raises(ArgumentError, match="model_name=None"):
+        found.export(path, "vllm-hook", heads=heads)
+    with pytest.raises(ArgumentError, match="the set was not tested"):
+        found.export(path, "vllm-hook", model_name="a/b")
+    with pytest.raises(ArgumentError, match=r"ends in '\.json'"):
+        found.export(path, "qrhead", model_name="a/b", heads=heads)
+    with pytest.raises(ArgumentError, match=r"ends in '\.txt'"):
+        found.save(tmp_path / "heads.txt")
+    with pytest.raises(HeadError, match=r"no head L7\.H0"):
+        found.export(path, "vllm-hook", model_name="a/b", heads="L7.H0")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_head_of_a_stack_is_not_exported(tmp_path: Path) -> None:
+    found = _found()
+    rows = found.frame().assign(name=[f"decoder.{name}" for name in found.frame()["name"]])
+    stacked = TaskHeads(rows, found.heads, found.set_row)
+    with pytest.raises(HeadError, match=r"decoder\.L0\.H0 belongs to a stack"):
+        stacked.export(tmp_path / "a.json", "vllm-hook", model_name="a/b", heads="decoder.L0.H0")
+
+
+CHANGES: list[Callable[[dict[str, Any]], object]] = [
+    lambda c: c.pop("set"),
+    lambda c: c.update(format="headwise-heads/2"),
+    lambda c: c["heads"][0].update(name="L9"),
+    lambda c: c["heads"][0].update(layer=3),
+    lambda c: c["heads"].append(c["heads"][0]),
+    lambda c: c["heads"][0].update(found="yes"),
+    lambda c: c["heads"][0].update(effect="much"),
+    lambda c: c["heads"][0].update(effect=True),
+    lambda c: c["set"].update(heads=["L5.H0"]),
+    lambda c: c["set"].update(heads="L0.H0"),
+    lambda c: c["texts"].update(examples=1.5),
+    lambda c: c["model"].update(name=None),
+    lambda c: c.update(heads=[3]),
+]
+
+
+@pytest.mark.parametrize("number", range(len(CHANGES)))
+def test_a_changed_file_is_refused(number: int, tmp_path: Path) -> None:
+    path = _found().save(tmp_path / "heads.json")
+    content = json.loads(path.read_text())
+    CHANGES[number](content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"load_heads: .* holds no heads"):
+        hw.load_heads(path)
+
+
+LINE: dict[str, Any] = {"text": "ab cd", "query": [3, 5], "right": [[0, 1]], "wrong": [[1, 2]]}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", r"line 2: not JSON \(Expecting .* at character 2\)\. Give one"),
+        ("[]", "line 2: '\\[\\]' is not an object"),
+        (json.dumps({k: v for k, v in LINE.items() if k != "query"}), "is not an object with text"),
+        (json.dumps(LINE | {"ids": [1]}), "is not an object with text or ids"),
+        (json.dumps(LINE | {"doc": 1}), "'doc' is not a key"),
+        (json.dumps(LINE | {"text": 3}), "its text is 3"),
+        (json.dumps(LINE | {"answer": 3.5}), "its answer is 3.5"),
+        (json.dumps(LINE | {"query": [3.5, 5]}), r"query is \[3.5, 5\]"),
+        (json.dumps(LINE | {"right": [3]}), r"right is \[3\]"),
+    ],
+)
+def test_a_malformed_line_is_refused(line: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "examples.jsonl"
+    path.write_text(f"{json.dumps(LINE)}\n{line}\n", "utf-8")
+    with pytest.raises(InputError, match=message):
+        read_examples(path)
+
+
+def test_a_file_without_examples_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(InputError, match="holds no example"):
+        read_examples(tmp_path / "empty.jsonl")
+    (tmp_path / "one.jsonl").write_text(json.dumps(LINE | {"answer": "x"}))
+    assert read_examples(tmp_path / "one.jsonl") == [
+        Example("ab cd", [(3, 5)], [(0, 1)], [(1, 2)], "x")
+    ]
+
+
+# Alignments that cannot be computed are refused.
+
+
+SOURCES, TARGETS = [[5, 9, 7, 3, 11, 4]], [[6, 2, 7]]
+
+
+def test_bad_pairs_are_refused() -> None:
+    model = sharp_t5()
+    with pytest.raises(InputError, match="no word of 2 texts"):
+        alignment(
+            model, TOKENIZER, [AnnotatedText(text.text, text.words) for text in linked_pairs(2)]
+        )
+    source = {"input_ids": torch.tensor([SOURCES[0]])}
+    with pytest.raises(ArgumentError, match="heads=None, and T5ForConditionalGeneration"):
+        hw.align(model, source, TARGETS)
+    with pytest.raises(HeadError, match=r"no head \(5, 0\)"):
+        hw.align(model, source, TARGETS, heads=(5, 0))
+    with pytest.raises(ArgumentError, match=r"heads=\[\]"):
+        hw.align(model, source, TARGETS, heads=[])
+    with pytest.raises(ArgumentError, match=r"outputs=\[6, 2, 7\]"):
+        hw.align(model, source, TARGETS[0], heads=(0, 0))  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="output 0 has 3 tokens with first=3"):
+        hw.align(model, source, TARGETS, heads=(0, 0), first=3)
+    batch = spelled(2, 0)
+    for wrong, message in (
+        (AlignedBatch(batch.inputs, batch.outputs, [[], []]), "spans of"),
+        (AlignedBatch(batch.inputs, batch.outputs, [[(2, 2)] * len(o) for o in batch.outputs]),
+         r"a span is \(2, 2\)"),
+        (AlignedBatch(batch.inputs, batch.outputs, [[(0, 99)] * len(o) for o in batch.outputs]),
+         "in a source of"),
+        (AlignedBatch(batch.inputs, batch.outputs, batch.spans, first=1),
+         "a span of an output before first=1"),
+        (AlignedBatch(batch.inputs, batch.outputs, batch.spans, first=99),
+         "output 0 has . tokens with first=99"),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError, match=message):
+            hw.find_alignment_heads(PlantedPairs(), wrong)
+    with pytest.raises(ArgumentError, match="most=0"):
+        hw.find_alignment_heads(PlantedPairs(), batch, most=0)
+
+
+def test_a_model_without_cross_attention_is_refused() -> None:
+    torch.manual_seed(0)
+    bert = transformers.BertConfig(
+        hidden_size=24, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32,
+        vocab_size=40,
+    )  # fmt: skip
+    with pytest.raises(UnsupportedError, match="has no function that shifts labels"):
+        hw.align(
+            transformers.BertModel(bert), {"input_ids": torch.tensor([[3]])}, [[4]], heads=(0, 0)
+        )

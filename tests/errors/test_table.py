@@ -1,10 +1,21 @@
 """What a table refuses, by name and value."""
 
-import numpy as np
-import pytest
+import json
+from collections.abc import Callable
+from pathlib import Path
 
-from headwise.errors import ArgumentError
-from headwise.tables import Head, HeadTable, Totals
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwise.errors import ArgumentError, HeadError, InputError, ShapeError
+from headwise.surgery import Plan
+from headwise.tables import Head, HeadTable, Scores, Totals, random_orders
+from headwise.tables._size_limits import check_table_size
 
 
 def _table(keep: bool) -> HeadTable:
@@ -27,3 +38,158 @@ def test_an_interval_needs_a_level_and_draws(options: dict[str, float]) -> None:
 def test_tables_with_and_without_texts_do_not_add() -> None:
     with pytest.raises(ArgumentError, match="only one of the two has per_text"):
         _table(keep=True) + _table(keep=False)
+
+
+# Impossible scores are refused with the values that are wrong.
+
+
+HEADS = (Head("", 0, 0), Head("", 0, 1))
+
+
+def _scores() -> Scores:
+    return Scores(HEADS, np.array([0, 1]), np.ones((3, 2)), method="ablation", loss="lm")
+
+
+@pytest.mark.parametrize(("rows", "texts"), [(3, 2), (2, 0)])
+def test_columns_that_do_not_fit_the_heads_are_refused(rows: int, texts: int) -> None:
+    with pytest.raises(ShapeError, match=rf"2 heads.*{rows}\]? rows and {texts} texts"):
+        Scores(HEADS, np.zeros(rows, np.int64), np.ones((texts, rows)))
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, 95])
+def test_an_interval_needs_a_share(level: float) -> None:
+    with pytest.raises(ArgumentError, match=f"level={level}"):
+        _scores().interval(level)
+
+
+def test_zero_random_orders_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="n=0"):
+        random_orders(HEADS, n=0)
+
+
+def test_a_head_without_a_score_is_refused() -> None:
+    with pytest.raises(HeadError, match=r"no head L1\.H0.*L0\.H0 to L0\.H1"):
+        _scores().row("L1.H0")
+
+
+def test_a_table_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    HeadTable(HEADS, np.array([0, 1]), {}).save(path)
+    kinds = r"holds a table of statistics \(HeadTable\), not the importance of heads \(Scores\)"
+    with pytest.raises(InputError, match=rf"Scores\.load: .*table\.json {kinds}"):
+        Scores.load(path)
+    path.write_text('{"heads": []}')
+    with pytest.raises(InputError, match=r"table\.json has schema None, not 1"):
+        Scores.load(path)
+    plan = Plan.of("L0.H1", HEADS).save(tmp_path / "plan.json")
+    with pytest.raises(
+        InputError, match=r"plan\.json is of the format headwise-plan/1, not a table"
+    ):
+        Scores.load(plan)
+    with pytest.raises(InputError, match=r"is a folder\. Give a file"):
+        Scores.load(tmp_path)
+
+
+def test_scores_that_lack_a_text_are_refused(tmp_path: Path) -> None:
+    path = _scores().save(tmp_path / "scores.csv")
+    path.write_text(path.read_text().replace("text.2", "other"))
+    with pytest.raises(InputError, match=r"scores\.csv is incomplete or damaged \('text\.2'\)"):
+        Scores.load(path)
+
+
+def test_another_ending_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"'\.pkl'"):
+        _scores().save(tmp_path / "scores.pkl")
+    assert list(tmp_path.iterdir()) == []
+
+
+# A file that describes a far larger table than it can hold is refused before it is read.
+
+
+@pytest.fixture
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every attempt to read a table fail."""
+    for name in ("read_parquet", "read_csv", "DataFrame"):
+        monkeypatch.setattr(pd, name, pytest.fail)
+
+
+def _parquet(path: Path, rows: int, columns: int = 1) -> None:
+    """Row groups of zeros, which take almost no space."""
+    part = pa.table({f"c{n}": np.zeros(2**20) for n in range(columns)})
+    with pq.ParquetWriter(path, part.schema, compression="zstd") as out:
+        for _ in range(rows // 2**20):
+            out.write_table(part)
+
+
+def _lists(path: Path) -> None:
+    """One row that holds a list of many zeros."""
+    whole = pa.array([np.zeros(2**24)], pa.list_(pa.float64()))
+    pq.write_table(pa.table({"c": whole}), path)
+
+
+def _long_pages(path: Path) -> None:
+    """A single string of 256 MiB."""
+    pq.write_table(pa.table({"c": ["a" * 2**28]}), path, compression="zstd")
+
+
+def _repeated_text(path: Path) -> None:
+    """A text of 64 KiB in each of 10,000 rows."""
+    text = pa.DictionaryArray.from_arrays(np.zeros(10_000, np.int32), ["a" * 2**16])
+    pq.write_table(pa.table({"c": text.cast(pa.string())}), path)
+
+
+def _csv(path: Path) -> None:
+    path.write_text("# {}\n" + ",".join(f"c{n}" for n in range(9000)) + "\n" + "1\n" * 9000)
+
+
+def _json(path: Path) -> None:
+    path.write_text(json.dumps({"headwise": 1, "heads": [{f"c{n}": 1} for n in range(9000)]}))
+
+
+@pytest.mark.usefixtures("unread")
+@pytest.mark.parametrize(
+    ("name", "write", "says"),
+    [
+        ("a.parquet", lambda path: _parquet(path, 2**26), r"67,108,864 rows of 1 columns"),
+        ("b.parquet", lambda path: _parquet(path, 2**22, 9), r"4,194,304 rows of 9 columns, 37,"),
+        ("c.parquet", _lists, r"1 rows of 1 columns, 16,777,216 values"),
+        ("d.parquet", _long_pages, r"268,\d+,\d+ uncompressed bytes"),
+        ("g.parquet", _repeated_text, r"655,360,000 uncompressed bytes"),
+        ("e.csv", _csv, r"9,000 rows of 9,000 columns, 81,000,000 values"),
+        ("f.json", _json, r"9,000 rows of 9,000 columns, 81,000,000 values"),
+    ],
+)
+def test_a_table_larger_than_its_file_allows(
+    name: str, write: Callable[[Path], None], says: str, tmp_path: Path
+) -> None:
+    write(tmp_path / name)
+    for reader in (HeadTable, Scores):
+        with pytest.raises(InputError, match=rf"{name} has [\d,]+ bytes and describes.*{says}"):
+            reader.load(tmp_path / name)
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.sampled_from([".parquet", ".csv", ".json"]))
+@settings(max_examples=20)
+def test_a_table_of_any_shape_is_read(
+    tmp_path_factory: pytest.TempPathFactory, rows: int, columns: int, ending: str
+) -> None:
+    path = tmp_path_factory.mktemp("table") / f"t{ending}"
+    frame = pd.DataFrame({f"c{n}": np.zeros(100 * rows) for n in range(columns)})
+    if ending == ".parquet":
+        frame.to_parquet(path)
+    elif ending == ".csv":
+        path.write_text("# {}\n" + frame.to_csv(index=False))
+    else:
+        path.write_text(json.dumps({"heads": frame.to_dict("records")}))
+    check_table_size(path)
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".csv", ".json"])
+@pytest.mark.parametrize("content", [b"", b"[" * 9000, b"\xff" * 9000, b"PAR1" * 4000])
+def test_headers_that_cannot_be_parsed_are_left_to_the_reader(
+    content: bytes, ending: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"t{ending}"
+    path.write_bytes(content)
+    check_table_size(path)
+    assert path.read_bytes() == content

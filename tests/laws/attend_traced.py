@@ -1,4 +1,4 @@
-"""`attend` compiled, exported and transformed; run by `test_attend_traced`.
+"""`attend` compiled, exported and transformed; run by `test_layer_torch`.
 
 Dynamo cannot trace the shape checks of annotations, so these laws run in a process without them.
 """

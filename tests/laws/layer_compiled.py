@@ -1,4 +1,4 @@
-"""The layer compiled, exported, and written as ONNX; run by `test_layer_compiled`.
+"""The layer compiled, exported, and written as ONNX; run by `test_layer_torch`.
 
 Dynamo cannot trace the shape checks of annotations, so these laws run in a process without them.
 """

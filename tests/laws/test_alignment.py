@@ -1,12 +1,30 @@
 """Heads as aligners: heads built by hand, under both conventions of alignment."""
 
-import numpy as np
-import pytest
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import headwise as hw
 from headwise.corpora import AnnotatedText, Grammar, annotate
-from headwise.errors import InputError
-from headwise.roles import alignment
+from headwise.errors import ArgumentError, InputError, UnsupportedError
+from headwise.kernels import weights_of_head
+from headwise.models import fingerprint
+from headwise.models.texts import decoder_ids
+from headwise.roles import AlignedBatch, AlignmentHeads, _align, alignment
+from headwise.roles._align import aligned, monotone_spans
+from headwise.roles._alignment_heads import known_examples
+from oracles import padded
 from planted import TOKENIZER, Planted
+from planted_pairs import PlantedPairs, linked_pairs, sharp_t5, spelled
 
 
 def linked(n: int, links: tuple[tuple[int, int], ...], seed: int = 0) -> list[AnnotatedText]:
@@ -108,3 +126,275 @@ def test_texts_without_links():
         InputError, match=r"alignment: no word of 1 texts is linked with an earlier"
     ):
         alignment(Planted(HEADS, True), TOKENIZER, [AnnotatedText("w1 w2")])
+
+
+# Alignment by cross-attention: exact weights, the best monotone path, and planted heads.
+
+
+SOURCES, TARGETS = [[5, 9, 7, 3, 11, 4], [8, 10, 3]], [[6, 2, 7], [12, 13, 9, 9, 1]]
+
+
+def _eager(model: nn.Module, source: Sequence[int], target: Sequence[int]) -> list[Tensor]:
+    """The cross-attention weights `[H, T, S]` of each layer that the model itself returns."""
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        output = model(
+            input_ids=torch.tensor([source]),
+            decoder_input_ids=torch.tensor([decoder_ids(model, target)]),
+            output_attentions=True,
+        )
+    model.set_attn_implementation("sdpa")
+    return [layer[0] for layer in output.cross_attentions]
+
+
+def _best_path(gains: np.ndarray) -> float:
+    """The largest sum over all monotone paths, one by one."""
+    T, S = gains.shape
+
+    def best(t: int, s: int) -> float:
+        if (t, s) == (T - 1, S - 1):
+            return float(gains[t, s])
+        steps = ((t, s + 1), (t + 1, s), (t + 1, s + 1))
+        return float(gains[t, s]) + max(
+            best(*step) for step in steps if step[0] < T and step[1] < S
+        )
+
+    return best(0, 0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_path_is_the_best_of_all(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    T, S = rng.integers(1, 6, 2)
+    weights = rng.dirichlet(np.full(S, 0.3), T)
+    spans, gains = monotone_spans(weights), weights - 1 / S
+    assert sum(gains[t, a:b].sum() for t, (a, b) in enumerate(spans)) == pytest.approx(
+        _best_path(gains)
+    )
+    assert spans[0, 0] == 0
+    assert spans[-1, 1] == S
+    for (start, end), (next_start, _) in pairwise(spans):
+        assert start < end
+        assert next_start in (end - 1, end)
+
+
+def test_peaks_in_order_are_found() -> None:
+    weights = np.zeros((3, 7))
+    weights[0, 0:2] = weights[1, 2:5] = weights[2, 5:7] = 1.0
+    weights /= weights.sum(1, keepdims=True)
+    assert monotone_spans(weights).tolist() == [[0, 2], [2, 5], [5, 7]]
+    assert aligned(weights).mass.tolist() == [1.0, 1.0, 1.0]
+    assert aligned(weights).times(0.5)[1].tolist() == [1.0, 2.5]
+
+
+# Heads by pair, by name and by layer.
+CHOSEN: list[tuple[Any, list[tuple[int, int]]]] = [
+    ((0, 1), [(0, 1)]),
+    (["decoder.cross.L1.H3", "decoder.cross.L0.H0"], [(1, 3), (0, 0)]),
+    ({1: [0, 2]}, [(1, 0), (1, 2)]),
+]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_alignments_are_those_of_eager_weights(side: str) -> None:
+    model = sharp_t5()
+    batch = {name: padded(SOURCES, side)[name] for name in ("input_ids", "attention_mask")}
+    for heads, chosen in CHOSEN:
+        ours = hw.align(model, batch, TARGETS, heads=heads)
+        for row, (source, target) in enumerate(zip(SOURCES, TARGETS, strict=True)):
+            maps = _eager(model, source, target)
+            mean = torch.stack([maps[layer][head] for layer, head in chosen]).mean(0)
+            known = aligned(mean.double().numpy())
+            assert ours[row].spans.tolist() == known.spans.tolist()
+            np.testing.assert_allclose(ours[row].mass, known.mass, atol=1e-5)
+
+
+def test_no_weights_of_other_heads_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+
+    def counted(q: Tensor, k: Tensor, rule: Any, head: int, rows: range) -> Tensor:
+        computed.append(head)
+        return weights_of_head(q, k, rule, head, rows)
+
+    monkeypatch.setattr(_align, "weights_of_head", counted)
+    hw.align(
+        sharp_t5(), {"input_ids": torch.tensor([SOURCES[0]])}, TARGETS[:1], heads=[(1, 2), (0, 3)]
+    )
+    assert sorted(computed) == [2, 3]
+
+
+@pytest.mark.parametrize("first", range(5))
+def test_a_prompt_is_aligned_and_left_out(first: int) -> None:
+    """What comes before the first word is the prompt's, and not the word's."""
+    model, source = sharp_t5(), {"input_ids": torch.tensor([SOURCES[0]])}
+    (whole,) = hw.align(model, source, TARGETS[1:], heads=(1, 1), lengths=[4])
+    (rest,) = hw.align(model, source, TARGETS[1:], heads=(1, 1), first=first, lengths=[4])
+    assert rest.spans.tolist() == whole.spans[first:].tolist()
+    assert rest.mass.tolist() == whole.mass[first:].tolist()
+    assert (whole.spans[0, 0], whole.spans[-1, 1]) == (0, 4)
+
+
+def test_heads_are_found_behind_a_prompt() -> None:
+    """A prompt that nothing is known of changes no number: its tokens have no span."""
+    model = PlantedPairs().eval()
+    batches = [_stretched(16, seed) for seed in range(5)]
+    found, prompted = (
+        hw.find_alignment_heads(
+            model,
+            [
+                replace(x, first=first, spans=[[None] * first + [*s[first:]] for s in x.spans])
+                for x in batches
+            ],
+        )
+        for first in (0, 2)
+    )
+    assert (prompted.outcome, prompted.heads) == (found.outcome, found.heads)
+    assert prompted.error == 0.0
+    (example, *_) = known_examples(model, replace(batches[0], first=2))[1]
+    numbers, even, _ = example.places().T
+    assert numbers.tolist() == [token - 2 for token in example.tokens]
+    step = len(example.columns) / (example.n_outputs - 2)
+    np.testing.assert_allclose(even, numbers * step)
+
+
+def test_encoder_outputs_take_the_place_of_the_source() -> None:
+    model = sharp_t5()
+    batch = {name: padded(SOURCES, "right")[name] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        encoded = model.encoder(**batch)
+    mask = batch["attention_mask"]
+    for given in (encoded, (encoded.last_hidden_state,)):
+        inputs = {"encoder_outputs": given, "attention_mask": mask}
+        for ours, known in zip(
+            hw.align(model, inputs, TARGETS, heads=(1, 1)),
+            hw.align(model, batch, TARGETS, heads=(1, 1)),
+            strict=True,
+        ):
+            assert ours.spans.tolist() == known.spans.tolist()
+            np.testing.assert_allclose(ours.mass, known.mass, atol=1e-6)
+
+
+def test_a_planted_head_aligns_and_is_written(tmp_path: Path) -> None:
+    model = PlantedPairs().eval()
+    found = hw.find_alignment_heads(model, [spelled(16, seed) for seed in range(5)])
+    assert [str(head) for head in found.heads] == ["cross.L0.H2"]
+    best = found.frame().set_index("name").loc["cross.L0.H2"]
+    assert best["error"] == found.error == 0.0
+    assert best["accuracy"] == 1.0
+    # One output for each letter: the straight line is right, so no head is found against it.
+    assert found.straight_line == 0.0
+    assert found.outcome == "not found"
+    with pytest.raises(
+        ArgumentError, match=r"not found; its mean error is 0\.00 .* a straight line 0\.00"
+    ):
+        found.write_to(model)
+    few = hw.find_alignment_heads(model, spelled(10, 0))
+    assert few.outcome == "not tested: 5 held-out examples, 30 needed"
+
+
+def _stretched(n: int, seed: int) -> AlignedBatch:
+    """Each letter stands in the source one to six times; all but the first belong to the next one.
+
+    That is where the planted head looks: at what follows the letter written before.
+    """
+    rng, batch = np.random.default_rng(seed), spelled(n, seed)
+    counts = [rng.integers(1, 7, len(output)) for output in batch.outputs]
+    sources = [
+        np.repeat(np.array(output) - 20, times).tolist()
+        for output, times in zip(batch.outputs, counts, strict=True)
+    ]
+    starts = [[0, *(1 + np.cumsum([0, *times[:-2]])).tolist()] for times in counts]
+    spans = [
+        list(pairwise([*start, len(source)])) for start, source in zip(starts, sources, strict=True)
+    ]
+    inputs = {name: padded(sources, "right")[name] for name in ("input_ids", "attention_mask")}
+    return AlignedBatch(inputs, batch.outputs, spans)
+
+
+def _trailing(n: int, seed: int) -> AlignedBatch:
+    """A letter for each output, then letters that nothing is written for."""
+    batch = spelled(n, seed)
+    ids = torch.cat([batch.inputs["input_ids"], torch.full((n, 6), 45)], 1)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return AlignedBatch(inputs, batch.outputs, batch.spans)
+
+
+def test_no_head_is_found_where_counting_outputs_is_enough() -> None:
+    found = hw.find_alignment_heads(PlantedPairs().eval(), [_trailing(16, n) for n in range(5)])
+    assert found.straight_line == 0.0
+    assert found.outcome == "not found"
+
+
+def test_found_heads_are_those_that_align_uses() -> None:
+    model = PlantedPairs().eval()
+    found = hw.find_alignment_heads(model, [_stretched(16, seed) for seed in range(5)])
+    assert found.outcome == "found"
+    assert found.error == 0.0 < 1.0 < found.straight_line
+    assert "cross.L0.H2: found" in str(found)
+    assert "<table" in found._repr_html_()
+    assert "cross.L0.H2" in repr(found)
+    found.write_to(model)
+    assert model.generation_config.alignment_heads == [[0, 2]]
+    batch = _stretched(3, 99)
+    named, written = (
+        hw.align(model, batch.inputs, batch.outputs, heads=heads) for heads in ([(0, 2)], None)
+    )
+    for ours, known in zip(written, named, strict=True):
+        assert ours.spans.tolist() == known.spans.tolist()
+    with pytest.raises(ArgumentError, match="these are heads of the model"):
+        found.write_to(PlantedPairs(planted=1))
+
+
+def test_whisper_reads_what_is_written() -> None:
+    torch.manual_seed(0)
+    config = transformers.WhisperConfig(
+        vocab_size=60, num_mel_bins=8, d_model=16, encoder_layers=1, decoder_layers=2,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=16,
+        decoder_ffn_dim=16, max_source_positions=15, max_target_positions=20, bos_token_id=1,
+        eos_token_id=2, pad_token_id=0, decoder_start_token_id=1, suppress_tokens=None,
+        begin_suppress_tokens=None,
+    )  # fmt: skip
+    model = transformers.WhisperForConditionalGeneration(config).eval()
+    model.generation_config.alignment_heads = [[1, 2], [0, 3]]
+    features = torch.randn(1, 8, 30)
+    (ours,) = hw.align(model, {"input_features": features}, [[7, 9, 11, 2]], lengths=[12])
+    assert ours.spans.shape == (4, 2)
+    assert ours.spans[-1, 1] == 12
+    with pytest.raises(ArgumentError, match=r"lengths=\[16\] for sources of \[15\]"):
+        hw.align(model, {"input_features": features}, [[7, 9]], lengths=[16])
+
+
+def test_written_heads_are_saved_with_the_model(tmp_path: Path) -> None:
+    model = sharp_t5()
+    rows = pd.DataFrame({"name": ["decoder.cross.L1.H3"], "error": [0.0]})
+    heads = (hw.Head("decoder.cross", 1, 3),)
+    found = AlignmentHeads(
+        rows, heads, "found", 0.0, 0.0, 0.0, 1.0, (1.0, 1.0), 2.0, fingerprint(model)
+    )
+    found.write_to(model)
+    model.save_pretrained(tmp_path)
+    loaded = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path)
+    assert loaded.generation_config.alignment_heads == [[1, 3]]
+    model.generation_config = None
+    with pytest.raises(UnsupportedError, match="has no generation_config"):
+        found.write_to(model)
+
+
+def test_accuracies_of_an_encoder_decoder_are_those_of_eager_weights() -> None:
+    model, texts = sharp_t5(), linked_pairs(12)
+    frame = alignment(model, TOKENIZER, texts)
+    assert set(frame["stack"]) == {"decoder.cross"}
+    assert frame["texts"].unique().tolist() == [6]
+    known: dict[str, list[np.ndarray]] = {"identity": [], "prediction": []}
+    for text in texts:
+        source, target = (TOKENIZER.encode(part).ids for part in (text.text[:9], text.text[9:]))
+        maps = torch.stack(_eager(model, source, target)).flatten(0, 1)  # heads, one after another
+        first = len(source) - 3  # the tokenizer begins each text with a token
+        for query, offset in (("identity", 1), ("prediction", 0)):
+            right = [maps[:, first + word + offset, first:].argmax(-1) == word for word in range(3)]
+            known[query].append(torch.stack(right).float().sum(0).numpy())
+    for query, rights in known.items():
+        rows = frame[frame["query"] == query]
+        # Both halves together, since they are of equal size.
+        both = (rows["accuracy"].to_numpy() + rows["chosen_half"].to_numpy()) / 2
+        np.testing.assert_allclose(both, np.sum(rights, 0) / (3 * len(texts)), atol=1e-6)

@@ -1,16 +1,27 @@
 """A corpus job gives the same bytes however its shards are computed, and those of a plain watch."""
 
+import gc
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from datatrove.executor import LocalPipelineExecutor
+from hypothesis import given
+from hypothesis import strategies as st
 
 import headwise as hw
 from corpus_files import random_texts, write_jsonl, write_model, write_parquet, write_texts
+from headwise.corpora import read_conllu
+from headwise.corpora.streams import open_source
 from headwise.jobs import ImportanceRequest, merge_corpus
 from headwise.tables import COLUMNS, HeadTable
+from small_files import TREE
 
 TEXTS = random_texts(41)
 
@@ -180,3 +191,189 @@ def test_an_executor_of_datatrove_runs_the_shards(model: Path, data: Path, tmp_p
         [measure], tasks=job.shards, workers=1, logging_dir=str(tmp_path / "logs")
     ).run()
     check_equal(job.merge(), watch_plainly(model, TEXTS, hw.Request()))
+
+
+# However a corpus is cut, its shards hold every text once, in order.
+
+
+SHARDS = st.integers(1, 12)
+# White space of all kinds, characters of one to four bytes, and marks of other formats.
+CHARACTERS = st.sampled_from('ab \t\x0c\x85\u2028\u00a0\ufeffé日𝄞#\\"')
+LINES = st.lists(st.text(CHARACTERS, max_size=9), max_size=12)
+BREAKS = st.sampled_from(["\n", "\r\n"])
+
+
+def all_texts(data: object, shards: int) -> list[str]:
+    """The texts of all shards of one file, in the order of the file."""
+    source = open_source(data)
+    dealt = [list(source.texts(i, shards)) for i in range(shards)]
+    return [dealt[n % shards][n // shards] for n in range(sum(map(len, dealt)))]
+
+
+@given(lines=LINES, newline=BREAKS, shards=SHARDS, end=st.booleans())
+def test_shards_of_a_text_file_are_its_texts(
+    lines: list[str], newline: str, shards: int, end: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("corpus") / "a.txt"
+    path.write_text(newline.join(lines) + newline * end, "utf-8", newline="")
+    expected = path.read_bytes().decode("utf-8-sig").split("\n")
+    expected = [line.rstrip() for line in expected]
+    assert [t for t in all_texts(path, shards) if t] == [line for line in expected if line]
+
+
+@given(texts=st.lists(st.text(max_size=20) | st.none(), max_size=20), shards=SHARDS, rows=SHARDS)
+def test_shards_of_parquet_and_json_are_their_texts(
+    texts: list[str | None], shards: int, rows: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("corpus")
+    texts = [t if t is None else t.encode("utf-8", "ignore").decode() for t in texts]
+    expected = [text or "" for text in texts]
+    assert all_texts(write_parquet(folder / "a.parquet", texts, rows), shards) == expected
+    assert all_texts(write_jsonl(folder / "a.jsonl", texts), shards) == expected
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 7, 50])
+def test_shards_of_conllu_are_its_sentences(shards: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.conllu"
+    path.write_text(f"# a comment alone\n\n{TREE}{TREE.replace('go', 'sing')}\n\n{TREE}", "utf-8")
+    sentences = [text for text in all_texts(path, shards) if text]
+    assert sentences == [sentence.text for sentence in read_conllu(path)]
+    assert sentences[1] == "don't sing"
+
+
+def test_other_keys_of_json_lines_may_hold_anything(tmp_path: Path) -> None:
+    """Identifiers of 19 digits, broken emoji and repeated keys are common in corpora."""
+    others = ["1234567890123456789", "9" * 5000, r'"\ud83d"', "NaN", "1e999", "{}", '"", "id": 2']
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"id": {other}, "text": "w1 w2"}}\n' for other in others))
+    assert all_texts(path, 3) == ["w1 w2"] * len(others)
+
+
+@pytest.mark.parametrize("kind", ["null", "string_view", "large_string", "dictionary"])
+def test_texts_of_parquet_have_any_type_of_texts(kind: str, tmp_path: Path) -> None:
+    """Writers give a column without any text the type null."""
+    texts = pa.array(["a", None, "b", "a", "é"], pa.string())
+    if kind == "null":
+        texts = column = pa.nulls(5)
+    else:
+        column = texts.dictionary_encode() if kind == "dictionary" else texts.cast(kind)
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+    assert all_texts(tmp_path / "a.parquet", 2) == [text or "" for text in texts.to_pylist()]
+
+
+@pytest.mark.parametrize("name", ["a [1].txt", "日 本.txt"])
+def test_a_file_is_named_literally_before_it_is_a_glob(name: str, tmp_path: Path) -> None:
+    for each in (name, "1.txt"):
+        (tmp_path / each).write_text(each)
+    assert all_texts(tmp_path / name, 1) == [name]
+
+
+# Memory of reading a corpus does not grow with its size; of watching a text, with its length.
+
+
+WRITERS = {
+    "a.jsonl": write_jsonl,
+    "a.txt": write_texts,
+    "a.parquet": lambda path, texts: write_parquet(path, texts, 500),
+}
+
+
+def peak(work: Callable[[], object]) -> int:
+    """The most bytes that Python had allocated at once while this worked."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def read_all(path: Path, shards: int) -> int:
+    source = open_source(path)
+    return sum(1 for shard in range(shards) for _ in source.texts(shard, shards))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "a.jsonl" else pytest.mark.full) for name in WRITERS],
+)
+def test_reading_takes_the_memory_of_few_texts(name: str, tmp_path: Path) -> None:
+    texts = random_texts(200) * 30  # half a megabyte
+    path = WRITERS[name](tmp_path / name, texts)
+    assert read_all(path, 3) == len(texts)
+    assert peak(lambda: read_all(path, 3)) < 250_000 < path.stat().st_size or name == "a.parquet"
+
+
+def growth_of_job(place: Path) -> tuple[int, int]:
+    """By how much a job grows after its third shard of 12: objects of Python, and the process.
+
+    Objects are counted, so that neither load nor what the allocator keeps matters; the process has
+    tensors too. Garbage is collected first, because a job does so after some seconds only.
+    """
+    path = write_jsonl(place / "a.jsonl", random_texts(300) * 12)
+    job = hw.corpus(write_model(place / "model"), path, out=place / "run", shards=12)
+    objects: list[int] = []
+    resident: list[int] = []
+
+    def sample(*_: int) -> None:
+        gc.collect()
+        objects.append(tracemalloc.get_traced_memory()[0])
+        resident.append(psutil.Process().memory_info().rss)
+
+    tracemalloc.start()
+    try:
+        job.run(on_progress=sample)
+        job.merge()
+    finally:
+        tracemalloc.stop()
+    assert len(objects) == 12
+    return max(objects[2:]) - objects[2], max(resident[2:]) - resident[2]
+
+
+@pytest.mark.full
+def test_a_job_over_a_large_file_has_flat_memory(tmp_path: Path) -> None:
+    objects, resident = growth_of_job(tmp_path)
+    assert objects < 2**18
+    assert resident < 2**23
+
+
+def watched_peak(model: torch.nn.Module, tokens: int) -> int:
+    """The bytes of tensors that are alive at the end of a pass, beyond those before it."""
+    process = psutil.Process()
+    before = process.memory_info().rss
+    highest = before
+
+    def note(*_: object) -> None:
+        nonlocal highest
+        highest = max(highest, process.memory_info().rss)
+
+    with torch.no_grad(), hw.observe(model) as watch:
+        hook = model.register_forward_hook(note)
+        model(torch.randn(1, tokens, 16), causal=True)
+        hook.remove()
+    assert (watch.table().count("entropy") == tokens - 1).all()
+    return highest - before
+
+
+@pytest.mark.full
+def test_memory_of_a_long_text_is_linear() -> None:
+    """A map of 32k tokens would take 4 GiB for each head."""
+    layer = hw.MultiHeadAttention(16, 4, rope=hw.RoPE(4)).eval()
+    watched_peak(layer, 512)
+    assert watched_peak(layer, 32768) < 2**28
+
+
+@pytest.mark.full
+def test_the_study_of_a_book(tmp_path: Path) -> None:
+    """500 kB in one paragraph: split by the context, and its page written."""
+    model_folder = write_model(tmp_path / "model")
+    texts = [" ".join(random_texts(9000, longest=35))]
+    assert len(texts[0]) > 500_000
+    process = psutil.Process()
+    before = process.memory_info().rss
+    study = hw.study(hw.load(model_folder), hw.load_tokenizer(model_folder), texts)
+    path = study.report(tmp_path / "book.html")
+    assert study.text["texts"] == 1
+    assert int(study.text["pieces of texts"]) > 3000
+    assert process.memory_info().rss - before < 2**29
+    assert path.stat().st_size < 5_000_000

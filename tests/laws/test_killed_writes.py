@@ -1,11 +1,14 @@
 """A write killed at any step leaves the old or the new file whole; the next one cleans up."""
 
 import errno
+import json
 import os
+import random
 import re
 import shlex
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,6 +22,8 @@ from headwise.errors import InputError, OutputError
 from headwise.files import _atomic, files_beside, folder_beside, write_beside
 from headwise.lab import load as load_mini_gpt
 from headwise.report import load_study
+from soak.kills import Killer
+from soak.verbs import VERBS, Verb
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no fork")
 WRITER = Path(__file__).parent / "killed_writer.py"
@@ -218,3 +223,44 @@ def test_what_a_writer_leaves_beside_its_file_is_swept(tmp_path: Path) -> None:
     with write_beside(target) as file:
         file.write_text("one")
     assert [path.name for path in tmp_path.iterdir()] == ["one.safetensors"]
+
+
+# Work killed at random moments loses nothing: a sample of `make soak`.
+
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.mark.full
+def test_a_kill_of_each_verb_loses_nothing(tmp_path: Path) -> None:
+    results = tmp_path / "kills.json"
+    command = [sys.executable, str(TESTS / "soak" / "kills.py"), str(len(VERBS)), str(results)]
+    environment = os.environ | {"PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS / 'models'}"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    tallies = json.loads(results.read_text())
+    assert not [tally["problems"] for tally in tallies.values() if tally["problems"]]
+    assert {name: tally["kills"] for name, tally in tallies.items()} == dict.fromkeys(VERBS, 1)
+    assert sum(
+        tally["old"] + tally["new"] + tally["unreadable"] for tally in tallies.values()
+    ) == len(VERBS)
+
+
+def _write_slowly(folder: Path) -> None:
+    with (folder / "result").open("w") as file:
+        for part in ("new ", "result"):
+            file.write(part)
+            file.flush()
+            time.sleep(0.2)
+
+
+def test_a_write_that_is_not_atomic_is_noticed(tmp_path: Path) -> None:
+    verb = Verb(
+        _write_slowly,
+        lambda folder: (folder / "result").read_text(),
+        lambda folder: (folder / "result").write_text("old result"),
+    )
+    killer = Killer(verb, tmp_path, random.Random(0))
+    for _ in range(4):
+        killer.kill(in_write=False)
+    assert any("neither the old result nor the new" in text for text in killer.tally.problems)

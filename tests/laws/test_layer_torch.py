@@ -1,7 +1,10 @@
 """Conversion from and to torch's layer keeps every number, name and mode."""
 
+import math
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +12,21 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.layer import MultiHeadAttention
+from children import run_laws
+from headwise.errors import ArgumentError, ShapeError
+from headwise.layer import (
+    ALiBi,
+    LinearScaling,
+    Llama3Scaling,
+    MultiHeadAttention,
+    NTKScaling,
+    RoPE,
+    T5Bias,
+    YaRN,
+)
+from headwise.layer._biases import PositionedBias
+from headwise.masks.tiles import Tile
+from oracles_layer import close, position_bias, t5_bucket, turned
 
 B, T, S, D_MODEL = 2, 5, 7, 12
 
@@ -160,3 +177,283 @@ def test_pruning_keeps_the_subclass() -> None:
     assert small.name == "kept"
     modes = {name: module.training for name, module in layer.named_modules()}
     assert {name: module.training for name, module in small.named_modules()} == modes
+
+
+# Weights of textbook layers give our layer their output, whatever they are called.
+
+
+TEXTBOOK_WIDTH, N_HEADS, TEXTBOOK_TOKENS = 15, 3, 7
+CAUSAL = torch.ones(TEXTBOOK_TOKENS, TEXTBOOK_TOKENS, dtype=torch.bool).tril()
+
+
+class TextbookLayer(nn.Module):
+    """Multi-head attention as courses write it, with projections of any names."""
+
+    def __init__(self, names: str, bias: bool) -> None:
+        super().__init__()
+        self.names = names.split()
+        for name in self.names:
+            self.add_module(name, nn.Linear(TEXTBOOK_WIDTH, TEXTBOOK_WIDTH, bias=bias))
+        self.register_buffer("mask", CAUSAL.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (self._heads(self.get_submodule(name)(x)) for name in self.names[:3])
+        logits = q @ k.mT / math.sqrt(TEXTBOOK_WIDTH // N_HEADS)
+        heads = logits.masked_fill(~CAUSAL, -torch.inf).softmax(-1) @ v
+        return self.get_submodule(self.names[3])(heads.transpose(1, 2).flatten(2))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (N_HEADS, -1)).transpose(1, 2)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("prefix", ["", "blocks.0.attn."])
+@pytest.mark.parametrize(
+    "names",
+    [
+        "W_q W_k W_v W_o", "W_Q W_K W_V W_O", "wq wk wv wo", "q_proj k_proj v_proj out_proj",
+        "W_query W_key W_value out_proj", "query key value proj", "to_q to_k to_v to_out",
+        "q_linear k_linear v_linear out", "fc_q fc_k fc_v fc_o", "queries keys values fc",
+    ],
+)  # fmt: skip
+def test_linear_layers_load_by_any_name(names: str, prefix: str, bias: bool) -> None:
+    torch.manual_seed(0)
+    theirs = TextbookLayer(names, bias)
+    state = {prefix + name: tensor for name, tensor in theirs.state_dict().items()}
+    ours = hw.MultiHeadAttention.from_state_dict(state, N_HEADS)
+    x = torch.randn(2, TEXTBOOK_TOKENS, TEXTBOOK_WIDTH)
+    torch.testing.assert_close(ours(x, causal=True), theirs(x))
+    assert (ours.q_proj.bias is not None) == bias
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("biases", ["", "QKV", "QKVO", "QV"])
+def test_bare_parameters_are_used_as_x_at_w(per_head: bool, biases: str) -> None:
+    reference = hw.reference.MultiHeadAttention(TEXTBOOK_WIDTH, N_HEADS, seed=3)
+    state = {f"W_{role}": getattr(reference, f"W_{role}") for role in "QKVO"}
+    rng = np.random.default_rng(0)
+    added = {role: rng.standard_normal(TEXTBOOK_WIDTH).astype(np.float32) for role in biases}
+    x = rng.standard_normal((2, TEXTBOOK_TOKENS, TEXTBOOK_WIDTH)).astype(np.float32)
+    q, k, v = (
+        (x @ state[f"W_{role}"] + added.get(role, 0))
+        .reshape(2, TEXTBOOK_TOKENS, N_HEADS, reference.d_head)
+        .swapaxes(1, 2)
+        for role in "QKV"
+    )
+    heads = hw.reference.attention(q, k, v).swapaxes(1, 2).reshape(x.shape)
+    expected = heads @ state["W_O"] + added.get("O", 0)
+    if per_head:  # heads, in, width; of the output heads, width, out
+        split = {
+            name: W.reshape(TEXTBOOK_WIDTH, N_HEADS, -1).swapaxes(0, 1) for name, W in state.items()
+        }
+        state = split | {"W_O": state["W_O"].reshape(N_HEADS, -1, TEXTBOOK_WIDTH)}
+        added = {role: b if role == "O" else b.reshape(N_HEADS, -1) for role, b in added.items()}
+    state |= {f"b_{role}": b for role, b in added.items()}
+    layer = hw.MultiHeadAttention.from_state_dict(state, N_HEADS)
+    np.testing.assert_allclose(layer(torch.from_numpy(x)).detach(), expected, atol=2e-5)
+
+
+def test_the_reference_layer_is_called_with_an_additive_mask() -> None:
+    layer = hw.reference.MultiHeadAttention(TEXTBOOK_WIDTH, N_HEADS)
+    x = np.random.default_rng(0).standard_normal((TEXTBOOK_TOKENS, TEXTBOOK_WIDTH))
+    additive = np.where(CAUSAL.numpy(), 0.0, -np.inf)
+    np.testing.assert_array_equal(layer(x, additive), layer.forward(x, CAUSAL.numpy()))
+    assert layer.d_head == TEXTBOOK_WIDTH // N_HEADS
+
+
+def test_grouped_heads_and_a_missing_output_follow_from_the_shapes() -> None:
+    theirs = hw.MultiHeadAttention(
+        TEXTBOOK_WIDTH, N_HEADS, 1, head_dim=7, v_head_dim=2, out_proj=False
+    )
+    state = {name.replace("_proj", ""): x for name, x in theirs.state_dict().items()}
+    ours = hw.MultiHeadAttention.from_state_dict(state, N_HEADS)
+    x = torch.randn(2, TEXTBOOK_TOKENS, TEXTBOOK_WIDTH)
+    assert torch.equal(ours(x), theirs(x))
+    assert (ours.n_kv_heads, ours.head_dim, ours.v_head_dim) == (1, 7, 2)
+
+
+W = torch.zeros(6, 6)
+STATE = {f"W_{role}": W for role in "qkvo"}
+
+
+@pytest.mark.parametrize(
+    ("state", "options", "error", "message"),
+    [
+        (STATE | {"W_z": W}, {}, ArgumentError, "W_z is not a weight or bias"),
+        (STATE | {"wq": W}, {}, ArgumentError, "wq gives the weight of 'q' for the second time"),
+        ({"W_q": W}, {}, ArgumentError, r"no weights of k, v among \['W_q'\]"),
+        ({}, {}, ArgumentError, r"no weights of q, k, v among \[\]"),
+        (STATE | {"W_q": "text"}, {}, ArgumentError, "W_q is of type str"),
+        (STATE | {"W_q": torch.zeros(6)}, {}, ShapeError, r"W_q has the shape \(6,\)"),
+        (STATE | {"W_k": torch.zeros(6, 5)}, {}, ShapeError, "n_heads=3 .* 6, 5 and 6"),
+        (STATE, {"bias": True}, ArgumentError, "bias=True follows from the tensors: False"),
+    ],
+)  # fmt: skip
+def test_what_does_not_load_is_named(state, options, error, message) -> None:
+    with pytest.raises(error, match=f"^from_state_dict: .*{message}"):
+        hw.MultiHeadAttention.from_state_dict(state, 3, **options)
+
+
+def test_load_state_dict_names_the_way_in_for_textbook_names() -> None:
+    state = {f"W_{role}.weight": torch.zeros(6, 6) for role in "qkvo"}
+    with pytest.raises(ArgumentError, match=r"unknown \['W_k.*from_state_dict\(state, n_heads\)"):
+        hw.MultiHeadAttention(6, 2).load_state_dict(state)
+
+
+# Laws of positions: rotation keeps norms and encodes distances, as biases do.
+
+
+SCALINGS = (
+    None,
+    LinearScaling(3.0),
+    NTKScaling(3.0),
+    YaRN(3.0, trained_length=64),
+    Llama3Scaling(3.0, trained_length=64),
+)
+
+ropes = st.builds(
+    RoPE,
+    width=st.sampled_from([2, 4, 10]),
+    base=st.sampled_from([100.0, 10_000.0]),
+    pairing=st.sampled_from(["half", "interleaved"]),
+    scaling=st.sampled_from(SCALINGS),
+)
+
+
+def _at(*positions: int) -> Tensor:
+    return torch.tensor([positions])
+
+
+@given(rope=ropes)
+def test_rotation_is_a_product_of_complex_numbers(rope: RoPE) -> None:
+    x = torch.randn(2, 3, 5, 11, dtype=torch.float64)
+    close(
+        rope.rotate(x, _at(0, 1, 2, 70, -3)), turned(rope, x.numpy(), np.array([0, 1, 2, 70, -3]))
+    )
+
+
+@given(rope=ropes)
+def test_each_text_may_have_its_own_positions(rope: RoPE) -> None:
+    x = torch.randn(2, 3, 2, 11, dtype=torch.float64)
+    output = rope.rotate(x, torch.tensor([[0, 1], [5, 6]]))
+    torch.testing.assert_close(output[:1], rope.rotate(x[:1], _at(0, 1)))
+    torch.testing.assert_close(output[1:], rope.rotate(x[1:], _at(5, 6)))
+
+
+@given(rope=ropes, shift=st.integers(-50, 1000))
+def test_only_the_distance_matters(rope: RoPE, shift: int) -> None:
+    q, k = torch.randn(2, 1, 1, 1, 11, dtype=torch.float64)
+    near = (rope.rotate(q, _at(7)) * rope.rotate(k, _at(3))).sum()
+    far = (rope.rotate(q, _at(7 + shift)) * rope.rotate(k, _at(3 + shift))).sum()
+    torch.testing.assert_close(near, far)
+
+
+@given(rope=ropes)
+def test_rotation_keeps_norms_and_unrotated_features(rope: RoPE) -> None:
+    x = torch.randn(1, 1, 4, 11, dtype=torch.float64)
+    out = rope.rotate(x, _at(0, 9, 99, 999))
+    size = 1.0 if rope.scaling is None else rope.scaling.magnitude
+    before, after = (y[..., : rope.width].norm(dim=-1) for y in (x, out))
+    torch.testing.assert_close(after, before * size)
+    assert torch.equal(out[..., rope.width :], x[..., rope.width :])
+
+
+@pytest.mark.parametrize("scaling", SCALINGS[1:], ids=lambda s: type(s).__name__)
+def test_scaling_lowers_frequencies_by_at_most_its_factor(scaling: LinearScaling) -> None:
+    plain = RoPE(64).frequencies(torch.float64)
+    slowness = plain / RoPE(64, scaling=scaling).frequencies(torch.float64)
+    assert torch.all(slowness.diff() >= -1e-9)
+    torch.testing.assert_close(slowness[-1], torch.tensor(3.0, dtype=torch.float64))
+    first = 3.0 if isinstance(scaling, LinearScaling) else 1.0
+    torch.testing.assert_close(slowness[0], torch.tensor(first, dtype=torch.float64))
+
+
+def test_scaling_as_the_papers_print_it() -> None:
+    width, base, factor = 64, 10_000.0, 3.0
+    pair = torch.arange(width // 2, dtype=torch.float64)
+    larger = base * factor ** (width / (width - 2))
+    ntk = RoPE(width, scaling=NTKScaling(factor)).frequencies(torch.float64)
+    torch.testing.assert_close(ntk, larger ** (-2 * pair / width))
+    assert YaRN(16.0, trained_length=4096).magnitude == 0.1 * math.log(16.0) + 1
+
+
+def test_half_precision_rotates_far_positions_precisely() -> None:
+    x = torch.randn(1, 1, 1, 64, dtype=torch.float64).bfloat16()
+    exact = RoPE(64).rotate(x.double(), _at(30_001))
+    error = (RoPE(64).rotate(x, _at(30_001)).double() - exact).abs().max()
+    assert error <= (exact.bfloat16().double() - exact).abs().max() + 0.02
+
+
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_rotates_as_exactly_as_a_plain_implementation(
+    dtype: torch.dtype, pairing: str
+) -> None:
+    rope, positions = RoPE(64, pairing=pairing), torch.arange(500)[None]
+    x = torch.randn(1, 2, 500, 64, dtype=torch.float64).to(dtype)
+    exact = rope.rotate(x.double(), positions)
+    angles = torch.arange(500)[:, None] * rope.frequencies()
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    if pairing == "half":
+        first, second = x.chunk(2, -1)
+        plain = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+    else:
+        first, second = x[..., 0::2], x[..., 1::2]
+        plain = torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(
+            -2
+        )
+    error = (rope.rotate(x, positions).double() - exact).abs()
+    worst = (plain.double() - exact).abs()
+    assert error.max() <= 2 * worst.max()
+    assert error.mean() <= worst.mean()
+
+
+@pytest.mark.parametrize("part", [ALiBi(3), T5Bias(3, 8, 16)], ids=["alibi", "t5"])
+@pytest.mark.parametrize(("T", "S"), [(5, 5), (5, 11), (11, 5), (1, 7), (0, 5), (5, 0)])
+def test_a_bias_along_diagonals_is_the_bias_of_every_pair(
+    part: ALiBi | T5Bias, T: int, S: int
+) -> None:
+    positions = torch.arange(S - T, S)[None], torch.arange(S)[None]
+    quick, plain = (
+        PositionedBias(part, *positions, torch.float64, steps) for steps in (True, False)
+    )
+    tiles = [Tile.whole(T, S)]
+    if T > 2 and S > 3:
+        tiles.append(Tile(T, S, range(1, T - 1), range(2, S), tiles[0].device))
+    for tile in tiles:
+        assert torch.equal(quick.tile(tile), plain.tile(tile))
+
+
+@pytest.mark.parametrize("n_heads", [1, 2, 3, 8, 12])
+def test_alibi_is_a_slope_times_the_distance(n_heads: int) -> None:
+    part = ALiBi(n_heads)
+    close(
+        part(torch.arange(2, 7)[None], torch.arange(7)[None], torch.float64),
+        position_bias(part, 5, 7),
+    )
+
+
+def test_alibi_slopes_equal_those_of_the_paper() -> None:
+    assert ALiBi(8).slopes() == tuple(2.0**-n for n in range(1, 9))
+    assert ALiBi(12).slopes()[8:] == tuple(2.0**-n for n in (0.5, 1.5, 2.5, 3.5))
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_t5_buckets_equal_those_of_the_paper(bidirectional: bool) -> None:
+    part = T5Bias(2, bidirectional=bidirectional)
+    ahead = torch.arange(-200, 201)
+    assert part.bucket(ahead).tolist() == [t5_bucket(part, n) for n in ahead.tolist()]
+    assert part.bucket(ahead).unique().numel() == (32 - 1 if bidirectional else 32)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_t5_bias_is_looked_up_by_bucket(bidirectional: bool) -> None:
+    part = T5Bias(3, 8, 16, bidirectional=bidirectional).double()
+    bias = part(torch.arange(2, 7)[None], torch.arange(7)[None], torch.float64)
+    close(bias, position_bias(part, 5, 7))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["layer_compiled", "attend_traced"])
+def test_the_layer_and_attend_can_be_compiled_exported_and_transformed(name: str) -> None:
+    run_laws(Path(__file__).with_name(f"{name}.py"))

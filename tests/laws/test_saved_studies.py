@@ -1,22 +1,34 @@
 """A saved study loads equal, is whole or absent, and can stand for the study everywhere."""
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import headwise as hw
+from headwise import masks
+from headwise._display import counted, first_line
+from headwise.caching import CachePlan
+from headwise.cli._print import print_table
 from headwise.errors import ArgumentError, InputError, OutputError
 from headwise.files import read_json, write_json
 from headwise.lab import MiniGPT, MiniGPTConfig
-from headwise.report import Sample, Study, TopPairs, _saved
+from headwise.report import Sample, Study, TopPairs, _saved, compare_tables
 from headwise.report.page import render
-from headwise.surgery import Plan
+from headwise.surgery import Costs, LayerPlan, Plan
 from headwise.tables import Curves, Scores
 from planted import TOKENIZER, lines
-from studies import make_roles, make_study
+from small_files import HEADS, SCORES
+from studies import make_heads, make_roles, make_study
+from tables_of_texts import make_table
 
 TWO_STACKS = ("encoder", "decoder", "decoder.cross")
 
@@ -213,3 +225,210 @@ def test_what_is_no_study_is_named(tmp_path: Path) -> None:
         hw.compare("gpt2", make_study())
     with pytest.raises(ArgumentError, match="were not kept before"):
         hw.compare(make_study().save(tmp_path / "without"), make_study())
+
+
+# A subclass of a result loads as itself.
+
+
+EACH = {"parameters": np.ones(3)}
+RESULTS: dict[str, Callable[[], Any]] = {
+    "table.json": lambda: make_study(layers=1, heads=2).table,
+    "roles.json": lambda: make_roles(make_study(layers=1, heads=2)),
+    "scores.json": lambda: SCORES,
+    "plan.json": lambda: Plan((LayerPlan("", 0, 3, (1,)),), "abc", "a reason"),
+    "costs.json": lambda: Costs(HEADS, SCORES.kv_heads, EACH, EACH, "abc", {}),
+    "cache.json": lambda: CachePlan.of({1: [0]}, n_layers=2, n_kv_heads=2),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_subclass_loads_as_itself(name: str, tmp_path: Path) -> None:
+    result = RESULTS[name]()
+    path = result.save(tmp_path / name)
+    subclass = type("Extended", (type(result),), {})
+    loaded = subclass.load(path)
+    assert type(loaded) is subclass
+    loaded.save(tmp_path / f"again-{name}")
+    assert (tmp_path / f"again-{name}").read_bytes() == path.read_bytes()
+
+
+# What notebooks show: small, well-formed, without a script, whatever the names.
+
+
+HOSTILE = "</p><script>alert(1)</script><img src=x onerror=alert(1)> \x1b[31m"
+MANY_HEADS = make_heads(48, 64)
+
+
+def _scores() -> hw.Scores:
+    values = np.random.default_rng(0).random((2, len(MANY_HEADS)))
+    return hw.Scores(MANY_HEADS, np.arange(len(MANY_HEADS)), values, method=HOSTILE, loss=HOSTILE)
+
+
+def _study() -> Study:
+    study = make_study(24, 16, title=HOSTILE, relations={HOSTILE: HOSTILE})
+    return study.with_roles(make_roles(study, range(100), HOSTILE))
+
+
+def _comparison() -> Any:
+    table = make_table(texts=31, layers=24, heads=16)
+    comparison = compare_tables(table, table, draws=1)
+    return replace(comparison, titles=(HOSTILE, HOSTILE))
+
+
+VIEWS: dict[str, Callable[[], Any]] = {
+    "study": _study,
+    "table": lambda: replace(make_table(layers=24, heads=16), model=HOSTILE),
+    "roles": lambda: make_roles(make_study(24, 16), range(300), HOSTILE),
+    "scores": _scores,
+    "plan": lambda: replace(hw.plan(_scores(), remove=0.3), why=HOSTILE),
+    "curves": lambda: Curves(
+        np.arange(100), 384, {HOSTILE: np.ones((1, 100, 2)), "b": np.ones((2, 100, 2))}, HOSTILE
+    ),
+    "cache plan": lambda: replace(
+        hw.CachePlan.of({0: [1]}, n_layers=48, n_kv_heads=8), why=HOSTILE
+    ),
+    "comparison": _comparison,
+    "mask": lambda: masks.causal() & masks.documents(torch.zeros(3, 5000, dtype=torch.long)),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_is_small_and_harmless(view: str) -> None:
+    html = VIEWS[view]()._repr_html_()
+    assert len(html.encode()) < 1_000_000
+    root = ElementTree.fromstring(html.replace("&nbsp;", " "))
+    tags = {element.tag for element in root.iter()}
+    assert not {"script", "style", "img", "link", "iframe"} & tags
+    assert not [name for x in root.iter() for name in x.attrib if name.startswith("on")]
+    assert "\x1b" not in html
+    assert "svg" in tags
+
+
+def test_roles_are_a_map_with_letters_and_a_legend() -> None:
+    study = make_study(2, 4)
+    root = ElementTree.fromstring(make_roles(study, [1, 6])._repr_html_())
+    assert [text.text for text in root.iter("text")] == ["A", "A"]
+    titles = [title.text for title in root.iter("title")]
+    marked = [title for title in titles if title and "none" not in title]
+    assert (len(titles), marked) == (8, ["L0.H1: previous token", "L1.H2: previous token"])
+    assert ["".join(row.itertext()) for row in root.iter("li")] == ["A previous token, 2"]
+
+
+def _squares(mask: masks.Mask) -> list[list[bool]]:
+    root = ElementTree.fromstring(mask._repr_html_())
+    filled: dict[int, list[bool]] = {}
+    for square in root.iter("rect"):
+        filled.setdefault(int(square.attrib["y"]), []).append(square.attrib["fill"] == "#2c728e")
+    return [filled[row] for row in sorted(filled)]
+
+
+def test_a_mask_is_drawn_as_it_is() -> None:
+    assert _squares(masks.causal()) == torch.ones(12, 12).tril().bool().tolist()
+    visible = torch.rand(5, 7) > 0.5
+    assert _squares(masks.as_mask(visible)) == visible.tolist()
+    ids = torch.tensor([[0, 0, 1, 1, 1]])
+    packed = ids[0][:, None] == ids[0]
+    assert _squares(masks.documents(ids)) == packed.tolist()
+    either = ~packed | torch.ones(5, 5).tril().bool()
+    assert _squares(~masks.documents(ids) | masks.causal()) == either.tolist()
+    long = masks.documents(torch.zeros(2, 4000, dtype=torch.long))
+    assert "4000 keys, the last 32 and 32 shown; the first of 2 texts" in long._repr_html_()
+
+
+def test_the_curves_of_a_notebook_end_where_they_end() -> None:
+    values = np.linspace(0, 2, 5)[None, :, None].repeat(3, 2)
+    root = ElementTree.fromstring(Curves(np.arange(5), 8, {"a": values})._repr_html_())
+    [line] = root.iter("polyline")
+    heights = [float(point.split(",")[1]) for point in line.attrib["points"].split()]
+    assert heights == sorted(heights, reverse=True)
+    assert len(heights) == 5
+
+
+# The display of tables: a summary and some rows, no wider than the terminal.
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> hw.HeadTable:
+    monkeypatch.setenv("COLUMNS", "60")
+    layer = hw.MultiHeadAttention(60, 30)
+    request = hw.Request(relations={}, classes={}, top=("first",))
+    with torch.no_grad(), hw.observe(layer, request) as watch:
+        layer(torch.randn(2, 5, 60), causal=True)
+    assert repr(watch) == "Watch of MultiHeadAttention: 1 layer captured"
+    return watch.table()
+
+
+def test_a_table_shows_some_rows_as_wide_as_the_terminal(table: hw.HeadTable) -> None:
+    title, *lines = repr(table).splitlines()
+    assert title == f"HeadTable of 30 heads, model {table.model}"
+    assert max(map(len, lines)) <= 60
+    names = [line.split()[0] for line in lines if line.startswith("L")]
+    blocks = names.count("L0.H0")
+    assert blocks > 1
+    assert names == [f"L0.H{head}" for head in (*range(6), *range(24, 30))] * blocks
+    first = next(line for line in lines if line.startswith("L0.H0"))
+    assert first.split()[1] == f"{table.mean('entropy')[0]:.3g}"
+
+
+def test_scores_and_curves_have_a_short_repr(table: hw.HeadTable) -> None:
+    values = np.arange(60.0).reshape(2, 30)
+    scores = Scores(table.heads, table.kv_heads, values, method="ablation", loss="lm")
+    title, header, first, *_ = repr(scores).splitlines()
+    assert title == "Scores of 30 heads by ablation of the loss lm, over 2 texts"
+    assert header.split() == ["importance", "ci_low", "ci_high"]
+    assert first.split() == ["L0.H0", "15", "0", "30"]
+    curves = Curves(np.array([0, 3]), 12, {"mine": np.array([[[0.0, 0.0], [0.5, 1.5]]])}, "lm")
+    title, header, *rows = repr(curves).splitlines()
+    assert title == "Curves of the loss lm, as some of 12 heads are removed"
+    assert rows[1].split()[:3] == ["mine", "3", "1"]
+
+
+def test_no_object_prints_all_its_arrays() -> None:
+    study = make_study()
+    for thing in (
+        study,
+        study.table,
+        study.roles,
+        hw.costs(hw.MultiHeadAttention(8, 2), torch.randn(1, 3, 8)),
+    ):
+        assert len(repr(thing)) < 4000
+        assert "array(" not in repr(thing)
+
+
+def test_terminal_control_characters_are_escaped() -> None:
+    hostile = "\x1b[31mred\n"
+    rows = pd.DataFrame({"name": ["L0.H0"], "role": [hostile], "\x9b2J": [1.0]})
+    evidence = {"effect": 0.5, "baseline": 0.1, "lift": 0.4, "p_adj": 0.01, "n": 20, "texts": 30}
+    roles = hw.Roles(
+        rows.assign(found=True, label=hostile, outcome="found", null="", **evidence), {}
+    )
+    shown = repr(roles)
+    assert "red" in shown
+    assert not re.search("[\x1b\x9b]", shown)
+
+
+def test_only_a_terminal_limits_the_width(
+    table: hw.HeadTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for stream, most in ((Terminal(), 60), (StringIO(), 1000)):
+        monkeypatch.setattr("sys.stdout", stream)
+        print_table(table.frame())
+        lines = stream.getvalue().splitlines()
+        assert max(map(len, lines)) <= most
+        assert (len(lines) == 31) == (most == 1000)
+
+
+def test_nouns_agree_with_their_numbers() -> None:
+    assert counted(1, "text") == "1 text"
+    assert counted(0, "text") == "0 texts"
+    assert counted(1200, "query", "queries") == "1,200 queries"
+    assert counted(1, "query", "queries") == "1 query"
+
+
+def test_an_error_in_another_message_is_its_first_line_or_its_type() -> None:
+    said = [first_line(ValueError(text)) for text in ("no shape.\nmore", "", " \n")]
+    assert said == ["no shape", "ValueError", "ValueError"]

@@ -1,8 +1,6 @@
 """All that Hugging Face models are used for, on our kernel: the same results as under `sdpa`."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -252,12 +250,7 @@ def test_a_trainer_learns_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_compiled_models_run_on_the_kernel() -> None:
-    plain = ["-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider"]
-    laws = Path(__file__).with_name("attention_compiled.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *plain, str(laws)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout
+    run_laws(Path(__file__).with_name("attention_compiled.py"))
 
 
 @torch.no_grad()

@@ -1,14 +1,20 @@
 """The queries a table covers, and modules that do not attend between tokens."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
+import zoo
 from torch import Tensor, nn
+from transformers import DynamicCache
 
+import headwise as hw
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.tables import HeadTable
 from headwise.watch import Request, Watch, observe
@@ -215,3 +221,611 @@ def test_a_sparse_model_counts_every_query_without_a_mask_of_the_text() -> None:
     for name in said.statistics:
         np.testing.assert_array_equal(table.count(name), said.count(name))
         np.testing.assert_array_equal(table.mean(name), said.mean(name), err_msg=name)
+
+
+# Module calls: calls of one pass belong together, and a part of the model may run alone.
+
+
+class ImageAttention(nn.Module):
+    """Attention within each of several packed images, as in vision towers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(12, 36)
+
+    def forward(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 3)).permute(1, 2, 0, 3).unsqueeze(1)
+        parts = zip(*(tensor.split(list(sizes), dim=2) for tensor in (q, k, v)), strict=True)
+        heads = [F.scaled_dot_product_attention(*part) for part in parts]
+        return torch.cat(heads, 2)[0].transpose(0, 1).flatten(1)
+
+
+class ImageLayers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(ImageAttention() for _ in range(2))
+
+    def forward(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x, sizes)
+        return x
+
+
+def _of_images(batches: Sequence[Sequence[int]]) -> HeadTable:
+    model = ImageLayers()
+    images = torch.randn(9, 12, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad(), observe(model, Request(per_text=True)) as watch:
+        for sizes in batches:
+            start = 0 if sizes[0] == 4 else 4
+            model(images[start : start + sum(sizes)], sizes)
+    return watch.table()
+
+
+def test_images_of_one_pass_are_texts_of_one_layer() -> None:
+    together, apart = _of_images([(4, 5)]), _of_images([(4,), (5,)])
+    assert [str(head) for head in together.heads] == [
+        f"L{m}.H{h}" for m in (0, 1) for h in range(4)
+    ]
+    assert together.heads == apart.heads
+    for name in apart.statistics:
+        for actual, expected in zip(
+            together.per_text(name).parts, apart.per_text(name).parts, strict=True
+        ):
+            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+class Flat(nn.Module):
+    """Three layers in one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weights = nn.ParameterList(torch.randn(36, 12) / 4 for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in self.weights:
+            q, k, v = F.linear(x, weight).unflatten(-1, (3, 4, 3)).permute(2, 0, 3, 1, 4)
+            x = x + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return x
+
+
+def test_layers_of_one_module_are_layers() -> None:
+    with torch.no_grad(), observe(model := Flat()) as watch:
+        for _ in range(2):
+            model(torch.randn(2, 5, 12))
+    assert {head.layer for head in watch.table().heads} == {0, 1, 2}
+    assert (watch.table().count("lse") == 20).all()
+
+
+def test_a_part_of_the_model_may_run_by_itself() -> None:
+    model, ids = zoo.make("Llama"), torch.tensor([[5, 9, 7], [1, 2, 3]])
+    with torch.no_grad(), observe(model, Request(per_text=True)) as watch:
+        model.model(ids)
+        model.model(ids)
+    assert {head.layer for head in watch.table().heads} == {0, 1}
+    assert watch.table().per_text("lse").count[:, 0].tolist() == [3, 3, 3, 3]
+
+
+class Past(nn.Module):
+    """Calls the forward method of its module without hooks."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        return self.inner.forward(*args, **kwargs)
+
+
+def test_a_module_called_without_its_hooks_is_one_layer() -> None:
+    model, ids = zoo.make("Llama"), torch.tensor([[5, 9, 7]])
+    model.model.layers[0].self_attn = Past(model.model.layers[0].self_attn)
+    with torch.no_grad(), observe(model, exact=False) as watch:
+        for _ in range(3):
+            model(ids)
+    assert [str(head) for head in watch.table().heads[::4]] == ["L0.H0", "L1.H0"]
+    assert (watch.table().count("lse") == 9).all()
+
+
+def test_an_interrupted_pass_leaves_no_layers() -> None:
+    model, ids = zoo.make("GPT2"), torch.tensor([[5, 9, 7]])
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with torch.no_grad(), observe(model) as watch:
+        model(ids)
+        hook = next(m for m in model.modules() if isinstance(m, nn.LayerNorm))
+        handle = hook.register_forward_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model(ids)
+        handle.remove()
+        model(ids)
+        model(ids)
+    assert {head.layer for head in watch.table().heads} == {0, 1}
+    assert watch.table().count("lse")[0] == 9
+
+
+class Condensed(nn.Module):
+    """Attention that drops tokens from its queries or keys."""
+
+    def __init__(self, queries: int, keys: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv, self._steps = nn.Linear(12, 36), (queries, keys, keys)
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole = self.qkv(x).unflatten(-1, (3, 4, 3)).permute(2, 0, 3, 1, 4)
+        q, k, v = (tensor[:, :, ::step] for tensor, step in zip(whole, self._steps, strict=True))
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 2), (1, 4), (2, 1)])
+def test_positions_are_unknown_if_tokens_are_dropped(queries: int, keys: int) -> None:
+    model, x = Condensed(queries, keys), torch.randn(2, 8, 12)
+    with torch.no_grad(), observe(model) as watch:
+        model(x)
+    table = watch.table()
+    assert (table.count("entropy") == 16 // queries).all()
+    for name in ("self", "previous", "next", "distance"):
+        assert np.isnan(table.mean(name)).all(), name
+
+
+def test_a_model_that_runs_in_two_threads_at_once_is_refused() -> None:
+    model, ids = zoo.make("Llama"), torch.tensor([[5, 9, 7]])
+    inside, go = Event(), Event()
+
+    def wait(*_: object) -> None:
+        inside.set()
+        go.wait(60)
+
+    with torch.no_grad(), observe(model) as watch:
+        handle = model.model.layers[1].register_forward_pre_hook(wait)
+        thread = Thread(target=model, args=(ids,))
+        thread.start()
+        inside.wait(60)
+        with pytest.raises(UnsupportedError, match="LlamaForCausalLM runs in two threads at once"):
+            model(ids)
+        go.set()
+        thread.join()
+        handle.remove()
+        model(ids)
+    assert {head.layer for head in watch.table().heads} == {0, 1}
+
+
+def test_a_model_with_nan_is_watched() -> None:
+    model, ids = zoo.make("Llama"), torch.tensor([[5, 9, 7]])
+    nn.init.constant_(model.model.layers[0].self_attn.q_proj.weight, float("nan"))
+    with torch.no_grad(), observe(model) as watch:
+        model(ids)
+    assert np.isnan(watch.table().mean("lse")[0])
+
+
+@pytest.mark.parametrize("name", ["Mistral", "Llama"])
+def test_received_mass_covers_the_whole_text_with_a_rolling_cache(name: str) -> None:
+    model, text = zoo.make(name), torch.tensor([[5, 9, 7, 3, 11, 8, 2, 4]])
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        maps = model(text, output_attentions=True).attentions
+        cache = DynamicCache(config=model.config)
+        with observe(model, Request(received=True)) as watch:
+            for piece in text.split(3, dim=1):
+                model(piece, cache=cache)
+    for layer in (0, 1):
+        received = watch.received(f"L{layer}.H1")
+        torch.testing.assert_close(received, maps[layer][:, 1].sum(1), atol=1e-4, rtol=1e-4)
+
+
+def test_generating_adds_no_texts() -> None:
+    model, ids = zoo.make("Mistral"), torch.tensor([[5, 9, 7, 3, 1], [3, 4, 6, 8, 2]])
+    options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
+    with observe(model, Request(per_text=True)) as watch:
+        model.generate(ids, **options)
+    assert watch.table().per_text("lse").count[:, 0].tolist() == [9, 9]
+
+
+def test_packed_images_of_a_real_architecture() -> None:
+    config = transformers.models.qwen2_vl.configuration_qwen2_vl.Qwen2VLVisionConfig(
+        depth=2, embed_dim=24, hidden_size=24, num_heads=3, patch_size=2, mlp_ratio=1
+    )
+    torch.manual_seed(0)
+    model = transformers.models.qwen2_vl.modeling_qwen2_vl.Qwen2VisionTransformerPretrainedModel
+    tower = model._from_config(config).eval()
+    patches, grid = torch.randn(24, 3 * 2 * 2 * 2), torch.tensor([[1, 4, 2], [1, 4, 4]])
+    with torch.no_grad(), observe(tower, Request(per_text=True)) as watch:
+        tower(patches[:8], grid[:1])
+        tower(patches, grid)
+    assert {head.layer for head in watch.table().heads} == {0, 1}
+    assert watch.table().per_text("lse").count[:, 0].tolist() == [8, 8, 16]
+
+
+# Texts packed into one row of a Hugging Face model are the texts one by one.
+
+
+TEXTS = [[5, 9, 7, 3, 11], [4, 6], [8, 10, 3, 3, 12, 9], [7]]
+
+
+def _copies(ids: list[int]) -> list[tuple[int, int]]:
+    return [(q, k) for q in range(len(ids)) for k in range(len(ids)) if q != k and ids[q] == ids[k]]
+
+
+REQUEST = Request(
+    statistics=(*Request().statistics, "participation"),
+    classes={"threes": {3}}, relations={"copy": _copies},
+    top=("first", "threes"), value=("copy",), per_text=True,
+)  # fmt: skip
+
+
+def _table_of_batches(model: torch.nn.Module, batches: list[dict[str, torch.Tensor]]) -> HeadTable:
+    with torch.no_grad(), observe(model, REQUEST) as watch:
+        for batch in batches:
+            model(**batch)
+    return watch.table()
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma2", "Qwen3"])
+def test_packed_texts_give_the_table_of_texts_one_by_one(name: str) -> None:
+    model = zoo.make(name).double()
+    flat = torch.tensor([[token for text in TEXTS for token in text]])
+    positions = torch.cat([torch.arange(len(text)) for text in TEXTS])[None]
+    packed = _table_of_batches(
+        model, [{"input_ids": flat, "position_ids": positions, "use_cache": False}]
+    )
+    single = _table_of_batches(model, [{"input_ids": torch.tensor([text])} for text in TEXTS])
+    for name in single.statistics:
+        for ours, known in zip(
+            packed.per_text(name).parts, single.per_text(name).parts, strict=True
+        ):
+            np.testing.assert_allclose(ours, known, rtol=1e-6, atol=1e-9, err_msg=name)
+        maximum = single.maximum(name)
+        np.testing.assert_allclose(packed.maximum(name), maximum, rtol=1e-6, err_msg=name)
+    assert packed.per_text("lse").count[:, 0].tolist() == [5, 2, 6, 1]
+
+
+def test_packed_texts_the_model_mixes_count_as_one() -> None:
+    # With a cache, positions do not mark the beginnings of texts.
+    model = zoo.make("Llama").double()
+    batch = {
+        "input_ids": torch.tensor([[5, 9, 7, 3]]),
+        "position_ids": torch.tensor([[0, 1, 0, 1]]),
+    }
+    table = _table_of_batches(model, [batch | {"use_cache": True}])
+    assert table.per_text("lse").count[:, 0].tolist() == [4]
+
+
+# `scaled_dot_product_attention` on other numbers of axes than four.
+
+
+FUSED_HEADS, WIDTH, T, WINDOWS = 4, 3, 5, 2
+MASK = torch.ones(T, T, dtype=torch.bool).tril()
+
+
+class AxesAttention(nn.Module):
+    """The same attention on queries of 2 to 5 axes; `n_heads` is what it declares."""
+
+    def __init__(self, axes: str, n_heads: int = FUSED_HEADS) -> None:
+        super().__init__()
+        self.axes, self.n_heads = axes, n_heads
+        self.qkv = nn.Linear(FUSED_HEADS * WIDTH, 3 * FUSED_HEADS * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return getattr(self, self.axes)(*self.qkv(x).unflatten(-1, (3, FUSED_HEADS, -1)).unbind(2))
+
+    def four(self, *qkv: Tensor) -> Tensor:
+        heads = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in qkv), attn_mask=MASK)
+        return heads.transpose(1, 2).flatten(2)
+
+    def three(self, *qkv: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in qkv)
+        mask = MASK.expand(len(q), T, T)
+        heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return heads.unflatten(0, (-1, FUSED_HEADS)).transpose(1, 2).flatten(2)
+
+    def two(self, *qkv: Tensor) -> Tensor:
+        texts = [
+            [
+                F.scaled_dot_product_attention(*(x[row, :, h] for x in qkv), attn_mask=MASK)
+                for h in range(FUSED_HEADS)
+            ]
+            for row in range(len(qkv[0]))
+        ]
+        return torch.stack([torch.cat(heads, -1) for heads in texts])
+
+    def grouped(self, *qkv: Tensor) -> Tensor:
+        q, k, v = (x.unflatten(2, (2, -1)).permute(0, 2, 3, 1, 4) for x in qkv)
+        heads = F.scaled_dot_product_attention(q, k, v, attn_mask=MASK.expand(2, T, T))
+        return heads.permute(0, 3, 1, 2, 4).flatten(2)
+
+    def windows(self, *qkv: Tensor) -> Tensor:
+        q, k, v = (x.unflatten(1, (WINDOWS, T)).transpose(2, 3) for x in qkv)
+        heads = F.scaled_dot_product_attention(q, k, v, attn_mask=MASK)
+        return heads.transpose(2, 3).flatten(1, 2).flatten(2)
+
+
+def _watch_of(model: nn.Module, x: Tensor) -> Watch:
+    with torch.no_grad():
+        expected = model(x)
+        with hw.observe(model) as watch:
+            for _ in range(2):
+                assert torch.equal(model(x), expected)
+    return watch
+
+
+def _alike(axes: str) -> tuple[AxesAttention, AxesAttention]:
+    torch.manual_seed(0)
+    model, usual = AxesAttention(axes), AxesAttention("four")
+    usual.load_state_dict(model.state_dict())
+    return model, usual
+
+
+@pytest.mark.parametrize("axes", ["three", "grouped", "windows"])
+def test_heads_on_any_number_of_axes_are_those_on_four(axes: str) -> None:
+    model, usual = _alike(axes)
+    x = torch.randn(3, WINDOWS * T if axes == "windows" else T, FUSED_HEADS * WIDTH)
+    table = _watch_of(model, x).table()
+    # Each window is a text.
+    known = _watch_of(usual, x.view(-1, T, FUSED_HEADS * WIDTH)).table()
+    assert table.heads == known.heads
+    for name in known.statistics:
+        np.testing.assert_array_equal(table.count(name), known.count(name), err_msg=name)
+        np.testing.assert_allclose(table.mean(name), known.mean(name), rtol=1e-6, err_msg=name)
+
+
+def test_queries_of_two_axes_are_a_head_of_a_text() -> None:
+    model, usual = _alike("two")
+    x = torch.randn(1, T, FUSED_HEADS * WIDTH)
+    table, known = _watch_of(model, x).table(), _watch_of(usual, x).table()
+    for name in known.statistics:
+        mean = known.mean(name).mean()  # the calls on parts of the same queries are one head
+        np.testing.assert_allclose(table.mean(name), [mean], rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("n_heads", [1, 3])
+def test_queries_of_five_axes_without_a_number_of_heads_are_listed(n_heads: int) -> None:
+    model = nn.Sequential(AxesAttention("four"), AxesAttention("grouped", n_heads))
+    watch = _watch_of(model, torch.randn(3, T, FUSED_HEADS * WIDTH))
+    why = r"not supported: which axes of its queries (3, 2, 2, 5, 3) are heads is unknown"
+    assert {site.name: site.watched for site in watch.sites()}["1"] == why
+    assert [str(head) for head in watch.table().heads] == [
+        f"L0.H{head}" for head in range(FUSED_HEADS)
+    ]
+
+
+# Blocks of timm and diffusers in both of their paths, with the owners of their keys.
+
+
+DIM, BLOCK_HEADS = 20, 4
+PATCHES = torch.randn(3, 7, DIM, generator=torch.Generator().manual_seed(0))
+TEXT = torch.randn(3, 7, 11, generator=torch.Generator().manual_seed(1))  # as many tokens
+
+
+class TimmAttention(nn.Module):
+    """The attention of timm's vision transformer."""
+
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = BLOCK_HEADS, DIM // BLOCK_HEADS
+        self.scale, self.fused_attn = self.head_dim**-0.5, fused
+        self.qkv = nn.Linear(DIM, DIM * 3)
+        self.q_norm, self.k_norm = nn.LayerNorm(self.head_dim), nn.Identity()
+        self.attn_drop, self.norm = nn.Dropout(0.0), nn.Identity()
+        self.proj, self.proj_drop = nn.Linear(DIM, DIM), nn.Dropout(0.0)
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        B, N, C = x.shape
+        qkv = self.qkv(x).reshape(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.unbind(0)
+        q, k = self.q_norm(q), self.k_norm(k)
+        if self.fused_attn:
+            x = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
+        else:
+            q = q * self.scale
+            attn = q @ k.transpose(-2, -1)
+            attn = attn if attn_mask is None else attn + attn_mask
+            attn = attn.softmax(dim=-1)
+            x = self.attn_drop(attn) @ v
+        x = self.norm(x.transpose(1, 2).reshape(B, N, C))
+        return self.proj_drop(self.proj(x))
+
+
+class TimmBlock(nn.Module):
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.norm1, self.attn = nn.LayerNorm(DIM), TimmAttention(fused)
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        return x + self.attn(self.norm1(x), attn_mask=attn_mask)
+
+
+class TimmModel(nn.Module):
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([TimmBlock(fused), TimmBlock(fused)])
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        for block in self.blocks:
+            x = block(x, attn_mask)
+        return x
+
+
+class AttnProcessor:
+    """The attention of diffusers: heads folded into the batch, and a softmax."""
+
+    def __call__(self, attn: "DiffusersAttention", x: Tensor, encoder: Tensor | None) -> Tensor:
+        encoder = x if encoder is None else encoder
+        q, k, v = attn.to_q(x), attn.to_k(encoder), attn.to_v(encoder)
+        q, k, v = (attn.head_to_batch_dim(part) for part in (q, k, v))
+        empty = torch.empty(q.shape[0], q.shape[1], k.shape[1], dtype=q.dtype, device=q.device)
+        scores = torch.baddbmm(empty, q, k.transpose(-1, -2), beta=0, alpha=attn.scale)
+        heads = torch.bmm(scores.softmax(dim=-1).to(q.dtype), v)
+        return attn.to_out[1](attn.to_out[0](attn.batch_to_head_dim(heads)))
+
+
+class AttnProcessor2:
+    """The attention of diffusers with the fused function."""
+
+    def __call__(self, attn: "DiffusersAttention", x: Tensor, encoder: Tensor | None) -> Tensor:
+        encoder = x if encoder is None else encoder
+        q, k, v = attn.to_q(x), attn.to_k(encoder), attn.to_v(encoder)
+        q, k, v = (
+            p.view(len(x), -1, BLOCK_HEADS, DIM // BLOCK_HEADS).transpose(1, 2) for p in (q, k, v)
+        )
+        heads = F.scaled_dot_product_attention(q, k, v, attn_mask=None, dropout_p=0.0)
+        joined = heads.transpose(1, 2).reshape(len(x), -1, DIM).to(q.dtype)
+        return attn.to_out[1](attn.to_out[0](joined))
+
+
+class DiffusersAttention(nn.Module):
+    def __init__(self, processor: Any, across: int = DIM) -> None:
+        super().__init__()
+        self.heads, self.scale, self.processor = (
+            BLOCK_HEADS,
+            (DIM // BLOCK_HEADS) ** -0.5,
+            processor,
+        )
+        self.to_q = nn.Linear(DIM, DIM, bias=False)
+        self.to_k, self.to_v = (nn.Linear(across, DIM, bias=False) for _ in range(2))
+        self.to_out = nn.ModuleList([nn.Linear(DIM, DIM), nn.Dropout(0.0)])
+
+    def forward(self, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None) -> Tensor:
+        return self.processor(self, hidden_states, encoder_hidden_states)
+
+    def head_to_batch_dim(self, x: Tensor) -> Tensor:
+        B, N, C = x.shape
+        x = x.reshape(B, N, self.heads, C // self.heads).permute(0, 2, 1, 3)
+        return x.reshape(B * self.heads, N, C // self.heads)
+
+    def batch_to_head_dim(self, x: Tensor) -> Tensor:
+        BH, N, D = x.shape
+        x = x.reshape(BH // self.heads, self.heads, N, D).permute(0, 2, 1, 3)
+        return x.reshape(BH // self.heads, N, D * self.heads)
+
+
+class DiffusersBlock(nn.Module):
+    """A diffusers block: self-attention, then cross-attention to a text."""
+
+    def __init__(self, processor: Any) -> None:
+        super().__init__()
+        self.norm1, self.attn1 = nn.LayerNorm(DIM), DiffusersAttention(processor)
+        self.norm2, self.attn2 = nn.LayerNorm(DIM), DiffusersAttention(processor, 11)
+        self.time = nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor, encoder_hidden_states: Tensor, temb: Tensor) -> Tensor:
+        x = self.attn1(self.norm1(x) + self.time(temb)) + x
+        return self.attn2(self.norm2(x), encoder_hidden_states=encoder_hidden_states) + x
+
+
+class DiffusersModel(nn.Module):
+    def __init__(self, processor: Any) -> None:
+        super().__init__()
+        blocks = [DiffusersBlock(processor) for _ in range(2)]
+        self.down_blocks = nn.ModuleList(blocks[:1])
+        self.mid_block = nn.Module()
+        self.mid_block.attentions = nn.ModuleList(blocks[1:])
+
+    def forward(self, x: Tensor, text: Tensor) -> Tensor:
+        for block in (*self.down_blocks, *self.mid_block.attentions):
+            x = block(x, text, torch.zeros_like(x))
+        return x
+
+
+def _table_of_inputs(model: nn.Module, *inputs: Any) -> HeadTable:
+    model.eval()
+    with torch.no_grad():
+        plain = model(*inputs)
+        with observe(model) as watch:
+            assert torch.equal(model(*inputs), plain)
+    return watch.table()
+
+
+def _assert_alike(first: HeadTable, second: HeadTable, but: tuple[str, ...] = ()) -> None:
+    assert first.heads == second.heads
+    for name in set(first.statistics) - set(but):
+        np.testing.assert_array_equal(first.count(name), second.count(name), err_msg=name)
+        np.testing.assert_allclose(first.mean(name), second.mean(name), rtol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_vision_transformer_of_timm_in_both_of_its_paths(masked: bool) -> None:
+    mask = torch.zeros(7, 7).masked_fill(torch.ones(7, 7).triu(3) > 0, -torch.inf)
+    fused, written = TimmModel(fused=True), TimmModel(fused=False)
+    written.load_state_dict(fused.state_dict())
+    tables = [
+        _table_of_inputs(model, PATCHES, mask if masked else None) for model in (fused, written)
+    ]
+    assert {head.stack for head in tables[0].heads} == {""}
+    _assert_alike(*tables)
+
+
+def test_a_block_of_diffusers_in_both_of_its_paths() -> None:
+    fused, written = DiffusersModel(AttnProcessor2()), DiffusersModel(AttnProcessor())
+    written.load_state_dict(fused.state_dict())
+    tables = [_table_of_inputs(model, PATCHES, TEXT) for model in (fused, written)]
+    # The text is as long as the image: only its projection distinguishes them.
+    names = ["L0.H0", "L1.H0", "cross.L0.H0", "cross.L1.H0"]
+    assert [str(head) for head in tables[0].heads[::BLOCK_HEADS]] == names
+    assert np.isnan(tables[0].mean("self")[2 * BLOCK_HEADS :]).all()
+    assert not np.isnan(tables[0].mean("self")[: 2 * BLOCK_HEADS]).any()
+    _assert_alike(*tables)
+
+
+class Cached(nn.Module):
+    """Decodes with cached keys and values, by the fused function or by hand."""
+
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.n_heads, self.fused = BLOCK_HEADS, fused
+        self.qkv, self.proj = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
+        self.past: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(x).unflatten(-1, (3, BLOCK_HEADS, -1)).permute(2, 0, 3, 1, 4)
+        q, new = parts[0], parts[1:]
+        self.past = new if self.past is None else torch.cat([self.past, new], dim=3)
+        (k, v), T, S = self.past, x.shape[1], self.past.shape[3]
+        visible = torch.ones(T, S, dtype=torch.bool).tril(S - T)
+        if self.fused:
+            heads = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+        else:
+            scores = (q @ k.mT) * q.shape[-1] ** -0.5
+            heads = scores.masked_fill(~visible, -torch.inf).softmax(-1) @ v
+        return self.proj(heads.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("steps", [[7], [3, 1, 2, 1], [1] * 7])
+def test_cached_keys_belong_to_their_text(fused: bool, steps: list[int]) -> None:
+    model = Cached(fused)
+    with torch.no_grad(), observe(model) as whole:
+        model(PATCHES)
+    model.past = None
+    with torch.no_grad(), observe(model) as stepwise:
+        for part in PATCHES.split(steps, dim=1):
+            model(part)
+    actual, expected = stepwise.table(), whole.table()
+    assert {head.stack for head in actual.heads} == {""}
+    _assert_alike(actual, expected)
+
+
+class PerceiverLayer(nn.Module):
+    """Cross-attention from fewer or more latents to the keys of a text."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.order = order
+        self.q, self.kv = nn.Linear(DIM, DIM), nn.Linear(DIM, 2 * DIM)
+
+    def forward(self, latents: Tensor, context: Tensor) -> Tensor:
+        q = self.q(latents).unflatten(-1, (BLOCK_HEADS, -1)).transpose(1, 2)
+        kv = F.linear(context, self.kv.weight) if self.order == "plain" else self.kv(context)
+        k, v = kv.unflatten(-1, (2, BLOCK_HEADS, -1)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("order", ["plain", "module"])
+@pytest.mark.parametrize("n_latents", [2, 9])
+def test_latents_that_read_a_text_use_cross_attention(order: str, n_latents: int) -> None:
+    latents = torch.randn(3, n_latents, DIM)
+    table = _table_of_inputs(PerceiverLayer(order), latents, PATCHES)
+    assert {head.stack for head in table.heads} == {"cross"}

@@ -1,6 +1,8 @@
 """Pruning heads equals ablating them for every supported architecture."""
 
+import json
 from copy import deepcopy
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -9,8 +11,23 @@ import transformers
 import zoo
 from torch import Tensor, nn
 
-from headwise import MultiHeadAttention, Plan, ablate, prune
-from headwise.errors import UnsupportedError
+from headwise import (
+    Evidence,
+    HeadTable,
+    MultiHeadAttention,
+    Plan,
+    Roles,
+    Scores,
+    ablate,
+    find_roles,
+    group_heads,
+    importance,
+    load,
+    observe,
+    prune,
+    save,
+)
+from headwise.errors import InputError, UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.models import fingerprint
 from headwise.models.ownership import (
@@ -19,6 +36,7 @@ from headwise.models.ownership import (
     heads_of,
 )
 from oracles import padded
+from planted import TOKENIZER, lines
 
 TEXTS = [[5, 9, 7, 3, 11, 8, 4], [4, 6], [10, 3, 3, 12, 9]]
 X = torch.randn(3, 5, 12, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -289,3 +307,282 @@ def test_frozen_parameters_and_the_mode_are_kept() -> None:
     assert trained == {name: x.requires_grad for name, x in model.named_parameters()}
     assert small.training
     assert all(module.training for module in small.modules())
+
+
+# Torch's own layers are pruned, and their callers need no change.
+
+
+B, T, S, H = 3, 5, 7, 4
+GONE = [(0, 1), (0, 3)]
+LENGTHS = (5, 2, 4)
+DRAWN = torch.Generator().manual_seed(5)
+INPUTS, MEMORY = (torch.randn(B, n, 12, generator=DRAWN, dtype=torch.float64) for n in (T, S))
+PADDING = torch.arange(T) >= torch.tensor(LENGTHS)[:, None]  # True = padding
+CAUSAL = torch.ones(T, T, dtype=torch.bool).triu(1)  # True = hidden
+OF_HEADS = torch.rand(B * H, T, T, generator=DRAWN) < 0.3
+OF_HEADS[..., 0] = False  # every query sees a key
+
+CALLS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "padded": {"key_padding_mask": PADDING},
+    "causal": {"attn_mask": CAUSAL, "is_causal": True},
+    "both": {"key_padding_mask": PADDING, "attn_mask": CAUSAL},
+    "of heads": {"attn_mask": OF_HEADS},
+    "added": {
+        "attn_mask": torch.randn(B * H, T, T, generator=DRAWN, dtype=torch.float64),
+        "key_padding_mask": torch.zeros(B, T).double().masked_fill(PADDING, float("-inf")),
+    },
+}
+
+
+def _layer(**options: Any) -> nn.MultiheadAttention:
+    torch.manual_seed(2)
+    layer = nn.MultiheadAttention(12, H, dtype=torch.float64, **options).eval()
+    with torch.no_grad():
+        for bias in layer.parameters():
+            bias.add_(0.3 * torch.randn_like(bias))
+    return layer
+
+
+@pytest.mark.parametrize("call", sorted(CALLS))
+@pytest.mark.parametrize("first", [True, False], ids=["batch first", "tokens first"])
+@torch.no_grad()
+def test_a_pruned_layer_equals_the_ablated_one_under_every_mask(call: str, first: bool) -> None:
+    layer = _layer(batch_first=first)
+    x = INPUTS if first else INPUTS.transpose(0, 1)
+    with ablate(layer, GONE):
+        expected, _ = layer(x, x, x, **CALLS[call])
+    small = prune(layer, GONE)
+    output, weights = small(x, x, x, **CALLS[call])
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+    of_all = layer(x, x, x, **CALLS[call], average_attn_weights=False)[1]
+    torch.testing.assert_close(weights, of_all[:, [0, 2]].mean(1), rtol=0, atol=1e-12)
+    assert small(x, x, x, **CALLS[call], need_weights=False)[1] is None
+    of_each = small(x, x, x, **CALLS[call], average_attn_weights=False)[1]
+    torch.testing.assert_close(of_each, of_all[:, [0, 2]], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{"bias": False}, {"kdim": 6, "vdim": 10}])
+@torch.no_grad()
+def test_layers_of_every_configuration(options: dict[str, Any]) -> None:
+    layer = _layer(batch_first=True, **options)
+    key, value = (MEMORY[..., : options.get(name, 12)] for name in ("kdim", "vdim"))
+    with ablate(layer, GONE):
+        expected, _ = layer(INPUTS, key, value)
+    small = prune(layer, GONE)
+    output, weights = small(INPUTS, key, value, average_attn_weights=False)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+    of_all = layer(INPUTS, key, value, average_attn_weights=False)[1]
+    torch.testing.assert_close(weights, of_all[:, [0, 2]], rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_a_single_text() -> None:
+    layer = _layer()
+    with ablate(layer, GONE):
+        expected, _ = layer(INPUTS[0], INPUTS[0], INPUTS[0], key_padding_mask=PADDING[1])
+    output, weights = prune(layer, GONE)(
+        INPUTS[0], INPUTS[0], INPUTS[0], key_padding_mask=PADDING[1]
+    )
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+    assert weights.shape == (T, T)
+
+
+@torch.no_grad()
+def test_a_layer_can_be_pruned_again_and_takes_masks_of_all_heads() -> None:
+    layer = _layer(batch_first=True)
+    twice = prune(prune(layer, [(0, 1)]), [(0, 2)])  # the fourth head is now the third
+    with ablate(layer, GONE):
+        expected, _ = layer(INPUTS, INPUTS, INPUTS, attn_mask=OF_HEADS)
+    torch.testing.assert_close(
+        twice(INPUTS, INPUTS, INPUTS, attn_mask=OF_HEADS)[0], expected, rtol=0, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("fold", [None, "mean"])
+@torch.no_grad()
+def test_an_encoder(nested: bool, fold: Any) -> None:
+    torch.manual_seed(4)
+    layer = nn.TransformerEncoderLayer(12, H, 16, batch_first=True, dtype=torch.float64)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested).eval()
+    gone = {0: [1, 3], 1: [0]}
+    reference = [(INPUTS,)] if fold else None
+    small = prune(model, gone, fold=fold, reference=reference)
+    with ablate(model, gone, fold or "zero", reference):
+        expected = model(INPUTS, src_key_padding_mask=PADDING)
+    output = small(INPUTS, src_key_padding_mask=PADDING)
+    torch.testing.assert_close(output[~PADDING], expected[~PADDING], rtol=0, atol=1e-12)
+    with observe(small) as watch:
+        small(INPUTS)
+    assert [head.head for head in watch.table().heads] == [0, 1, 0, 1, 2]
+    assert sum(x.numel() for x in small.parameters()) < sum(x.numel() for x in model.parameters())
+
+
+@torch.no_grad()
+def test_a_decoder_loses_heads_of_both_kinds() -> None:
+    torch.manual_seed(4)
+    layer = nn.TransformerDecoderLayer(12, H, 16, batch_first=True, dtype=torch.float64)
+    model = nn.TransformerDecoder(layer, 2).eval()
+    gone = ["L0.H1", "cross.L1.H2"]
+    small = prune(model, gone, reference=[(INPUTS, MEMORY)])
+    with ablate(model, gone):
+        expected = model(INPUTS, MEMORY, tgt_mask=CAUSAL)
+    torch.testing.assert_close(small(INPUTS, MEMORY, tgt_mask=CAUSAL), expected, rtol=0, atol=1e-12)
+
+
+# A pruned or grouped model and its tables know which of the original heads it has.
+
+
+IDS = torch.tensor([[9, 7, 12, 11, 8, 14, 10], [10, 9, 13, 12, 9, 8, 17]])
+GONE_FIRST = {0: [0, 1], 1: [2, 3]}
+LEFT = ["L0.H2", "L0.H3", "L1.H0", "L1.H1"]
+
+
+def _table(model: nn.Module, **inputs: Any) -> HeadTable:
+    with observe(model) as watch, torch.no_grad():
+        model(**(inputs or {"input_ids": IDS}))
+    return watch.table()
+
+
+def _original(model: nn.Module) -> list[str]:
+    return _table(model).frame()["original"].tolist()
+
+
+def test_the_table_of_an_unpruned_model_has_no_original_column() -> None:
+    table = _table(zoo.make("Llama"))
+    assert table.original == ()
+    assert "original" not in table.frame()
+
+
+def test_pruning_a_pruned_model_composes() -> None:
+    small = prune(zoo.make("Llama"), GONE_FIRST)
+    assert _original(small) == LEFT
+    assert _original(prune(small, {0: [0]}, expand=True)) == ["L0.H3", "L1.H0", "L1.H1"]
+    assert _original(small) == LEFT
+
+
+def test_statistics_equal_those_of_the_original_heads() -> None:
+    model = zoo.make("Llama")
+    small, whole = _table(prune(model, {0: [0, 1]})), _table(model)
+    for head, was in zip(small.heads, small.original, strict=True):
+        if head.layer == 0:  # later layers read something else
+            actual, expected = (
+                t.mean("entropy")[t.row(h)] for t, h in ((small, head), (whole, was))
+            )
+            assert actual == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("format", ["headwise", "stock", "padded", "remote-code"])
+def test_every_format_records_the_original_heads(format: Any, tmp_path: Path) -> None:
+    small = prune(zoo.make("Llama"), GONE_FIRST)
+    folder = save(small, tmp_path / "small", format=format)
+    original = _original(load(folder)) if format != "remote-code" else None
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    if format == "padded":
+        assert config["original_heads"] == {"L0": [2, 3, None, None], "L1": [0, 1, None, None]}
+        assert original == [*LEFT[:2], "", "", *LEFT[2:], "", ""]
+    else:
+        assert config["original_heads"] == {"L0": [2, 3], "L1": [0, 1]}
+        assert original in (LEFT, None)
+
+
+def test_padded_heads_have_no_original(tmp_path: Path) -> None:
+    padded = load(save(prune(zoo.make("Llama"), GONE_FIRST), tmp_path / "small", format="padded"))
+    assert _original(prune(padded, {0: [2, 3], 1: [0, 1]})) == ["L0.H2", "L0.H3", "", ""]
+
+
+def test_a_llama_written_as_a_mistral_records_the_original_heads(tmp_path: Path) -> None:
+    config = transformers.LlamaConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=4, vocab_size=23,
+        intermediate_size=16, max_position_embeddings=40,
+    )  # fmt: skip
+    small = prune(transformers.LlamaForCausalLM(config).eval(), {0: [1], 1: [2]})
+    loaded = load(save(small, tmp_path / "small", format="stock"))
+    assert type(loaded) is transformers.MistralForCausalLM
+    assert _original(loaded) == ["L0.H0", "L0.H2", "L0.H3", "L1.H0", "L1.H1", "L1.H3"]
+
+
+def test_a_mini_gpt_records_the_original_heads(tmp_path: Path) -> None:
+    small = prune(MiniGPT(MiniGPTConfig(23, 8, 12, 4, n_layers=2)).eval(), {0: [1]})
+    loaded = load(save(small, tmp_path / "small"))
+    assert loaded.original_heads == {"L0": [0, 2, 3], "L1": [0, 1, 2, 3]}
+
+
+def test_a_layer_records_the_original_heads(tmp_path: Path) -> None:
+    small = prune(prune(MultiHeadAttention(12, 4), [(0, 1)]), [(0, 0)])
+    loaded = load(save(small, tmp_path / "small"))
+    assert loaded.original_heads == {"L0": [2, 3]}
+
+
+def test_grouped_heads_record_their_new_order() -> None:
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(
+        hidden_size=24, num_hidden_layers=1, num_attention_heads=6, vocab_size=23,
+        intermediate_size=16, max_position_embeddings=40,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    attention = model.model.layers[0].self_attn
+    with torch.no_grad():  # heads 0 and 5, 1 and 3, 2 and 4 share keys and values
+        for source, target in ((0, 5), (1, 3), (2, 4)):
+            for part in (attention.k_proj, attention.v_proj):
+                part.weight[4 * target : 4 * target + 4] = part.weight[4 * source : 4 * source + 4]
+    small = group_heads(model, 3)
+    original = _original(small)
+    assert [{*original[start : start + 2]} for start in (0, 2, 4)] == [
+        {"L0.H0", "L0.H5"}, {"L0.H1", "L0.H3"}, {"L0.H2", "L0.H4"},
+    ]  # fmt: skip
+    whole, pruned_table = _table(model), _table(small)
+    for row, head in enumerate(pruned_table.original):
+        assert pruned_table.mean("entropy")[row] == pytest.approx(
+            whole.mean("entropy")[whole.row(head)], rel=1e-4
+        )
+    remaining = _original(prune(small, {0: [0, 1]}))
+    assert remaining == original[2:]
+
+
+@pytest.mark.parametrize("ending", ["csv", "json", "parquet"])
+def test_tables_keep_the_original_heads_in_files(ending: str, tmp_path: Path) -> None:
+    table = _table(prune(zoo.make("Llama"), GONE_FIRST))
+    loaded = HeadTable.load(table.save(tmp_path / f"table.{ending}"))
+    assert loaded.original == table.original
+    assert (loaded + table).frame()["original"].tolist() == LEFT
+
+
+@pytest.mark.parametrize("ending", ["csv", "json", "parquet"])
+def test_scores_keep_the_original_heads_in_files(ending: str, tmp_path: Path) -> None:
+    small = prune(zoo.make("Llama"), GONE_FIRST)
+    scores = importance(small, [{"input_ids": IDS}])
+    assert scores.frame()["original"].tolist() == LEFT
+    loaded = Scores.load(scores.save(tmp_path / f"scores.{ending}"))
+    assert loaded.original == scores.original
+    assert importance(zoo.make("Llama"), [{"input_ids": IDS}]).original == ()
+
+
+def test_roles_keep_the_original_heads_in_files(tmp_path: Path) -> None:
+    size = len(TOKENIZER.get_vocab())
+    model = MiniGPT(MiniGPTConfig(size, n_layers=2, n_heads=4, d_model=16, context=48))
+    small = prune(model, GONE_FIRST)
+    roles = find_roles(small, TOKENIZER, lines(8), evidence=Evidence(()))
+    found = roles.frame().drop_duplicates("name")
+    assert found["original"].tolist() == LEFT
+    for ending in ("csv", "json", "parquet"):
+        loaded = Roles.load(roles.save(tmp_path / f"roles.{ending}"))
+        assert loaded.frame()["original"].tolist() == roles.frame()["original"].tolist()
+
+
+@pytest.mark.parametrize("wrong", [[0, 0], [-1], ["0"], 3, [True]])
+def test_impossible_original_heads_are_refused(wrong: Any, tmp_path: Path) -> None:
+    folder = save(prune(zoo.make("Llama"), GONE_FIRST), tmp_path / "small")
+    path = folder / "config.json"
+    content = json.loads(path.read_text("utf-8"))
+    content["original_heads"]["L1"] = wrong
+    path.write_text(json.dumps(content), "utf-8")
+    with pytest.raises(InputError, match=r"gives L1 the original heads .*Save the model again"):
+        load(folder)
+
+
+def test_an_empty_folder_may_be_written_into(tmp_path: Path) -> None:
+    (tmp_path / "small").mkdir()
+    folder = save(prune(zoo.make("Llama"), GONE_FIRST), tmp_path / "small")
+    assert _original(load(folder)) == LEFT

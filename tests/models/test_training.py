@@ -1,6 +1,7 @@
 """Watching a training: gradients are unchanged, and no token is counted twice."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ from test_written_out import Block
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from headwise.errors import ArgumentError
 from headwise.layer import MultiHeadAttention
-from headwise.watch import observe
-from oracles import padded
+from headwise.monitor import Above, HeadMonitor, QKClip
+from headwise.watch import Request, observe
+from oracles import modules_of, padded
 
 TEXTS = [[5, 9, 7, 3, 11, 8, 2], [4, 6], [10, 3, 3, 12, 9]]
 SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 13}
@@ -132,3 +135,140 @@ def test_a_step_under_autocast_trains_alike_when_watched(kind: str) -> None:
         model(**batch)
     for name in ("entropy", "lse", "max_logit"):
         np.testing.assert_allclose(table.mean(name), exact.table().mean(name), atol=0.05)
+
+
+# A monitor in the hands of `transformers.Trainer`.
+
+
+TRAINED_ON = [
+    {"input_ids": ids, "labels": ids}
+    for ids in torch.randint(0, 17, (12, 7), generator=torch.Generator().manual_seed(0))
+]
+
+
+def _model() -> transformers.LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(vocab_size=17, max_position_embeddings=16, **sizes, **heads)
+    )
+
+
+def _train(model: Any, folder: Path, monitor: Any, **options: Any) -> Any:
+    settings = {
+        "output_dir": str(folder), "max_steps": 3, "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2, "learning_rate": 0.1, "seed": 3, "report_to": "none",
+        "use_cpu": True, "disable_tqdm": True, "save_strategy": "steps", "save_steps": 2,
+        "eval_strategy": "steps", "eval_steps": 1, "dataloader_pin_memory": False,
+    }  # fmt: skip
+    resume = options.pop("resume_from_checkpoint", None)
+    kind = options.pop("kind", transformers.Trainer)
+    trainer = kind(
+        model=model,
+        args=transformers.TrainingArguments(**settings | options),
+        train_dataset=TRAINED_ON,
+        eval_dataset=TRAINED_ON[:3],
+        callbacks=monitor if isinstance(monitor, list) else [monitor] if monitor else [],
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_steps_of_a_trainer_are_counted(tmp_path: Path, checkpointing: bool) -> None:
+    plain, model = _model(), _model()
+    if checkpointing:
+        plain.activation_checkpointing_enable()
+        model.activation_checkpointing_enable()
+    _train(plain, tmp_path / "plain", None)
+    before = modules_of(model).keys()
+    logged: list[tuple[dict[str, float], int]] = []
+    with HeadMonitor(model, every=2, log=lambda *row: logged.append(row)) as monitor:
+        _train(model, tmp_path, monitor)
+        assert [step for _, step in logged] == [1, 2]
+        assert monitor.steps == 3
+        assert not model._forward_pre_hooks  # all hooks are removed at the end of training
+    for name, weight in plain.state_dict().items():
+        assert torch.equal(weight, model.state_dict()[name]), name
+    # The remaining hooks belong to the trainer.
+    assert modules_of(model).keys() == before | modules_of(plain).keys()
+
+    # Training resumed from the checkpoint at step 2 is watched from step 3 on.
+    again = _model()
+    logged.clear()
+    with HeadMonitor(again, every=2, log=lambda *row: logged.append(row)) as monitor:
+        folder = str(tmp_path / "checkpoint-2")
+        _train(again, tmp_path, monitor, resume_from_checkpoint=folder, max_steps=5)
+    assert [step for _, step in logged] == [3, 4]
+
+
+def test_the_batches_of_a_step_are_those_of_the_trainer(tmp_path: Path) -> None:
+    model = _model()
+    read: list[torch.Tensor] = []
+
+    def note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        if module.training:
+            read.append(kwargs["input_ids"].clone())
+
+    handle = model.register_forward_pre_hook(note, with_kwargs=True)
+    logged: list[dict[str, float]] = []
+    with HeadMonitor(model, every=1, log=lambda scalars, _: logged.append(scalars)) as monitor:
+        _train(model, tmp_path, monitor, max_steps=1, learning_rate=0.0)
+    handle.remove()
+    assert len(read) == 2
+    with observe(model, Request(("entropy", "first"))) as watch:
+        for ids in read:
+            model(input_ids=ids)
+    table = watch.table()
+    for name in table.statistics:
+        actual = [logged[0][f"attn/{head}/{name}"] for head in table.heads]
+        assert actual == pytest.approx(table.mean(name), rel=1e-6)
+
+
+def test_the_numbers_of_the_model_are_in_the_trainers_history(tmp_path: Path) -> None:
+    model = _model()
+    logged: list[dict[str, float]] = []
+    rules = [Above("entropy", 0.0)]
+    monitor = HeadMonitor(model, 2, rules=rules, log=lambda scalars, _: logged.append(scalars))
+    with monitor:
+        trainer = _train(model, tmp_path, monitor)
+        rows = [row for row in trainer.state.log_history if "attn/alarms" in row]
+        assert repr(monitor) == (
+            "<HeadMonitor of LlamaForCausalLM: every=2, steps=3, alarmed heads=8>"
+        )
+    assert [row["step"] for row in rows] == [1, 2]
+    for row, scalars in zip(rows, logged, strict=True):
+        names = row.keys() - {"step", "epoch"}
+        assert {row[name] for name in names} <= {*scalars.values()}
+        assert len(names) == 3 * 3 + 1
+        assert row["attn/alarms"] == 8
+        assert row["attn/entropy/mean"] == scalars["attn/entropy/mean"]
+
+
+def test_a_clip_is_a_callback(tmp_path: Path) -> None:
+    model = _model()
+    with HeadMonitor(model, 1, statistics=["max_logit"]) as monitor:
+        clip = QKClip(monitor, 0.05)
+        _train(model, tmp_path, [monitor, clip], max_steps=4)
+        assert clip.watched_steps == (1, 2, 3, 4)
+
+
+def test_every_event_of_a_trainer_is_handled() -> None:
+    monitor = HeadMonitor(_model())
+    with monitor:
+        events = [name for name in vars(transformers.TrainerCallback) if name.startswith("on_")]
+        assert len(events) > 10
+        for event in {*events} - {"on_train_begin", "on_step_end", "on_train_end"}:
+            assert getattr(monitor, event)(None, None, None, logs={}) is None
+        with pytest.raises(AttributeError, match="'HeadMonitor' object has no attribute 'steap'"):
+            getattr(monitor, "steap")  # noqa: B009
+        assert monitor.steps == 0
+
+
+def test_a_trainer_of_another_model(tmp_path: Path) -> None:
+    with (
+        HeadMonitor(_model()) as monitor,
+        pytest.raises(ArgumentError, match="the trainer trains another LlamaForCausalLM, which is"),
+    ):
+        _train(_model(), tmp_path, monitor)
