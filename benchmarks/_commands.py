@@ -1,10 +1,16 @@
 """Benchmarks of several commands, which keep their results in a folder."""
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+
+
+def keep(options: argparse.Namespace, name: str, content: object) -> None:
+    """Write a result into the folder for results."""
+    (options.keep / f"{name}.json").write_text(json.dumps(content), "utf-8")
 
 
 def run_command(

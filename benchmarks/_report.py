@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
@@ -12,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from _timing import Times, kernels_of
+from _timing import CLOCKS, Times, kernels_of
 
 from headwise.kernels import attend
 
@@ -75,15 +77,47 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]], left_columns: in
     return "\n".join("| " + " | ".join(line) + " |" for line in (titles, marks, *cells))
 
 
+# Options that several benchmarks have.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--threads": {"type": int},
+    "--device": {},
+    "--clock": {"choices": tuple(CLOCKS)},
+    "--seconds": {"type": float, "help": "of a line or a table"},
+    "--rounds": {"type": int},
+    "--json": {"help": "a file for the rows"},
+    "--into": {"help": "a page whose tables are replaced"},
+}
+
+
+def parser_of(doc: str | None, **defaults: Any) -> argparse.ArgumentParser:
+    """A parser with `--into`, and with each option that has a default here."""
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    parser.set_defaults(device="cpu", clock="cpu", threads=1)
+    for name in ("into", *defaults):
+        option = f"--{name}"
+        parser.add_argument(option, **OPTIONS[option], default=defaults.get(name))
+    return parser
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers between commas, as an option has them."""
+    return tuple(map(int, text.split(",")))
+
+
 def publish(
     rows: list[Row], where: str, page: str | None, file: str | None = None, part: str = ""
 ) -> None:
     """Print the tables; write them into a part of `page`, and the rows into `file`, if given."""
     titled = (f"#{text}" if part else text for text in tables(rows))
     text = "\n\n".join([f"{where}.", *titled])
-    print(text)
     if file:
         Path(file).write_text(json.dumps({"machine": where, "rows": rows}, indent=1), "utf-8")
+    show(text, page, part)
+
+
+def show(text: str, page: str | Path | None, part: str = "") -> None:
+    """Print a text, and write it into a part of `page`, if one is given."""
+    print(text)
     if page:
         insert(text, page, part)
 
@@ -131,6 +165,19 @@ def peak_of(work: Callable[[], object]) -> int:
     before = _process_memory("VmRSS")
     work()
     return _process_memory("VmHWM") - before
+
+
+def in_process(file: str, *arguments: object) -> int:
+    """The last number that a script prints in a process of its own.
+
+    Freed memory is returned at once there, so that a peak counts only live memory.
+    """
+    command = [sys.executable, "-W", "ignore", file, *map(str, arguments)]
+    thresholds = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=os.environ | thresholds
+    )
+    return int(done.stdout.splitlines()[-1])
 
 
 def _process_memory(field: str) -> int:

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from _report import Row, insert, machine, print_rows, table
-from _timing import CLOCKS, interleaved, rounds_for
+from _report import Row, machine, parser_of, print_rows, show, table
+from _timing import interleaved, rounds_for
 from _tones import batches, speech, speech_model, train, transliteration, transliteration_model
 from torch import nn
 
@@ -53,9 +53,7 @@ def main() -> None:
         if rows
     ]
     text = "\n\n".join([f"{machine(options)}.", *parts])
-    print(text)
-    if options.into:
-        insert(text, options.into, "alignment")
+    show(text, options.into, "alignment")
 
 
 def _kept(
@@ -146,15 +144,11 @@ def _by_eager_weights(model: Any, inputs: dict[str, Any], outputs: list[list[int
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__, seconds=60.0, clock="cpu")
     parser.add_argument("--steps", type=int, default=1500, help="of training; 0 leaves it out")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="of the weights")
     parser.add_argument("--examples", type=int, default=200, help="half of them held out")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of timing; 0 leaves it out")
-    parser.add_argument("--clock", choices=CLOCKS, default="cpu")
     parser.add_argument("--keep", type=Path, help="a folder for the rows; kept ones are reused")
-    parser.add_argument("--into", help="a page whose table is replaced")
-    parser.set_defaults(device="cpu", threads=1)
     return parser.parse_args()
 
 

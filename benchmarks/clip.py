@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
-from _report import Row, machine, print_rows, publish, rows_of
+from _report import Row, machine, parser_of, print_rows, publish, rows_of
 from _timing import Work, timed_for
 from torch import nn
 
@@ -95,13 +95,8 @@ def steps(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=60.0, help="for each model")
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser = parser_of(__doc__, threads=1, seconds=60.0, clock="wall", json=None)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--into", help="a page whose figures are replaced")
-    parser.add_argument("--json", help="a file for the rows")
     parser.add_argument("--read", nargs="+", help="files of rows, in place of measuring")
     options = parser.parse_args()
     options.device = "cpu"

@@ -8,7 +8,6 @@ cut to 16 tokens a text so that it ends in minutes. Both write the resident memo
 as they go. Files are deleted afterwards.
 """
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 import psutil
 import torch
 from _corpus import write_corpus, write_model
-from _report import insert, table
+from _report import parser_of, show, table
 
 import headwise as hw
 from headwise.corpora.streams import open_source
@@ -28,10 +27,9 @@ COLORS = ("#0b6e99", "#d9730d")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--reader-bytes", type=int, default=10**9)
     parser.add_argument("--job-bytes", type=int, default=8 * 10**6)
-    parser.add_argument("--into", type=Path)
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -48,9 +46,7 @@ def main() -> None:
     ]
     titles = ("", "bytes", "memory at a tenth", "at the end", "growth per MB")
     text = table(titles, cells)
-    print(text)
-    if options.into:
-        insert(text, options.into, "memory")
+    show(text, options.into, "memory")
     if options.figure:
         options.figure.write_text(draw(samples), "utf-8")
 

@@ -14,19 +14,16 @@ from pathlib import Path
 
 import torch
 from _corpus import write_corpus, write_model
-from _report import cpu_name, insert, software, table
+from _report import cpu_name, parser_of, show, software, table
 from _timing import Paired, interleaved
 
 import headwise as hw
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__, rounds=5, clock="cpu")
     parser.add_argument("--bytes", type=int, default=250_000)
     parser.add_argument("--shards", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="cpu")
-    parser.add_argument("--into", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
@@ -37,9 +34,7 @@ def main() -> None:
     text = f"{software()}, {cpu_name()}, one thread a process.\n\n" + table(
         ("", "time", "ratio"), rows
     )
-    print(text)
-    if options.into:
-        insert(text, options.into, "sharding")
+    show(text, options.into, "sharding")
 
 
 def overhead_rows(

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers
-from _report import Row, machine, print_rows, publish, rows_of
+from _report import Row, machine, numbers, parser_of, print_rows, publish, rows_of
 from _timing import Work, interleaved, rounds_for
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -181,17 +181,10 @@ def _neighbors(B: int, T: int) -> Tensor:
 
 
 def _arguments() -> argparse.Namespace:
-    def size(text: str) -> tuple[int, ...]:
-        return tuple(map(int, text.split(",")))
-
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", type=size, nargs="*", default=SIZES, help="B,H,T,D")
-    parser.add_argument("--texts", type=size, nargs="*", default=TEXTS, help="texts,tokens")
-    parser.add_argument("--rounds", type=int, default=9, help="of whole models")
+    parser = parser_of(__doc__, rounds=9, device="cuda", seconds=10.0)
+    parser.add_argument("--sizes", type=numbers, nargs="*", default=SIZES, help="B,H,T,D")
+    parser.add_argument("--texts", type=numbers, nargs="*", default=TEXTS, help="texts,tokens")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--seconds", type=float, default=10.0, help="seconds per group of variants")
-    parser.add_argument("--into", help="a page whose tables are replaced")
     parser.set_defaults(clock="wall", threads=1)
     return parser.parse_args()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from _report import Row, insert, machine, print_rows, table
+from _report import Row, machine, parser_of, print_rows, show, table
 from _retrieval import PAIR, VALUE, VALUES, new_model, question_texts
 
 import headwise as hw
@@ -30,9 +30,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = print_rows(_rows(options))
     text = f"{machine(options)}.\n\n{table(TITLES, [list(row.values()) for row in rows])}"
-    print(text)
-    if options.into:
-        insert(text, options.into, "retrieval")
+    show(text, options.into, "retrieval")
 
 
 def examples(n: int, length: int, seed: int) -> list[hw.Example]:
@@ -94,12 +92,10 @@ def _row(found: TaskHeads) -> Row:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--model", required=True, help="a folder that _retrieval.py wrote")
     parser.add_argument("--examples", type=int, default=200, help="half of them held out")
     parser.add_argument("--out", help="a folder for the files of heads")
-    parser.add_argument("--into", help="a page whose table is replaced")
-    parser.set_defaults(device="cpu", threads=1, clock="cpu")
     return parser.parse_args()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from _report import Row, machine, print_rows, publish
+from _report import Row, machine, parser_of, print_rows, publish
 from _timing import Work, timed_for
 from torch import Tensor
 
@@ -188,14 +188,9 @@ PARTS = {
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="cpu")
+    parser = parser_of(__doc__, threads=1, device="cpu", clock="cpu", seconds=0.5)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=DTYPES)
-    parser.add_argument("--seconds", type=float, default=0.5, help="for each line")
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
-    parser.add_argument("--into", help="a page of Markdown whose measured part is replaced")
     return parser.parse_args()
 
 

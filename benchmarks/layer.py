@@ -10,9 +10,6 @@ the same round, with a 95 % interval; the best peer of a line has the lowest med
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -23,7 +20,18 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from _peers import Peer, peers
-from _report import Row, best_of, machine, peak_of, print_rows, publish, rows_of
+from _report import (
+    Row,
+    best_of,
+    in_process,
+    machine,
+    numbers,
+    parser_of,
+    peak_of,
+    print_rows,
+    publish,
+    rows_of,
+)
 from _timing import Times, Work, timed_for
 
 from headwise.kernels import attend
@@ -117,21 +125,17 @@ def memory(options: argparse.Namespace) -> Iterator[Row]:
     """Peak memory of a training step, each peer in a process of its own."""
     B, T, d_model, n_heads = max(options.sizes, key=lambda size: size[1])
     names = list(peers(d_model, n_heads, True, T))
-    taken = {name: _in_process(name, options) for name in names}
+    taken = {name: _peak(name, options) for name in names}
     for name, peak in taken.items():
         case = {"table": "Memory of a training step, causal", "batch, tokens": f"{B}, {T}"}
         ratio = "1" if name == PLAIN else f"{peak / max(1, taken[PLAIN]):.2f}"
         yield case | {"who": name, "took": f"{peak / 2**20:.1f} MiB", "ratio": ratio}
 
 
-def _in_process(name: str, options: argparse.Namespace) -> int:
-    command = [sys.executable, "-W", "ignore", __file__, "--memory-of", name]
-    command += ["--threads", str(options.threads), "--device", options.device]
-    command += ["--sizes", *(",".join(map(str, size)) for size in options.sizes)]
-    # Freed memory is returned at once, so that the peak counts only live memory.
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    return json.loads(done.stdout.splitlines()[-1])
+def _peak(name: str, options: argparse.Namespace) -> int:
+    sizes = (",".join(map(str, size)) for size in options.sizes)
+    where = ("--threads", options.threads, "--device", options.device)
+    return in_process(__file__, "--memory-of", name, *where, "--sizes", *sizes)
 
 
 def step_memory(name: str, options: argparse.Namespace) -> int:
@@ -155,20 +159,18 @@ def _time(works: Mapping[str, Work], options: argparse.Namespace) -> Times:
 
 
 def _arguments() -> argparse.Namespace:
-    def size(text: str) -> tuple[int, ...]:
-        return tuple(map(int, text.split(",")))
-
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", type=size, nargs="+", default=SIZES, help="B,T,d_model,heads")
+    parser = parser_of(
+        __doc__,
+        device="cpu",
+        threads=torch.get_num_threads(),
+        seconds=20.0,
+        clock="wall",
+        json=None,
+    )
+    parser.add_argument("--sizes", type=numbers, nargs="+", default=SIZES, help="B,T,d_model,heads")
     parser.add_argument("--cached", type=int, nargs="*", default=CACHED)
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--seconds", type=float, default=20.0, help="seconds per table")
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    parser.add_argument("--json", help="a file for the rows")
     parser.add_argument("--read", help="print the tables of such a file without timing anything")
-    parser.add_argument("--into", help="a page whose tables are replaced")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     return parser.parse_args()
 

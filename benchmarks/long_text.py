@@ -6,14 +6,12 @@ Each length runs in a process of its own, because peak memory is that of the pro
 with the square of the text, the memory with the text.
 """
 
-import argparse
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import torch
-from _report import cpu_name, insert, peak_of, software, table
+from _report import cpu_name, parser_of, peak_of, show, software, table
 
 import headwise as hw
 
@@ -38,10 +36,9 @@ class TwoLayers(torch.nn.Module):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--one", type=int, help="watch one text of this length in this process")
-    parser.add_argument("--into", type=Path)
     options = parser.parse_args()
     if options.one:
         print(*measure(options.one))
@@ -57,9 +54,7 @@ def main() -> None:
     threads = torch.get_num_threads()
     where = f"{software()}, {cpu_name()}, {'one thread' if threads == 1 else f'{threads} threads'}"
     text = f"{where}.\n\n{table(titles, rows)}"
-    print(text)
-    if options.into:
-        insert(text, options.into, "length")
+    show(text, options.into, "length")
 
 
 def measure(tokens: int) -> tuple[float, int]:

@@ -5,14 +5,13 @@
     PYTHONPATH=tests/models python benchmarks/models.py --into benchmarks/results/models.md
 """
 
-import argparse
 import platform
 import sys
 import warnings
 from importlib.metadata import version
 
 import torch
-from _report import insert
+from _report import parser_of, show
 from _trials import Trials
 from architectures import GROUPS
 from architectures.trial import STEPS
@@ -20,8 +19,7 @@ from transformers.utils import logging
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--into", help="the page to write the tables into")
+    parser = parser_of(__doc__)
     parser.add_argument("--only", nargs="*", help="the architectures to try")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -35,9 +33,7 @@ def main() -> None:
     packages = ", ".join(f"{name} {version(name)}" for name in ("transformers", "torch"))
     told = f"{packages}, Python {platform.python_version()}."
     text = "\n\n".join([told, *parts, f"## Reasons\n\n{trials.notes()}"])
-    print(text)
-    if options.into:
-        insert(text, options.into)
+    show(text, options.into)
     sys.exit("\n".join(trials.broken))
 
 

@@ -17,7 +17,7 @@ from itertools import chain, cycle, product
 
 import torch
 import torch.nn.functional as F
-from _report import Row, machine, print_rows, publish, rows_of
+from _report import Row, machine, numbers, parser_of, print_rows, publish, rows_of
 from _timing import Times, Work, interleaved, timed_for
 from torch import Tensor
 
@@ -267,16 +267,10 @@ def time_works(works: dict[str, Work], options: argparse.Namespace) -> Times:
 
 
 def _arguments() -> argparse.Namespace:
-    def size(text: str) -> tuple[int, ...]:
-        return tuple(map(int, text.split(",")))
-
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", type=size, nargs="*", default=FORWARD, help="B,H,T,D")
-    parser.add_argument("--decoding", type=size, nargs="*", default=DECODING, help="B,H,Hkv,S,D")
-    parser.add_argument("--seconds", type=float, default=10.0, help="seconds per group of variants")
-    parser.add_argument("--into", help="a page whose tables are replaced")
+    parser = parser_of(__doc__, seconds=10.0)
+    parser.add_argument("--sizes", type=numbers, nargs="*", default=FORWARD, help="B,H,T,D")
+    parser.add_argument("--decoding", type=numbers, nargs="*", default=DECODING, help="B,H,Hkv,S,D")
     parser.add_argument("--cores", action="store_true", help="use all cores and wall clock")
-    parser.set_defaults(device="cpu", clock="cpu", threads=1)
     options = parser.parse_args()
     if options.cores:
         options.clock, options.threads = "wall", torch.get_num_threads()

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from _report import Row, machine, print_rows, publish, rows_of
+from _report import Row, machine, parser_of, print_rows, publish, rows_of
 from _timing import Work, interleaved, timed_for
 from native_peak import multiplications
 from torch import Tensor
@@ -97,10 +97,7 @@ def _run(tensors: list[Tensor], causal: bool, build: Library | None) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=6.0, help="seconds per line")
-    parser.add_argument("--into", help="a page whose tables are replaced")
-    parser.set_defaults(device="cpu", clock="cpu", threads=1)
+    parser = parser_of(__doc__, seconds=6.0)
     return parser.parse_args()
 
 

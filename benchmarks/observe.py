@@ -7,9 +7,6 @@ the same round, with a 95 % interval. `--long` adds texts of 64k tokens.
 """
 
 import argparse
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -19,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _report import Row, machine, peak_of, print_rows, publish, rows_of
+from _report import Row, in_process, machine, parser_of, peak_of, print_rows, publish, rows_of
 from _timing import Work, interleaved, rounds_for, timed_for
 from torch import Tensor, nn
 
@@ -178,8 +175,8 @@ def _written_out(model: nn.Module, batch: Tensor) -> list[Mapping[str, Tensor]]:
 def memory(options: argparse.Namespace) -> Iterator[Row]:
     """Peak memory of observing on top of the unobserved model, each in its own process."""
     for T in (*LENGTHS, 65536) if options.long else LENGTHS:
-        plain = _in_process("unobserved", T, options)
-        observed = max(0, _in_process("observed", T, options) - plain)
+        plain = _peak("unobserved", T, options)
+        observed = max(0, _peak("observed", T, options) - plain)
         # The weights, and at least one temporary of the same size.
         needed, available = 2 * 4 * 12 * T * T, _available_memory()
         case = {"table": "Memory on top of the unobserved model, a layer of 12 x 64", "tokens": T}
@@ -187,7 +184,7 @@ def memory(options: argparse.Namespace) -> Iterator[Row]:
         if needed > available:
             ratio = f"needs {needed / 2**30:.0f} GiB, {available / 2**30:.0f} are there"
         else:
-            written = max(0, _in_process("written out", T, options) - plain)
+            written = max(0, _peak("written out", T, options) - plain)
             ratio = f"{written / max(1, observed):.0f} times that"
         yield case | {"who": "weights written out", "ratio": ratio}
 
@@ -198,13 +195,8 @@ def _available_memory() -> int:
     return 1024 * int(line.split()[1])
 
 
-def _in_process(who: str, T: int, options: argparse.Namespace) -> int:
-    command = [sys.executable, "-W", "ignore", __file__, "--memory-of", who, str(T)]
-    command += ["--threads", str(options.threads)]
-    # Freed memory is returned at once, so that the peak counts only live memory.
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    return int(done.stdout.splitlines()[-1])
+def _peak(who: str, T: int, options: argparse.Namespace) -> int:
+    return in_process(__file__, "--memory-of", who, T, "--threads", options.threads)
 
 
 def memory_of(who: str, tokens: str) -> int:
@@ -223,19 +215,15 @@ def memory_of(who: str, tokens: str) -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(
+        __doc__, threads=torch.get_num_threads(), seconds=15.0, clock="wall", json=None
+    )
     parser.add_argument("--kernel", type=int, nargs="*", default=KERNEL, help="lengths of texts")
     parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
     parser.add_argument(
         "--long", action="store_true", help="add 64k tokens, which takes minutes more"
     )
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--seconds", type=float, default=15.0, help="seconds per group of variants")
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    parser.add_argument("--json", help="a file for the rows")
-    parser.add_argument("--into", help="a page whose tables are replaced")
     parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
-    parser.set_defaults(device="cpu")
     return parser.parse_args()
 
 

@@ -6,7 +6,6 @@
         --into benchmarks/results/models.md
 """
 
-import argparse
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from _report import insert
+from _report import parser_of, show
 from _trials import Trials
 from architectures.cases import ArchitectureCase, Inputs
 from torch import nn
@@ -106,8 +105,7 @@ def attention(kind: Callable[..., nn.Module], processor: Callable[[], object]) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--into", help="the page to write the tables into")
+    parser = parser_of(__doc__)
     parser.add_argument("--only", nargs="*", help="the models to try")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -118,9 +116,7 @@ def main() -> None:
         for library, cases in (("timm", vision_cases()), ("diffusers", diffusion_cases()))
     ]
     text = "\n\n".join([*parts, f"### Why some are refused\n\n{trials.notes()}"])
-    print(text)
-    if options.into:
-        insert(text, options.into, "other libraries")
+    show(text, options.into, "other libraries")
     sys.exit("\n".join(trials.broken))
 
 

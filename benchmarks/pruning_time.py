@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import torch
 import transformers
-from _report import insert, machine, table
+from _report import machine, parser_of, show, table
 from _timing import CLOCKS
 from torch import nn
 
@@ -71,16 +71,12 @@ def rows(name: str, model: nn.Module, options: argparse.Namespace) -> Iterator[l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__, device="cpu", threads=torch.get_num_threads(), clock="wall")
     parser.add_argument("model", nargs="*")
     parser.add_argument("--passes", type=int, default=15)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--texts", type=int, default=2)
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu for a busy machine")
-    parser.add_argument("--into", help="a page whose table is replaced")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     cells = [row for name, model in models(options.model) for row in rows(name, model, options)]
@@ -89,9 +85,7 @@ def main() -> None:
         f"{options.tokens} tokens, {options.dtype}; {machine(options)}."
     )
     text = f"{about}\n\n{table(TITLES, cells, 1)}"
-    print(text)
-    if options.into:
-        insert(text, options.into, "" if options.model else "random models")
+    show(text, options.into, "" if options.model else "random models")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ The report of a Mini-GPT that is trained first, and once more of the trained one
 with `--one-core`, on one.
 """
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -16,16 +15,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from _report import cpu_name, insert, software, table
+from _report import cpu_name, parser_of, show, software, table
 
 WORKS = ("trains a Mini-GPT and studies it", "studies it, trained before")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = parser_of(__doc__, rounds=3)
     parser.add_argument("--one-core", action="store_true", help="measure on one core too")
-    parser.add_argument("--into", help="the page to write the table into")
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     counts = {"all cores": len(cores)} | ({"one core": 1} if options.one_core else {})
@@ -44,9 +41,7 @@ def main() -> None:
         f"{software()}, {cpu_name()}, {len(cores)} cores, wall clock, {runs}.\n\n"
         f"{table(('headwise report', *seconds), rows)}"
     )
-    print(text)
-    if options.into:
-        insert(text, options.into, "report")
+    show(text, options.into, "report")
 
 
 def reports(cores: list[int]) -> Iterator[float]:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from _antecedents import antecedent_lines, antecedents
-from _commands import run_command
+from _commands import keep, run_command
 from _report import insert, table
 from _word_attention import between_words, weights_of
 from scipy.stats import rankdata, spearmanr
@@ -72,7 +72,7 @@ def clark(options: argparse.Namespace) -> None:
         "texts": len(texts),
         "pieces": len(pieces),
     }  # fmt: skip
-    save(options, "clark", found)
+    keep(options, "clark", found)
 
 
 def joined(texts: Sequence[str], tokenizer: Any) -> list[str]:
@@ -139,7 +139,7 @@ def syntax(model: nn.Module, tokenizer: Any, texts: Sequence[AnnotatedText]) -> 
 def coreference(options: argparse.Namespace) -> None:
     model, tokenizer = hw.load(options.model), hw.load_tokenizer(options.model)
     texts = list(dict.fromkeys(read_gap(options.coref)))[: options.texts]
-    save(options, "coreference", antecedents(model, tokenizer, texts, LENGTH))
+    keep(options, "coreference", antecedents(model, tokenizer, texts, LENGTH))
 
 
 def michel(options: argparse.Namespace) -> None:
@@ -169,7 +169,7 @@ def michel(options: argparse.Namespace) -> None:
         "curves": curves,
         "scored": options.scored,
     }
-    save(options, "michel", content)
+    keep(options, "michel", content)
 
 
 class Similarity:
@@ -275,10 +275,6 @@ def pooled(output: Any, batch: Any) -> torch.Tensor:
     mask = batch["attention_mask"][..., None].float()
     mean = (output.last_hidden_state * mask).sum(1) / mask.sum(1)
     return nn.functional.normalize(mean, dim=-1)
-
-
-def save(options: argparse.Namespace, name: str, content: object) -> None:
-    (options.keep / f"{name}.json").write_text(json.dumps(content), "utf-8")
 
 
 def publish(options: argparse.Namespace) -> None:

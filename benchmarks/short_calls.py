@@ -14,7 +14,7 @@ from itertools import chain, cycle
 
 import torch
 import torch.nn.functional as F
-from _report import Row, machine, print_rows, publish, rows_of
+from _report import Row, machine, parser_of, print_rows, publish, rows_of
 from _timing import Times, Work, timed_for
 from torch import Tensor
 
@@ -130,13 +130,8 @@ def _calls(between: int) -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__, seconds=5.0, threads=1, clock="cpu")
     parser.add_argument("--keys", type=int, nargs="*", default=KEYS)
-    parser.add_argument("--seconds", type=float, default=5.0, help="for each line")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="cpu")
-    parser.add_argument("--into", help="a page whose tables are replaced")
-    parser.set_defaults(device="cpu")
     return parser.parse_args()
 
 

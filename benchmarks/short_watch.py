@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _report import Row, insert, machine, print_rows, table
+from _report import Row, machine, parser_of, print_rows, show, table
 from _timing import CLOCKS, Paired, Times, Work
 from _watch_worker import (
     BATCHES,
@@ -62,9 +62,7 @@ def main() -> None:
         return
     rows = print_rows(row for name in options.cases for row in cases[name](options))
     text = f"{machine(options)}.\n\n{table(TITLES, [list(row.values()) for row in rows])}"
-    print(text)
-    if options.into:
-        insert(text, options.into, "short calls")
+    show(text, options.into, "short calls")
 
 
 @torch.no_grad()
@@ -249,13 +247,9 @@ def row_of(case: str, times: Times, passes: int = 1, kernel: float | None = None
 
 def _arguments() -> argparse.Namespace:
     cases = ("encoder", "narrow", "generate", "monitor", "open")
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__, seconds=8.0, clock="wall")
     parser.add_argument("--cases", nargs="*", choices=cases, default=cases)
-    parser.add_argument("--seconds", type=float, default=8.0, help="seconds per case")
-    parser.add_argument("--into", help="a page whose table is replaced")
     parser.add_argument("--beside", type=Path, help="the src of another version, to compare with")
-    parser.add_argument("--clock", choices=CLOCKS, default="wall")
-    parser.set_defaults(device="cpu", threads=1)
     return parser.parse_args()
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from _pruning_material import Material, material_from_pairs, material_from_text
-from _report import cpu_name, insert, software, table
+from _report import cpu_name, parser_of, show, software, table
 from _timing import CLOCKS
 from scipy.stats import spearmanr
 from torch import Tensor, nn
@@ -143,7 +143,7 @@ def rows(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__, clock="wall")
     parser.add_argument("--encoder", required=True, help="a sentence encoder")
     parser.add_argument("--pairs", type=Path, required=True)
     parser.add_argument("--decoder", required=True, help="a causal language model")
@@ -153,8 +153,6 @@ def main() -> None:
     parser.add_argument("--judging", type=int, default=100, help="pairs to judge on")
     parser.add_argument("--tokens", type=int, default=128, help="of each timed text")
     parser.add_argument("--passes", type=int, default=15)
-    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu for a busy machine")
-    parser.add_argument("--into", help="a page whose table is replaced")
     options = parser.parse_args()
     cells = [*of_encoder(options), *of_decoder(options)]
     about = (
@@ -164,9 +162,7 @@ def main() -> None:
         f"{software()}."
     )
     text = f"{about}\n\n{table(TITLES, cells, 1)}"
-    print(text)
-    if options.into:
-        insert(text, options.into)
+    show(text, options.into)
 
 
 def of_encoder(options: argparse.Namespace) -> Iterator[list[str]]:

@@ -13,8 +13,8 @@ from functools import partial
 
 import torch
 import transformers
-from _report import Row, insert, machine, print_rows, table
-from _timing import CLOCKS, interleaved, rounds_for
+from _report import Row, machine, parser_of, print_rows, show, table
+from _timing import interleaved, rounds_for
 
 import headwise as hw
 
@@ -29,9 +29,7 @@ def main() -> None:
     torch.manual_seed(0)
     rows = print_rows(_rows(options))
     text = f"{machine(options)}.\n\n{table(TITLES, [list(row.values()) for row in rows])}"
-    print(text)
-    if options.into:
-        insert(text, options.into, "spans")
+    show(text, options.into, "spans")
 
 
 @torch.no_grad()
@@ -76,12 +74,8 @@ def _rows(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=60.0, help="seconds per size")
+    parser = parser_of(__doc__, seconds=60.0, clock="cpu")
     parser.add_argument("--passes", type=int, default=3, help="passes in each watch")
-    parser.add_argument("--into", help="a page whose table is replaced")
-    parser.add_argument("--clock", choices=CLOCKS, default="cpu")
-    parser.set_defaults(device="cpu", threads=1)
     return parser.parse_args()
 
 

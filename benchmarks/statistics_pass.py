@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from _report import Row, machine, print_rows, publish, rows_of
+from _report import Row, machine, parser_of, print_rows, publish, rows_of
 from _timing import Work, timed_for
 from native_peak import ROUNDS, multiplications
 from short_calls import kernel_alone
@@ -90,10 +90,7 @@ def _requests(T: int) -> dict[str, RowRequest]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=6.0, help="seconds per line")
-    parser.add_argument("--into", help="a page whose table is replaced")
-    parser.set_defaults(device="cpu", clock="cpu", threads=1)
+    parser = parser_of(__doc__, seconds=6.0)
     return parser.parse_args()
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from _pruning_tables import mean_and_range
-from _report import cpu_name, insert, software, table
+from _report import cpu_name, parser_of, show, software, table
 from torch import Tensor, nn
 
 import headwise as hw
@@ -163,12 +163,11 @@ def rows(curves: Sequence[Curves], scores: bool) -> list[list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--model", help="a folder; otherwise the packaged all-MiniLM-L6-v2")
     parser.add_argument("--pairs", type=Path, required=True)
     parser.add_argument("--texts", type=int, default=64, help="sentences that heads are chosen on")
     parser.add_argument("--judging", type=int, default=150, help="pairs to evaluate on")
-    parser.add_argument("--into", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -184,9 +183,7 @@ def main() -> None:
             table(titles, rows(curves, scores=True)),
         ]
     )
-    print(text)
-    if options.into:
-        insert(text, options.into, PART)
+    show(text, options.into, PART)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _commands import run_command
+from _commands import keep, run_command
 from _elbow_simulations import KINDS, coverage
 from _report import insert, table
 from _simulations import (
@@ -102,7 +102,7 @@ def simulate_tasks(options: argparse.Namespace) -> None:
         for candidates in CANDIDATES for others in ("noise", "rule")
         if (candidates, others) != (2, "rule")  # chance is right as often as the rule
     ]  # fmt: skip
-    save(options, "simulate-tasks", {"found": found, "wrong": wrong, "n": options.repeats})
+    keep(options, "simulate-tasks", {"found": found, "wrong": wrong, "n": options.repeats})
 
 
 def simulate_elbows(options: argparse.Namespace) -> None:
@@ -115,7 +115,7 @@ def simulate_elbows(options: argparse.Namespace) -> None:
             found = coverage(KINDS[kind], scored, EVALUATED, options.repeats)
             cells.append({"kind": kind, "scored": scored, "n": options.repeats, "found": found})
             print(kind, scored, found, flush=True)
-            save(options, path.stem, cells)
+            keep(options, path.stem, cells)
 
 
 def shares(numbers: Sequence[float]) -> str:
@@ -151,7 +151,7 @@ def intervals(options: argparse.Namespace) -> None:
         below = " · ".join(map(str, (held < 0.9).sum(1)))
         rows.append([name, str(texts_drawn), *cells, below, f"{np.median(widths):.2f}"])
         print(rows[-1], flush=True)
-        save(options, "intervals", {"rows": rows, "n": options.draws, "texts": len(texts)})
+        keep(options, "intervals", {"rows": rows, "n": options.draws, "texts": len(texts)})
 
 
 def elbows(options: argparse.Namespace) -> None:
@@ -184,7 +184,7 @@ def elbows(options: argparse.Namespace) -> None:
             row["scored too"] = ends(curves, "redrawn")
         rows.append(row)
         print(seed, row, flush=True)
-        save(options, "elbows", rows)
+        keep(options, "elbows", rows)
 
 
 def ends(curves: Curves, name: str) -> list[float]:
@@ -230,7 +230,7 @@ def corpora(options: argparse.Namespace) -> None:
             "notes": list(roles.notes),
         }
         print(name, roles, flush=True)
-        save(options, path.stem, found)
+        keep(options, path.stem, found)
 
 
 def file_of(name: str) -> str:
@@ -249,10 +249,6 @@ def kept_roles(options: argparse.Namespace, name: str) -> hw.Roles | None:
 def drawn(texts: Sequence[AnnotatedText], most: int) -> list[AnnotatedText]:
     distinct = list(dict.fromkeys(texts))
     return [distinct[i] for i in np.random.default_rng(0).permutation(len(distinct))[:most]]
-
-
-def save(options: argparse.Namespace, name: str, content: object) -> None:
-    (options.keep / f"{name}.json").write_text(json.dumps(content), "utf-8")
 
 
 def publish(options: argparse.Namespace) -> None:

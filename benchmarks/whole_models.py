@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from _report import Row, cpu_name, print_rows, publish, rows_of, software
+from _report import Row, cpu_name, parser_of, print_rows, publish, rows_of, software
 from _timing import Work, interleaved, rounds_for
 from torch import Tensor, nn
 
@@ -276,12 +276,10 @@ def _machine(options: argparse.Namespace) -> str:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    parser.add_argument("--seconds", type=float, default=6.0, help="for each line")
+    parser = parser_of(
+        __doc__, threads=torch.get_num_threads(), clock="wall", seconds=6.0, rounds=None, json=None
+    )
     parser.add_argument("--compiled", nargs="+", default=[], help="backends of torch.compile")
-    parser.add_argument("--rounds", type=int, help="instead of --seconds")
     parser.add_argument("--least-rounds", type=int, default=LEAST, help="of lines that take long")
     parser.add_argument("--most-eager", type=int, default=512, help="tokens of eager attention")
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names of models")
@@ -290,8 +288,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtypes", nargs="+", choices=tuple(DTYPES), default=[*DTYPES])
     parser.add_argument("--most-trained", type=int, default=2048, help="tokens of a training step")
     parser.add_argument("--read", nargs="+", help="files of rows, instead of measuring")
-    parser.add_argument("--json", help="a file for the rows")
-    parser.add_argument("--into", help="a page to write the tables into")
     parser.add_argument("--page-part", default="", help="which part of that page")
     return parser.parse_args()
 

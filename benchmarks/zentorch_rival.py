@@ -7,13 +7,12 @@ Ratios compare with torch's kernel on the same tensors, in the same run, on one 
 time of the process. Where zentorch has no kernel of its own for a processor it calls torch's.
 """
 
-import argparse
 from functools import partial
 from importlib.metadata import version
 from itertools import product
 
 import torch
-from _report import cpu_name, insert, print_rows, rows_of, software, tables
+from _report import cpu_name, insert, parser_of, print_rows, rows_of, software, tables
 
 from headwise._library import library
 from native import DTYPES, FORWARD, MOST, forward_works, inputs, label, time_works
@@ -25,10 +24,7 @@ SHOWN = ("torch", "heads alone", "with lse, entropy, maxima")
 def main() -> None:
     import zentorch
 
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="seconds per group of variants")
-    parser.add_argument("--into", help="the page")
-    parser.set_defaults(clock="cpu")
+    parser = parser_of(__doc__, seconds=10.0)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -17,6 +17,7 @@ from house.source import ROOT
 
 PROCESSOR = re.compile(r"AMD|Intel|NVIDIA")
 BENCHMARKS = ROOT / "benchmarks"
+SHARED = "benchmarks/_report.py"  # has the options of several
 Block = tuple[str, str]  # page, part
 
 # Blocks that measure no time: counts, losses, roles, memory.
@@ -83,7 +84,7 @@ def test_measured_blocks_name_the_processor_unless_they_measure_no_time() -> Non
 
 @pytest.mark.parametrize("step", bench.STEPS, ids=lambda step: step.name)
 def test_a_step_exists_and_its_page_has_what_it_writes(step) -> None:  # type: ignore[no-untyped-def]
-    source = (ROOT / step.script).read_text("utf-8")
+    source = "".join((ROOT / name).read_text("utf-8") for name in (step.script, SHARED))
     assert step.minutes > 0
     for option in re.findall(r"--[a-z-]+", step.command):
         assert f'"{option}"' in source, f"{step.script} has no {option}"
