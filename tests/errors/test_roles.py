@@ -269,7 +269,7 @@ def test_a_loss_that_is_not_one_number_for_each_text(predicting):
 def test_roles_of_another_model(predicting):
     model = PlantedGPT([("before", "even"), ("induction", "even")])
     with pytest.raises(
-        ArgumentError, match=rf"effects: these are roles of the model {roles.model}"
+        ArgumentError, match=rf"effects: these are roles of the model {predicting.model}"
     ):
         predicting.effects(model, [agreement(model, TOKENIZER, [CHOICE])])
 
