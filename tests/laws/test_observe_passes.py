@@ -649,7 +649,7 @@ def _assert_as_alone(
     """The table is that of calls of which none waits."""
     request = request or Request(per_text=True, top=("self",))
     table = _table(model, work, request, **options)
-    monkeypatch.setattr(_queue, "TOKENS", 0)
+    monkeypatch.setattr(_queue, "TOKENS", 1)
     monkeypatch.setattr(_queue, "LONG", 0)
     alone = _table(model, work, request, **options)
     # The kernel adds up the keys of several queries in another order, in float32.

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from headwise.layer import MultiHeadAttention
 from headwise.models import (
     AttentionCall,
-    Sites,
     capture_calls,
 )
 from headwise.models.ownership import (
@@ -27,10 +26,10 @@ IDS = torch.tensor([[5, 9, 7, 3, 11], [4, 6, 8, 10, 3]])
 def _captured_projections(
     model: nn.Module, run: Callable[[], Any]
 ) -> list[tuple[AttentionCall, OutputProjection | None]]:
-    sites, captured = Sites(model), []
+    captured = []
 
     def record(call: AttentionCall) -> None:
-        captured.append((call, output_projection(model, sites.of(call, running))))
+        captured.append((call, output_projection(model, running.site_of(call))))
 
     with torch.no_grad(), capture_calls(model, record) as running:
         run()

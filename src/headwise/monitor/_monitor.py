@@ -241,9 +241,9 @@ class HeadMonitor(TrainerEvents):
         self.close()
 
     def _report(self) -> dict[str, float]:
-        totals = self._recorder.take_totals()
-        self._check_captured(totals)
-        statistics = step_statistics(totals, device_of(self.model), self.group)
+        sites, totals = self._recorder.take_totals()
+        self._check_captured(sites)
+        statistics = step_statistics(sites, totals, device_of(self.model), self.group)
         self._watched, self.latest = self.steps, statistics
         if "max_logit" in statistics.values:
             for layer, rows in statistics.layers().items():

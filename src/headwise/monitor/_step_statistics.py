@@ -1,6 +1,6 @@
 """The statistics of every head on one watched step, over all ranks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,33 +67,29 @@ class StepStatistics:
 
 
 def step_statistics(
-    site_totals: Mapping[Site, Mapping[str, Totals]],
+    sites: Sequence[Site],
+    totals: Mapping[str, Totals],
     device: torch.device,
     group: dist.ProcessGroup | None,
 ) -> StepStatistics:
     """The statistics of a step, from the totals of this rank and all others of the group."""
-    names = tuple(next(iter(site_totals.values())))
-    tops = tuple(name for name in names if name in _BY_MAXIMUM)
-
-    def column(name: str, part: str) -> Float64[np.ndarray, " N"]:
-        return np.concatenate([getattr(totals[name], part) for totals in site_totals.values()])
-
-    sums = np.array([[column(name, part) for name in names] for part in ("total", "count")])
-    maxima = np.array([column(name, "maximum") for name in tops])
+    tops = tuple(name for name in totals if name in _BY_MAXIMUM)
+    sums = np.array([[of.total for of in totals.values()], [of.count for of in totals.values()]])
+    maxima = np.array([totals[name].maximum for name in tops])
     if dist.is_available() and dist.is_initialized():
         sums, maxima = _over_ranks(sums, maxima, device, group)
     total, count = sums
     mean = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
-    values = dict(zip(names, mean, strict=True))
+    values = dict(zip(totals, mean, strict=True))
     # A maximum hides NaN, but the mean does not.
     values |= {
         n: np.where(np.isnan(values[n]), np.nan, m) for n, m in zip(tops, maxima, strict=True)
     }
     return StepStatistics(
-        sites=tuple(site_totals),
-        heads=tuple(head for site in site_totals for head in site.heads()),
+        sites=tuple(sites),
+        heads=tuple(head for site in sites for head in site.heads()),
         values=values,
-        defined=dict(zip(names, count > 0, strict=True)),
+        defined=dict(zip(totals, count > 0, strict=True)),
     )
 
 

@@ -18,7 +18,6 @@ from headwise.errors import ArgumentError, ShapeError
 from headwise.lab import MiniGPT
 from headwise.models import (
     AttentionCall,
-    Sites,
     capture_calls,
     check_model,
     check_weights,
@@ -196,14 +195,13 @@ def _check_order(model: nn.Module, teacher: nn.Module, batch: Inputs) -> None:
 @torch.no_grad()
 def _count_heads(model: nn.Module, batch: Inputs) -> tuple[int, int]:
     """How many query and kv heads a model computes in one pass."""
-    sites = Sites(model)
 
     def record(call: AttentionCall) -> None:
-        sites.of(call, active)
+        active.site_of(call)
 
     with in_evaluation(model), capture_calls(model, record) as active:
         model(**batch)
-    counts = [(site.n_heads, site.n_kv_heads) for site in sites.all()]
+    counts = [(site.n_heads, site.n_kv_heads) for site in active.sites]
     return sum(heads for heads, _ in counts), sum(kv_heads for _, kv_heads in counts)
 
 

@@ -20,7 +20,6 @@ from headwise.masks.tiles import Tile
 from headwise.models import (
     AttentionCall,
     Site,
-    Sites,
     capture_calls,
     check_model,
     device_of,
@@ -134,10 +133,10 @@ def cross_attention(
     """
     device = device_of(model)
     read = pad([decoder_ids(model, output) for output in outputs], device)
-    sites, calls = Sites(model), list[tuple[Site, AttentionCall]]()
+    calls = list[tuple[Site, AttentionCall]]()
 
     def record(call: AttentionCall) -> None:
-        site = sites.of(call, active)
+        site = active.site_of(call)
         if site.cross:
             calls.append((site, call))
 

@@ -126,14 +126,6 @@ class Totals:
             per_text=TextSums(counts, totals, even) if keep else None,
         )
 
-    @classmethod
-    def beside(cls, parts: Sequence["Totals"]) -> "Totals":
-        """Concatenate the totals of different heads on the same texts."""
-        columns = {name: np.concatenate([getattr(p, name) for p in parts]) for name in COLUMNS}
-        kept = [part.per_text.parts for part in parts if part.per_text is not None]
-        texts = (np.concatenate(each, axis=1) for each in zip(*kept, strict=True))
-        return cls(**columns, per_text=TextSums(*texts) if kept else None)
-
     def __add__(self, other: "Totals") -> "Totals":
         """The totals of other texts on the same heads.
 
@@ -169,11 +161,6 @@ class Totals:
         squared = self.total_squared - 2 * mean * self.cross + mean**2 * self.count_squared
         spread = _divide(np.maximum(squared, 0.0) * self.texts, np.maximum(self.texts - 1, 0))
         return _divide(np.sqrt(spread), self.count)
-
-    def split(self, size: int) -> "list[Totals]":
-        """The totals of every `size` heads in a row, where no sums of texts are kept."""
-        parts = zip(*(getattr(self, name).reshape(-1, size) for name in COLUMNS), strict=True)
-        return [Totals(*columns) for columns in parts]
 
     def select(self, choose: Callable[[Column], Column]) -> "Totals":
         """Select or reorder heads, by a function that is applied to each column."""

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from headwise.models import Site
-from headwise.tables import TextSums, Totals
+from headwise.tables import COLUMNS, TextSums, Totals
 from headwise.watch._request import Request
 from headwise.watch._row_sums import RowSums
 
@@ -19,10 +19,12 @@ _MOST = 256
 FINISHED = -1  # in place of the number of a pass that can no longer fail
 
 
-class _Entry(NamedTuple):
+class _TextSums(NamedTuple):
     """The sums of a site over some texts of a pass, which stay on their device until they are read.
 
     Attributes:
+        texts: Their numbers; a text may come again.
+        parts: The number of rows, the sums over them, and the sums under even attention.
         highest: The largest values of `n` calls.
     """
 
@@ -32,91 +34,27 @@ class _Entry(NamedTuple):
     highest: Float[Tensor, "K n H"]
 
 
-class _TextSums(NamedTuple):
-    """The sums over some texts, in their order."""
-
-    texts: Int[np.ndarray, " N"]
-    parts: Float64[np.ndarray, "3 K N H"]
-    highest: Float64[np.ndarray, "K H"]
-
-    @classmethod
-    def of(cls, entries: Sequence[_Entry]) -> "_TextSums":
-        """The sums of some calls by text."""
-        numbers = np.concatenate([entry.texts for entry in entries])
-        parts = np.concatenate([entry.parts.cpu().numpy() for entry in entries], axis=2)
-        # fmax: the largest value of a call without eligible rows is NaN.
-        highest = np.concatenate([entry.highest.cpu().numpy() for entry in entries], axis=1)
-        texts, which = np.unique(numbers, return_inverse=True)
-        sums = parts
-        if len(texts) < len(numbers):  # texts may come again
-            sums = np.zeros((*parts.shape[:2], len(texts), parts.shape[3]))
-            np.add.at(np.moveaxis(sums, 2, 0), which, np.moveaxis(parts, 2, 0))
-        elif (numbers != texts).any():
-            sums = parts[:, :, np.argsort(numbers)]
-        return cls(texts, sums, np.fmax.reduce(highest, axis=1))
-
-    def where(self, rows: Bool[np.ndarray, " N"]) -> "_TextSums":
-        """The sums of some of the texts."""
-        return _TextSums(self.texts[rows], self.parts[:, :, rows], self.highest)
-
-    def added_to(self, totals: Totals | None) -> Totals:
-        """Totals with those of these texts: all statistics together, head by head of each."""
-        _, K, M, H = self.parts.shape
-        count, total, even = self.parts.transpose(0, 2, 1, 3).reshape(3, M, K * H)
-        own = Totals.of_texts(total, count, self.highest.ravel(), even)
-        return own if totals is None else totals + own
+def _by_text(sums: Sequence[_TextSums]) -> _TextSums:
+    """Sums as one, each text once and in order. They can no longer be dropped."""
+    parts = np.concatenate([each.parts.cpu().numpy() for each in sums], axis=2)
+    highest = np.concatenate([each.highest.cpu().numpy() for each in sums], axis=1)
+    numbers = np.concatenate([each.texts for each in sums])
+    texts, first, which = np.unique(numbers, return_index=True, return_inverse=True)
+    added = parts[:, :, first]
+    if len(texts) < len(numbers):
+        added = np.zeros_like(added)
+        np.add.at(np.moveaxis(added, 2, 0), which, np.moveaxis(parts, 2, 0))
+    # fmax: the largest value of a call without eligible rows is NaN.
+    highest = np.fmax.reduce(highest, axis=1, keepdims=True)
+    return _TextSums(FINISHED, texts, torch.from_numpy(added), torch.from_numpy(highest))
 
 
-class _SiteSums:
-    """The sums of one site. Those of the current pass, and of texts that may still continue, are
-    kept apart.
-    """
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self.entries: list[_Entry] = []
-        self._closed: Totals | None = None
-        self._by_text: list[_TextSums] = []
-
-    def close(self, forward_pass: int, open_from: int) -> None:
-        """Close the texts before one, which have ended, but for the sums of the current pass."""
-        finished = [entry for entry in self.entries if entry.forward_pass != forward_pass]
-        if not finished:
-            return
-        current = [entry for entry in self.entries if entry.forward_pass == forward_pass]
-        sums = _TextSums.of(finished)
-        ended = sums.texts < open_from
-        if ended.any():
-            closed = sums.where(ended)
-            self._closed = closed.added_to(self._closed)
-            self._by_text += [closed] if self._request.per_text else []
-        rest = sums.where(~ended)
-        arrays = map(torch.from_numpy, (rest.parts, rest.highest[:, None]))
-        self.entries = [_Entry(FINISHED, rest.texts, *arrays), *current]
-        if ended.all():
-            self.entries = current
-
-    def drop(self, forward_pass: int) -> bool:
-        """Forget a pass, and say whether anything is left."""
-        self.entries = [entry for entry in self.entries if entry.forward_pass != forward_pass]
-        return bool(self.entries) or self._closed is not None
-
-    def totals(self) -> dict[str, Totals]:
-        totals, names = self._closed, self._request.names
-        if self.entries:
-            totals = _TextSums.of(self.entries).added_to(totals)
-        if totals is None or not names:
-            return {}
-        return dict(zip(names, totals.split(len(totals.total) // len(names)), strict=True))
-
-    def by_text(self, n_texts: int) -> Float64[np.ndarray, "3 K texts H"]:
-        """Count, total and even sums of all texts; zeros for texts without a call of the site."""
-        all_sums = [*self._by_text, *([_TextSums.of(self.entries)] if self.entries else [])]
-        _, K, _, H = all_sums[0].parts.shape
-        parts = np.zeros((3, K, n_texts, H))
-        for sums in all_sums:
-            parts[:, :, sums.texts] += sums.parts
-        return parts
+def _totals(sums: _TextSums, before: Totals | None) -> Totals:
+    """The totals of all statistics, head by head of each, with those of earlier texts."""
+    _, K, M, H = sums.parts.shape
+    count, total, even = sums.parts.numpy().transpose(0, 2, 1, 3).reshape(3, M, K * H)
+    totals = Totals.of_texts(total, count, sums.highest.numpy().ravel(), even)
+    return totals if before is None else before + totals
 
 
 class Accumulator:
@@ -128,7 +66,13 @@ class Accumulator:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._sums: dict[Site, _SiteSums] = {}
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin again at zero."""
+        self._open: dict[Site, list[_TextSums]] = {}  # of this pass, and of texts that may go on
+        self._totals: dict[Site, Totals] = {}  # of all others
+        self._ended: dict[Site, list[_TextSums]] = {}  # if they are kept by text, too
         self._pass = -1
         self._before: tuple[int, int, int, dict[str, tuple[int, int]]] = -1, 0, 0, {}
         self._first = self._next = 0
@@ -139,7 +83,7 @@ class Accumulator:
 
     @property
     def is_full(self) -> bool:
-        """Whether there are so many sums that those of ended texts should be closed."""
+        """Whether there are so many sums that those of ended texts should be added up."""
         return self._n_texts > self._most
 
     def number(self, site: Site, forward_pass: int, n_texts: int, columns: range | None) -> int:
@@ -184,45 +128,74 @@ class Accumulator:
             numbers = [number for number, _ in own]
             texts = (np.array([first for _, first in own])[:, None] + np.arange(M)).ravel()
             parts = sums.parts[:, :, numbers].flatten(2, 3)
-            entry = _Entry(forward_pass, texts, parts, sums.highest[:, numbers])
-            if site not in self._sums:
-                self._sums[site] = _SiteSums(self._request)
-            self._sums[site].entries.append(entry)
+            entry = _TextSums(forward_pass, texts, parts, sums.highest[:, numbers])
+            self._open.setdefault(site, []).append(entry)
             self._n_texts += len(texts)
 
     def drop(self, forward_pass: int) -> None:
         """Forget a pass, which has ended in an exception."""
-        for site, sums in list(self._sums.items()):
-            if not sums.drop(forward_pass):
-                del self._sums[site]
+        for site, sums in self._open.items():
+            self._open[site] = [each for each in sums if each.forward_pass != forward_pass]
         if forward_pass == self._pass:
             self._pass, self._first, self._next, self._read = self._before
 
     def close(self) -> None:
-        """Close texts that have ended, if there are many: all their calls were added."""
+        """Add up texts that have ended, if there are many: all their calls were added."""
         if not self.is_full:
             return
-        for sums in self._sums.values():
-            sums.close(self._pass, self._first)
-        entries = [entry for sums in self._sums.values() for entry in sums.entries]
-        self._n_texts = sum(len(entry.texts) for entry in entries)
-        self._most = 2 * self._n_texts + _MOST * len(self._sums)  # a batch may be of many texts
+        for site, sums in self._open.items():
+            current = [each for each in sums if each.forward_pass == self._pass]
+            finished = [each for each in sums if each.forward_pass != self._pass]
+            if finished:
+                ended, rest = _split(_by_text(finished), self._first)
+                if len(ended.texts):
+                    self._totals[site] = _totals(ended, self._totals.get(site))
+                    if self._request.per_text:
+                        self._ended.setdefault(site, []).append(ended)
+                self._open[site] = [*([rest] if len(rest.texts) else []), *current]
+        self._n_texts = sum(len(each.texts) for sums in self._open.values() for each in sums)
+        self._most = 2 * self._n_texts + _MOST * len(self._open)  # a batch may be of many texts
 
-    def totals(self) -> dict[Site, dict[str, Totals]]:
-        """The totals of every site, ordered by stack and layer."""
-        order = sorted(self._sums, key=lambda site: (site.stack, site.layer))
-        totals = {site: self._sums[site].totals() for site in order}
+    def totals(self) -> tuple[list[Site], dict[str, Totals]]:
+        """The sites that attended, by stack and layer, and the totals of each statistic, all their
+        heads side by side.
+        """
+        names, sums = (
+            self._request.names,
+            {s: _by_text(own) for s, own in self._open.items() if own},
+        )
+        sites = sorted({*sums, *self._totals}, key=lambda site: (site.stack, site.layer))
+        if not names or not sites:
+            return sites, {}
+        of_sites = [
+            _totals(sums[site], self._totals.get(site)) if site in sums else self._totals[site]
+            for site in sites
+        ]
+        columns = [
+            np.concatenate([getattr(each, name).reshape(len(names), -1) for each in of_sites], 1)
+            for name in COLUMNS
+        ]
+        totals = {name: Totals(*(c[row] for c in columns)) for row, name in enumerate(names)}
         if not self._request.per_text:
-            return totals
-        by_text = {site: self._sums[site].by_text(self._next) for site in order}
+            return sites, totals
+        by_text = []
+        for site in sites:
+            own = [*self._ended.get(site, []), *([sums[site]] if site in sums else [])]
+            _, K, _, H = own[0].parts.shape
+            by_text.append(np.zeros((3, K, self._next, H)))  # some texts have no call of a site
+            for each in own:
+                by_text[-1][:, :, each.texts] += each.parts.numpy()
+        parts = np.concatenate(by_text, 3)
         # A text that is only padding, or that no site counted, is dropped.
-        counted = np.zeros(self._next, dtype=bool)
-        for count, _, _ in by_text.values():
-            counted |= (count > 0).any((0, 2))
-        return {
-            site: {
-                name: replace(total, per_text=TextSums(*(by_text[site][:, row][:, counted])))
-                for row, (name, total) in enumerate(totals[site].items())
-            }
-            for site in order
+        counted = (parts[0] > 0).any((0, 2))
+        return sites, {
+            name: replace(totals[name], per_text=TextSums(*parts[:, row][:, counted]))
+            for row, name in enumerate(names)
         }
+
+
+def _split(sums: _TextSums, first: int) -> tuple[_TextSums, _TextSums]:
+    """The sums of the texts before one, which have ended, and of the others."""
+    n = int(np.searchsorted(sums.texts, first))
+    ended = sums._replace(texts=sums.texts[:n], parts=sums.parts[:, :, :n])
+    return ended, sums._replace(texts=sums.texts[n:], parts=sums.parts[:, :, n:])

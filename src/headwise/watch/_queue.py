@@ -1,6 +1,6 @@
 """The queue of a watch: short calls and decoded tokens, which are computed many at a time."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -15,25 +15,24 @@ from headwise.masks import Window
 from headwise.models import AttentionCall, Site, StackInputs, Text, growing_layer
 from headwise.watch._accumulator import FINISHED, Accumulator
 from headwise.watch._request import Request
-from headwise.watch._row_sums import RowSums, row_request, sum_rows, without_autocast
+from headwise.watch._row_sums import row_request, sum_rows, without_autocast
 from headwise.watch.layout import CallLayout, CallLayouts
 
 # Numbers of queries and keys above which a call is computed at once: copies would cost more than
 # they save. Numbers of all copies that wait: the fewer, the more often the kernel's code is cold.
 LONG, WAIT = 1 << 18, 1 << 21
+GROUPS = 8  # that wait at most: each may reserve memory for as many numbers as wait in all
 # Decoded tokens of a site that are computed as one causal call.
 TOKENS = 32
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class _Waiting(NamedTuple):
-    """A call that waits: its site, pass and first text, and copies of its queries and keys."""
+    """A call that waits."""
 
     site: Site
     forward_pass: int
     first_text: int
-    q: Float[Tensor, "B H T D"]
-    k: Float[Tensor, "B Hkv S D"]
 
 
 @dataclass(eq=False)
@@ -44,12 +43,21 @@ class _Group:
     several calls as for one, and grouped heads stay grouped.
 
     Attributes:
-        call: The first of them, whose rule holds for all.
+        call: One of them: its rule holds for all. Its tensors are copies of the queries and keys
+            of all, where the kernel reads them, with room for `room` calls.
     """
 
     call: AttentionCall
     layout: CallLayout
+    room: int
     waiting: list[_Waiting] = field(default_factory=list)
+
+    def add(self, waiting: _Waiting, call: AttentionCall) -> None:
+        n = len(self.waiting)
+        for copies, x in ((self.call.q, call.q), (self.call.k, call.k)):
+            H = x.shape[1]
+            copies[:, n * H : (n + 1) * H] = x
+        self.waiting.append(waiting)
 
 
 @dataclass(eq=False)
@@ -62,19 +70,22 @@ class _Run:
     Attributes:
         call: The first of them: the others differ in queries and keys alone.
         cache: The layer of the cache.
-        keys: Copies, with room for further tokens.
+        queries: Copies, with room for further tokens.
+        keys: Copies of all keys, with room for further ones.
         last: The keys of the latest token, as the cache holds them.
         version: How often these had been changed in place.
+        n: The number of tokens.
     """
 
     call: AttentionCall
-    first_text: int
     cache: Any
+    queries: Float[Tensor, "B H T D"]
     keys: Float[Tensor, "B Hkv S D"]
     last: Tensor
+    first_text: int = -1
     version: int = -1
     forward_pass: int = -1
-    queries: list[Float[Tensor, "B H 1 D"]] = field(default_factory=list)
+    n: int = 0
 
     @property
     def before(self) -> int:
@@ -84,20 +95,21 @@ class _Run:
     def may_go_on(self) -> bool:
         """Whether the pass that begins may read one more token of the text."""
         is_same = self.cache.keys is self.last and version_of(self.last) == self.version
-        return is_same and len(self.queries) < TOKENS
+        return is_same and self.n < TOKENS
 
     def continues(self, call: AttentionCall) -> bool:
         """Whether a call reads the next token; `may_go_on` held when its pass began."""
-        q, k, rule, S = call.q, call.k, self.call.rule, self.before + len(self.queries)
+        q, k, rule, S = call.q, call.k, self.call.rule, self.before + self.n
         is_next = k is self.cache.keys and k.shape[2] == S + 1 and not k.is_inference()
         is_alike = q.shape == self.call.q.shape and q.dtype == self.call.q.dtype
         return is_next and is_alike and (call.rule is rule or call.rule == rule)
 
-    def add(self, call: AttentionCall, forward_pass: int) -> None:
-        S = self.before + len(self.queries)
-        self.keys[:, :, S].copy_(call.k[:, :, S])
-        self.last, self.version, self.forward_pass = call.k, version_of(call.k), forward_pass
-        self.queries.append(call.q.clone())
+    def add(self, call: AttentionCall, forward_pass: int, first_text: int) -> None:
+        S = self.before + self.n
+        self.queries[:, :, self.n] = call.q[:, :, 0]
+        self.keys[:, :, S] = call.k[:, :, S]
+        self.last, self.version = call.k, version_of(call.k)
+        self.forward_pass, self.first_text, self.n = forward_pass, first_text, self.n + 1
 
     def check(self, site: Site) -> None:
         """Refuse keys whose change has left no trace: each token was to see them as they were."""
@@ -116,7 +128,7 @@ class _Run:
         """A call that reads some of these tokens at once: each sees the keys up to its own."""
         visible = self.call.rule.visible
         window = Window(visible.left if isinstance(visible, Window) else None, 0)
-        q, k = torch.cat(self.queries[start:stop], 2), self.keys[:, :, : self.before + stop]
+        q, k = self.queries[:, :, start:stop], self.keys[:, :, : self.before + stop]
         rule = replace(self.call.rule, visible=window)
         call = replace(self.call, q=q, k=k, v=k[..., :0], heads=q[..., :0], rule=rule)
         return call, Text(cached=self.before + start, tokens=stop - start)
@@ -129,13 +141,10 @@ class Queue:
     waits for the next one, if its text has no padding and its cache only appends.
     """
 
-    def __init__(
-        self, request: Request, layouts: CallLayouts, accumulator: Callable[[], Accumulator]
-    ) -> None:
+    def __init__(self, request: Request, layouts: CallLayouts, accumulator: Accumulator) -> None:
         of_call = request.needs_projection or request.received or request.maps or request.per_query
-        of_text = request.classes or request.relations or request.pairs or request.spans
         self._takes_calls = bool(request.names) and not of_call
-        self._takes_tokens = self._takes_calls and not of_text
+        self._takes_tokens = self._takes_calls and not request.is_of_text
         self._request, self._layouts, self._accumulator = request, layouts, accumulator
         self._groups: dict[Hashable, _Group] = {}
         self._n_numbers = 0
@@ -145,7 +154,8 @@ class Queue:
     @property
     def is_full(self) -> bool:
         """Whether so much waits that it should be computed."""
-        return self._n_numbers > WAIT or self._accumulator().is_full
+        is_full = self._n_numbers > WAIT or len(self._groups) > GROUPS
+        return is_full or self._accumulator.is_full
 
     def begin_pass(self) -> None:
         """A forward pass begins: tokens wait only as long as their texts go on."""
@@ -156,23 +166,36 @@ class Queue:
         self, site: Site, call: AttentionCall, layout: CallLayout, first: int, forward_pass: int
     ) -> bool:
         """Let a call wait; False if it has to be computed at once."""
-        q, k, rule = call.q, call.k, call.rule
-        size = q.numel() + k.numel()
+        q, rule = call.q, call.rule
+        size = q.numel() + call.k.numel()
         may_wait = self._takes_calls and layout.may_wait and q.is_cpu and 0 < size <= LONG
         is_own = rule.bias is not None or rule.sinks is not None or type(rule.scale) is not float
         if not may_wait or is_own or type(call) is not AttentionCall:
             return False
-        self._add(site, call, layout, _Waiting(site, forward_pass, first, q.clone(), k.clone()))
+        self._add(_Waiting(site, forward_pass, first), call, layout, forward_pass)
         return True
 
-    def _add(self, site: Site, call: AttentionCall, layout: CallLayout, waiting: _Waiting) -> None:
-        q, k, rule = waiting.q, waiting.k, call.rule
+    def _add(
+        self, waiting: _Waiting, call: AttentionCall, layout: CallLayout, unfinished: int | None
+    ) -> None:
+        q, k, rule = call.q, call.k, call.rule
         key = id(layout), q.shape, k.shape, q.dtype, k.dtype, rule.scale, rule.softcap
-        if key not in self._groups:
-            rule = replace(rule, visible=layout.visible)
-            first = replace(call, q=q, k=k, v=k[..., :0], heads=q[..., :0], rule=rule)
-            self._groups[key] = _Group(first, layout)
-        self._groups[key].waiting.append(waiting)
+        group = self._groups.get(key)
+        if group is not None and len(group.waiting) == group.room:
+            self._compute(self._groups.pop(key), unfinished)
+            group = None
+        if group is None:
+            room = 1 + WAIT // (q.numel() + k.numel())
+            with torch.inference_mode(False):  # they may be written to outside of it, too
+                queries, keys = (
+                    x.new_empty(len(x), room * x.shape[1], *x.shape[2:]) for x in (q, k)
+                )
+            first = replace(
+                call, q=queries, k=keys, v=keys[..., :0], heads=queries[..., :0],
+                rule=replace(rule, visible=layout.visible), module_call=None,
+            )  # fmt: skip
+            group = self._groups[key] = _Group(first, layout, room)
+        group.add(waiting, call)
         self._n_numbers += q.numel() + k.numel()
 
     def add_token(
@@ -184,7 +207,7 @@ class Queue:
         cache: Any,
     ) -> bool:
         """Let a call wait that reads one more token of a text; False if it does not, or cannot."""
-        if call.q.shape[2] != 1 or not self._takes_tokens:
+        if not self._takes_tokens:
             return False
         run = self._runs.get(site)
         if run is not None and not (self._is_whole(inputs, call) and run.continues(call)):
@@ -195,8 +218,8 @@ class Queue:
         if run is None:
             return False
         S, B = call.k.shape[2], len(call.q)
-        run.first_text = self._accumulator().number(site, forward_pass, B, range(S - 1, S))
-        run.add(call, forward_pass)
+        first_text = self._accumulator.number(site, forward_pass, B, range(S - 1, S))
+        run.add(call, forward_pass, first_text)
         self._runs[site] = run
         return True
 
@@ -211,10 +234,12 @@ class Queue:
             return None
         if k.itemsize not in _INTEGERS or not is_eager(q, k) or not self._is_whole(inputs, call):
             return None
-        B, Hkv, S, D = k.shape
-        keys = k.new_empty(B, Hkv, S + TOKENS, D)
+        S = k.shape[2]
+        queries = q.new_empty(*q.shape[:2], TOKENS, q.shape[3])
+        keys = k.new_empty(*k.shape[:2], S + TOKENS, k.shape[3])
         keys[:, :, :S] = k
-        return _Run(call, -1, layer, keys, k)
+        first = replace(call, v=k[..., :0], heads=q[..., :0], module_call=None)
+        return _Run(first, layer, queries, keys, k)
 
     def _is_whole(self, inputs: StackInputs, call: AttentionCall) -> bool:
         """Whether the keys are a text without padding, of which this pass reads the last token."""
@@ -224,15 +249,16 @@ class Queue:
         return self._whole[2]
 
     def drop(self, forward_pass: int) -> None:
-        """Forget the calls of a pass, which has ended in an exception."""
-        for group in self._groups.values():
+        """Forget the calls of a pass, which has ended in an exception: they are the latest."""
+        for key, group in list(self._groups.items()):
             group.waiting = [call for call in group.waiting if call.forward_pass != forward_pass]
-        self._groups = {key: group for key, group in self._groups.items() if group.waiting}
+            if not group.waiting:
+                del self._groups[key]
         for site, run in list(self._runs.items()):
             if run.forward_pass == forward_pass:
-                run.queries.pop()
+                run.n -= 1
                 run.version = -1  # the cache may hold the keys of this pass
-                if not run.queries:
+                if not run.n:
                     del self._runs[site]
 
     def compute(self, unfinished: int | None) -> None:
@@ -245,41 +271,36 @@ class Queue:
             for site, run in list(self._runs.items()):
                 del self._runs[site]
                 self._end(site, run, unfinished)
-            for key, group in list(self._groups.items()):
-                sums = self._sums_of(group)
-                calls: dict[tuple[Site, int], list[tuple[int, int]]] = {}
-                for number, call in enumerate(group.waiting):
-                    is_finished = call.forward_pass != unfinished
-                    of_pass = FINISHED if is_finished else call.forward_pass
-                    own = calls.setdefault((call.site, of_pass), [])
-                    own.append((number, call.first_text))
-                del self._groups[key]
-                self._accumulator().add(sums, calls)
+            for key in list(self._groups):
+                self._compute(self._groups.pop(key), unfinished)
         self._n_numbers = 0
-        self._accumulator().close()
+        self._accumulator.close()
 
     def _end(self, site: Site, run: _Run, unfinished: int | None) -> None:
         """Put the tokens of a run among the calls that wait: as one, or the latest by itself."""
         run.check(site)
-        n = len(run.queries)
-        split = n - (run.forward_pass == unfinished)
-        for start, stop, forward_pass in ((0, split, FINISHED), (split, n, run.forward_pass)):
+        split = run.n - (run.forward_pass == unfinished)
+        for start, stop, forward_pass in ((0, split, FINISHED), (split, run.n, run.forward_pass)):
             if start < stop:
                 call, text = run.part(start, stop)
                 inputs = StackInputs(text)
                 layout = self._layouts.of(site, call, inputs, "within", run.forward_pass)
-                waiting = _Waiting(site, forward_pass, run.first_text, call.q, call.k)
-                self._add(site, call, layout, waiting)
+                self._add(_Waiting(site, forward_pass, run.first_text), call, layout, unfinished)
 
-    def _sums_of(self, group: _Group) -> RowSums:
-        """The sums of each call of a group."""
-        call, n = group.call, len(group.waiting)
-        q = torch.cat([waiting.q for waiting in group.waiting], 1)
-        k = torch.cat([waiting.k for waiting in group.waiting], 1)
+    def _compute(self, group: _Group, unfinished: int | None) -> None:
+        """Compute the calls of a group as one, and add up the sums of each."""
+        n, copies = len(group.waiting), (group.call.q, group.call.k)
+        q, k = (x[:, : x.shape[1] // group.room * n] for x in copies)
         with without_autocast(q):
-            needed = row_request(call, self._request, group.layout, None, need_heads=False)
-            rows = row_statistics(q, k, k[..., :0], call.rule, needed)
-            return sum_rows(rows, group.layout, self._request, n_calls=n)
+            needed = row_request(group.call, self._request, group.layout, None, need_heads=False)
+            rows = row_statistics(q, k, k[..., :0], group.call.rule, needed)
+            sums = sum_rows(rows, group.layout, self._request, n_calls=n)
+        calls: dict[tuple[Site, int], list[tuple[int, int]]] = {}
+        for number, call in enumerate(group.waiting):
+            is_finished = call.forward_pass != unfinished
+            of_pass = FINISHED if is_finished else call.forward_pass
+            calls.setdefault((call.site, of_pass), []).append((number, call.first_text))
+        self._accumulator.add(sums, calls)
 
 
 def _is_whole(text: Text, S: int) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -14,11 +15,8 @@ from headwise.kernels import RowStatistics, is_packed
 from headwise.models import (
     AttentionCall,
     Capture,
-    Coverage,
     InputTracker,
-    ModuleCall,
     Site,
-    Sites,
     StackInputs,
     open_capture,
 )
@@ -32,15 +30,33 @@ from headwise.watch._row_sums import output_norms, row_request, sum_rows, withou
 from headwise.watch._verification import refuse_wrapped, verify_heads
 from headwise.watch.layout import CallLayout, CallLayouts, TextPairs, TextSpans
 
-# Where a call belongs: its site, what the site's stack reads, and the call of its module.
-_Place = tuple[Site, StackInputs, ModuleCall | None]
+
+class Covered(NamedTuple):
+    """How many queries were captured, and how many tokens the module received.
+
+    Attributes:
+        window: Tokens per window, where each window counts as a text; 0: no windows.
+    """
+
+    captured: int = 0
+    tokens: int = 0
+    window: int = 0
+
+    def plus(self, more: "Covered") -> "Covered":
+        window = max(self.window, more.window)
+        return Covered(self.captured + more.captured, self.tokens + more.tokens, window)
+
+    def __str__(self) -> str:
+        if self.captured < self.tokens:
+            return f"{self.captured} queries for {self.tokens} tokens"
+        return f"windows of {self.window} tokens, each as a text" if self.window else "all queries"
 
 
 class Recorder:
     """Records the attention calls of one model, and may answer them in place of its kernels.
 
     Attributes:
-        coverage: Which share of a text's queries was captured at each site.
+        covered: Which share of the texts' queries was captured at each site.
         maps: The tensors of the last batch.
         pairs: The pairs of queries and keys of the current texts.
         spans: The named stretches of the current texts.
@@ -51,18 +67,20 @@ class Recorder:
     ) -> None:
         self._model, self._request = model, request
         self._layers, self._every = layers, every
-        self._sites = Sites(model)
-        self._inputs = InputTracker(model, self._sites.stacks.roots)
         self._capture = Capture(model)
-        self._layouts = CallLayouts(request, self._sites.stacks.roots)
+        roots = self._capture.stacks.roots
+        self._inputs = InputTracker(model, roots)
+        self._layouts = CallLayouts(request, roots)
         self._accumulator = Accumulator(request)
-        self._queue = Queue(request, self._layouts, lambda: self._accumulator)
+        self._queue = Queue(request, self._layouts, self._accumulator)
         self.pairs, self.spans = self._layouts.pairs, self._layouts.spans
         self._answered: set[Site] = set()
         self._verified: set[Site] = set()
-        self.coverage = Coverage()
+        self.covered: dict[Site, Covered] = {}
+        self._latest: dict[Site, Covered] = {}  # by the latest call of the site's module
         self.maps = Maps(request.maps, request.received)
-        self._before = 0, self.coverage, self.maps  # the current pass, and what was before it
+        # The current pass, and what was before it.
+        self._before = 0, self.covered, self._latest, self.maps
         self._inputs.on_begin, self._inputs.on_failure = self._begin, self._drop
 
     @property
@@ -86,38 +104,32 @@ class Recorder:
 
         Args:
             exact: False lets this library compute heads where it can; see `observe`.
-            condition: Whether a call counts, evaluated at each call; None: every call does.
+            condition: Whether a pass counts, asked when it begins; None: every pass does.
         """
-
-        def record(call: AttentionCall) -> None:
-            if condition is None or condition():
-                self._record(call)
-
-        def answer(call: AttentionCall) -> Float[Tensor, "B H T Dv"] | None:
-            return self._answer(call) if condition is None or condition() else None
-
-        capturing = open_capture(self._capture, record, answer, answers_others=not exact)
+        self._condition = condition
+        capturing = open_capture(
+            self._capture, self._record, self._answer, answers_others=not exact
+        )
         with self._inputs.follow(), capturing:
             yield
 
     def captured_sites(self) -> list[Site]:
         """The sites of all calls so far, in the order of their first calls."""
-        return self._sites.all()
+        return self._capture.sites
 
     def sites(self) -> list[Site]:
         """The sites of all calls so far; then modules that were not captured, and why."""
-        captured = [self._describe(site) for site in self._sites.all()]
-        return captured + self._sites.uncaptured(self._capture)
+        return [*map(self._describe, self._capture.sites), *self._capture.uncaptured()]
 
-    def totals(self) -> dict[Site, dict[str, Totals]]:
-        """The totals of each site."""
+    def totals(self) -> tuple[list[Site], dict[str, Totals]]:
+        """The sites that attended, and the totals of each statistic, all heads side by side."""
         self._compute()
         return self._accumulator.totals()
 
-    def take_totals(self) -> dict[Site, dict[str, Totals]]:
-        """The totals of each site since the last time; the sums start again at zero."""
+    def take_totals(self) -> tuple[list[Site], dict[str, Totals]]:
+        """The totals since the last time; the sums start again at zero."""
         totals = self.totals()
-        self._accumulator = Accumulator(self._request)
+        self._accumulator.clear()
         return totals
 
     def _describe(self, site: Site) -> Site:
@@ -127,96 +139,98 @@ class Recorder:
         if site in self._answered:
             how = "in the call itself" if site.kernel == "headwise" else f"instead of {kernel}"
             kernel = f"{site.statistics}, {how}"
-        return replace(site, kernel=kernel, coverage=self.coverage.latest(site))
+        return replace(site, kernel=kernel, coverage=str(self._latest.get(site, "")))
 
     def _is_watched(self, site: Site) -> bool:
         return self._layers is None or site.layer in self._layers
 
     def _record(self, call: AttentionCall) -> None:
         """Record a call that the model has computed."""
-        place = None if self._is_skipped() else self._place(call)
-        if place is None or not self._is_watched(place[0]):
+        # Gradient checkpointing runs layers again in the backward pass: they were counted already.
+        if in_backward() and not self._inputs.inside:
             return
-        site, inputs, module_call = place
-        if is_wrapped(call.q):
-            refuse_wrapped()
-        # The function mode must not capture what is computed from the call.
-        with without_function_modes():
-            verify = call.exact and site not in self._verified
-            if not (verify or self._request.names or self._request.received):  # maps alone
-                self.maps.record(site, call, 0, None)
-                return
-            tokens = inputs.text.tokens
-            is_token = call.q.shape[2] == 1 and not verify and _kind(call, place) == "within"
-            cache, number = self._inputs.cache, self.passes
-            if is_token and self._queue.add_token(site, call, inputs, number, cache):
-                self.coverage.add(site, call, module_call, tokens)
-            else:
-                self._add(call, place, need_heads=verify, verify=verify)
+        site = self._capture.site_of(call)
+        if self._is_watched(site):
+            self._add(site, call, verify=call.exact and site not in self._verified)
 
     def _answer(self, call: AttentionCall) -> Float[Tensor, "B H T Dv"] | None:
         """Record a call that the model has not computed, and return its heads; None: neither."""
-        site = self._sites.known(call, self._capture)
-        if site is None or site not in self._verified:
-            return None
-        if self._is_skipped() or not self._is_watched(site):
+        site = self._capture.known_site(call)
+        if site is None or site not in self._verified or not self._is_watched(site):
             return None
         # What keys receive is summed over queries that are not packed: in another order.
         if call.ours and self._request.received and is_packed(call.q.shape[2]):
             return None
-        if is_wrapped(call.q):
-            refuse_wrapped()
-        place = site, self._inputs.of(site.stack), self._capture.call_of(call.module)
-        with without_function_modes():
-            rows = self._add(call, place, need_heads=True, verify=False)
+        rows = self._add(site, call, is_answer=True)
         self._answered.add(site)
         return None if rows is None or rows.heads is None else rows.heads.to(call.q.dtype)
 
     def _begin(self) -> None:
         """A forward pass begins: remember what was there before it."""
-        self._before = self.passes, self.coverage.copy(), self.maps.copy()
-        self.spans.begin()
+        maps = self.maps.copy() if self._request.maps or self._request.received else self.maps
+        self._before = self.passes, dict(self.covered), dict(self._latest), maps
+        if self._request.spans:
+            self.spans.begin()
         self._queue.begin_pass()
+        is_counted = self._condition is None or self._condition()
+        self._capture.is_paused = not is_counted or (self.passes - 1) % self._every > 0
 
     def _drop(self) -> None:
         """Forget the current forward pass, which has ended in an exception: it counts nowhere."""
-        number, coverage, maps = self._before
+        number, covered, latest, maps = self._before
         if number == self.passes:
-            self.coverage, self.maps = coverage, maps
+            self.covered, self._latest, self.maps = covered, latest, maps
             self._queue.drop(number)
             self._accumulator.drop(number)
             self.spans.drop()
 
-    def _is_skipped(self) -> bool:
-        """Whether the current forward pass is not watched."""
-        # Gradient checkpointing runs layers again in the backward pass: they were counted already.
-        is_backward = in_backward() and not self._inputs.inside
-        return is_backward or max(0, self._inputs.passes - 1) % self._every > 0
-
-    def _place(self, call: AttentionCall) -> _Place:
-        """Where a call belongs."""
-        site = self._sites.of(call, self._capture)
-        return site, self._inputs.of(site.stack), self._capture.call_of(call.module)
-
     def _add(
-        self, call: AttentionCall, place: _Place, *, need_heads: bool, verify: bool
+        self, site: Site, call: AttentionCall, *, verify: bool = False, is_answer: bool = False
     ) -> RowStatistics | None:
         """Let a call wait, or compute the statistics of its rows and add their sums.
 
         Returns:
             Those of each row; None if the call waits, which it does not if heads are needed.
         """
-        site, inputs, module_call = place
-        layout = self._layout(site, call, inputs, _kind(call, place))
-        columns, n_texts = layout.positions.columns, layout.positions.n_texts
-        first = self._accumulator.number(site, self.passes, n_texts, columns)
-        rows = None
-        if need_heads or not self._queue.add(site, call, layout, first, self.passes):
-            rows = self._add_rows(site, call, layout, first, need_heads, verify)
-        self.coverage.add(site, call, module_call, inputs.text.tokens)
-        if self._queue.is_full:
-            self._compute()
-        return rows
+        if is_wrapped(call.q):
+            refuse_wrapped()
+        inputs, request, need_heads = (
+            self._inputs.of(site.stack),
+            self._request,
+            verify or is_answer,
+        )
+        # The function mode must not capture what is computed from the call.
+        with without_function_modes():
+            if not (need_heads or request.names or request.received):  # maps alone
+                self.maps.record(site, call, 0, None)
+                return None
+            kind = _kind(site, call, inputs)
+            self._cover(site, call, inputs.text.tokens)
+            if call.q.shape[2] == 1 and not verify and kind == "within":
+                cache = self._inputs.cache
+                if self._queue.add_token(site, call, inputs, self.passes, cache):
+                    return None
+            layout = self._layout(site, call, inputs, kind)
+            columns, n_texts = layout.positions.columns, layout.positions.n_texts
+            first = self._accumulator.number(site, self.passes, n_texts, columns)
+            rows = None
+            if need_heads or not self._queue.add(site, call, layout, first, self.passes):
+                rows = self._add_rows(site, call, layout, first, need_heads, verify)
+            if self._queue.is_full:
+                self._compute()
+            return rows
+
+    def _cover(self, site: Site, call: AttentionCall, tokens: int | None) -> None:
+        """Count the queries of a call. Calls within one call of a module share its tokens."""
+        covered = _covered(call, tokens)
+        if call.module_call is not None and site in call.module_call.counted:
+            covered = covered._replace(tokens=0)
+            self._latest[site] = self._latest[site].plus(covered)
+        else:
+            self._latest[site] = covered
+        if call.module_call is not None:
+            call.module_call.counted.add(site)
+        self.covered[site] = self.covered.get(site, Covered()).plus(covered)
 
     def _add_rows(
         self,
@@ -241,9 +255,9 @@ class Recorder:
             self._verified.add(site)
         self._accumulator.add(sums, {(site, self.passes): [(0, first)]})
         if request.maps or request.received:
-            received, evicted = rows.received, positions.evicted_columns
-            if received is not None and evicted:
-                received = pad(received, (evicted, 0))
+            received, among, columns = rows.received, positions.query_columns, positions.columns
+            if received is not None and among is not None and columns is not None:
+                received = pad(received, (columns.stop - among.stop, 0))  # what the cache evicted
             self.maps.record(site, call, first, received)
         if request.per_query:
             self.spans.keep(site, positions, layout.spans, rows)
@@ -271,16 +285,27 @@ class Recorder:
         return projection.per_head
 
 
-def _kind(call: AttentionCall, place: _Place) -> str:
+def _kind(site: Site, call: AttentionCall, inputs: StackInputs) -> str:
     """How keys relate to queries: of another text, of the same, or condensed.
 
     A model that drops or pools tokens leaves their positions unknown.
     """
-    site, inputs, module_call = place
     if site.cross:
         return "cross"
     T, S, tokens = call.q.shape[2], call.k.shape[2], inputs.text.tokens
-    received = [] if module_call is None else module_call.inputs
+    received = [] if call.module_call is None else call.module_call.inputs
     # More keys than queries come from a cache, unless the module received them all.
     condensed = T > S or (T < S and bool(received) and received[0].shape[1] == S)
     return "condensed" if condensed or (tokens is not None and tokens > T) else "within"
+
+
+def _covered(call: AttentionCall, tokens: int | None) -> Covered:
+    B, T = call.q.shape[0], call.q.shape[2]
+    shape = None if call.module_call is None else call.module_call.shape
+    if shape is not None and T not in shape and shape[1] > T:
+        if shape[0] * shape[1] == B * T:
+            return Covered(B * T, B * T, T)
+        return Covered(B * T, B * shape[1])
+    if tokens is not None and tokens > T:  # latents or pooled positions instead of tokens
+        return Covered(B * T, B * tokens)
+    return Covered(B * T, B * T)

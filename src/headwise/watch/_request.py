@@ -156,6 +156,11 @@ class Request:
         """Whether a statistic needs the output projection of each site."""
         return bool(self.value) or "output_norm" in self.statistics
 
+    @cached_property
+    def is_of_text(self) -> bool:
+        """Whether a mass depends on the tokens of a text, or on what is said about it."""
+        return bool(self.classes or self.relations or self.pairs or self.spans)
+
     def wants(self, mass: str) -> bool:
         """Whether a mass or one of its further statistics is requested."""
         return mass in self.names or mass in self.top or mass in self.value

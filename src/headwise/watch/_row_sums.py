@@ -236,11 +236,11 @@ class EligibleRows:
         rows = _stacked([real if rule is None else rule for rule, _ in rules], real) & real
         nowhere = torch.full(real.shape, torch.nan, device=real.device)
         values = _stacked([nowhere if even is None else even for _, even in rules], nowhere)
-        even = positions.sums(torch.where(rows, values, 0.0))
+        even = _by_text(positions, torch.where(rows, values, 0.0))
         no_even = torch.tensor(
             [even is None for _, even in rules], dtype=torch.bool, device=real.device
         )
-        count = positions.sums(rows)
+        count = _by_text(positions, rows)
         return cls(
             bits=-rows.to(torch.int32),
             floor=torch.where(rows, 0.0, -torch.inf),
@@ -258,11 +258,22 @@ class EligibleRows:
         # As bits, since filling by a mask takes longer than all the rest.
         as_bits = torch.int64 if values.dtype == torch.float64 else torch.int32
         values.view(as_bits).bitwise_and_(self.bits[:, None])
-        sums = positions.sums(values)
+        sums = _by_text(positions, values)
         count, even = (x[:, None].expand_as(sums) for x in (self.count, self.even))
         highest = values.add_(self.floor[:, None]).amax((2, 4)).double()
         undefined = self.undefined[:, None]
         return RowSums(torch.stack([count, sums, even]), highest.masked_fill(undefined, torch.nan))
+
+
+def _by_text(
+    positions: Positions, values: Shaped[Tensor, "*calls B H T"]
+) -> Float[Tensor, "*calls M H"]:
+    """Sums over the queries of each text, in double precision."""
+    if positions.n_texts == len(positions.query_real):  # each row is a text
+        return values.sum(-1, dtype=torch.float64)
+    rows = values.double().movedim((-3, -1), (0, 1)).flatten(0, 1)  # (B T) *calls H
+    sums = rows.new_zeros(positions.n_texts, *rows.shape[1:])
+    return sums.index_add_(0, positions.query_text.flatten(), rows).movedim(0, -2)
 
 
 def _stacked(

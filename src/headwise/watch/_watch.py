@@ -17,7 +17,7 @@ from headwise.models import (
     fingerprint,
 )
 from headwise.models.checkpoints import originals_of
-from headwise.tables import HeadLike, HeadTable, Totals, plot_weights
+from headwise.tables import HeadLike, HeadTable, plot_weights
 from headwise.watch._maps import Layer, Rows, TopKeys
 from headwise.watch._recorder import Recorder
 from headwise.watch._request import Request
@@ -66,21 +66,15 @@ class Watch:
             return self._table()
 
     def _table(self) -> HeadTable:
-        totals = self._recorder.totals()
-        _check_captured(self._model, self._recorder, self._layers, totals)
-        sites = list(totals)
+        sites, totals = self._recorder.totals()
+        _check_captured(self._model, self._recorder, self._layers, sites)
         heads = tuple(head for site in sites for head in site.heads())
-        covered = [self._recorder.coverage.of(site) for site in sites for _ in site.heads()]
+        covered = [self._recorder.covered[site][:2] for site in sites for _ in range(site.n_heads)]
         return HeadTable(
             heads=heads,
             kv_heads=np.array([kv for site in sites for kv in site.kv_heads()], dtype=np.int64),
-            totals={
-                name: Totals.beside([totals[site][name] for site in sites])
-                for name in self._request.names
-            },
-            covered=np.array(
-                [[count.captured, count.tokens] for count in covered], dtype=np.float64
-            ).T,
+            totals=totals,
+            covered=np.array(covered, dtype=np.float64).T,
             queries=self._request.queries,
             model=fingerprint(self._model),
             versions=dict(_versions()),

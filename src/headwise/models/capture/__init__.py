@@ -1,11 +1,9 @@
 """Capture every attention call of a model as it happens: its tensors, its rule and its site."""
 
-from headwise.models.capture._call import AttentionCall
-from headwise.models.capture._capture import Capture
+from headwise.models.capture._call import AttentionCall, ModuleCall
+from headwise.models.capture._capture import Capture, Site
 from headwise.models.capture._inputs import InputTracker, StackInputs, Text
 from headwise.models.capture._open import capture_calls, open_capture
-from headwise.models.capture._running import ModuleCall
-from headwise.models.capture._sites import Coverage, Site, Sites
 from headwise.models.capture._stacks import Stacks
 from headwise.models.capture._torch_calls import ordinary_path
 from headwise.models.capture.softmax import SoftmaxCall
@@ -13,11 +11,9 @@ from headwise.models.capture.softmax import SoftmaxCall
 __all__ = [
     "AttentionCall",
     "Capture",
-    "Coverage",
     "InputTracker",
     "ModuleCall",
     "Site",
-    "Sites",
     "SoftmaxCall",
     "StackInputs",
     "Stacks",

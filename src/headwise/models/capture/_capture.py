@@ -1,88 +1,155 @@
-"""What a capture knows: the model, where its calls go, and what runs around an attention call."""
+"""Where the attention calls of a model go while it is captured, and the sites they belong to."""
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headwise._torch_private import in_backward, in_func_transform
+from headwise._torch_private import can_observe_operators, in_backward, in_func_transform
 from headwise.errors import UnsupportedError
 from headwise.layer import HeadAttention
-from headwise.models.capture._call import Answer, AttentionCall, OnCall
-from headwise.models.capture._running import ModuleCall, reason_unsupported, running_calls
+from headwise.models._libraries import first_head_of
+from headwise.models.capture._call import (
+    Answer,
+    AttentionCall,
+    ModuleCall,
+    OnCall,
+    reason_unsupported,
+    running_calls,
+)
+from headwise.models.capture._stacks import Stacks, cross_by_name, is_attention
+from headwise.tables import Head
 
 # Layers with a plain hook of their own: what they call in turn is not captured.
 HOOKED = (HeadAttention, nn.MultiheadAttention)
+_NO_ATTENTION = "not watched: a softmax that is not attention"
+_NO_SOFTMAX = "not captured: called, but without a softmax over queries and keys in this thread"
+
+
+@dataclass(frozen=True, eq=False)  # sites are looked up at every call, by identity
+class Site:
+    """A place in a model where heads attend, or where attention is expected but not captured.
+
+    Attributes:
+        name: The module's qualified name.
+        stack: The stack it belongs to; empty if the model has one.
+        layer: Its index in that stack, in the order in which layers are called; -1 if no call
+            was captured.
+        cross: Whether its keys belong to another text than its queries.
+        watched: How its calls are captured; or why none was, beginning with "not".
+        kernel: What computes the model's own output.
+        statistics: What computes its statistics.
+        coverage: Which of a text's queries its latest pass captured: all of them, some (the rest of
+            a block-sparse attention is not read, say), or all within windows.
+        first_head: The number of the first head that this process computes, above 0 under tensor
+            parallelism.
+    """
+
+    name: str
+    stack: str
+    layer: int = -1
+    n_heads: int = 0
+    n_kv_heads: int = 0
+    cross: bool = False
+    watched: str = "not called"
+    kernel: str = ""
+    statistics: str = ""
+    coverage: str = ""
+    first_head: int = 0
+
+    def heads(self) -> tuple[Head, ...]:
+        numbers = range(self.first_head, self.first_head + self.n_heads)
+        return tuple(Head(self.stack, self.layer, head) for head in numbers)
+
+    def kv_heads(self) -> list[int]:
+        """The key/value head that each head reads."""
+        share = self.n_heads // self.n_kv_heads
+        return [n // share for n in range(self.first_head, self.first_head + self.n_heads)]
 
 
 class Capture:
     """Captures the attention calls of one model, while it is open. It may be opened again.
 
+    Sites are numbered in the order of their first calls. A module that is called several times in
+    one pass, such as a shared layer, has one site for each call. But calls on parts of the same
+    queries share a site: an image tower may attend within one image after the other.
+
     Attributes:
+        stacks: The stacks of the model.
         receiver: Is called with each attention call.
         answer: May compute the heads of a call in place of the model; None: nothing does.
         answers_others: Whether `answer` may replace kernels that are not ours.
         keep_graph: Whether captured tensors stay attached to the autograd graph.
+        is_paused: Whether the calls of this pass are not wanted.
         modules: The modules of the model, by identity.
         is_open: Whether the capture runs. Whatever remains of a closed one does nothing.
         captured_elsewhere: How many functions run whose own calls are captured already.
         called: The modules that attend by their name and were called, by identity.
         by_hand: Whether a forward pass that was followed had a softmax that is attention.
-        is_followed: Whether a forward pass was followed from function to function.
+        is_following: Whether the functions of torch are followed now, one after the other.
+        is_followed: Whether a forward pass was.
         unsupported: Why attention of a module is not captured, by the module's identity.
-        thread: That of the forward pass that runs.
         other_softmax: The modules with a softmax that is not attention, by identity.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.modules = {id(module): module for module in model.modules()}
+        self.model, self.stacks = model, Stacks(model)
+        self.modules: dict[int, nn.Module] = {}
+        self._names: dict[int, str] = {}
+        self._name_modules()
         self.answer: Answer | None = None
         self.receiver: OnCall | None = None
-        self.answers_others = self.keep_graph = self.is_open = False
+        self.answers_others = self.keep_graph = self.is_open = self.is_paused = False
         self.captured_elsewhere = 0
         self.called: set[int] = set()
-        self.by_hand = self.is_followed = False
+        self.by_hand = self.is_following = self.is_followed = False
         self.unsupported: dict[int, str] = {}
         self.other_softmax: set[int] = set()
-        self.thread: int | None = None
-        self._n_passes = 0
+        self._sites: dict[tuple[int, int], Site] = {}
+        # Of this pass, by module: how often it attended, and the number of its latest call.
+        self._times: dict[int, tuple[int, int]] = {}
+        self._part: int | None = None  # the call of the part of the model that runs by itself
+        self._thread: int | None = None  # of the forward pass that runs
         self._receiving: int | None = None  # the thread whose attention call is received
-        self._known: ModuleCall | None = None  # of the attention call that is received
 
-    def detach(self, x: Tensor) -> Tensor:
-        """The tensor without its autograd graph, unless the graph is kept."""
-        return x if self.keep_graph or not x.requires_grad else x.detach()
+    def open(self) -> None:
+        """Begin, or begin again: modules may have been added."""
+        self._name_modules()
+        self.captured_elsewhere, self._thread = 0, None
+        self.is_open, self.is_following = True, False
+
+    def _name_modules(self) -> None:
+        for name, module in self.model.named_modules():
+            self.modules[id(module)], self._names[id(module)] = module, name
 
     @property
-    def current_pass(self) -> object:
-        """What stands for the pass that runs; a part that is called by itself is one, too."""
-        if self.thread is not None:
-            return self._n_passes
-        calls = [*running_calls(self.modules)]
-        return calls[-1] if calls else None
+    def is_active(self) -> bool:
+        """Whether calls are captured now."""
+        return self.is_open and not self.is_paused
 
-    def call_of(self, module: nn.Module) -> ModuleCall | None:
-        """The call of a module that has not returned yet."""
-        if self._known is not None and self._known.module is module:
-            return self._known
-        return next((x for x in running_calls(self.modules) if x.module is module), None)
+    @property
+    def sites(self) -> list[Site]:
+        """The sites of all calls so far, in the order of their first calls."""
+        return list(self._sites.values())
+
+    @property
+    def needs_functions(self) -> bool:
+        """Whether a pass is to be followed from function to function, or else by operators."""
+        # A replacement of torch's function, as by `fast_attention`, may call other kernels.
+        return self.by_hand or not self.is_followed or not can_observe_operators()
+
+    def detach(self, *tensors: Tensor) -> list[Tensor]:
+        """Tensors without their autograd graph, unless the graph is kept."""
+        return [x if self.keep_graph or not x.requires_grad else x.detach() for x in tensors]
 
     def innermost(self, *ignored: type[nn.Module]) -> nn.Module | None:
         """The innermost module that runs and is not of an ignored type; None if none runs."""
         calls = running_calls(self.modules)
         return next((call.module for call in calls if not isinstance(call.module, ignored)), None)
-
-    def is_cross_attention(self, T: int, S: int) -> bool:
-        """Whether the keys of the current attention call belong to another text."""
-        for call in chain(filter(None, [self._known]), running_calls(self.modules)):
-            is_cross = call.is_cross_attention(T, S)
-            if is_cross is not None:
-                return is_cross
-        return S < T
 
     def may_answer(self, *inputs: Tensor, ours: bool = False) -> bool:
         """Whether `answer` may replace the model's kernel: not under gradients or a compiler."""
@@ -91,27 +158,34 @@ class Capture:
         needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
         return not needs_grad and not torch.compiler.is_compiling()
 
+    def answer_to(self, call: AttentionCall) -> Tensor | None:
+        """The heads of a call that the model has not computed, if `answer` gives them."""
+        call.module_call = self._call_of(call.module)
+        heads = None if self.answer is None else self.answer(call)
+        call.module_call = None
+        return heads
+
     def on_call(self, call: AttentionCall) -> None:
         """Receive an attention call that the model has computed."""
         if not self.is_open or self.receiver is None:
             return
         # Parts of a model that are called by themselves are no pass, but must not meet here either.
         self._check_thread(self._receiving)
-        self._check_thread(self.thread)
+        self._check_thread(self._thread)
         self._receiving = threading.get_ident()
-        self._known = self.call_of(call.module)
         try:
-            reason = reason_unsupported(call, self._known, running_calls(self.modules))
+            call.module_call = self._call_of(call.module)
+            reason = reason_unsupported(call, running_calls(self.modules))
             if reason is None:
                 self.receiver(call)
             else:
                 self.unsupported[id(call.module)] = reason
         finally:
-            self._known = self._receiving = None
+            self._receiving = call.module_call = None
 
     def begin(
         self,
-        begin_pass: Callable[[], None],
+        follow: Callable[[], None],
         model: nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -128,18 +202,21 @@ class Capture:
                 f"observe: {type(model).__name__} is called on the meta device, which holds no "
                 f"numbers. Load its weights, and give it inputs on their device."
             )
-        self._check_thread(self.thread)
-        if not in_backward():  # gradient checkpointing may run all of it again, and then end
-            self.thread, self.captured_elsewhere = threading.get_ident(), 0
-            self._n_passes += 1
-            begin_pass()
+        self._check_thread(self._thread)
+        if in_backward():  # gradient checkpointing may run all of it again, and then end
+            return
+        self._thread, self._part = threading.get_ident(), None
+        self._times, self.captured_elsewhere = {}, 0
+        if self.needs_functions:
+            follow()
 
     def end(
         self, end_pass: Callable[[bool], None], model: nn.Module, _: Any, output: Any = None
     ) -> None:
-        self.thread = None
+        """A forward pass of the whole model has ended."""
+        self._thread = None
         # There, modes would not outlive what runs.
-        if not (in_backward() or in_func_transform()):
+        if self.is_following and not (in_backward() or in_func_transform()):
             end_pass(output is not None)
 
     def _check_thread(self, active: int | None) -> None:
@@ -154,3 +231,89 @@ class Capture:
 
     def note_called(self, module: nn.Module, *_: Any) -> None:
         self.called.add(id(module))
+
+    def site_of(self, call: AttentionCall) -> Site:
+        """The site of a call, added if it is new."""
+        key = self._key(call)
+        if key not in self._sites:
+            self._sites[key] = self._new_site(call)
+        return self._sites[key]
+
+    def known_site(self, call: AttentionCall) -> Site | None:
+        """The site of a call that the model is about to compute; None if it is new."""
+        return self._sites.get(self._key(call))
+
+    def uncaptured(self) -> list[Site]:
+        """Modules that should attend but were not captured, each with its name and the reason."""
+        names, why = self._names, self.unsupported
+        reasons = {name: why[key] for key, name in names.items() if key in why}
+        known = [*reasons, *(site.name for site in self._sites.values())]
+        silent: list[str] = []
+        for key, name in names.items():  # outer modules come first
+            near = any(_inside(name, place) or _inside(place, name) for place in known + silent)
+            if is_attention(self.modules[key]) and not near:
+                silent.append(name)
+                reasons[name] = _NO_SOFTMAX if key in self.called else "not called"
+        others = [name for key, name in names.items() if key in self.other_softmax]
+        return [
+            Site(name, self.stacks.of(name, bool(cross_by_name(name))), watched=reason)
+            for name, reason in [
+                *reasons.items(),
+                *((name, _NO_ATTENTION) for name in others if name not in reasons),
+            ]
+        ]
+
+    def _call_of(self, module: nn.Module) -> ModuleCall | None:
+        """The call of a module that has not returned yet."""
+        return next((x for x in running_calls(self.modules) if x.module is module), None)
+
+    def _key(self, call: AttentionCall) -> tuple[int, int]:
+        """The identity of a module, and how often it attended earlier in this pass."""
+        module_call = call.module_call
+        if self._thread is None:  # a part of the model that is called by itself is a pass, too
+            part = [outer.number for outer in running_calls(self.modules)][-1:]
+            if not part or part[0] != self._part:
+                self._times, self._part = {}, part[0] if part else None
+        times, latest = self._times.get(id(call.module), (0, -1))
+        number = 0 if module_call is None else module_call.number
+        shares = module_call is None or _shares_memory(module_call.queries, call.q)
+        if number != latest or not shares:
+            times += 1
+            self._times[id(call.module)] = times, number
+        if module_call is not None:
+            module_call.queries = call.q  # kept alive, so that its memory is not reused
+        return id(call.module), times - 1
+
+    def _new_site(self, call: AttentionCall) -> Site:
+        name = self._names.get(id(call.module), type(call.module).__name__)
+        cross = cross_by_name(name)
+        if cross is None:
+            cross = call.cross
+        if cross is None:
+            cross = self._is_cross_attention(call)
+        stack = self.stacks.of(name, cross)
+        layer = sum(site.stack == stack for site in self._sites.values())
+        heads, kv_heads = call.q.shape[1], call.k.shape[1]
+        how = (call.watched, call.kernel, call.statistics_kernel)
+        first_head = first_head_of(call.module, heads)
+        return Site(name, stack, layer, heads, kv_heads, cross, *how, first_head=first_head)
+
+    def _is_cross_attention(self, call: AttentionCall) -> bool:
+        """Whether the keys belong to another text, by the inputs of the modules around."""
+        T, S = call.q.shape[2], call.k.shape[2]
+        for around in chain(filter(None, [call.module_call]), running_calls(self.modules)):
+            is_cross = around.is_cross_attention(T, S)
+            if is_cross is not None:
+                return is_cross
+        return S < T
+
+
+def _shares_memory(queries: Tensor | None, later: Tensor) -> bool:
+    """Whether two tensors are parts of one."""
+    if queries is None:
+        return False
+    return queries.untyped_storage().data_ptr() == later.untyped_storage().data_ptr()
+
+
+def _inside(name: str, outer: str) -> bool:
+    return name == outer or name.startswith(f"{outer}.") or outer == ""

@@ -25,9 +25,8 @@ from headwise._torch_private import (
 )
 from headwise.kernels import make_rule
 from headwise.masks.parts import top_left
-from headwise.models.capture._call import AttentionCall
+from headwise.models.capture._call import AttentionCall, n_heads_of
 from headwise.models.capture._capture import HOOKED, Capture
-from headwise.models.capture._running import n_heads_of
 from headwise.models.capture.softmax import SoftmaxTracker
 
 
@@ -43,31 +42,26 @@ class FunctionCapture(TorchFunctionMode):
         super().__init__()
         self._capture, self._softmaxes = capture, SoftmaxTracker(capture)
         self._thread = threading.get_ident()
-        self._is_on = False  # the function mode
 
     def open(self) -> None:
         if can_observe_operators():
             observe_operators(self.observe)
-        self.begin_pass()
+        if self._capture.needs_functions:
+            self.follow()
 
-    def begin_pass(self) -> None:
-        """Put the function mode on, where operators alone do not tell all."""
-        is_needed = self._capture.by_hand or not self._capture.is_followed
-        # A replacement of torch's function, as by `fast_attention`, may call other kernels.
-        is_needed |= not can_observe_operators()
-        if is_needed and not self._is_on and threading.get_ident() == self._thread:
-            self._is_on = True
+    def follow(self) -> None:
+        """Put the function mode on."""
+        if not self._capture.is_following and threading.get_ident() == self._thread:
+            self._capture.is_following = True
             push_function_mode(self)
 
     def end_pass(self, is_finished: bool) -> None:
-        """A forward pass of the whole model has ended."""
+        """A forward pass that was followed has ended."""
         if threading.get_ident() != self._thread:
             return
         self._softmaxes.clear()
-        capture = self._capture
-        capture.is_followed |= is_finished
-        is_needed = capture.by_hand or not capture.is_followed or not can_observe_operators()
-        if self._is_on and not is_needed:
+        self._capture.is_followed |= is_finished and self._capture.is_active
+        if not self._capture.needs_functions:
             self._remove_mode()
 
     @property
@@ -80,7 +74,7 @@ class FunctionCapture(TorchFunctionMode):
 
     def _remove_mode(self) -> None:
         """Captures may end in any order, but a mode's own exit would remove the latest mode."""
-        self._is_on = False
+        self._capture.is_following = False
         later: list[Any] = []
         # An interrupt inside torch may have lost modes that torch removes for a moment.
         while has_function_modes() and (top := pop_function_mode()) is not self:
@@ -92,7 +86,7 @@ class FunctionCapture(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs, capture = kwargs or {}, self._capture
-        if not self._is_on or not capture.is_open or capture.captured_elsewhere:
+        if not capture.is_following or not capture.is_active or capture.captured_elsewhere:
             return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             if can_observe_operators():  # so that it is captured as an operator
@@ -112,12 +106,12 @@ class FunctionCapture(TorchFunctionMode):
     def observe(self, name: str, operator: Any, *args: Any, **kwargs: Any) -> Any:
         """Receive a call of an operator that is observed."""
         capture = self._capture
-        if not capture.is_open or capture.captured_elsewhere:
+        if capture.captured_elsewhere or not capture.is_active:
             return operator(*args, **kwargs)
         if name == FUSED_ATTENTION:
             return self._attend(operator, args, kwargs)
         output = operator(*args, **kwargs)
-        if not self._is_on:
+        if not capture.is_following:
             self._softmaxes.refuse_unfollowed(output, *args, **kwargs)
         return output
 
@@ -155,12 +149,11 @@ class FunctionCapture(TorchFunctionMode):
     ) -> Tensor | None:
         """The heads computed in place of torch's kernel, if that is possible."""
         capture = self._capture
-        possible = query.ndim == 4 and capture.may_answer(query, key, value)
-        if capture.answer is None or not possible:
+        if query.ndim != 4 or not capture.may_answer(query, key, value):
             return None
         with torch.no_grad():
             call = _call(capture, module, query[..., :0], query, key, value, *args, **kwargs)
-            heads = capture.answer(call) if call.exact else None
+            heads = capture.answer_to(call) if call.exact else None
         return None if heads is None else heads.reshape(*query.shape[:-1], value.shape[-1])
 
 
@@ -205,12 +198,13 @@ def _call(
 ) -> AttentionCall:
     """A call of `scaled_dot_product_attention`, from its arguments and its output."""
     lead = query.shape[:-2]
-    tensors = (capture.detach(x) for x in (query, key, value, output))
+    tensors = capture.detach(query, key, value, output)
     q, k, v, heads = (_four_axes(x, lead, module) for x in tensors)
     T, S = q.shape[2], k.shape[2]
-    mask = None if attn_mask is None else capture.detach(attn_mask)
-    if mask is not None and mask.ndim > 2:
-        mask = _four_axes(mask, lead, module)
+    mask = None
+    if attn_mask is not None:
+        (mask,) = capture.detach(attn_mask)
+        mask = mask if mask.ndim <= 2 else _four_axes(mask, lead, module)
     rule = make_rule(head_dim=q.shape[-1], mask=mask, scale=scale, is_added=True)
     if is_causal:  # beside a mask, too
         causal = top_left(T, S, q.device)

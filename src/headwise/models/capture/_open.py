@@ -32,14 +32,11 @@ def open_capture(
     """Capture while a block runs; see `capture_calls`."""
     capture.receiver, capture.answer = on_call, answer
     capture.answers_others, capture.keep_graph = answers_others, keep_graph
-    capture.modules = {id(module): module for module in capture.model.modules()}
-    capture.captured_elsewhere, capture.thread = 0, None
-    modules = list(capture.modules.values())
-    clear_leftovers(modules)
+    clear_leftovers(capture.model.modules())
     try:
         with Hooks() as hooks:
-            capture.is_open = True
-            for module in modules:
+            capture.open()
+            for module in capture.model.modules():
                 if is_attention(module) and id(module) not in capture.called:
                     hooks.once(module, capture.note_called)
                 if isinstance(module, HOOKED):
@@ -49,7 +46,7 @@ def open_capture(
             hooks.enter_context(_interface_of(capture))
             hooks.enter_context(ordinary_path(capture.model))
             functions = hooks.enter_context(capture_functions(capture))
-            begin = partial(capture.begin, functions.begin_pass)
+            begin = partial(capture.begin, functions.follow)
             hooks.before(capture.model, begin, with_kwargs=True)
             end = partial(capture.end, functions.end_pass)
             hooks.after(capture.model, end, always_call=True)
@@ -104,10 +101,12 @@ def capture_calls(
         keep_graph: Whether captured tensors stay attached to the autograd graph, so that
             gradients reach the weights they were computed from.
     Yields:
-        The capture, which knows what runs around a call, and what was not captured.
+        The capture, which knows the sites of calls, and what was not captured.
     """
-    options = {"answers_others": answers_others, "keep_graph": keep_graph}
-    with open_capture(Capture(model), on_call, answer, **options) as capture:
+    capture = Capture(model)
+    with open_capture(
+        capture, on_call, answer, answers_others=answers_others, keep_graph=keep_graph
+    ):
         yield capture
 
 
@@ -120,15 +119,18 @@ def _capture_layer(
     output: Tensor | AttendOutput,
 ) -> None:
     """Capture a call of this library's own layer."""
-    q, k, v = (capture.detach(x) for x in args)
+    if not capture.is_active:
+        return
+    q, k, v, heads = capture.detach(
+        *args, output.heads if isinstance(output, AttendOutput) else output
+    )
     options = {name: kwargs[name] for name in ("mask", "causal", "bias") if name in kwargs}
-    heads = output.heads if isinstance(output, AttendOutput) else output
     capture.on_call(
         AttentionCall(
             module=module,
             q=q, k=k, v=v,
             rule=module.rule(q, **options),
-            heads=capture.detach(heads),
+            heads=heads,
             watched="a hook on the module",
             kernel="headwise",
             exact=not (module.training and module.dropout),

@@ -43,6 +43,8 @@ def capture_torch_layer(
     output: Any,
 ) -> None:
     """Capture a call of torch's own layer, from its inputs and its output."""
+    if not capture.is_active:
+        return
     names = ("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask")
     arguments = dict(zip(names, args, strict=False)) | kwargs
     if module.bias_k is not None or module.add_zero_attn:
@@ -51,12 +53,12 @@ def capture_torch_layer(
             "that is not a token. Disable it, or convert with "
             "headwise.MultiHeadAttention.from_torch."
         )
-    query, key, value = (_batched(capture.detach(arguments[name]), module) for name in names[:3])
+    inputs = capture.detach(*(arguments[name] for name in names[:3]), output[0])
+    query, key, value, out = (_batched(x, module) for x in inputs)
     q, k, v = _projected(module, query, key, value)
     padding = arguments.get("key_padding_mask")
     real = None if padding is None else _real(padding)
     mask = _mask(arguments.get("attn_mask"), real, q, k)
-    out = _batched(capture.detach(output[0]), module)
     capture.on_call(
         AttentionCall(
             module=module,

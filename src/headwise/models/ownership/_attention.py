@@ -13,7 +13,7 @@ from headwise.layer import MultiHeadAttention
 from headwise.models._hooks import Hooks
 from headwise.models._libraries import is_sharded
 from headwise.models._model import check_weights, run_uncompiled
-from headwise.models.capture import AttentionCall, Site, Sites, capture_calls
+from headwise.models.capture import AttentionCall, Site, capture_calls
 from headwise.models.ownership._model_runs import example_input, run
 from headwise.tables import Head, HeadsLike, resolve_heads
 
@@ -180,14 +180,14 @@ def find_attentions(
     """
     check_weights("heads", model, offloaded=True)
     batch = example_input(model) if batch is None else batch
-    sites, attentions = Sites(model), list[Attention]()
+    attentions = list[Attention]()
     # Heads that have not reached their output projection so far.
     unmixed: dict[Attention, Float[Tensor, "B T H Dv"]] = {}
     # The gate of our own layer may scale heads before the projection, which counts as theirs.
     ours = {id(m.attention) for m in model.modules() if isinstance(m, MultiHeadAttention)}
 
     def record(call: AttentionCall) -> None:
-        site = sites.of(call, active)
+        site = active.site_of(call)
         output = output_projection(model, site)
         if output is None and needs_projections:
             raise UnsupportedError(_NO_PROJECTION.format(site.name))

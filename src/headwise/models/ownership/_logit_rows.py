@@ -18,7 +18,7 @@ from headwise._evaluation import in_evaluation
 from headwise._torch_private import has_joined_weight
 from headwise.errors import UnsupportedError
 from headwise.models._hooks import Hooks
-from headwise.models.capture import AttentionCall, Sites, SoftmaxCall, capture_calls
+from headwise.models.capture import AttentionCall, SoftmaxCall, capture_calls
 from headwise.models.ownership._attention import is_linear, is_transposed
 from headwise.models.ownership._model_runs import call_model
 from headwise.models.ownership._ownership_map import output_dependence
@@ -244,10 +244,10 @@ def _trace(
         replayed: Inputs that replace those of modules, by the modules' names, so that the logits of
             a layer depend on its own weights alone. Nothing is attached to the graph.
     """
-    trace, sites, attached = _Trace(), Sites(model), replayed is None
+    trace, attached = _Trace(), replayed is None
 
     def record(call: AttentionCall) -> None:
-        site = sites.of(call, active)
+        site = active.site_of(call)
         if layers is None or site.layer in layers:
             with torch.set_grad_enabled(attached):
                 trace.calls.setdefault(site.name, []).append(_Logits.of(site.name, call))

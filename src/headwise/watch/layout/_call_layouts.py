@@ -67,9 +67,7 @@ class CallLayouts:
 
     def __init__(self, request: Request, stacks: Collection[str]) -> None:
         self.pairs, self.spans = Pairs(request), Spans(request, stacks)
-        self._is_of_text = bool(
-            request.classes or request.relations or request.pairs or request.spans
-        )
+        self._is_of_text = request.is_of_text
         # Of this pass, with the objects whose identities are the key.
         self._here: dict[Any, tuple[CallLayout, Any]] = {}
         self._pass = -1

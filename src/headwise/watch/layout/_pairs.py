@@ -1,7 +1,6 @@
 """The keys of each query under an offset, a relation, or pairs passed for one forward pass."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Int
@@ -16,28 +15,6 @@ TextPairs = Iterable[tuple[int, int]]
 Columns = dict[str, Int[Tensor, "B T m"]]
 
 
-@dataclass(frozen=True)
-class _PassColumns:
-    """The columns of one forward pass, which all its layers share."""
-
-    forward_pass: int
-    positions: Positions
-    columns: Columns
-
-    def holds_for(self, forward_pass: int, positions: Positions) -> bool:
-        cached = self.positions
-        return self.forward_pass == forward_pass and all(
-            a.shape == b.shape and torch.equal(a, b)
-            for a, b in (
-                (cached.query_position, positions.query_position),
-                (cached.query_text, positions.query_text),
-                (cached.query_real, positions.query_real),
-                (cached.keys.index, positions.keys.index),
-                (cached.keys.length, positions.keys.length),
-            )
-        )
-
-
 class Pairs:
     """The keys of each query by name, for the offsets, relations and pairs of a request."""
 
@@ -46,7 +23,9 @@ class Pairs:
         self._offsets = _Offsets([name for name in OFFSETS if request.wants(name)])
         self._pairs: Mapping[str, Sequence[TextPairs]] = {}
         self._pairs_pass = -1
-        self._cache: _PassColumns | None = None
+        # Of the latest pass: a relation is called once for each text, and not for every layout.
+        self._pass = -1
+        self._related: dict[tuple[str, tuple[int, ...]], list[tuple[int, int]]] = {}
 
     def set(self, forward_pass: int, pairs: Mapping[str, Sequence[TextPairs]]) -> None:
         """Set the pairs of each text of a forward pass."""
@@ -55,7 +34,8 @@ class Pairs:
                 f"Watch.pairs: {', '.join(sorted(pairs)) or 'nothing'} given, but the request has "
                 f"pairs={self._request.pairs}. Give a list for each of them."
             )
-        self._pairs, self._pairs_pass = pairs, forward_pass
+        self._pairs = {name: [list(text) for text in texts] for name, texts in pairs.items()}
+        self._pairs_pass = forward_pass
 
     def columns(self, positions: Positions, text: Text, forward_pass: int) -> Columns:
         """The columns of each query's keys, by name; NONE fills the rows of shorter lists.
@@ -67,16 +47,14 @@ class Pairs:
         if positions.is_cross:
             no_keys = torch.full_like(positions.query_position, NONE).unsqueeze(-1)
             return columns | dict.fromkeys(names, no_keys)
-        if names and (self._cache is None or not self._cache.holds_for(forward_pass, positions)):
-            relations = self._relation_columns(positions, text)
-            pairs = self._pair_columns(positions, forward_pass)
-            self._cache = _PassColumns(forward_pass, positions, relations | pairs)
-        return columns if self._cache is None else columns | self._cache.columns
+        if forward_pass != self._pass:
+            self._pass, self._related = forward_pass, {}
+        if self._request.relations:
+            columns |= self._relation_columns(positions, text)
+        return columns | self._pair_columns(positions, forward_pass)
 
     def _relation_columns(self, positions: Positions, text: Text) -> Columns:
         relations = self._request.relations
-        if not relations:
-            return {}
         if text.ids is None or text.ids.shape[1] != positions.key_real.shape[1]:
             raise UnsupportedError(
                 f"observe: the relation {next(iter(relations))!r} needs whole texts as input_ids, "
@@ -85,12 +63,15 @@ class Pairs:
         ids = text.ids.cpu()[positions.keys.row.cpu()]
         rows = zip(ids.tolist(), _key_columns(positions), strict=True)
         texts = [[row[column] for column in columns] for row, columns in rows]
-        return {
-            name: _pairs_as_columns(
-                positions, f"the relation {name!r} gives", [relation(tokens) for tokens in texts]
-            )
-            for name, relation in relations.items()
-        }
+        columns: Columns = {}
+        for name, relation in relations.items():
+            keys = [(name, tuple(tokens)) for tokens in texts]
+            for key, tokens in zip(keys, texts, strict=True):
+                if key not in self._related:
+                    self._related[key] = list(relation(tokens))
+            source = f"the relation {name!r} gives"
+            columns[name] = _pairs_as_columns(positions, source, [self._related[k] for k in keys])
+        return columns
 
     def _pair_columns(self, positions: Positions, forward_pass: int) -> Columns:
         if self._request.pairs and self._pairs_pass != forward_pass:

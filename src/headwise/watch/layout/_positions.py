@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from headwise.errors import UnsupportedError
@@ -24,8 +24,7 @@ class Positions:
         query_text: The number of the text that each query belongs to.
         key_text: The number of the text, among those of the keys, that it may attend to.
         query_columns: Where the queries are among the keys; None in cross-attention.
-        begin: The number of columns of the text before these queries, cached ones included.
-        end: The number of columns up to and including these queries.
+        columns: Where they are in their texts, cached and evicted columns included; None as well.
         evicted: The number of tokens before all keys that the cache has evicted.
     """
 
@@ -37,19 +36,8 @@ class Positions:
     keys: TextLayout
     n_texts: int
     query_columns: range | None
-    begin: int
-    end: int
+    columns: range | None
     evicted: Int[Tensor, "#B 1"] | None = None
-
-    @property
-    def columns(self) -> range | None:
-        """Where the queries are in their texts, cached ones included; None in cross-attention."""
-        return None if self.query_columns is None else range(self.begin, self.end)
-
-    @property
-    def evicted_columns(self) -> int:
-        """The number of columns of the text that the cache has evicted."""
-        return 0 if self.query_columns is None else self.end - self.query_columns.stop
 
     @property
     def is_cross(self) -> bool:
@@ -73,14 +61,6 @@ class Positions:
         column = (self.keys.start[text] + position).clamp(0, last)
         found = self.keys.index.gather(1, column.flatten(1)).view_as(position)
         return found.masked_fill(~exists, NONE)
-
-    def sums(self, values: Shaped[Tensor, "*calls B H T"]) -> Float[Tensor, "*calls M H"]:
-        """Sums over the queries of each text, in double precision."""
-        if self.n_texts == len(self.query_real):  # each row is a text
-            return values.sum(-1, dtype=torch.float64)
-        rows = values.double().movedim((-3, -1), (0, 1)).flatten(0, 1)  # (B T) *calls H
-        sums = rows.new_zeros(self.n_texts, *rows.shape[1:])
-        return sums.index_add_(0, self.query_text.flatten(), rows).movedim(0, -2)
 
 
 def positions_within(call: AttentionCall, text: Text) -> Positions:
@@ -120,8 +100,7 @@ def positions_within(call: AttentionCall, text: Text) -> Positions:
         keys=keys,
         n_texts=len(keys.row),
         query_columns=range(total - T, total),
-        begin=end - T,
-        end=end,
+        columns=range(end - T, end),
         evicted=_evicted(text, total, end, S),
     )
 
@@ -162,8 +141,7 @@ def positions_across(call: AttentionCall, queries: Text, keys: Text) -> Position
         keys=text_layout(real, None),
         n_texts=B,
         query_columns=None,
-        begin=0,
-        end=T,
+        columns=None,
     )
 
 

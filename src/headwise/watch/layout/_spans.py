@@ -1,7 +1,7 @@
 """Named stretches of each text: which keys belong to them, and which queries count for them."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -25,15 +25,6 @@ class SpanMembers:
     queries: Bool[Tensor, "B T"]
 
 
-@dataclass
-class _Kept:
-    """The masses of one site's queries on each span, pass by pass."""
-
-    positions: list[Positions] = field(default_factory=list)
-    members: list[SpanMembers] = field(default_factory=list)
-    mass: list[Float[Tensor, "B H T C"]] = field(default_factory=list)
-
-
 class Spans:
     """The stretches of the current texts, which last while a cache continues these texts.
 
@@ -47,21 +38,20 @@ class Spans:
         self._first_pass = -1
         self._begun: dict[str, int] = {}  # the first pass of each stack on these texts
         self._ends: dict[str, int] = {}
-        self._kept: dict[Site, _Kept] = {}
+        # Of each site, pass by pass, the masses of its queries on each span, [B, H, T, C].
+        self._kept: dict[Site, list[tuple[Positions, SpanMembers, Tensor]]] = {}
         self._before: tuple[dict[str, int], dict[str, int], dict[Site, int]] = {}, {}, {}
 
     def begin(self) -> None:
         """Remember what is kept before a forward pass."""
-        if self._names:
-            kept = {site: len(kept.mass) for site, kept in self._kept.items()}
-            self._before = dict(self._begun), dict(self._ends), kept
+        kept = {site: len(passes) for site, passes in self._kept.items()}
+        self._before = dict(self._begun), dict(self._ends), kept
 
     def drop(self) -> None:
         """Forget the current forward pass, which has ended in an exception."""
         self._begun, self._ends, numbers = self._before
-        for site, kept in self._kept.items():
-            for values in (kept.positions, kept.members, kept.mass):
-                del values[numbers.get(site, 0) :]
+        for site, passes in self._kept.items():
+            del passes[numbers.get(site, 0) :]
 
     def set(self, forward_pass: int, spans: TextSpans) -> None:
         """Set the stretches of the texts that begin, or go on, in a forward pass."""
@@ -113,18 +103,18 @@ class Spans:
                 f"observe: no spans were given for the texts of forward pass {forward_pass}. Call "
                 f"watch.spans({self._names[0]}=[...]) before it."
             )
-        if not site.cross:
-            self._ends[site.stack] = positions.end
+        if positions.columns is not None:
+            self._ends[site.stack] = positions.columns.stop
         return self._spans
 
     def _continues(self, site: Site, positions: Positions) -> bool:
         """Whether a pass after the first one reads more of the same texts."""
-        if site.cross:
+        columns, end = positions.columns, self._ends.get(site.stack)
+        if columns is None:
             return True
-        if site.stack not in self._ends:
-            return self._two_texts or positions.begin > 0
-        end = self._ends[site.stack]
-        return 0 < end <= positions.begin or (end == positions.end and positions.begin > 0)
+        if end is None:
+            return self._two_texts or columns.start > 0
+        return 0 < end <= columns.start or (end == columns.stop and columns.start > 0)
 
     def _check(
         self, spans: TextSpans, positions: Positions, key_text: Text, forward_pass: int
@@ -157,10 +147,8 @@ class Spans:
             return
         C = len(self._names)
         seen = rows.class_keys[..., -C:] > 0
-        kept = self._kept.setdefault(site, _Kept())
-        kept.positions.append(positions)
-        kept.members.append(members)
-        kept.mass.append(rows.class_mass[..., -C:].masked_fill(~seen, torch.nan))
+        mass = rows.class_mass[..., -C:].masked_fill(~seen, torch.nan)
+        self._kept.setdefault(site, []).append((positions, members, mass))
 
     def per_query(self, name: str, head: HeadLike) -> list[Float[Tensor, " n"]]:
         """The mass of each counted query of each text on a span, pass after pass."""
@@ -173,9 +161,8 @@ class Spans:
         address, *more = resolve_heads(head, known)
         if more:
             raise ArgumentError(f"Watch.per_query: {head} are several heads. Give one at a time.")
-        kept, column = self._kept[known[address]], self._names.index(name)
-        parts: list[list[Tensor]] = [[] for _ in range(kept.positions[0].n_texts)]
-        passes = zip(kept.positions, kept.members, kept.mass, strict=True)
+        passes, column = self._kept[known[address]], self._names.index(name)
+        parts: list[list[Tensor]] = [[] for _ in range(passes[0][0].n_texts)]
         for positions, members, mass in passes:
             of_head, counted = mass[:, address.head, :, column], members.queries
             for text, masses in enumerate(parts):

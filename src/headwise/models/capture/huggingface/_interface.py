@@ -55,10 +55,15 @@ def _attend(
     **kwargs: Any,
 ) -> Any:
     """Call an implementation, or let a capture answer in its place, and capture the call."""
-    captures = [x for x in _open if id(module) in x.modules and x.is_open]
+    captures = [x for x in _open if x.is_open and id(module) in x.modules]
     inputs = (query, key, value)
     if not captures:
         return inner(module, *inputs, attention_mask, *args, **kwargs)
+    if all(capture.is_paused for capture in captures):
+        # To be observed costs an operator more than all else that a paused pass does.
+        with without_operator_observers(most=len(captures)):
+            return inner(module, *inputs, attention_mask, *args, **kwargs)
+    captures = [capture for capture in captures if not capture.is_paused]
     ours, answered_by, heads = None, None, None
     is_cached = isinstance(key, GroupedKeys)
     if implementation == NAME and not is_cached:
@@ -116,14 +121,12 @@ def _answer(
 ) -> tuple[Capture | None, Tensor | None]:
     """The first capture that answers in place of the implementation, and its heads."""
     for capture in captures:
-        answer = capture.answer
-        if answer is None or not capture.may_answer(*inputs, ours=ours is not None):
+        if not capture.may_answer(*inputs, ours=ours is not None):
             continue
         # The eager implementation also returns weights, which an answer does not have.
         if kwargs.get("dropout") or implementation in (None, "eager"):
             break
-        call = describe(capture, inputs[0].detach()[..., :0])
-        heads = answer(call)
+        heads = capture.answer_to(describe(capture, inputs[0].detach()[..., :0]))
         if heads is not None:
             return capture, heads
     return None, None
@@ -143,7 +146,7 @@ def _call(
         inputs, rule = _inputs_and_rule(module, implementation, inputs, mask, kwargs)
     else:
         inputs, rule = ours[:3], ours.rule
-    q, k, v, heads = (capture.detach(x) for x in (*inputs, heads))
+    q, k, v, heads = capture.detach(*inputs, heads)
     return AttentionCall(
         module=module,
         q=q, k=k, v=v,
@@ -170,7 +173,7 @@ def _inputs_and_rule(
     read = keys_read(module, q.shape[2], k.shape[2], mask, implementation, kwargs)
     if read < k.shape[2]:
         k, v = k[:, :, :read], v[:, :, :read]
-    return (q, k, v), rule_of(module, implementation, q, k, mask, kwargs)
+    return (q, k, v), rule_of(module, implementation, q, k, mask, kwargs, read)
 
 
 def _all_columns(

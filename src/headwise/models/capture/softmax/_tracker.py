@@ -14,9 +14,8 @@ from headwise._torch_private import version_of
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowRequest, RowStatistics, make_rule
 from headwise.masks import as_mask
-from headwise.models.capture._call import AttentionCall
+from headwise.models.capture._call import AttentionCall, n_heads_of
 from headwise.models.capture._capture import HOOKED, Capture
-from headwise.models.capture._running import n_heads_of
 from headwise.models.capture._stacks import is_attention
 from headwise.models.capture.softmax._matmul import (
     ADDED_PRODUCTS,
@@ -210,7 +209,8 @@ class SoftmaxTracker:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         hidden = None if pending.hidden is None else pending.hidden.reshape(shape)
         visible = visible_keys(logits, hidden, pending.logits.dtype)
-        v = _values(self._capture.detach(product.values), product.weights.shape, shape)
+        values, heads = self._capture.detach(product.values, product.heads)
+        v = _values(values, product.weights.shape, shape)
         return SoftmaxCall(
             module=self._capture.innermost() or pending.module,
             q=logits.new_zeros(B, H, T, 0),
@@ -219,7 +219,7 @@ class SoftmaxTracker:
             rule=make_rule(
                 head_dim=1, mask=as_mask(visible), bias=logits.masked_fill(~visible, 0.0)
             ),
-            heads=self._capture.detach(product.heads).reshape(B, H, T, -1),
+            heads=heads.reshape(B, H, T, -1),
             watched="the function mode, from a softmax to its values",
             kernel="softmax",
             exact=not pending.dropped,
@@ -230,7 +230,7 @@ class SoftmaxTracker:
         self, pending: _PendingSoftmax, visible: Bool[Tensor, "B H T S"]
     ) -> Float[Tensor, "B H T S"] | None:
         with torch.set_grad_enabled(self._capture.keep_graph):
-            logits = self._capture.detach(pending.logits).reshape(visible.shape)
+            logits = self._capture.detach(pending.logits)[0].reshape(visible.shape)
             wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
             return _plain(pending, wide, visible)
 
