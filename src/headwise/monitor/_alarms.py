@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from headwise.errors import ArgumentError
@@ -134,26 +134,27 @@ class Alarms:
 
     def update(self, step: int, statistics: StepStatistics) -> list[Alarm]:
         """The alarms that go off at this step, one for each rule."""
-        active_before = {rule: {x.head for x in heads} for rule, heads in self._active()}
+        new = []
         for rule, before in self._broken.items():
-            after = {}
+            after, going_off = {}, []
             for head, value in statistics.each(rule.statistic):
                 first = AlarmedHead(head, step, value), 0, False
                 alarmed, length, active = before.get(head, first)
                 if rule.broken_by(value, active):
-                    active = active or length + 1 >= rule.patience
-                    after[head] = replace(alarmed, value=value), length + 1, active
+                    alarmed, length = replace(alarmed, value=value), length + 1
+                    if not active and length >= rule.patience:
+                        active = True
+                        going_off.append(alarmed)
+                    after[head] = alarmed, length, active
             self._broken[rule] = after
-        new = {
-            rule: tuple(x for x in heads if x.head not in active_before[rule])
-            for rule, heads in self._active()
-        }
-        return [Alarm(rule, step, heads) for rule, heads in new.items() if heads]
+            if going_off:
+                new.append(Alarm(rule, step, tuple(going_off)))
+        return new
 
     def active(self, step: int) -> list[Alarm]:
         """The alarms that are active at this step, one for each rule."""
-        return [Alarm(rule, step, heads) for rule, heads in self._active() if heads]
-
-    def _active(self) -> Iterator[tuple[AlarmRule, tuple[AlarmedHead, ...]]]:
-        for rule, broken in self._broken.items():
-            yield rule, tuple(head for head, _, active in broken.values() if active)
+        alarms = [
+            Alarm(rule, step, tuple(head for head, _, active in broken.values() if active))
+            for rule, broken in self._broken.items()
+        ]
+        return [alarm for alarm in alarms if alarm.heads]

@@ -8,11 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from headwise._torch_private import (
-    call_forward_pre_hooks,
-    forward_pre_hooks,
-    wrapped_by_compiler,
-)
+from headwise._torch_private import call_forward_pre_hooks, forward_pre_hooks, wrapped_by_compiler
 from headwise.models import Hooks
 from headwise.watch import Recorder
 

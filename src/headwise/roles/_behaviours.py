@@ -1,5 +1,6 @@
 """Behaviours of a model, one loss per text, lower is better: of language models, or your own."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,7 @@ from headwise.models.texts import context_of
 from headwise.roles.relations import (
     NEXT_NAME,
     PREFIX_MATCHING,
+    Item,
     TokenText,
     next_names,
     probe,
@@ -197,11 +199,7 @@ def repetition(
     pieces = tokenize(tokenizer, annotated, limit).pieces
     drawn = probe(pieces, limit, sequences, seed) if pieces else ([], [])
     says = "nats per token of the second occurrence"
-    rows = []
-    for items in drawn:
-        queries = [[query for query, _ in item.pairs[PREFIX_MATCHING.name]] for item in items]
-        rows.append([_second(item.ids, of) for item, of in zip(items, queries, strict=True)])
-    batches, control = (_batches(model, part, _nats) for part in rows)
+    batches, control = (_batches(model, list(map(_second, part)), _nats) for part in drawn)
     return Behaviour("repetition", says, batches, _REPEATING, _INDUCTION, control)
 
 
@@ -269,10 +267,11 @@ def _translated(text: TokenText) -> list[int]:
     return sorted(targets)
 
 
-def _second(ids: Sequence[int], queries: Sequence[int]) -> Row:
+def _second(item: Item) -> Row:
     """The tokens of a sequence, and the places of the second occurrence."""
-    second = [query + 1 for query in set(queries) if queries.count(query) == 1]
-    return list(ids), sorted(target for target in second if target < len(ids))
+    copies = Counter(query for query, _ in item.pairs[PREFIX_MATCHING.name])
+    second = [query + 1 for query, n in copies.items() if n == 1 and query + 1 < len(item.ids)]
+    return list(item.ids), sorted(second)
 
 
 def _with_other_names(

@@ -23,13 +23,7 @@ from headwise.models.checkpoints import originals_of
 from headwise.models.texts import context_of, tokenizer_of
 from headwise.roles._control import plant
 from headwise.roles._effects import copying_scores
-from headwise.roles._hypotheses import (
-    FEWEST_TEXTS,
-    Hypotheses,
-    has_role,
-    is_promising,
-    run_tests,
-)
+from headwise.roles._hypotheses import FEWEST_TEXTS, Hypotheses, has_role, is_promising, run_tests
 from headwise.roles._nulls import Baseline, Evidence, hypotheses_of, null_head_baseline, strongest
 from headwise.roles._rows import (
     BEHAVIOUR_LABELS,
@@ -53,7 +47,7 @@ from headwise.roles.relations import (
 )
 
 _MOST_UNKNOWN = 0.5  # of the tokens; above it the text is in no language of the model
-_DRAWS = 1000  # resamples of the test under each further split
+_DRAWS = 1000  # resamples of the test under each further split, where no p is reported
 _EXAMPLES = 3  # texts where a role is strongest, and as many where it is weakest
 _EXCERPT = 200  # characters of a text shown as an example
 
@@ -149,24 +143,23 @@ def find_roles(
         [replace(sample, split=sample.split.another(seed, number)) for sample in samples]
         for number in range(evidence.n_splits)
     ]
-    null_heads = _null_heads(model, splits, evidence, passes)
-    # For each split and sample: what is tested.
-    hypotheses = [
-        [
-            hypotheses_of(
-                sample,
-                scores[index],
-                contrast=contrasts[index],
-                null_heads={
-                    null: strongest([best[number][index] for best in models])
-                    for null, models in null_heads.items()
-                },
-            )
-            for index, sample in enumerate(split)
-        ]
-        for number, split in enumerate(splits)
-    ]
-    families, further = hypotheses[0], hypotheses[1:]
+    # For each split and sample, the best heads of the models of each null. Nothing else is kept of
+    # their scores, which are large.
+    null_heads: list[list[dict[str, Baseline]]] = [[{} for _ in samples] for _ in splits]
+    n_models: Counter[str] = Counter()
+    for null, null_model in evidence.models_like(model):
+        n_models[null] += 1
+        for index, sample in enumerate(samples):
+            of_null = sample.evaluator.scores(null_model, passes)
+            for split, best in zip(splits, null_heads, strict=True):
+                heads_of_model = null_head_baseline(of_null, split[index].split)
+                known = [best[index][null]] if null in best[index] else []
+                best[index][null] = strongest([*known, heads_of_model])
+    # What is tested: the hypotheses of each sample under the split of the results, and others.
+    families, *further = (
+        [hypotheses_of(*parts) for parts in zip(split, scores, contrasts, best, strict=True)]
+        for split, best in zip(splits, null_heads, strict=True)
+    )
     for family, share in zip(families, _stability(families, further, seed), strict=True):
         family.measures["stability"] = share
     families[0].measures.update(length_measures(families[0], samples[0].lengths, seed))
@@ -193,33 +186,11 @@ def find_roles(
     return Roles(
         rows=rows,
         meanings={role.name: role.says for family in families for role in family.roles},
-        notes=tuple(_notes(tokenized, n_texts, samples, null_heads, evidence.n_splits)),
+        notes=tuple(_notes(tokenized, n_texts, samples, n_models, evidence.n_splits)),
         texts=_examples(rows, families[0], len(heads), held),
         model=fingerprint(model),
         versions={name: version(name) for name in ("headwise", "torch")},
     )
-
-
-# By the name of the null, for each of its models, split and sample: the best heads.
-NullHeads = Mapping[str, Sequence[Sequence[Sequence[Baseline]]]]
-
-
-def _null_heads(
-    model: nn.Module, splits: Sequence[Sequence[RoleSample]], evidence: Evidence, passes: Progress
-) -> NullHeads:
-    """The best heads of every null model; nothing else is kept of its scores, which are large."""
-    null_heads: dict[str, list[list[list[Baseline]]]] = {}
-    for null, null_model in evidence.models_like(model):
-        scores = [sample.evaluator.scores(null_model, passes) for sample in splits[0]]
-        best = [
-            [
-                null_head_baseline(*pair)
-                for pair in zip(scores, (s.split for s in split), strict=True)
-            ]
-            for split in splits
-        ]
-        null_heads.setdefault(null, []).append(best)
-    return null_heads
 
 
 def _stability(
@@ -257,7 +228,7 @@ def _notes(
     tokenized: Tokenized,
     n_texts: int,
     samples: Sequence[RoleSample],
-    null_heads: NullHeads,
+    n_models: Mapping[str, int],
     n_splits: int,
 ) -> Iterator[str]:
     """How the texts were read and split, and which passes the scores took, in sentences."""
@@ -285,9 +256,9 @@ def _notes(
         else "too few different tokens, or too short a context, for sequences"
     )
     contrast = samples[0].contrast is not None
-    kinds = [f"{len(models)} with {null} weights" for null, models in null_heads.items()]
+    kinds = [f"{n} with {null} weights" for null, n in n_models.items()]
     kinds += ["one of shuffled words"] if contrast else []
-    total = counted(1 + sum(map(len, null_heads.values())) + contrast, "pass", "passes")
+    total = counted(1 + sum(n_models.values()) + contrast, "pass", "passes")
     listed = ", ".join(["the model's own", *kinds])
     yield f"{total} over the texts, about equally long: {listed}"
     yield (

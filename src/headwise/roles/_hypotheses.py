@@ -173,6 +173,7 @@ def has_role(family: Hypotheses, tested: pd.DataFrame) -> Bool[np.ndarray, " N"]
     A role is found if it is significant and clears its bar of lift and of points over the
     strongest null, on the held-out half and on the selection half.
     """
+    # The selection half took no part in the test, so chance rarely clears the bars on both halves.
     (bar, points), baseline = family.bars, tested["baseline"].to_numpy()
     found = tested["p_adj"].to_numpy() < LEVEL
     for effect in (family.measures["chosen_half"].ravel(), tested["effect"].to_numpy()):

@@ -281,7 +281,6 @@ def _contrast(
 def hypotheses_of(
     sample: RoleSample,
     scores: RoleScores,
-    *,
     contrast: RoleScores | None,
     null_heads: Mapping[str, Baseline],
 ) -> Hypotheses:

@@ -58,6 +58,7 @@ def step_down(
     for resampled in _resampled_t(gains, draws, seed):
         # The largest t of the columns that are not more significant, for each column.
         largest = np.maximum.accumulate(resampled[:, order[::-1]], axis=1)[:, ::-1]
+        # t is in float32, so equal values may differ by rounding.
         beyond += (largest >= t[order] - 1e-4).sum(0)
         maxima.append(largest[:, 0])
     adjusted = np.empty(len(t))

@@ -3,7 +3,7 @@
 A head decides for the stretch that gets the most of its attention.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from numbers import Integral
@@ -22,7 +22,7 @@ from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import device_of
 from headwise.models.ownership import ablate
 from headwise.models.texts import Batch, TokenOffsets, pad, text_alone, token_offsets
-from headwise.roles.scores import right_share
+from headwise.roles.scores import right_share, rows_of_batches
 from headwise.tables import Head, bootstrap_means
 from headwise.watch import Request, Stretch, observe, read_stretches, stretch_tokens
 
@@ -222,7 +222,7 @@ def masses_of(
     request = Request(statistics=(), spans=names, queries="all", per_text=True)
     order: list[int] = []
     with in_evaluation(model), observe(model, request) as watch:
-        for rows in _in_batches(examples):
+        for rows in rows_of_batches([len(example.ids) for example in examples], _TOKENS):
             batch = [examples[row] for row in rows]
             watch.spans(
                 **{
@@ -251,18 +251,6 @@ def masses_of(
     right = number < np.array([[example.n_right] for example in examples])
     mass = np.where(exists[..., None], (total / count)[np.argsort(order)], -np.inf)
     return Masses(table.heads, mass, right)
-
-
-def _in_batches(examples: Sequence[TokenExample]) -> Iterator[list[int]]:
-    """Numbers of examples of about equal length, so that there is little padding."""
-    order = sorted(range(len(examples)), key=lambda number: len(examples[number].ids))
-    batch: list[int] = []
-    for number in order:
-        if batch and (len(batch) + 1) * len(examples[number].ids) > _TOKENS:
-            yield batch
-            batch = []
-        batch.append(number)
-    yield batch
 
 
 def _padded(batch: Sequence[TokenExample], model: nn.Module, answers: bool = False) -> Batch:
@@ -339,7 +327,8 @@ def answer_effect(
     answered = [example for example in examples if example.answer]
     if not answered:
         return None
-    batches = [[answered[row] for row in rows] for rows in _in_batches(answered)]
+    lengths = [len(example.ids) for example in answered]
+    batches = [[answered[row] for row in rows] for rows in rows_of_batches(lengths, _TOKENS)]
     reference = [vars(_padded(batch, model, answers=True)) for batch in batches]
 
     def without(removed: Sequence[Head]) -> Float[np.ndarray, "2 n"]:

@@ -1,29 +1,28 @@
 """Word alignment by attention: accuracy and alignment error rate of every head."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
 from headwise.corpora import AnnotatedText, Corpus
 from headwise.errors import ArgumentError, InputError
 from headwise.models import device_of
-from headwise.models.texts import batches, check_reads_text, context_of, pad, reads_two_texts
+from headwise.models.texts import check_reads_text, context_of, pad, reads_two_texts
 from headwise.roles._align import cross_attention, cross_heads, head_weights
 from headwise.roles._hypotheses import best_of
 from headwise.roles._samples import halves
-from headwise.roles.relations import Item, TokenText, texts_of, tokenize
-from headwise.roles.scores import Nodes, right_share
+from headwise.roles.relations import texts_of, tokenize
+from headwise.roles.scores import right_share
 from headwise.tables import Head, address_columns, ratio_interval
 from headwise.watch import Request, observe
 
-CONVENTIONS = ("identity", "prediction")  # from a word to its source
 _BATCH = 16  # texts per forward pass
 _FARTHEST = 40  # words that an offset may reach back
 
@@ -64,139 +63,140 @@ def alignment(model: nn.Module, tokenizer: Any, corpus: Corpus, *, seed: int = 0
     """
     check_reads_text("alignment", model)
     _, texts = texts_of("alignment", corpus)
-    limit = context_of(model, tokenizer)
-    scored = _score_pairs if reads_two_texts(model) else _score_texts
-    heads, hits = scored(model, tokenizer, texts, limit)
-    frames = [_frame(heads, query, of_query, seed) for query, of_query in hits.items()]
+    read = _pairs if reads_two_texts(model) else _pieces
+    passages = [of for of in read(tokenizer, texts, context_of(model, tokenizer)) if of[-1]]
+    if not passages:
+        raise InputError(
+            f"alignment: no word of {len(texts)} texts is linked with an earlier one. Give texts "
+            f"with links, each source before its translation."
+        )
+    passages.sort(key=lambda passage: len(passage[0]))  # so that there is little padding
+    answers: dict[str, list[tuple[Question, Float[np.ndarray, " H"]]]] = {}
+    heads: Sequence[Head] = ()
+    looks_ahead = False
+    for start in range(0, len(passages), _BATCH):
+        batch = passages[start : start + _BATCH]
+        heads, hits, ahead = _hits(model, batch)
+        looks_ahead |= ahead
+        asked = [question for *_, questions in batch for question in questions]
+        for question, of_heads in zip(asked, hits, strict=True):
+            answers.setdefault(question.convention, []).append((question, of_heads))
+    if not looks_ahead:
+        answers.pop("source", None)
+    frames = [_frame(heads, convention, of, seed) for convention, of in answers.items()]
     return pd.concat(frames, ignore_index=True)
 
 
 @dataclass(frozen=True)
-class LinkedWords:
-    """The linked words of a text as `Q` queries, and their `S` candidates on the other side.
+class Question:
+    """Some linked words of a text, and the words of the other side that they may be aligned with.
 
     Attributes:
-        queries: The linked words: of the translation, or in the other direction of the source.
-        candidates: The words before the translation, or those of the translation.
+        convention: Which tokens attend: `identity`, `prediction` or `source`.
+        queries: The tokens of each query.
+        candidates: The tokens of each candidate.
         gold: Which candidates each query is linked with.
         heuristics: The candidate that each heuristic names for each query, −1 for none: every
             offset, and last the diagonal.
     """
 
     text: AnnotatedText
-    queries: Sequence[int]
-    candidates: Sequence[int]
-    gold: Bool[np.ndarray, "Q S"]
-    heuristics: np.ndarray
+    convention: str
+    queries: Sequence[Sequence[int]]
+    candidates: Sequence[Sequence[int]]
+    gold: Bool[np.ndarray, "Q C"]
+    heuristics: Int[np.ndarray, "Q K"]
 
-    def hits(self, attention: Float[Tensor, "H Q S"]) -> Float[np.ndarray, " H"]:
+    def hits(self, weights: Float[Tensor, "h T S"]) -> Float[np.ndarray, " h"]:
         """The number of queries that each head aligns correctly; ties share."""
+        (_, T, S), weights = weights.shape, weights.cpu()
+        rows, columns = _members(self.queries, T), _members(self.candidates, S)
+        rows = rows / rows.sum(1, keepdim=True)
+        attention = rows.to(weights) @ weights @ columns.to(weights).T
         return right_share(attention.numpy(), self.gold).sum(-1)
 
-    def heuristic_hits(self) -> np.ndarray:
+    def heuristic_hits(self) -> Int[np.ndarray, " K"]:
         """The number of correct queries of each heuristic."""
         named = self.gold[np.arange(len(self.gold))[:, None], self.heuristics]
         return (named & (self.heuristics >= 0)).sum(0)
 
 
-# For each text, or piece of one: its linked words, and the correct queries of each head.
-Hits = list[tuple[LinkedWords, np.ndarray]]
+def _members(nodes: Sequence[Sequence[int]], size: int) -> Float[Tensor, "n size"]:
+    """Which tokens belong to each node."""
+    members = torch.zeros(len(nodes), size)
+    for row, tokens in enumerate(nodes):
+        members[row, list(tokens)] = 1.0
+    return members
 
 
-def linked_words(
-    text: AnnotatedText, tokens: Sequence[Sequence[int]], queries: Collection[int]
-) -> tuple[LinkedWords, LinkedWords] | None:
-    """The linked words that have tokens, and the same in the other direction; None without any.
+# The tokens that a model reads, those that its decoder reads (None without one), what is asked.
+Passage = tuple[Sequence[int], Sequence[int] | None, list[Question]]
+
+
+def _questions(
+    text: AnnotatedText,
+    tokens: Sequence[Sequence[int]],
+    conventions: Mapping[str, Sequence[Sequence[int]]],
+    n_sources: int | None = None,
+) -> Iterator[Question]:
+    """What is asked of the linked words of a text, under each convention; nothing without any.
 
     Args:
         tokens: The tokens of each word.
-        queries: The words that may be queries.
+        conventions: The tokens that attend for each word. A word that has none is no query.
+        n_sources: The number of words that the encoder reads. None where one model reads all
+            words, and can be asked in the other direction too.
     """
     links: dict[int, set[int]] = {}
+    back: dict[int, set[int]] = {}
     for word, source in text.links:
-        if source < word and tokens[source] and word in queries:
+        if source < word and tokens[source] and all(of[word] for of in conventions.values()):
             links.setdefault(word, set()).add(source)
     if not links:
-        return None
-    begin, last = min(links), max(links)
-    sources = [word for word in range(begin) if tokens[word]]
-    words = [word for word in range(begin, len(tokens)) if tokens[word]]
-    back: dict[int, set[int]] = {}
+        return
     for word, of_word in links.items():
         for source in sorted(of_word):
             back.setdefault(source, set()).add(word)
-    there = [(word - begin) * len(sources) // (last - begin + 1) for word in links]
-    back_again = [source * len(words) // begin for source in back]
-    return (
-        _linked(text, links, sources, -1, there),
-        _linked(text, back, words, 1, back_again),
-    )
+    begin, last = min(links), max(links)
+    sources = [word for word in range(n_sources or begin) if tokens[word]]
+    words = [word for word in range(begin, len(tokens)) if tokens[word]]
+    diagonal = [(word - begin) * len(sources) // (last - begin + 1) for word in links]
+    candidates = [tokens[word] for word in sources]
+    for name, of in conventions.items():
+        truth = _truth(links, sources, -1, diagonal)
+        yield Question(text, name, [of[word] for word in links], candidates, *truth)
+    if n_sources is None:
+        truth = _truth(back, words, 1, [source * len(words) // begin for source in back])
+        queries, candidates = [tokens[word] for word in back], [tokens[word] for word in words]
+        yield Question(text, "source", queries, candidates, *truth)
 
 
-def _linked(
-    text: AnnotatedText,
+def _truth(
     links: Mapping[int, Collection[int]],
     candidates: Sequence[int],
     side: int,
     diagonal: Sequence[int],
-) -> LinkedWords:
+) -> tuple[Bool[np.ndarray, "Q C"], Int[np.ndarray, "Q K"]]:
+    """Which candidates are right, and which ones the heuristics name."""
     index = {word: number for number, word in enumerate(candidates)}
     offsets = [
         [index.get(query + side * offset, -1) for offset in range(1, _FARTHEST)] for query in links
     ]
     gold = np.array([[word in linked for word in candidates] for linked in links.values()])
-    return LinkedWords(text, list(links), candidates, gold, np.column_stack([offsets, diagonal]))
+    return gold, np.column_stack([offsets, diagonal])
 
 
-@torch.no_grad()
-def _score_texts(
-    model: nn.Module, tokenizer: Any, texts: Sequence[AnnotatedText], limit: int
-) -> tuple[list[Head], dict[str, Hits]]:
-    """The correct queries of each head in each piece; `source` if some head looks ahead."""
-    linked = []
+def _pieces(tokenizer: Any, texts: Sequence[AnnotatedText], limit: int) -> Iterator[Passage]:
+    """The texts, or their pieces, of a model that reads source and translation as one text."""
     for piece in tokenize(tokenizer, texts, limit).pieces:
-        tokens = piece.words
-        queries = {word for word, of_word in enumerate(tokens) if of_word and of_word[0] > 0}
-        if both := linked_words(piece.text, tokens, queries):
-            # Every word, and the token before it.
-            words = [*tokens, *([word[0] - 1] if word and word[0] else [] for word in tokens)]
-            linked.append((*both, Item(piece.ids, {"token": (), "word": words, "mention": ()}, {})))
-    _check_linked(linked, len(texts))
-    # Pieces are batched by length; the sort is stable.
-    linked.sort(key=lambda parts: len(parts[2].ids))
-    hits: dict[str, Hits] = {name: [] for name in (*CONVENTIONS, "source")}
-    heads: list[Head] = []
-    done, looks_ahead = 0, False
-    with in_evaluation(model), observe(model, Request(statistics=(), maps=True)) as watch:
-        for batch in batches([item.ids for *_, item in linked], _BATCH, device_of(model)):
-            rows = linked[done : done + len(batch.input_ids)]
-            done += len(rows)
-            nodes = Nodes("word", [item for *_, item in rows], batch.input_ids.shape[1])
-            model(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
-            layers = watch.layers()
-            heads = [head for layer in layers for head in layer.heads]
-            folded = [
-                nodes.fold(block.weights).cpu() for layer in layers for block in layer.blocks()
-            ]
-            for (there, back, item), weights in zip(rows, torch.cat(folded, dim=1), strict=True):
-                n = len(item.nodes["word"]) // 2
-                for name, of, first in (
-                    ("identity", there, 0),
-                    ("prediction", there, n),
-                    ("source", back, 0),
-                ):
-                    rows_of = [first + word for word in of.queries]
-                    hits[name].append((of, of.hits(weights[:, rows_of][..., list(of.candidates)])))
-            looks_ahead |= any(bool(layer.visible.triu(1).any()) for layer in layers)
-    if not looks_ahead:
-        del hits["source"]
-    return heads, hits
+        words = piece.words
+        before = [[word[0] - 1] if word and word[0] else [] for word in words]
+        conventions = {"identity": words, "prediction": before}
+        yield piece.ids, None, [*_questions(piece.text, words, conventions)]
 
 
-def _score_pairs(
-    model: nn.Module, tokenizer: Any, texts: Sequence[AnnotatedText], limit: int
-) -> tuple[Sequence[Head], dict[str, Hits]]:
-    """The correct queries of each cross-attention head in each pair of texts."""
+def _pairs(tokenizer: Any, texts: Sequence[AnnotatedText], limit: int) -> Iterator[Passage]:
+    """The texts with their translations, for an encoder and a decoder."""
     linked = [text for text in texts if text.links]
     parts = [
         tokenize(tokenizer, part, limit).pieces
@@ -207,44 +207,18 @@ def _score_pairs(
             f"alignment: a text or its translation is empty, or has more than {limit} tokens. "
             f"Leave it out, or shorten it."
         )
-    pairs = []
     for text, source, target in zip(linked, *parts, strict=True):
-        if words := _linked_pair(text, source, target):
-            pairs.append((words, source, target))
-    _check_linked(pairs, len(texts))
-    pairs.sort(key=lambda pair: len(pair[1].ids))
-    hits: dict[str, Hits] = {name: [] for name in CONVENTIONS}
-    heads: Sequence[Head] = ()
-    for start in range(0, len(pairs), _BATCH):
-        batch = pairs[start : start + _BATCH]
-        inputs = vars(pad([source.ids for _, source, _ in batch], device_of(model)))
-        outputs = [target.ids for *_, target in batch]
-        calls = cross_attention("alignment", model, inputs, outputs)
-        heads = cross_heads(calls)
-        of_heads = torch.stack([head_weights(calls, head) for head in heads], 1)
-        for (words, source, target), weights in zip(batch, of_heads, strict=True):
-            tokens = [*source.words, *target.words]
-            keys = torch.stack([weights[..., tokens[w]].sum(-1) for w in words.candidates], -1)
+        unread: list[list[int]] = [[] for _ in source.words]
+        conventions = {
             # The token itself is read one position after the one that predicts it.
-            queries = {
-                "identity": [[token + 1 for token in tokens[word]] for word in words.queries],
-                "prediction": [tokens[word][:1] for word in words.queries],
-            }
-            for name, positions in queries.items():
-                rows = torch.stack([keys[:, query].mean(1) for query in positions], 1)
-                hits[name].append((words, words.hits(rows.float().cpu())))
-    return heads, hits
-
-
-def _linked_pair(text: AnnotatedText, source: TokenText, target: TokenText) -> LinkedWords | None:
-    tokens, n_sources = [*source.words, *target.words], len(source.text.words)
-    queries = {
-        word
-        for word, of_word in enumerate(target.words, n_sources)
-        if of_word and of_word[-1] < len(target.ids) - 1
-    }
-    both = linked_words(text, tokens, queries)
-    return both[0] if both else None
+            "identity": unread + [
+                [token + 1 for token in word] if word and word[-1] < len(target.ids) - 1 else []
+                for word in target.words
+            ],
+            "prediction": unread + [word[:1] for word in target.words],
+        }  # fmt: skip
+        questions = _questions(text, [*source.words, *target.words], conventions, len(unread))
+        yield source.ids, target.ids, [*questions]
 
 
 def _in_two(text: AnnotatedText) -> tuple[AnnotatedText, AnnotatedText]:
@@ -258,43 +232,68 @@ def _in_two(text: AnnotatedText) -> tuple[AnnotatedText, AnnotatedText]:
     )
 
 
-def _check_linked(linked: Sequence[Any], n_texts: int) -> None:
-    if not linked:
-        raise InputError(
-            f"alignment: no word of {n_texts} texts is linked with an earlier one. Give texts "
-            f"with links, each source before its translation."
-        )
+@torch.no_grad()
+def _hits(
+    model: nn.Module, batch: Sequence[Passage]
+) -> tuple[Sequence[Head], list[Float[np.ndarray, " H"]], bool]:
+    """The heads, how many queries of each question they align, and whether one may look ahead."""
+
+    def of_heads(blocks: Iterable[Float[Tensor, "B h T S"]]) -> list[Float[np.ndarray, " H"]]:
+        parts = [
+            [question.hits(block[row]) for row, (*_, of) in enumerate(batch) for question in of]
+            for block in blocks
+        ]
+        return [np.concatenate(of_question) for of_question in zip(*parts, strict=True)]
+
+    inputs = vars(pad([ids for ids, *_ in batch], device_of(model)))
+    if outputs := [target for _, target, _ in batch if target is not None]:
+        calls = cross_attention("alignment", model, inputs, outputs)
+        heads = cross_heads(calls)
+        return heads, of_heads(head_weights(calls, head)[:, None] for head in heads), True
+    with in_evaluation(model), observe(model, Request(statistics=(), maps=True)) as watch:
+        model(**inputs)
+        layers = watch.layers()
+        hits = of_heads(block.weights for layer in layers for block in layer.blocks())
+    ahead = any(bool(layer.visible.triu(1).any()) for layer in layers)
+    return [head for layer in layers for head in layer.heads], hits, ahead
 
 
-def _frame(heads: Sequence[Head], query: str, hits: Hits, seed: int) -> pd.DataFrame:
+def _frame(
+    heads: Sequence[Head],
+    convention: str,
+    answers: Sequence[tuple[Question, Float[np.ndarray, " H"]]],
+    seed: int,
+) -> pd.DataFrame:
     """The rows of one convention."""
-    linked = [words for words, _ in hits]
-    number = {text: row for row, text in enumerate(dict.fromkeys(words.text for words in linked))}
+    questions, hits = zip(*answers, strict=True)
+    texts = [question.text for question in questions]
+    number = {text: row for row, text in enumerate(dict.fromkeys(texts))}
 
     def per_text(pieces: Any) -> np.ndarray:
         sums = np.zeros((len(number), *np.shape(pieces)[1:]))
-        np.add.at(sums, [number[words.text] for words in linked], np.asarray(pieces, dtype=float))
+        np.add.at(sums, [number[text] for text in texts], np.asarray(pieces, dtype=float))
         return sums
 
-    right = per_text([of for _, of in hits])
-    queries = per_text([len(words.gold) for words in linked])
-    heuristics = per_text([words.heuristic_hits() for words in linked])
+    right = per_text(hits)
+    queries = per_text([len(question.gold) for question in questions])
+    links = per_text([question.gold.sum() for question in questions])
+    chances = per_text([question.gold.mean(-1).sum() for question in questions])
+    heuristics = per_text([question.heuristic_hits() for question in questions])
     selection = halves(len(number), seed)
     held = ~selection
-    n, links = queries[held].sum(), per_text([words.gold.sum() for words in linked])[held].sum()
-    chance = per_text([words.gold.mean(-1).sum() for words in linked])[held].sum()
+    n = queries[held].sum()
     count = np.broadcast_to(queries[held, None], right[held].shape)
     low, high = ratio_interval(right[held], count, seed=seed)
     best = int(best_of(heuristics[selection, None, :-1], queries[selection, None])[0])
     return pd.DataFrame(
         {
             **address_columns(heads),
-            "query": query,
+            "query": convention,
             "accuracy": right[held].sum(0) / n,
             "ci_low": low,
             "ci_high": high,
-            "aer": 1 - 2 * right[held].sum(0) / (n + links),
-            "chance": chance / n,
+            "aer": 1 - 2 * right[held].sum(0) / (n + links[held].sum()),
+            "chance": chances[held].sum() / n,
             "offset": heuristics[held, best].sum() / n,
             "diagonal": heuristics[held, -1].sum() / n,
             "n": n,

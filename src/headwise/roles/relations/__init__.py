@@ -1,10 +1,6 @@
 """Relations: the (query, key) pairs of each role, from tokens, annotations and random probes."""
 
-from headwise.roles.relations._gold import (
-    NEXT_NAME,
-    gold_roles,
-    next_names,
-)
+from headwise.roles.relations._gold import NEXT_NAME, gold_roles, next_names
 from headwise.roles.relations._items import (
     PREFIX_MATCHING,
     PROBED,

@@ -16,9 +16,9 @@ from headwise.errors import ArgumentError
 from headwise.roles.relations._relations import Level, Role, content
 from headwise.roles.relations._tokens import TokenText
 
-_PREFIX = (0, 8)
-_PERIOD = (5, 24)
-_LONGEST = 96
+# The tokens of a prefix, of a period, and of a sequence, in which the longest period comes four
+# times. Prefix and period are drawn, so that neither a place nor a distance predicts a copy.
+_PREFIX, _PERIOD, _LONGEST = (0, 8), (5, 24), 96
 
 SAME = Role(
     "same token",

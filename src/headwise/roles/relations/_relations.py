@@ -1,6 +1,7 @@
 """Relations: sets of (query, key) pairs of one text, over its tokens, words or mentions.
 
-A further relation is a function from a text to its pairs, and a `Role` that names it.
+A further relation is a function from a text to its pairs, and a `Role` that names it in the list
+of `token_roles` (or of `_gold.gold_roles`, if it needs annotations).
 """
 
 from collections import Counter

@@ -9,11 +9,7 @@ from typing import Any
 from headwise._packages import is_tokenizer_of_rust, untruncated
 from headwise.corpora import AnnotatedText, Corpus, Span, list_corpus
 from headwise.errors import InputError
-from headwise.models.texts import (
-    TokenOffsets,
-    token_classes,
-    token_offsets,
-)
+from headwise.models.texts import TokenOffsets, token_classes, token_offsets
 
 # A sentence ends with one of these marks and closing quotes before white space, or with a line.
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？])[\"'’”»)\]]*\s+|\n+")

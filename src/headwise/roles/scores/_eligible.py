@@ -14,8 +14,6 @@ from torch import Tensor
 from headwise.kernels import HeadBlock
 from headwise.roles.relations import Item, Level, Role
 
-_TOKENS = 2048  # in one batch
-
 
 class Nodes:
     """The queries and keys of one level (tokens, words or mentions) in each text of a batch.
@@ -96,18 +94,6 @@ class Nodes:
             for token in tokens
         ]
         return torch.tensor(entries, dtype=torch.int64).reshape(-1, 3).unbind(1)
-
-
-def rows_of_batches(items: Sequence[Item], most: int) -> list[list[int]]:
-    """Group at most `most` items of about equal length, so that there is little padding."""
-    order = sorted(range(len(items)), key=lambda index: len(items[index].ids))
-    batches: list[list[int]] = []
-    for index in order:
-        size = len(batches[-1]) + 1 if batches else 0
-        if not batches or size > most or size * len(items[index].ids) > _TOKENS:
-            batches.append([])
-        batches[-1].append(index)
-    return batches
 
 
 TIE = 1e-6  # values this close to the largest, as a share of it, tie with it
@@ -201,6 +187,7 @@ class RelationIndex:
 
     def _numbered(self, which: str) -> Int[Tensor, " P"]:
         """All pairs, or candidates, each as one number made of cell, query and key; sorted."""
+        # As whole numbers, pairs are sorted and compared by single array operations.
         n, numbers = self.nodes.n, [np.zeros(0, dtype=np.int64)]
         for text, item in enumerate(self.nodes.items):
             has_tokens = np.array([bool(tokens) for tokens in self.nodes.tokens[text]], dtype=bool)

@@ -14,6 +14,7 @@ from headwise.kernels import HeadBlock
 from headwise.roles.relations import Item, Level
 from headwise.roles.scores._eligible import EligiblePairs, RelationIndex, sum_into
 
+# Wider than the offsets that are roles: a null may use what no role claims.
 OFFSETS = tuple(range(-10, 11))
 RULES = ("nearest", "first", "longest", "most repeated")  # among the candidates of a choice
 _MOST = 2**22  # weights of planted heads computed at once

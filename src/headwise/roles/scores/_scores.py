@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import pad as pad_columns
 
 from headwise._evaluation import in_evaluation
 from headwise._memory import halving
@@ -17,14 +17,13 @@ from headwise._torch_private import without_function_modes
 from headwise.errors import UnsupportedError
 from headwise.kernels import HeadBlock
 from headwise.models import device_of
-from headwise.models.texts import check_reads_text, reads_two_texts, text_alone
+from headwise.models.texts import check_reads_text, pad, reads_two_texts, text_alone
 from headwise.roles.relations import LEVELS, Item, Role
 from headwise.roles.scores._eligible import (
     EligiblePairs,
     Nodes,
     RelationIndex,
     evenness_of,
-    rows_of_batches,
     sink_keys,
 )
 from headwise.roles.scores._heuristics import heuristic_sums, planted_sums
@@ -33,6 +32,7 @@ from headwise.tables import Head
 from headwise.watch import Layer, Request, observe
 
 _TINY = 1e-30
+_TOKENS = 2048  # in one batch
 _Sums = dict[str, Tensor]
 
 
@@ -100,7 +100,7 @@ class Evaluator:
 
     def _use_batches_of(self, most: int) -> None:
         """Put at most this many texts into a batch."""
-        rows = rows_of_batches(self.items, most)
+        rows = rows_of_batches([len(item.ids) for item in self.items], _TOKENS, most)
         self.batches = [_Batch([self.items[row] for row in batch], self.roles) for batch in rows]
         self._order = [row for batch in rows for row in batch]
         self._most = max(map(len, rows), default=0)
@@ -146,12 +146,8 @@ class _Batch:
 
     def __init__(self, items: Sequence[Item], roles: Sequence[Role]) -> None:
         self.items, self._n_roles = items, len(roles)
-        S = max(len(item.ids) for item in items)
-        self._ids = torch.zeros(len(items), S, dtype=torch.int64)
-        self._mask = torch.zeros_like(self._ids)
-        for row, item in enumerate(items):
-            self._ids[row, : len(item.ids)] = torch.tensor(item.ids)
-            self._mask[row, : len(item.ids)] = 1
+        self._inputs = pad([item.ids for item in items], "cpu")
+        S = self._inputs.input_ids.shape[1]
         levels = [level for level in LEVELS if any(role.level == level for role in roles)]
         self._indexes = [RelationIndex(Nodes(level, items, S), roles) for level in levels]
         self._sinks = sink_keys(items, S)
@@ -159,7 +155,7 @@ class _Batch:
 
     def run(self, model: nn.Module) -> None:
         device = device_of(model)
-        model(input_ids=self._ids.to(device), attention_mask=self._mask.to(device))
+        model(**{name: x.to(device) for name, x in vars(self._inputs).items()})
 
     def check(self, model: nn.Module, layers: Sequence[Layer]) -> None:
         """Refuse attention that is not self-attention within each of these texts."""
@@ -168,7 +164,7 @@ class _Batch:
                 f"find_roles: no self-attention of {type(model).__name__} was captured. "
                 f"Give a model with self-attention that takes input_ids."
             )
-        B, S = self._ids.shape
+        B, S = self._inputs.input_ids.shape
         shapes = {(len(layer.visible), *layer.visible.shape[2:]) for layer in layers}
         if shapes != {(B, S, S)}:
             unexpected = sorted(shapes - {(B, S, S)})[0]
@@ -220,7 +216,7 @@ class _Batch:
         levels = self._eligible_under(visible)
         heuristics = [heuristic_sums(pairs) for pairs in levels]
         most = max(part.shape[-1] for part in heuristics)
-        heuristic = _add(pad(part, (0, most - part.shape[-1])) for part in heuristics)
+        heuristic = _add(pad_columns(part, (0, most - part.shape[-1])) for part in heuristics)
         planted = _add(planted_sums(pairs) for pairs in levels)
         return {"value": torch.cat([heuristic, planted], -1)} | _counts(levels, most + 1)
 
@@ -235,6 +231,19 @@ class _Batch:
             pairs = [EligiblePairs(index, visible) for index in self._indexes]
             cached = self._cached = (visible, pairs)
         return cached[1]
+
+
+def rows_of_batches(
+    lengths: Sequence[int], tokens: int, most: int | None = None
+) -> list[list[int]]:
+    """Group texts of about equal length: at most so many tokens, and so many texts, in a batch."""
+    batches: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+        size = len(batches[-1]) + 1 if batches else 0
+        if not batches or size * lengths[row] > tokens or (most is not None and size > most):
+            batches.append([])
+        batches[-1].append(row)
+    return batches
 
 
 def check_reads_one_text(who: str, model: nn.Module) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from headwise.roles.scores._eligible import EligiblePairs
 from headwise.roles.scores._heuristics import at_offsets
 
-FAR = 2**14  # the distance to a word that does not exist
+FAR = 2**14  # the distance to a word that does not exist; it fits into 16 bits
 SIDES = ("to the left", "to the right", "to the left or itself")
 _RANKS = ("nearest", "second nearest")
 _OWN = "its own class"
