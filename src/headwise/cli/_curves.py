@@ -116,33 +116,18 @@ def share_at_elbow(curves: Curves, order: str) -> float:
     return float(np.nextafter(heads / curves.n_heads, 1)) if heads else 0.0
 
 
-def curve_inputs(
-    texts: Texts, loss: str, model: nn.Module, tokenizer: Any, shared: Shared
-) -> tuple[list[Inputs], QualityInputs]:
-    """Every second text or pair, for mean outputs and recovery, and the others to measure on.
-
-    Raises:
-        ArgumentError: there are too few, or pairs are combined with another loss.
-    """
-    check_texts_suffice(texts, "prune: --curve")
-    if isinstance(texts[0], SentencePair) and loss != "embedding":
-        raise ArgumentError(
-            f"prune: --pairs with scores of the loss {loss!r}. Score the heads with headwise "
-            f"importance --loss embedding, or use --text."
-        )
-    evaluation = QualityInputs.of(texts[1::2], loss, model, tokenizer, shared)
-    sentences = sentences_of(texts[::2])
-    return read_batches(sentences, model, tokenizer, shared.max_tokens), evaluation
-
-
 def curves_of(
     model: nn.Module,
     orders: Mapping[str, list[Head]],
-    inputs: tuple[list[Inputs], QualityInputs],
+    reference: list[Inputs],
+    evaluation: QualityInputs,
     recovery: Mapping[str, Any],
 ) -> list[Curves]:
-    """The curves of these orders and of random ones; of the first also after recovery."""
-    reference, evaluation = inputs
+    """The curves of these orders and of random ones; of the first also after recovery.
+
+    Args:
+        reference: What mean outputs and recovery are computed on; the loss is of the evaluation.
+    """
     with progress_bar("Drawing curves") as on_progress:
         curves = [
             prune_curves(

@@ -106,12 +106,19 @@ def prune(
     from headwise.models import device_of, save
     from headwise.models.checkpoints import as_format, source_files
     from headwise.models.texts import batches, encode
+    from headwise.recovery import recover as recover_model
+    from headwise.scoring import read_batches
     from headwise.tables import Elbow, Scores, save_figure
 
     texts: _inputs.Texts = [] if text is None else _inputs.read_drawn_texts(text, shared)
     if pairs is not None:
         texts = _inputs.draw_texts(read_pairs(pairs), shared)
     scores = Scores.load(by)
+    if curve and pairs is not None and scores.loss != "embedding":
+        raise ArgumentError(
+            f"prune: --pairs with scores of the loss {scores.loss!r}. Score the heads with "
+            f"headwise importance --loss embedding, or use --text."
+        )
     orders = _removal_orders(scores, [Scores.load(path) for path in beside or ()])
     if share is not None:  # an impossible plan is refused before the model is opened
         surgery.plan(scores, remove=share, uniform=uniform)
@@ -144,23 +151,31 @@ def prune(
         _inputs.note_split_texts(sentences, full, tokenizer, shared)
         pieces = encode(tokenizer, sentences, full, shared.max_tokens)
         reference = [vars(batch) for batch in batches(pieces, _BATCH_SIZE, device_of(full))]
-    inputs = None
-    if curve:
-        inputs = _curves.curve_inputs(texts, scores.loss, full, tokenizer, shared)
     small = surgery.prune(full, planned, fold="mean" if reference else None, reference=reference)
     recovery: dict[str, Any] = {"steps": recover, "seed": shared.seed or 0}
     recovery |= {"rate": rate} if rate else {}
     # From this file an interrupted recovery resumes.
     partial = output.out.with_name(f"{output.out.name}.part")
-    distances = []
+    distances: list[float] = []
+    read = read_batches(sentences, full, tokenizer, shared.max_tokens) if recover or curve else []
     if recover:
-        distances = _recover(small, full, sentences, tokenizer, shared, partial, recovery)
+        if partial.exists():
+            print_note(f"Resuming from {partial}")
+        with progress_bar("Recovering the smaller model") as bar:
+            found = recover_model(small, full, read, resume=partial, on_progress=bar, **recovery)
+        distances = [float(distance) for distance in found]
+        print_note(
+            f"Distance from the full model: {distances[0]:.3g} at the first step, "
+            f"{distances[-1]:.3g} at the last"
+        )
     costs: dict[str, tuple[float, ...]] = {
         f"{cost} of heads": change for cost, change in planned.costs.items()
     }
     costs["parameters"] = _inputs.count_parameters(full, small)
     costs |= _milliseconds(full, small) if timed else {}
-    curves = [] if inputs is None else _curves.curves_of(full, orders, inputs, recovery)
+    curves = []
+    if curve and measured is not None:
+        curves = _curves.curves_of(full, orders, read, measured, recovery)
     save(small, output.out, format=format, tokenizer=tokenizer, source=model, force=output.force)
     partial.unlink(missing_ok=True)
     print_note("Loaded in a fresh process, the saved model gives the same outputs")
@@ -255,32 +270,6 @@ def _check_shapes(format: Any, model: "nn.Module", planned: "Plan", *, folds: bo
     reference = [example_input(model)] if folds else None
     small = prune_heads(model, planned, fold="mean" if folds else None, reference=reference)
     as_format(format, small)
-
-
-def _recover(
-    small: "nn.Module",
-    full: "nn.Module",
-    texts: list[str],
-    tokenizer: Any,
-    shared: Shared,
-    partial: Path,
-    settings: dict[str, Any],
-) -> list[float]:
-    """Recover a smaller model; its distance from the full one at each step."""
-    from headwise.recovery import recover
-    from headwise.scoring import read_batches
-
-    if partial.exists():
-        print_note(f"Resuming from {partial}")
-    reference = read_batches(texts, full, tokenizer, shared.max_tokens)
-    with progress_bar("Recovering the smaller model") as bar:
-        found = recover(small, full, reference, resume=partial, on_progress=bar, **settings)
-    distances = [float(distance) for distance in found]
-    print_note(
-        f"Distance from the full model: {distances[0]:.3g} at the first step, "
-        f"{distances[-1]:.3g} at the last"
-    )
-    return distances
 
 
 def _milliseconds(*models: "nn.Module") -> dict[str, tuple[float, ...]]:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from headwise.cli import _inputs
-from headwise.cli._curves import check_texts_suffice, curve_inputs, curves_of, share_at_elbow
+from headwise.cli._curves import QualityInputs, check_texts_suffice, curves_of, share_at_elbow
 from headwise.cli._options import Shared
 from headwise.cli._print import print_note, progress_bar
 from headwise.corpora import AnnotatedText
@@ -17,7 +17,7 @@ from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models.texts import reads_two_texts
 from headwise.report import About, Study, study
 from headwise.roles import Evidence, Relations, Roles, check_reads_one_text, find_roles
-from headwise.scoring import importance
+from headwise.scoring import importance, read_batches
 from headwise.surgery import plan
 
 _SECONDS_BEFORE_NOTE = 5.0
@@ -160,8 +160,10 @@ def _with_pruning(
             max_tokens=shared.max_tokens,
             on_progress=on_progress,
         )
-    inputs = curve_inputs(texts, scores.loss, model, tokenizer, shared)
-    (curves,) = curves_of(model, {scores.method: scores.order()}, inputs, {"steps": 0})
+    reference = read_batches(texts[::2], model, tokenizer, shared.max_tokens)
+    evaluation = QualityInputs.of(texts[1::2], scores.loss, model, tokenizer, shared)
+    orders = {scores.method: scores.order()}
+    (curves,) = curves_of(model, orders, reference, evaluation, {"steps": 0})
     share = share_at_elbow(curves, scores.method)
     planned = None
     if share:
