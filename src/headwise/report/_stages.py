@@ -193,7 +193,7 @@ def roles_of_lab(
     subject, translations, and repeated sequences.
 
     Args:
-        lines: How many sentences to find roles on, and how many to measure each behaviour on.
+        lines: How many sentences to find roles on, and how many to measure each behavior on.
     """
     grammar, model, tokenizer = trained.settings.grammar(), trained.model, trained.tokenizer
     # Training draws with (seed, 0, step), evaluation with (seed, 1), the study with (seed, 2).

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 __all__ = [
     "DRAWS",
     "bootstrap_means",
+    "divide",
     "has_interval",
     "interval_of",
     "mean_interval",
@@ -64,7 +65,7 @@ def ratio_interval(
         draws: How many resamples of the texts are drawn.
         seed: The seed of the resamples. Equal seeds and numbers of texts give equal resamples.
     Source:
-        Efron & Tibshirani 1993, section 12.5; the error of a ratio by linearisation.
+        Efron & Tibshirani 1993, section 12.5; the error of a ratio by linearization.
     """
     known = has_interval(counts)
     if not studentized:
@@ -79,7 +80,7 @@ def ratio_interval(
     # High t leave a low end, and the reverse.
     ends = interval_of(np.where(np.isnan(ratios), np.nan, -t)[:, known], level, known)
     low, high = (ratio + end * error for end in ends)
-    means = _divide(totals, counts)
+    means = divide(totals, counts)
     least, most = np.fmin.reduce(means, axis=0), np.fmax.reduce(means, axis=0)
     return np.clip(low, np.fmin(least, ratio), ratio), np.clip(high, ratio, np.fmax(most, ratio))
 
@@ -89,12 +90,12 @@ def _ratios_and_errors(
     totals: Float64[np.ndarray, "M N"],
     counts: Float64[np.ndarray, "M N"],
 ) -> tuple[Float64[np.ndarray, "draws N"], Float64[np.ndarray, "draws N"]]:
-    """The ratio of each resample, and its standard error by linearisation."""
+    """The ratio of each resample, and its standard error by linearization."""
     count = resamples @ counts
-    ratios = _divide(resamples @ totals, count)
+    ratios = divide(resamples @ totals, count)
     squares = resamples @ totals**2 - 2 * ratios * (resamples @ (totals * counts))
     squares += ratios**2 * (resamples @ counts**2)
-    return ratios, _divide(np.sqrt(np.maximum(squares, 0.0)), count)
+    return ratios, divide(np.sqrt(np.maximum(squares, 0.0)), count)
 
 
 def resampled_ratios(
@@ -105,7 +106,7 @@ def resampled_ratios(
     NaN where a resample misses every text that has a count above 0.
     """
     resamples = resample_counts(len(totals), draws, seed).astype(totals.dtype)
-    return _divide(resamples @ totals, resamples @ counts)
+    return divide(resamples @ totals, resamples @ counts)
 
 
 def has_interval(counts: Float[np.ndarray, "M N"]) -> Bool[np.ndarray, " N"]:
@@ -133,7 +134,8 @@ def resample_counts(texts: int, draws: int, seed: int) -> Int64[np.ndarray, "dra
     )
 
 
-def _divide(
+def divide(
     above: Float[np.ndarray, "*shape"], below: Float[np.ndarray, "*shape"]
 ) -> Float[np.ndarray, "*shape"]:
+    """The ratio of each cell; NaN where there is nothing to divide by."""
     return np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)

@@ -18,7 +18,7 @@ from headwise.tables._svg import curves_html
 
 __all__ = ["Curves", "Elbow"]
 
-# Distinguishable with red-green blindness, and in print; several orders share a band of grey.
+# Distinguishable with red-green blindness, and in print; several orders share a band of gray.
 _COLORS = ("#0b6e99", "#d9730d", "#6940a5", "#448361", "#ad1a72", "#64473a")
 _BAND = "#8a8a8a"
 _UNITS = {"lm": "nats per token", "masked-lm": "nats per token", "embedding": "1 − cosine"}
@@ -172,7 +172,7 @@ class Curves:
 
         Args:
             others: Curves of the same model and loss, drawn dashed. An order whose name extends
-                one of the first curves, such as `half-gate, recovered`, has its colour.
+                one of the first curves, such as `half-gate, recovered`, has its color.
             allowed: The allowed growth of the mean loss, such as `allowance()`. It is drawn as a
                 dotted line, and each order's elbow as a dot with its interval.
             ax: Matplotlib axes to draw on. None makes a figure.

@@ -85,22 +85,22 @@ def _grid_axes(function: str, grid: HeadGrid, ax: Any) -> Any:
 def plot_heads(
     function: str, heads: Sequence[Head], values: Float64[np.ndarray, " N"], label: str, ax: Any
 ) -> Any:
-    """Draw a value of each head as a colour; a head without a value is a cross.
+    """Draw a value of each head as a color; a head without a value is a cross.
 
-    Values of both signs get colours that diverge from 0.
+    Values of both signs get colors that diverge from 0.
 
     Returns:
-        The axes; their figure has a colour bar with the label.
+        The axes; their figure has a color bar with the label.
     """
     grid = HeadGrid(heads)
     ax = _grid_axes(function, grid, ax)
     finite = values[np.isfinite(values)]
-    colours: dict[str, Any] = {"cmap": "viridis"}
+    colors: dict[str, Any] = {"cmap": "viridis"}
     if len(finite) and finite.min() < 0 < finite.max():
         limit = float(np.abs(finite).max())
-        colours = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
+        colors = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
     image = np.ma.masked_invalid(grid.image(values))
-    drawn = ax.imshow(image, aspect="auto", interpolation="nearest", **colours)
+    drawn = ax.imshow(image, aspect="auto", interpolation="nearest", **colors)
     for head, value in zip(heads, values.tolist(), strict=True):
         if not np.isfinite(value):
             row, column = grid.place(head)

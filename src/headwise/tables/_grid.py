@@ -12,7 +12,7 @@ from jaxtyping import Float64
 
 from headwise.tables._heads import Head
 
-# Okabe and Ito 2008: distinguishable with any colour blindness. Rarer categories share grey.
+# Okabe and Ito 2008: distinguishable with any color blindness. Rarer categories share gray.
 HUES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
 OTHERS = "#777777"
 PALEST = 0.25
@@ -54,7 +54,7 @@ class HeadGrid:
 def category_marks(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     """A hue (`#rrggbb`) and a letter for each category, the most frequent first.
 
-    The hues are distinguishable with any colour blindness; categories after the seventh share grey,
+    The hues are distinguishable with any color blindness; categories after the seventh share gray,
     and those after the twenty-sixth a dot.
     """
     marks = zip(chain(HUES, repeat(OTHERS)), chain(ascii_uppercase, repeat("·")), strict=False)

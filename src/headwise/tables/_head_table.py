@@ -280,7 +280,7 @@ class HeadTable(TableFile):
             statistic: The name of a statistic.
             ax: Matplotlib axes to draw on. None makes a figure.
         Returns:
-            The axes; their figure has a colour bar with the unit.
+            The axes; their figure has a color bar with the unit.
         Raises:
             ArgumentError: there is no such statistic, or `ax` is not axes.
             MissingPackageError: matplotlib is not installed.

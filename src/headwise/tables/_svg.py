@@ -17,8 +17,8 @@ from headwise._display import printable
 from headwise.tables._grid import HUES, OTHERS, HeadGrid, category_styles, opacity
 from headwise.tables._heads import Head
 
-# Viridis at equal steps, dark to light: colour-blind safe, and readable in print.
-_COLOURS = ("#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30",
+# Viridis at equal steps, dark to light: color-blind safe, and readable in print.
+_COLORS = ("#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30",
             "#fde725")  # fmt: skip
 _CELL = 10  # pixels
 _CURVES = (300.0, 160.0)  # pixels
@@ -99,7 +99,7 @@ def grid_html(
 ) -> str:
     """A small grid for each column, a row per layer; a head's value shows when pointed at.
 
-    Heads without a value are grey. Grids beyond 8,000 cells in all are left out, and named.
+    Heads without a value are gray. Grids beyond 8,000 cells in all are left out, and named.
     """
     grid = HeadGrid(heads)
     cells = len(grid.layers) * grid.width
@@ -117,11 +117,7 @@ def _value_grid(name: str, heads: Sequence[Head], values: Float64[np.ndarray, " 
     span = " to ".join(dict.fromkeys(f"{end:.3g}" for end in (low, high) if len(finite)))
     squares = (
         Square(
-            {
-                "fill": _COLOURS[round(share * (len(_COLOURS) - 1))]
-                if isfinite(value)
-                else "#cccccc"
-            },
+            {"fill": _COLORS[round(share * (len(_COLORS) - 1))] if isfinite(value) else "#cccccc"},
             f"{head}: {value:.4g}",
         )
         for head, value, share in zip(heads, values.tolist(), shares.tolist(), strict=True)

@@ -10,6 +10,7 @@ from jaxtyping import Float64
 from headwise.errors import ArgumentError
 from headwise.tables._bootstrap import (
     DRAWS,
+    divide,
     has_interval,
     interval_of,
     ratio_interval,
@@ -41,6 +42,10 @@ class TextSums:
         return TextSums(
             *(np.concatenate(pair) for pair in zip(self.parts, other.parts, strict=True))
         )
+
+    def mean(self) -> Column:
+        """The mean over all texts; NaN for a head without an eligible row."""
+        return divide(self.total.sum(0), self.count.sum(0))
 
     def interval(self, level: float, draws: int, seed: int) -> tuple[Column, Column]:
         """The bootstrap interval of the mean; see `HeadTable.interval`."""
@@ -150,17 +155,17 @@ class Totals:
         return columns if self.per_text is None else columns | self.per_text.columns()
 
     def mean(self) -> Column:
-        return _divide(self.total, self.count)
+        return divide(self.total, self.count)
 
     def even_mean(self) -> Column:
-        return _divide(self.even, self.count)
+        return divide(self.even, self.count)
 
     def standard_error(self) -> Column:
         """The standard error of the mean over texts; NaN for fewer than two texts."""
         mean = np.nan_to_num(self.mean())
         squared = self.total_squared - 2 * mean * self.cross + mean**2 * self.count_squared
-        spread = _divide(np.maximum(squared, 0.0) * self.texts, np.maximum(self.texts - 1, 0))
-        return _divide(np.sqrt(spread), self.count)
+        spread = divide(np.maximum(squared, 0.0) * self.texts, np.maximum(self.texts - 1, 0))
+        return divide(np.sqrt(spread), self.count)
 
     def select(self, choose: Callable[[Column], Column]) -> "Totals":
         """Select or reorder heads, by a function that is applied to each column."""
@@ -172,9 +177,3 @@ class Totals:
 
 
 COLUMNS = tuple(name for name in Totals.__dataclass_fields__ if name != "per_text")
-
-
-def _divide(
-    above: Float64[np.ndarray, "*shape"], below: Float64[np.ndarray, "*shape"]
-) -> Float64[np.ndarray, "*shape"]:
-    return np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)

@@ -67,7 +67,7 @@ def compare_tables(
         np.where(each == _NO_ROW, np.nan, np.stack([table.mean(name)[each] for name in names]))
         for table, each in zip(tables, rows, strict=True)
     ]
-    difference = of_all_heads(_mean(now) - _mean(was))
+    difference = of_all_heads(now.mean() - was.mean())
     numbers = {
         **dict(zip(_SIDES, means, strict=True)),
         "difference": difference,
@@ -220,7 +220,7 @@ def _influence(before: TextSums, after: TextSums, paired: bool) -> PerText:
     of each model's texts, so that the variance of the mean over rows is the sum of both variances.
     """
     parts = [_centered(sums) for sums in (before, after)]
-    difference = _mean(after) - _mean(before)
+    difference = after.mean() - before.mean()
     if paired:
         return parts[1] - parts[0] + difference
     n = sum(map(len, parts))
@@ -231,12 +231,7 @@ def _influence(before: TextSums, after: TextSums, paired: bool) -> PerText:
 def _centered(sums: TextSums) -> PerText:
     size = sums.count.mean(0)
     safe = np.where(size > 0, size, 1.0)
-    return (sums.total - np.nan_to_num(_mean(sums)) * sums.count) / safe
-
-
-def _mean(sums: TextSums) -> Column:
-    total, count = sums.total.sum(0), sums.count.sum(0)
-    return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+    return (sums.total - np.nan_to_num(sums.mean()) * sums.count) / safe
 
 
 def _sizes(difference: Column, before: Column) -> Column:

@@ -45,7 +45,7 @@ _COLORS = _FOLDER.parent / "page" / "style" / "colors.css"
 _MOST_ROWS = 20
 # Squares of all maps together; further statistics are left out, and named.
 _MOST_SQUARES = 30_000
-_STEPS, _SIDES = 8, 4  # steps of colour: of all values, and of each sign
+_STEPS, _SIDES = 8, 4  # steps of color: of all values, and of each sign
 _TICKS = 12
 
 
@@ -298,7 +298,7 @@ def render(comparison: Comparison) -> str:
 
 
 def page_style() -> str:
-    """The colours and fonts of the study's page, and the style of this one."""
+    """The colors and fonts of the study's page, and the style of this one."""
     sheets = (_COLORS, _FOLDER / "comparison.css")
     return "\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets)
 
@@ -356,7 +356,7 @@ def _map(
 
     Args:
         limits: The values of the palest and the darkest step.
-        signed: Whether colours diverge from 0.
+        signed: Whether colors diverge from 0.
         scale: Screen pixels for each pixel of the picture.
     """
     squares = []
@@ -381,7 +381,7 @@ def number(value: float, signed: bool = False) -> str:
 
 
 def _step(value: float, limits: tuple[float, float], signed: bool) -> str:
-    """The class of a value's colour."""
+    """The class of a value's color."""
     low, high = limits
     if not np.isfinite(value):
         return "absent"

@@ -105,7 +105,7 @@ def _nearest_roles(roles: Roles) -> dict[str, str]:
 
 
 def _effects_of_heads(roles: Roles) -> dict[str, list[Payload]]:
-    """What ablating each head does to each behaviour, with whether that is significant."""
+    """What ablating each head does to each behavior, with whether that is significant."""
     by_head: dict[str, list[Payload]] = {}
     for effect in roles.ablation_effects.alone:
         numbers = [effect.effect, effect.low, effect.high]
@@ -176,7 +176,7 @@ def _null_text(row: Mapping[Any, Any]) -> str:
 
 
 def _without(row: Mapping[Any, Any], behaviours: Iterable[str]) -> list[str]:
-    """How ablating the head changes the behaviours that depend on the role, where measured."""
+    """How ablating the head changes the behaviors that depend on the role, where measured."""
     lines = []
     for behaviour in behaviours:
         effect, low, high = (row[f"{WITHOUT}{behaviour}{end}"] for end in ("", ".low", ".high"))

@@ -30,7 +30,7 @@ function fill(id, ...children) {
   byId(id).replaceChildren(...children);
 }
 
-// Isolated, so that the direction of a token's script does not rearrange its neighbours.
+// Isolated, so that the direction of a token's script does not rearrange its neighbors.
 function tokenText(token) {
   return make("bdi", { text: token, class: "token", title: token });
 }

@@ -65,7 +65,7 @@ function makeDetails(title, children) {
   return make("details", {}, [make("summary", { text: title }), ...children]);
 }
 
-// How much each behaviour loses without the head: a bar with its interval around zero.
+// How much each behavior loses without the head: a bar with its interval around zero.
 function drawEffects(effects) {
   if (!effects.length) return [];
   const furthest = Math.max(...effects.flatMap(({ values }) => values.map(Math.abs))) || 1;
@@ -76,7 +76,7 @@ function drawEffects(effects) {
   return [
     make("h3", { text: "Without this head" }),
     ...(significant.length ? significant
-      : [make("p", { class: "note", text: "No behaviour that was measured changes significantly." })]),
+      : [make("p", { class: "note", text: "No behavior that was measured changes significantly." })]),
     ...(other.length ? [makeDetails(`${count} not significant`, other)] : []),
   ];
 }
