@@ -8,7 +8,7 @@ from torch import Tensor, nn
 import headwise as hw
 from headwise.kernels import AttentionProblem, _attend
 from headwise.kernels.native import _kernel as native
-from headwise.models.attention.huggingface import _implementation, _masks
+from headwise.models.attention.huggingface import _call, _masks
 
 _THRESHOLDS = "LEAST_PRODUCTS", "LEAST_PRODUCTS_HALF", "MORE_IN_TRAINING", "LEAST_QUERIES"
 
@@ -27,13 +27,13 @@ def at_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
 def left_to_torch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The modules whose calls went to the function of `sdpa`."""
     modules: list[str] = []
-    original = _implementation.sdpa_attention_forward
+    original = _call.sdpa_attention_forward
 
     def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         modules.append(type(module).__name__)
         return original(module, *args, **kwargs)
 
-    monkeypatch.setattr(_implementation, "sdpa_attention_forward", forward)
+    monkeypatch.setattr(_call, "sdpa_attention_forward", forward)
     return modules
 
 

@@ -26,7 +26,7 @@ from headwise.errors import HeadwiseError, UnsupportedError
 from headwise.kernels import AttentionProblem, _attend
 from headwise.models import cache_argument
 from headwise.models.attention import set_attention
-from headwise.models.attention.huggingface import _implementation, _transformers, attention_forward
+from headwise.models.attention.huggingface import _call, _transformers, attention_forward
 from headwise.watch import Request, Watch, observe
 from on_our_kernel import at_any_size as at_any_size
 from on_our_kernel import count_queries
@@ -179,14 +179,14 @@ def test_a_prefix_is_read_from_both_sides(left_to_torch: list[str]) -> None:
 def _biases(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each call of a model's attention, whether there was a bias to add."""
     found: list[bool] = []
-    problem = _implementation.Call.problem
+    problem = _call.Call.problem
 
-    def recorded(call: _implementation.Call, *needs: Any) -> AttentionProblem:
+    def recorded(call: _call.Call, *needs: Any) -> AttentionProblem:
         result = problem(call, *needs)
         found.append(result.rule.bias is not None)
         return result
 
-    monkeypatch.setattr(_implementation.Call, "problem", recorded)
+    monkeypatch.setattr(_call.Call, "problem", recorded)
     ids = torch.tensor([TEXTS[0]])
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
@@ -300,7 +300,7 @@ REQUESTS = {
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of queries of each call that the implementation computed itself."""
-    return count_queries(monkeypatch, _implementation, "attend_by_rule")
+    return count_queries(monkeypatch, _call, "attend_by_rule")
 
 
 def _model(name: str) -> nn.Module:

@@ -289,6 +289,11 @@ def _check(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise ArgumentError(f"attend: {name} of {kind}. Give tensors of floats.")
+    if q.ndim == k.ndim == 4 and 0 in (q.shape[1], k.shape[1], q.shape[3]):
+        raise ShapeError(
+            f"attend: q {tuple(q.shape)}, k {tuple(k.shape)}. "
+            f"Give at least one head, and a width of at least 1."
+        )
     check_sizes(q, k, v)
     if not 0.0 <= dropout_p < 1.0:
         raise ArgumentError(f"attend: dropout_p={dropout_p}. Give a share from 0 up to 1.")

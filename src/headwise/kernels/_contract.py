@@ -224,16 +224,16 @@ class AttentionKernel(ABC):
 def check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Refuse queries, keys and values whose sizes do not fit together.
 
+    A width of 0 fits: logits that a model has computed by itself are the bias of such queries.
+
     Raises:
-        ShapeError: they have other axes, no head, or sizes that differ.
+        ShapeError: they have other axes, no kv head, or sizes that differ.
     """
     listed = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not q.ndim == k.ndim == v.ndim == 4:
         raise ShapeError(f"attend: {listed}. Give four axes each: batch, heads, tokens, width.")
     H, Hkv = q.shape[1], k.shape[1]
-    if 0 in (H, Hkv, q.shape[3]):
-        raise ShapeError(f"attend: {listed}. Give at least one head, and a width of at least 1.")
-    if H % Hkv:
+    if not Hkv or H % Hkv:
         raise ShapeError(
             f"attend: {H} query heads cannot share {Hkv} key/value heads evenly "
             f"({listed}). Make H a multiple of Hkv."

@@ -27,7 +27,7 @@ from headwise.errors import ArgumentError, ShapeError, UnsupportedError
 from headwise.models._hooks import Hooks
 from headwise.models._interface import CACHES, wrapped_interface
 from headwise.models._libraries import cache_argument, cache_in
-from headwise.models.attention.huggingface import Call, rule_of
+from headwise.models.attention.huggingface import Call
 from headwise.models.cache._grouped_keys import CallKeys, GroupedKeys
 from headwise.models.cache._storage import FullGroup, HeadGroup, StreamingGroup
 
@@ -515,7 +515,8 @@ def attend_cached(
     plain = key.call.plain
     if plain is not None:
         return attend(module, query, *plain, attention_mask, *args, **kwargs)
-    name, call = type(module).__name__, Call.of(module, query, key, value, attention_mask, kwargs)
+    name = type(module).__name__
+    call = Call.of(module, implementation, query, key, value, attention_mask, kwargs)
     if call.needs_weights:
         raise UnsupportedError(
             f"CachePlan.cache: {name} should return weights, but its heads keep different tokens. "
@@ -531,5 +532,4 @@ def attend_cached(
                 f"CachePlan.cache: {name} gives {argument} to its attention, which cannot be read "
                 f"for heads that keep different tokens. Use the cache of transformers."
             )
-    rule = rule_of(module, implementation, query, key, attention_mask, kwargs)
-    return key.call.attend(query, rule).transpose(1, 2), None
+    return key.call.attend(query, call.rule()).transpose(1, 2), None

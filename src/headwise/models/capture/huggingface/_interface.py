@@ -19,7 +19,7 @@ from headwise.kernels import AttentionProblem, AttentionRule
 from headwise.masks import Mask
 from headwise.models._interface import CAPTURES, wrapped_interface
 from headwise.models.attention import NAME
-from headwise.models.attention.huggingface import Call, keys_read, rule_of
+from headwise.models.attention.huggingface import Call
 from headwise.models.cache import CallKeys, GroupedKeys
 from headwise.models.capture._call import AttentionCall
 from headwise.models.capture._capture import Capture
@@ -67,7 +67,7 @@ def _attend(
     ours, answered_by, heads = None, None, None
     is_cached = isinstance(key, GroupedKeys)
     if implementation == NAME and not is_cached:
-        ours = Call.of(module, *inputs, attention_mask, kwargs).native_problem()
+        ours = Call.of(module, NAME, *inputs, attention_mask, kwargs).native_problem()
     describe = partial(_call, implementation, module, inputs, attention_mask, kwargs, ours)
     if not is_cached:
         answered_by, heads = _answer(captures, implementation, kwargs, inputs, describe, ours)
@@ -167,13 +167,10 @@ def _inputs_and_rule(
     kwargs: dict[str, Any],
 ) -> tuple[tuple[Tensor, Tensor, Tensor], AttentionRule]:
     """What an implementation reads of its inputs, and the rule that it computes."""
-    q, k, v = inputs
-    if isinstance(k, GroupedKeys):
-        return _all_columns(q, k.call, rule_of(module, implementation, q, k, mask, kwargs))
-    read = keys_read(module, q.shape[2], k.shape[2], mask, implementation, kwargs)
-    if read < k.shape[2]:
-        k, v = k[:, :, :read], v[:, :, :read]
-    return (q, k, v), rule_of(module, implementation, q, k, mask, kwargs, read)
+    call = Call.of(module, implementation, *inputs, mask, kwargs)
+    if isinstance(call.k, GroupedKeys):
+        return _all_columns(call.q, call.k.call, call.rule())
+    return call.inputs(), call.rule()
 
 
 def _all_columns(
