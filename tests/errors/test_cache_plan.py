@@ -126,7 +126,7 @@ def test_texts_that_begin_elsewhere() -> None:
             read(model, cache)
     with plan().cache(model) as cache:
         read(model, cache)
-        with pytest.raises(ArgumentError, match=r"begin at columns \[5\], but at 0"):
+        with pytest.raises(ArgumentError, match=r"begin at columns \[5\], but at \[0\]"):
             read(model, cache, attention_mask=padded)
     with plan().cache(model) as cache:
         with pytest.raises(ArgumentError, match=r"padding within or after texts.*columns \[0\]"):

@@ -309,7 +309,7 @@ def test_memory_is_really_freed() -> None:
                 x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
                 for layer in half.layers
                 for group in layer._groups
-                for x in group._slots
+                for x in group.tensors
             }
         with plan_of([[None, 16], [16, None]]).cache(model) as step_by_step:
             for piece in ids.split(500, 1):

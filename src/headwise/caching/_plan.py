@@ -12,7 +12,7 @@ from torch import nn
 from headwise._display import counted
 from headwise.errors import ArgumentError, HeadError
 from headwise.files import JsonFile, typed
-from headwise.models import count_cache_layers, fingerprint, head_cache
+from headwise.models import fingerprint, head_cache
 from headwise.shapes import is_size
 from headwise.tables import Head, grid_html, plot_categories
 
@@ -201,12 +201,6 @@ class CachePlan(JsonFile):
             ArgumentError: the plan is for another model.
             UnsupportedError: the model has no cache of keys and values alone.
         """
-        n_layers = count_cache_layers(model)
-        if n_layers != len(self.layers):
-            raise ArgumentError(
-                f"CachePlan.cache: the plan has {len(self.layers)} layers, "
-                f"{type(model).__name__} has {n_layers}. Use a plan for this model."
-            )
         if self.model and self.model != (known := fingerprint(model)):
             raise ArgumentError(
                 f"CachePlan.cache: the plan is for a model with the weights {self.model}, this "

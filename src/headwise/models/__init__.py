@@ -6,12 +6,7 @@ have doors of their own: `texts`, `ownership` and `checkpoints`.
 
 from headwise.models._fast_attention import fast_attention
 from headwise.models._fingerprint import fingerprint
-from headwise.models._head_cache import (
-    CacheLayer,
-    count_cache_layers,
-    find_cache_layers,
-    head_cache,
-)
+from headwise.models._head_cache import CacheLayer, find_cache_layers, head_cache
 from headwise.models._hooks import Hooks, hooked
 from headwise.models._libraries import cache_argument, cache_in, growing_layer
 from headwise.models._model import (
@@ -61,7 +56,6 @@ __all__ = [
     "check_device",
     "check_model",
     "check_weights",
-    "count_cache_layers",
     "device_of",
     "fast_attention",
     "find_cache_layers",

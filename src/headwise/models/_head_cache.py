@@ -1,5 +1,6 @@
 """Caches of a model whose kv heads keep different tokens, and which layers it has."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from headwise._evaluation import in_evaluation
-from headwise.errors import UnsupportedError
+from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models._libraries import cache_argument
 from headwise.models._model import check_model
 from headwise.models.ownership import call_model, example_input
@@ -39,27 +40,29 @@ def head_cache(
 
     Args:
         windows: For each layer how many of the last tokens each kv head keeps, a query's own
-            included; None for all tokens. Heads of layers that are not named keep all.
+            included; None for all tokens. Without any layer all heads keep all.
         sinks: How many of the first tokens of each text heads with a window keep besides.
     Raises:
+        ArgumentError: other layers are named than the model has.
         UnsupportedError: the model has no cache of keys and values alone.
     """
-    _check_transformers(model)
-    from headwise.models.cache.huggingface import open_cache
+    model = check_model("CachePlan.cache", model)
+    name, transformers = type(model).__name__, sys.modules.get("transformers")
+    if transformers is None or not isinstance(model, transformers.PreTrainedModel):
+        raise UnsupportedError(
+            f"CachePlan: {name} is not a model of transformers. Give one, or a "
+            f"headwise.PerHeadKVCache to a layer of your own."
+        )
+    # Not above, since models of other libraries should not import transformers.
+    from headwise.models.cache.huggingface import open_cache, sliding_windows
 
-    return open_cache(check_model("CachePlan.cache", model), windows, sinks)
-
-
-def count_cache_layers(model: nn.Module) -> int:
-    """The number of layers that cache keys and values.
-
-    Raises:
-        UnsupportedError: the model has no cache of keys and values alone.
-    """
-    _check_transformers(model)
-    from headwise.models.cache.huggingface import sliding_windows
-
-    return len(sliding_windows(check_model("CachePlan.cache", model)))
+    sliding = sliding_windows(model)
+    if windows and len(windows) != len(sliding):
+        raise ArgumentError(
+            f"CachePlan.cache: the plan has {len(windows)} layers, {name} has {len(sliding)}. Use "
+            f"a plan for this model."
+        )
+    return open_cache(model, windows, sinks, sliding)
 
 
 def find_cache_layers(model: nn.Module) -> list[CacheLayer]:
@@ -77,13 +80,3 @@ def find_cache_layers(model: nn.Module) -> list[CacheLayer]:
             CacheLayer(layer.index, len(layer.windows), layer.token_bytes, layer.sliding_window)
             for layer in cache.layers
         ]
-
-
-def _check_transformers(model: nn.Module) -> None:
-    """Refuse models of other libraries without importing transformers."""
-    name = type(check_model("CachePlan", model)).__name__
-    if not hasattr(model, "config"):
-        raise UnsupportedError(
-            f"CachePlan: {name} is not a model of transformers. Give one, or a "
-            f"headwise.PerHeadKVCache to a layer of your own."
-        )

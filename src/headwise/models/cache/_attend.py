@@ -109,57 +109,36 @@ def attend_streaming(
         n_columns: The number of columns up to the last query.
         first: The column of the first token of each text; None if no row is padded.
     """
-    T, rows = q.shape[2], max(_ROWS, kept[1] // 2)
-    blocks = [range(start, min(start + rows, T)) for start in range(0, T, rows)]
-    parts = [
-        _attend_block(q[:, :, block.start : block.stop], entries, rule, kept, block,
-                      T, n_columns, first)
-        for block in blocks
-    ]  # fmt: skip
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-
-
-def _attend_block(
-    q: Float[Tensor, "B H R D"],
-    entries: Entries,
-    rule: AttentionRule,
-    kept: tuple[int, int],
-    block: range,
-    T: int,
-    n_columns: int,
-    first: Int[Tensor, " B"] | None,
-) -> Float[Tensor, "B H R Dv"]:
-    (sinks, window), device = kept, q.device
-    start = max(entries.start, n_columns - T + block.start - window + 1)
-    near, far, far_columns = entries.near, entries.far, entries.columns
-    keys, columns = list[KeysValues](), list[Tensor]()
-    # For each part of the keys its tile, and where in the tile its keys are; None: all of them.
-    tiles = list[tuple[Tile, Tensor | None]]()
-    if far is not None and far_columns is not None and far.k.shape[2] and (not near or start > 0):
-        stop = n_columns
-        if near is not None:  # which holds some of these too
-            far_columns = far_columns.masked_fill(far_columns >= start, -1)
-            stop = max(1, int(far_columns.max()) + 1)
-        tiles.append((Tile(T, n_columns, block, range(stop), device), far_columns.clamp(min=0)))
-        columns.append(far_columns)
-        keys.append(far)
-    if near is not None:
-        stop = n_columns - T + block.stop
-        inside = slice(start - entries.start, stop - entries.start)
-        tiles.append((Tile(T, n_columns, block, range(start, stop), device), None))
-        columns.append(torch.arange(start, stop, device=device)[None])
-        keys.append(near.map(lambda x: x[:, :, inside]))
-    at = _joined([x[:, None, None] for x in columns])  # b 1 1 n
-    position = at - _starts(first, device)[:, :, None, None]
-    ahead = at - (n_columns - T + torch.arange(block.start, block.stop, device=device)[:, None])
-    is_sink = (position >= 0) & (position < sinks)
-    visible = (at >= 0) & (ahead <= 0) & (is_sink | (ahead > -window))
+    (sinks, window), T, device = kept, q.shape[2], q.device
+    rows, parts = max(_ROWS, window // 2), []
     is_causal = isinstance(rule.visible, Window) and rule.visible == Window(None, 0)
-    if rule.visible is not None and not is_causal:
-        visible = visible & _gathered(rule.visible, tiles)
-    bias = None if rule.bias is None else TensorBias(_gathered(rule.bias, tiles))
-    joined = KeysValues(*(torch.cat(x, 2) if len(x) > 1 else x[0] for x in zip(*keys, strict=True)))
-    return attend_with(q, joined, replace(rule, visible=as_mask(visible), bias=bias))
+    for row in range(0, T, rows):
+        block = range(row, min(row + rows, T))
+        start = max(entries.start, n_columns - T + block.start - window + 1)
+        stop = n_columns - T + block.stop
+        keys = entries.near.slice(start - entries.start, stop - entries.start)
+        columns = torch.arange(start, stop, device=device)[None]
+        # For each part of the keys its tile, and which keys of the tile they are; None: all.
+        tiles: list[tuple[Tile, Tensor | None]] = [
+            (Tile(T, n_columns, block, range(start, stop), device), None)
+        ]
+        if entries.far is not None and entries.columns is not None and sinks and start > 0:
+            far = entries.columns.masked_fill(entries.columns >= start, -1)  # the others are near
+            tile = Tile(T, n_columns, block, range(max(1, int(far.max()) + 1)), device)
+            tiles.insert(0, (tile, far.clamp(min=0)))
+            columns = torch.cat((far, columns.expand(len(far), -1)), 1)
+            keys = entries.far.followed_by(keys)
+        at = columns[:, None, None]  # b 1 1 n
+        position = at - _starts(first, device)[:, :, None, None]
+        query = n_columns - T + torch.arange(block.start, block.stop, device=device)[:, None]
+        is_sink = (position >= 0) & (position < sinks)
+        visible = (at >= 0) & (at <= query) & (is_sink | (query - at < window))
+        if rule.visible is not None and not is_causal:
+            visible = visible & _gathered(rule.visible, tiles)
+        bias = None if rule.bias is None else TensorBias(_gathered(rule.bias, tiles))
+        of_block = replace(rule, visible=as_mask(visible), bias=bias)
+        parts.append(attend_with(q[:, :, block.start : block.stop], keys, of_block))
+    return torch.cat(parts, 2)
 
 
 def _gathered(x: Mask | Bias, tiles: list[tuple[Tile, Tensor | None]]) -> Tensor:
@@ -175,13 +154,6 @@ def _gathered(x: Mask | Bias, tiles: list[tuple[Tile, Tensor | None]]) -> Tensor
             index = columns[:, None, None].expand(B, *part.shape[1:3], -1)
             part = part.expand(B, -1, -1, -1).gather(3, index)
         parts.append(part)
-    return _joined(parts)
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    """Masks, biases or columns side by side."""
-    if len(parts) == 1:
-        return parts[0]
     shape = [max(sizes) for sizes in zip(*(x.shape[:3] for x in parts), strict=True)]
     return torch.cat([x.expand(*shape, x.shape[3]) for x in parts], 3)
 

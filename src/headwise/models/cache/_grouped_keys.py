@@ -18,7 +18,7 @@ from headwise.models.cache._attend import (
     attend_with,
     rule_of_heads,
 )
-from headwise.models.cache._storage import Entries, HeadGroup, KeysValues, StreamingGroup
+from headwise.models.cache._storage import Entries, HeadGroup, KeysValues
 
 
 # 31 µs for each layer and token that is decoded, and on a GPU copies from the host.
@@ -41,6 +41,7 @@ class CallKeys:
 
     Attributes:
         groups: The kv heads that keep the same tokens, and what the queries may read of them.
+        numbers: The indices in the layer of the kv heads of each group.
         n_columns: The number of columns up to the last query.
         first: The column of the first token of each text; None if no row is padded.
         modules: The modules of the model that the cache belongs to, by identity.
@@ -55,82 +56,65 @@ class CallKeys:
     ) -> None:
         self.groups, self.n_columns, self.first = groups, n_columns, first
         self.modules = modules
+        self.numbers = tuple(group.numbers for group, _ in groups)
 
     @property
     def plain(self) -> KeysValues | None:
         """Keys and values of all heads over all columns, if none keeps fewer."""
         group, entries = self.groups[0]
-        is_plain = len(self.groups) == 1 and not isinstance(group, StreamingGroup)
+        is_plain = len(self.groups) == 1 and group.window is None
         return entries.near if is_plain else None
 
     def attend(self, q: Float[Tensor, "B H T D"], rule: AttentionRule) -> Tensor:
         """The heads of all queries, each group on its own keys."""
         if len(self.groups) == 1:
             return self._attend_group(q, *self.groups[0], rule)
-        heads_of_groups, places = self._query_heads(q.shape[1], q.device)
+        heads_of_groups, places = _query_heads(self.numbers, q.shape[1], q.device)
         parts = []
         for heads, (group, entries) in zip(heads_of_groups, self.groups, strict=True):
             group_rule = rule_of_heads(rule, heads, q.shape[2], self.n_columns)
             parts.append(self._attend_group(q.index_select(1, heads), group, entries, group_rule))
         return torch.cat(parts, 1).index_select(1, places)
 
-    def _query_heads(
-        self, n_heads: int, device: torch.device
-    ) -> tuple[list[Int[Tensor, " n"]], Int[Tensor, " H"]]:
-        return _query_heads(tuple(group.numbers for group, _ in self.groups), n_heads, device)
-
     def _attend_group(
         self, q: Tensor, group: HeadGroup, entries: Entries, rule: AttentionRule
     ) -> Tensor:
-        if not isinstance(group, StreamingGroup):
-            assert entries.near is not None
+        if group.window is None or entries.far is None:
             return attend_with(q, entries.near, rule)
-        if entries.far is not None and entries.columns is None:
-            if rule.visible is None and rule.bias is None:
-                return attend_with(q, entries.far, rule)  # one query that sees all that is left
-            entries = self._with_columns(group, entries)
+        is_plain = rule.visible is None and rule.bias is None and self.first is None
+        if q.shape[2] == 1 and is_plain:  # one query sees all keys of its window: no mask
+            start = max(entries.start, self.n_columns - group.window)
+            near = entries.near.slice(start - entries.start)
+            return attend_with(q, entries.far.slice(0, start).followed_by(near), rule)
         kept = group.sinks, group.window
         return attend_streaming(q, entries, rule, kept, self.n_columns, self.first)
-
-    def _with_columns(self, group: HeadGroup, entries: Entries) -> Entries:
-        """The same entries, with the columns of slots that one query may attend to all of."""
-        if entries.far is None or entries.columns is not None:
-            return entries
-        assert isinstance(group, StreamingGroup)
-        k = entries.far.k
-        return entries._replace(columns=group.columns(k.shape[2], self.first, k.device))
 
     def mask(self, n_heads: int) -> StreamingMask:
         """What the windows of the query heads let them see."""
         windows, sinks = torch.zeros(n_heads, dtype=torch.long), 0
-        heads_of_groups, _ = self._query_heads(n_heads, windows.device)
+        heads_of_groups, _ = _query_heads(self.numbers, n_heads, windows.device)
         for heads, (group, _) in zip(heads_of_groups, self.groups, strict=True):
-            windows[heads] = self.n_columns
-            if isinstance(group, StreamingGroup):
-                windows[heads], sinks = group.window, max(sinks, group.sinks)
+            windows[heads] = self.n_columns if group.window is None else group.window
+            sinks = max(sinks, group.sinks)
         return StreamingMask(sinks, windows, self.first)
 
     @cached_property
     def dense(self) -> KeysValues:
         """Keys and values of all heads over all columns, zeros where a head has dropped them."""
-        parts = [
-            (group.heads, self._with_columns(group, entries)) for group, entries in self.groups
-        ]
 
         def dense(of: int) -> Tensor:
-            like = next(keys[of] for keys in (parts[0][1].near, parts[0][1].far) if keys)
-            n_kv_heads = sum(len(heads) for heads, _ in parts)
+            like = self.groups[0][1].near[of]
+            n_kv_heads = sum(len(group.numbers) for group, _ in self.groups)
             shape = len(like), n_kv_heads, self.n_columns + 1, like.shape[3]
             whole = like.new_zeros(*shape)
-            for heads, (near, start, far, columns) in parts:
-                part = like.new_zeros(len(like), len(heads), *shape[2:])
+            for group, (near, start, far, columns) in self.groups:
+                part = like.new_zeros(len(like), len(group.numbers), *shape[2:])
                 if far is not None and columns is not None:
-                    # A slot without a key goes into a column that is cut off.
+                    # A token that is not there yet goes into a column that is cut off.
                     at = columns.where(columns >= 0, self.n_columns)[:, None, :, None]
                     part.scatter_(2, at.expand(*far[of].shape), far[of])
-                if near is not None:
-                    part[:, :, start : start + near[of].shape[2]] = near[of]
-                whole[:, heads] = part
+                part[:, :, start : start + near[of].shape[2]] = near[of]
+                whole[:, group.heads] = part
             return whole[:, :, : self.n_columns]
 
         return KeysValues(dense(0), dense(1))

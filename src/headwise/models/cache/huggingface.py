@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
@@ -29,7 +28,7 @@ from headwise.models._interface import CACHES, wrapped_interface
 from headwise.models._libraries import cache_argument, cache_in
 from headwise.models.attention.huggingface import Call
 from headwise.models.cache._grouped_keys import CallKeys, GroupedKeys
-from headwise.models.cache._storage import FullGroup, HeadGroup, StreamingGroup
+from headwise.models.cache._storage import HeadGroup
 
 # The last tokens that each kv head keeps; None for all tokens.
 Windows = Sequence[int | None]
@@ -143,15 +142,11 @@ def _first_columns(
             f"CachePlan.cache: padding within or after texts, which begin at columns "
             f"{first.tolist()} of {n_columns}. Pad on the left."
         )
-    if before is not None and bool(((before != first) & (before < n_cached)).any()):
+    cached = torch.zeros_like(first) if before is None else before
+    if bool(((cached != first) & (cached < n_cached)).any()):
         raise ArgumentError(
-            f"CachePlan.cache: texts begin at columns {first.tolist()}, but at {before.tolist()} "
+            f"CachePlan.cache: texts begin at columns {first.tolist()}, but at {cached.tolist()} "
             f"in the cache. Enter plan.cache(model) again for each text."
-        )
-    if before is None and bool(((first < n_cached) & (first > 0)).any()):
-        raise ArgumentError(
-            f"CachePlan.cache: texts begin at columns {first.tolist()}, but at 0 in the cache. "
-            f"Enter plan.cache(model) again for each text."
         )
     return first if bool(first.any()) else None
 
@@ -188,7 +183,8 @@ class HeadCacheLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def nbytes(self) -> int:
         """The bytes of the storages of all heads."""
-        return sum(group.nbytes for group in self._groups)
+        tensors = [x for group in self._groups for x in group.tensors]
+        return sum(x.untyped_storage().nbytes() for x in tensors)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Group the kv heads that keep the same tokens."""
@@ -201,13 +197,10 @@ class HeadCacheLayer(CacheLayerMixin):  # type: ignore[misc]
             )
         self.batch, self.windows = len(key_states), windows
         self.token_bytes = sum(x.shape[3] * x.element_size() for x in (key_states, value_states))
-        kept = [self._kept(window) for window in windows]
-        self._groups = []
-        for sinks, window in sorted({*kept}, key=_by_size):
-            heads = [head for head in range(n) if kept[head] == (sinks, window)]
-            self._groups.append(
-                FullGroup(heads) if window is None else StreamingGroup(heads, sinks, window)
-            )
+        heads_of: dict[tuple[int, int | None], list[int]] = {}
+        for head, window in enumerate(windows):
+            heads_of.setdefault(self._kept(window), []).append(head)
+        self._groups = [HeadGroup(heads, *kept) for kept, heads in heads_of.items()]
         self.is_initialized = True
         if self.record_past:
             self.activate_past_recording()
@@ -266,7 +259,7 @@ class HeadCacheLayer(CacheLayerMixin):  # type: ignore[misc]
     def check_crop(self, n: int) -> None:
         """Raise if the last `n` tokens cannot be taken back."""
         for group in self._groups:
-            if isinstance(group, StreamingGroup) and not group.can_crop(n):
+            if not group.can_crop(n):
                 raise ArgumentError(
                     f"CachePlan.cache: crop of {n} tokens of {group.length}, but heads of layer "
                     f"{self.index} have dropped all but the last {group.window} tokens. Call "
@@ -276,7 +269,7 @@ class HeadCacheLayer(CacheLayerMixin):  # type: ignore[misc]
     def crop(self, tokens_to_remove: int) -> None:
         """Take back the last tokens; their number is negative, as in transformers."""
         for group in self._groups:
-            group.crop(-tokens_to_remove, self._texts.first)
+            group.crop(-tokens_to_remove)
 
     def reset(self) -> None:
         """Drop all tokens, and free their memory."""
@@ -287,11 +280,6 @@ class HeadCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         for group in self._groups:
             group.select(beam_idx)
         self.batch = len(beam_idx) if self._groups else 0
-
-
-def _by_size(kept: tuple[int, int | None]) -> tuple[int, int]:
-    sinks, window = kept
-    return (1 << 62 if window is None else window), sinks
 
 
 class HeadCache(Cache):  # type: ignore[misc]
@@ -375,17 +363,19 @@ class HeadCache(Cache):  # type: ignore[misc]
 
 
 @contextmanager
-def open_cache(model: nn.Module, windows: Mapping[int, Windows], sinks: int) -> Iterator[HeadCache]:
+def open_cache(
+    model: nn.Module, windows: Mapping[int, Windows], sinks: int, sliding: Sequence[int | None]
+) -> Iterator[HeadCache]:
     """A cache for one batch of texts of a model, usable while the block runs.
 
     Args:
         windows: For each layer the window of each kv head, None for all tokens; heads of layers
             that are not named keep all tokens.
+        sliding: The tokens that each layer sees by itself, from `sliding_windows`.
     Raises:
-        UnsupportedError: the model has no cache of keys and values alone, or does not read it
-            through the attention interface of transformers.
+        UnsupportedError: a layer of the model does not read the cache through the attention
+            interface of transformers.
     """
-    sliding = sliding_windows(model)
     texts = TextBatch([id(module) for module in model.modules()])
     cache = HeadCache(texts, windows, sinks, sliding)
     with Hooks() as hooks:
@@ -394,26 +384,22 @@ def open_cache(model: nn.Module, windows: Mapping[int, Windows], sinks: int) -> 
         # The base model may be called without the head around it.
         for module in {id(m): m for m in (model, getattr(model, "base_model", model))}.values():
             _follow(hooks, module, cache)
-        with _checked_texts(model, cache):
-            yield cache
+        _check_prompts(hooks, model, cache)
+        yield cache
 
 
 def sliding_windows(model: nn.Module) -> list[int | None]:
     """The tokens that each layer of a model sees by itself; None for all."""
     name = type(model).__name__
-    if not isinstance(model, PreTrainedModel):
-        raise UnsupportedError(
-            f"CachePlan: {name} is not a model of transformers. Give one, or a "
-            f"headwise.PerHeadKVCache to a layer of your own."
-        )
-    if model.config.is_encoder_decoder:
+    config: Any = model.config
+    if config.is_encoder_decoder:
         raise UnsupportedError(
             f"CachePlan: {name} is an encoder-decoder, whose cross-attention has a cache of its "
             f"own. Give a decoder."
         )
     if cache_argument(model) is None:
         raise UnsupportedError(f"CachePlan: {name} reads no cache. Give a decoder, not an encoder.")
-    layers = DynamicCache(config=model.config).layers
+    layers = DynamicCache(config=config).layers
     for layer, kind in enumerate(map(type, layers)):
         if kind not in (DynamicLayer, DynamicSlidingWindowLayer):
             raise UnsupportedError(
@@ -455,15 +441,19 @@ def _follow(hooks: Hooks, module: nn.Module, cache: HeadCache) -> None:
     hooks.after(module, end, with_kwargs=True)
 
 
-@contextmanager
-def _checked_texts(model: nn.Module, cache: HeadCache) -> Iterator[None]:
-    """Check in `generate` that a prompt continues the text of the cache."""
+def _check_prompts(hooks: Hooks, model: nn.Module, cache: HeadCache) -> None:
+    """Check in `generate` that a prompt continues the text of the cache.
+
+    A forward pass in `generate` reads the new tokens alone, so the whole prompt is seen only here.
+    """
     name = "prepare_inputs_for_generation"
     prepare: Callable[..., Any] | None = getattr(model, name, None)
     if prepare is None:
-        yield
         return
-    before = model.__dict__.get(name)
+    if name in model.__dict__:
+        hooks.callback(setattr, model, name, prepare)
+    else:
+        hooks.callback(delattr, model, name)
 
     @wraps(prepare)
     def checked(input_ids: Any, *args: Any, **kwargs: Any) -> Any:
@@ -472,14 +462,7 @@ def _checked_texts(model: nn.Module, cache: HeadCache) -> Iterator[None]:
             cache.texts.check_text(input_ids, mask, cache.get_seq_length())
         return prepare(input_ids, *args, **kwargs)
 
-    model.__dict__[name] = checked
-    try:
-        yield
-    finally:
-        if before is None:
-            del model.__dict__[name]
-        else:
-            model.__dict__[name] = before
+    setattr(model, name, checked)
 
 
 def attend_cached(
