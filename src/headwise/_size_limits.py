@@ -7,12 +7,14 @@ created, and construction stops once the count is far beyond what the files hold
 
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import TypeVar
 
+import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn.modules.module import (
@@ -29,6 +31,7 @@ _TIES = 16
 _SPARE_ELEMENTS, _SPARE_BYTES = 2**24, 2**29
 # Modules without weights, such as dropout and activations, come on top of those with weights.
 _MODULES_PER_TENSOR, _SPARE_MODULES = 64, 4096
+T = TypeVar("T", bound=nn.Module)
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -102,6 +105,38 @@ def limit_model_size(stored: StoredSize, source: object) -> Iterator[None]:
         ):
             hooks.callback(register(hook).remove)
         yield
+
+
+def build_to_fit(build: Callable[[], T], weights: Mapping[str, Tensor], path: Path) -> T:
+    """A model with the weights of a file, in their dtype.
+
+    It is first built on the meta device, because a file of a few bytes can name sizes that exhaust
+    the memory.
+
+    Raises:
+        InputError: the model is far larger than the weights, or has other names or shapes.
+    """
+    stored = StoredSize(len(weights), sum(x.numel() for x in weights.values()))
+    with limit_model_size(stored, path.parent), torch.device("meta"):
+        model = build()
+    for name, has, needs in misfits(weights, model.state_dict()):
+        raise InputError(
+            f"load: {name} in {path} is {has or 'missing'} but {needs or 'absent'} in a "
+            f"{type(model).__name__} of the saved sizes. Copy or save the whole folder again."
+        )
+    model = build()
+    model.to(next(iter(weights.values())).dtype).load_state_dict(weights)
+    return model
+
+
+def misfits(
+    weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+) -> Iterator[tuple[str, tuple[int, ...] | None, tuple[int, ...] | None]]:
+    """The names of weights of another shape than expected, and both shapes; None for no weight."""
+    for name in sorted(weights.keys() | expected.keys()):
+        has, needs = (tuple(x[name].shape) if name in x else None for x in (weights, expected))
+        if has != needs:
+            yield name, has, needs
 
 
 class _Count:

@@ -13,15 +13,6 @@ from torch import Tensor
 
 from headwise.errors import InputError, OutputError
 
-__all__ = [
-    "output_errors",
-    "read_arrays",
-    "read_tensors",
-    "read_with_metadata",
-    "write_arrays",
-    "write_tensors",
-]
-
 # A zip archive (torch.save since 1.6), or the protocol byte of a bare pickle.
 _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 # A safetensors file has the length of its header in 8 bytes, the header as JSON, and the data.

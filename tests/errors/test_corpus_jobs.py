@@ -262,9 +262,9 @@ def test_a_folder_in_use_for_something_else(model: Path, data: Path, tmp_path: P
         hw.corpus(model, data, out=tmp_path / "run")
     with pytest.raises(InputError, match=r"run is not the folder .* no job\.json"):
         merge_corpus(tmp_path / "run")
-    with pytest.raises(OutputError, match=r"thesis\.txt cannot be written \(Not a directory\)"):
+    with pytest.raises(OutputError, match=r"thesis\.txt/shards cannot be written \(Not a dir"):
         hw.corpus(model, data, out=tmp_path / "run" / "thesis.txt")
-    with pytest.raises(OutputError, match=r"thesis\.txt/run cannot be written"):
+    with pytest.raises(OutputError, match=r"thesis\.txt/run/shards cannot be written"):
         hw.corpus(model, data, out=tmp_path / "run" / "thesis.txt" / "run")
 
 

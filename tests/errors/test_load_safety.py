@@ -417,7 +417,7 @@ def test_no_number_in_a_configuration_allocates_memory(
         ),
         (_mini_gpt, ("config", "n_layers"), 10**9, r"more than [\d,]+ modules"),
         (_mini_gpt, ("config", "context"), 10**12, r"more than [\d,]+ parameters"),
-        (_layer, ("config", "d_model"), 20_000, r"out_proj\.weight is \(8, 8\) but its sizes"),
+        (_layer, ("config", "d_model"), 20_000, r"out_proj\.weight in .* is \(8, 8\) but"),
         (_layer, ("config", "head_dim"), 10**7, r"more than [\d,]+ parameters"),
         (_llama, ("vocab_size",), 10**8, r"more than [\d,]+ parameters"),
         (_llama, ("num_hidden_layers",), 10**9, r"config\.json has num_hidden_layers=1000000000"),

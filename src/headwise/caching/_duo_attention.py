@@ -1,15 +1,15 @@
 """Plans as pattern files of DuoAttention, which other tools read."""
 
 import json
-from collections.abc import Sequence
-from math import isfinite
+import warnings
 from pathlib import Path
 
 import numpy as np
 
+from headwise._display import first_line
 from headwise.caching._plan import CachePlan, LayerCachePlan
-from headwise.errors import ArgumentError, InputError, OutputError
-from headwise.files import as_path, build_from, files_beside, read_object
+from headwise.errors import ArgumentError, InputError
+from headwise.files import as_path, build_from, files_beside, make_folder, read_object
 
 _TABLE, _SETTINGS = "full_attention_heads.tsv", "config.json"
 _LARGEST = 1 << 22  # bytes of a table; the published ones have a few thousand
@@ -42,14 +42,7 @@ def save_duo_attention(plan: CachePlan, folder: str | Path) -> Path:
     values = (ranks + 0.5 * np.array(is_full)).reshape(len(plan.layers), -1)
     rows = ["\t".join(f"{value:.6f}" for value in row) for row in values]
     settings = {"sink_size": plan.sinks, "recent_size": min(sizes, default=1)}
-    folder = as_path("save_duo_attention", folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"save_duo_attention: {folder} cannot be written ({error.strerror}). Choose another "
-            f"place."
-        ) from error
+    folder = make_folder(folder, "save_duo_attention")
     with files_beside(folder, last=_SETTINGS) as new:
         (new / _TABLE).write_text("\n".join(rows) + "\n", "utf-8")
         (new / _SETTINGS).write_text(json.dumps(settings) + "\n", "utf-8")
@@ -72,8 +65,7 @@ def load_duo_attention(folder: str | Path, keep: float | None = None) -> CachePl
     folder = as_path(caller, folder)
     advice = f"Give a folder with {_TABLE} and {_SETTINGS}."
     settings = read_object(folder / _SETTINGS, caller, advice, "holds no pattern")
-    rows = _read_table(folder / _TABLE, advice)
-    values = np.clip(np.array(rows), 0, 1)
+    values = np.clip(_read_table(folder / _TABLE, advice), 0, 1)
     order = np.argsort(-values, axis=None, kind="stable")
     n_full = int((values >= 0.5).sum()) if keep is None else int(keep * values.size + 1e-9)
     full = np.zeros(values.size, dtype=bool)
@@ -94,27 +86,17 @@ def _plan(full: np.ndarray, sinks: int, window: int) -> CachePlan:
     return CachePlan(tuple(layers), sinks, why="a pattern of DuoAttention")
 
 
-def _read_table(path: Path, advice: str) -> list[list[float]]:
+def _read_table(path: Path, advice: str) -> np.ndarray:
     try:
-        if path.stat().st_size > _LARGEST:
-            raise InputError(
-                f"load_duo_attention: {path} has {path.stat().st_size} bytes, more than "
-                f"{_LARGEST}. {advice}"
-            )
+        if path.stat().st_size > _LARGEST:  # checked before memory is taken
+            raise ValueError(f"it has {path.stat().st_size} bytes, more than {_LARGEST}")
         lines = path.read_text("utf-8").splitlines()
-        rows = [[float(value) for value in line.split("\t")] for line in lines if line.strip()]
-    except (OSError, ValueError) as error:
+        with warnings.catch_warnings(action="error"):  # NumPy warns of a table without numbers
+            table = np.loadtxt(lines, delimiter="\t", comments=None, ndmin=2)
+        if not np.isfinite(table).all():
+            raise ValueError("some numbers are not finite")
+    except (OSError, ValueError, UserWarning) as error:
         raise InputError(
-            f"load_duo_attention: {path} cannot be read ({error}). {advice}"
+            f"load_duo_attention: {path} cannot be read ({first_line(error)}). {advice}"
         ) from error
-    if not rows or not _is_table(rows):
-        widths = sorted({len(row) for row in rows})
-        raise InputError(
-            f"load_duo_attention: {path} has rows of {widths} numbers, or some that are not "
-            f"finite. {advice}"
-        )
-    return rows
-
-
-def _is_table(rows: Sequence[Sequence[float]]) -> bool:
-    return len({len(row) for row in rows}) == 1 and all(isfinite(x) for row in rows for x in row)
+    return table

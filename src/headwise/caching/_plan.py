@@ -54,13 +54,12 @@ class LayerCachePlan:
         """The kv heads that keep all tokens."""
         return [head for head, window in enumerate(self.windows) if window is None]
 
-    def tokens(self, n_tokens: int, sinks: int, windows: Sequence[Window] | None = None) -> int:
-        """How many tokens all kv heads of the layer keep of a text, with these or other windows."""
-        most = min(n_tokens, self.sliding_window or n_tokens)
-        limit = self.sliding_window or float("inf")
+    def tokens(self, n_tokens: int, sinks: int) -> int:
+        """How many tokens all kv heads of the layer keep of a text."""
+        limit = self.sliding_window or n_tokens + 1
         return sum(
-            most if window is None or window >= limit else min(n_tokens, sinks + window)
-            for window in (self.windows if windows is None else windows)
+            min(n_tokens, limit if window is None or window >= limit else sinks + window)
+            for window in self.windows
         )
 
 
@@ -178,7 +177,7 @@ class CachePlan(JsonFile):
         for layer in self.layers:
             size = layer.token_bytes if known else 1
             kept += size * layer.tokens(n_tokens, self.sinks)
-            full += size * layer.tokens(n_tokens, self.sinks, [None] * len(layer.windows))
+            full += size * len(layer.windows) * min(n_tokens, layer.sliding_window or n_tokens)
         return kept / full
 
     def nbytes(self, n_tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""Scores of kv heads: what each loses when it streams, with an interval over texts."""
+"""Scores of kv heads: what each loses when it streams, text by text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
@@ -27,7 +26,6 @@ from headwise.models.cache import streaming_heads
 from headwise.models.ownership import Attention, edit_heads, find_attentions
 from headwise.models.texts import tokenizer_of
 from headwise.scoring import BatchesLike, Inputs, Loss, find_loss, rank_correlation, read_batches
-from headwise.tables import mean_interval
 
 KVHead = tuple[int, int]
 """A layer and a kv head."""
@@ -40,7 +38,6 @@ class CacheScores:
     Attributes:
         heads: The layer and the kv head of each column.
         per_text: The loss of each kv head in each text.
-        window: The tokens that a streaming head keeps besides the first ones.
         loss: The name of the loss.
     Raises:
         ShapeError: the columns are not one for each head, or there is no text.
@@ -48,7 +45,6 @@ class CacheScores:
 
     heads: tuple[KVHead, ...]
     per_text: Float64[np.ndarray, "M N"]
-    window: int
     loss: str = ""
 
     def __post_init__(self) -> None:
@@ -67,35 +63,11 @@ class CacheScores:
         """The mean of each kv head."""
         return dict(zip(self.heads, self.mean.tolist(), strict=True))
 
-    def interval(
-        self, level: float = 0.95
-    ) -> tuple[Float64[np.ndarray, " N"], Float64[np.ndarray, " N"]]:
-        """The bootstrap interval of each mean, texts resampled; NaN for a single text."""
-        if len(self.per_text) == 1:
-            unknown = np.full(len(self.heads), np.nan)
-            return unknown, unknown
-        return mean_interval(self.per_text, level)
-
     def stability(self) -> float:
         """Spearman's correlation of the scores on every other text with those on the rest."""
         if len(self.per_text) < 2:
             return float("nan")
         return rank_correlation(self.per_text[::2].mean(0), self.per_text[1::2].mean(0))
-
-    def frame(self) -> pd.DataFrame:
-        """A row for each kv head: name, layer, kv_head, loss with its 95 % interval, window."""
-        low, high = self.interval()
-        return pd.DataFrame(
-            {
-                "name": [f"L{layer}.KV{head}" for layer, head in self.heads],
-                "layer": [layer for layer, _ in self.heads],
-                "kv_head": [head for _, head in self.heads],
-                "loss": self.mean,
-                "ci_low": low,
-                "ci_high": high,
-                "window": self.window,
-            }
-        )
 
 
 @dataclass(frozen=True)
@@ -176,7 +148,7 @@ class ScoringTexts:
                     on_progress(done, len(self.batches))
         heads = tuple((layer, head) for layer, n in enumerate(counts) for head in range(n))
         values = torch.cat(slopes).double().cpu().numpy()
-        return CacheScores(heads, values, window, self.loss.name)
+        return CacheScores(heads, values, self.loss.name)
 
     @torch.no_grad()
     def loss_of(self, plan: CachePlan) -> float:

@@ -9,6 +9,7 @@ from headwise.files._atomic import (
     file_of_others,
     files_beside,
     folder_beside,
+    make_folder,
     write_beside,
 )
 from headwise.files._json import (
@@ -37,6 +38,7 @@ __all__ = [
     "folder_beside",
     "is_unicode",
     "kind_of",
+    "make_folder",
     "number",
     "parse_json",
     "read_json",

@@ -203,6 +203,18 @@ def check_writable(target: Path) -> None:
             pass
 
 
+def make_folder(folder: str | os.PathLike[str], function: str) -> Path:
+    """The folder, created with its parents if it does not exist.
+
+    Raises:
+        OutputError: it cannot be created.
+    """
+    target = as_path(function, folder)
+    with _output_errors(target, "Choose another place.", function):
+        target.mkdir(parents=True, exist_ok=True)
+    return target
+
+
 @contextmanager
 def files_beside(folder: Path, last: str) -> Iterator[Path]:
     """Yield a new folder whose files replace those in `folder` when the block succeeds.

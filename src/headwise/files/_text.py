@@ -1,4 +1,4 @@
-"""Bytes of a file as UTF-8 text; files of other kinds are recognised by their first bytes."""
+"""Bytes of a file as UTF-8 text; files of other kinds are recognized by their first bytes."""
 
 _KINDS = {
     b"PAR1": "a Parquet file",

@@ -29,8 +29,8 @@ from headwise._evaluation import in_evaluation
 from headwise._memory import halving
 from headwise._progress import Progress
 from headwise.corpora.streams import Stream, open_source, windows
-from headwise.errors import ArgumentError, InputError, OutputError
-from headwise.files import build_from, read_object, write_json
+from headwise.errors import ArgumentError, InputError
+from headwise.files import build_from, make_folder, read_object, write_json
 from headwise.models import check_model, device_of, fingerprint, load, load_tokenizer
 from headwise.models.texts import (
     check_reads_text,
@@ -174,7 +174,7 @@ class CorpusJob:
         for number in wanted:
             read = partial(self.source.texts, number, self.shards)
             result = _measure(self.request, model, tokenizer, read, self.max_tokens)
-            _make_folder(self.path)  # someone may have deleted it to begin anew
+            make_folder(self.path / "shards", "corpus")  # someone may have deleted it to begin anew
             if result is not None:
                 result.save(_place(self.path, number, ".parquet"))
             job = _digest(read_object(self.path / "job.json", "corpus", _ADVICE))
@@ -252,7 +252,7 @@ def corpus(
         "versions": {name: version(name) for name in ("headwise", "torch", "transformers")},
     }
     if not begun:
-        _make_folder(folder)
+        make_folder(folder / "shards", "corpus")
         entries = {entry.name for entry in folder.iterdir() if entry.name[0] != "."}
         if foreign := sorted(entries - {"shards"}):
             raise InputError(
@@ -446,16 +446,6 @@ def _read_job(folder: Path) -> dict[str, Any]:
             f"{_ADVICE}"
         )
     return job
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        (folder / "shards").mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        raise OutputError(
-            f"corpus: {folder} cannot be written ({getattr(error, 'strerror', None) or error}). "
-            f"Name a folder that you may write to."
-        ) from error
 
 
 def _unfinished(folder: Path, shards: int) -> list[int]:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from headwise._packages import require
-from headwise._size_limits import StoredSize, limit_model_size
+from headwise._size_limits import build_to_fit, misfits
 from headwise._tensors import read_tensors, write_tensors
-from headwise.errors import ArgumentError, InputError, OutputError
-from headwise.files import as_path, build_from, check_not_moved, files_beside, read_object
+from headwise.errors import ArgumentError, InputError
+from headwise.files import build_from, check_not_moved, files_beside, make_folder, read_object
 from headwise.lab._model import MiniGPT, MiniGPTConfig
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def save(
     weights = model.state_dict()
     if not cut:
         _check_sizes(model, weights)
-    folder = make_folder(folder)
+    folder = make_folder(folder, "save")
     about = {"format": FORMAT, "architecture": "MiniGPT", "config": asdict(model.config)}
     about |= {"cut": cut} if cut else {}
     with files_beside(folder, last=_CONFIG) as new:
@@ -64,12 +64,11 @@ def save(
 def _check_sizes(model: MiniGPT, weights: Mapping[str, Tensor]) -> None:
     with torch.device("meta"):
         expected = MiniGPT(model.config).state_dict()
-    for name, weight in weights.items():
-        if name not in expected or weight.shape != expected[name].shape:
-            raise ArgumentError(
-                f"save: {name} is {tuple(weight.shape)}, which does not fit {model.config}; heads "
-                f"may have been pruned. Save the model with headwise.save."
-            )
+    for name, shape, _ in misfits(weights, expected):
+        raise ArgumentError(
+            f"save: {name} is {shape}, which does not fit {model.config}; heads may have been "
+            f"pruned. Save the model with headwise.save."
+        )
 
 
 def load(folder: str | os.PathLike[str]) -> tuple[MiniGPT, "tokenizers.Tokenizer"]:
@@ -96,14 +95,8 @@ def read_model(folder: str | os.PathLike[str], begin: Begin | None = None) -> Mi
         raise InputError(f"load: there is no folder {folder}. Name one that holds {_CONFIG}.")
     sizes = _existing(folder, _CONFIG)
     config, cut = _read_sizes(sizes)
-    weights = read_tensors(_existing(folder, _WEIGHTS))
-    stored = StoredSize(len(weights), sum(x.numel() for x in weights.values()))
-    # First on the meta device: a file of a few bytes can name sizes that exhaust the memory.
-    with limit_model_size(stored, folder), torch.device("meta"):
-        check_weights(weights, _built(config, cut, begin, sizes), folder / _WEIGHTS)
-    model = _built(config, cut, begin, sizes)
-    model.load_state_dict(weights)
-    return model.eval()
+    path = _existing(folder, _WEIGHTS)
+    return build_to_fit(lambda: _built(config, cut, begin, sizes), read_tensors(path), path).eval()
 
 
 def read_tokenizer(folder: str | os.PathLike[str]) -> "tokenizers.Tokenizer":
@@ -118,34 +111,9 @@ def read_tokenizer(folder: str | os.PathLike[str]) -> "tokenizers.Tokenizer":
         ) from error
 
 
-def make_folder(folder: str | os.PathLike[str]) -> Path:
-    """The folder, created with its parents if it does not exist."""
-    folder = as_path("save", folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"save: the folder {folder} cannot be created ({error.strerror}). Choose another place."
-        ) from error
-    return folder
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
     return read_object(path, "load", "Save the model again.")
-
-
-def check_weights(weights: dict[str, torch.Tensor], model: MiniGPT, path: Path) -> None:
-    """Refuse weights with other names or shapes than the model's."""
-    expected = model.state_dict()
-    for name in sorted(weights.keys() | expected.keys()):
-        has = tuple(weights[name].shape) if name in weights else "missing"
-        needs = tuple(expected[name].shape) if name in expected else "absent"
-        if has != needs:
-            raise InputError(
-                f"load: {name} in {path} is {has} but {needs} in {model.config}. "
-                f"Copy or save the whole folder again."
-            )
 
 
 def _existing(folder: Path, name: str) -> Path:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from headwise._evaluation import in_evaluation
-from headwise.corpora import BOS, EOS, PAD, Grammar, Line
+from headwise.corpora import BOS, EOS, PAD, Grammar, Line, relations
 from headwise.lab._data import encode_lines, number_of
 from headwise.lab._model import MiniGPT
 
@@ -82,7 +82,7 @@ def evaluate(
     return Evaluation(
         held_out=_scores(model, tokenizer, grammar, unseen, held_out=True),
         seen=_scores(model, tokenizer, grammar, seen, held_out=False),
-        copying=_copying(model, tokenizer, grammar, repeats),
+        copying=_copying(model, tokenizer, repeats),
         lines=lines,
     )
 
@@ -100,10 +100,10 @@ def _scores(
     for line, hits in zip(lines, right, strict=True):
         words = (BOS, *line.words, EOS)
         equals = words.index("=")
-        relations = grammar.relations(words)
+        pairs = relations(words)
         queries = [
             (before, subject)
-            for before, subject in relations["next subject"]
+            for before, subject in pairs["next subject"]
             if 1 < subject < equals and words[subject] in _HELD_OUT_SUBJECTS
         ]
         forms += [
@@ -114,7 +114,7 @@ def _scores(
         # Greedy decoding produces the line exactly if every word is the most likely one after
         # the correct words before it, so a single pass evaluates the whole line.
         whole = bool(hits[equals : len(words) - 1].all())
-        adverb = any(before > subject for before, subject in relations["next subject"])
+        adverb = any(before > subject for before, subject in pairs["next subject"])
         translations.append((adverb, whole))
     return EvaluationScores(loss, *_shares(forms), *_shares(translations))
 
@@ -132,15 +132,13 @@ def _shares(results: Sequence[tuple[bool, bool]]) -> tuple[float, float, float]:
     return overall, with_adverb, without
 
 
-def _copying(
-    model: MiniGPT, tokenizer: "tokenizers.Tokenizer", grammar: Grammar, lines: Sequence[Line]
-) -> float:
+def _copying(model: MiniGPT, tokenizer: "tokenizers.Tokenizer", lines: Sequence[Line]) -> float:
     _, right = _predict(model, tokenizer, lines)
     hits: list[bool] = []
     for line, row in zip(lines, right, strict=True):
         words = (BOS, *line.words)
         # The last word is followed by <eos>, which no earlier copy predicts.
-        copies = {query for query, _ in grammar.relations(words)["earlier copy"]}
+        copies = {query for query, _ in relations(words)["earlier copy"]}
         hits += [bool(row[query]) for query in copies if query < len(words) - 1]
     return sum(hits) / len(hits)
 

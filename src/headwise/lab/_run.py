@@ -9,15 +9,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from headwise._checkpoint import kind_of_tensor
-from headwise._tensors import read_tensors, write_tensors
+from headwise._tensors import read_with_metadata, write_tensors
 from headwise.corpora import PAD, Grammar
 from headwise.errors import ArgumentError, InputError
 from headwise.files import write_beside
-from headwise.lab._checkpoint import check_weights
 from headwise.lab._data import draw_batch, make_tokenizer, number_of
 from headwise.lab._evaluate import next_token_loss
 from headwise.lab._model import MiniGPT, MiniGPTConfig
@@ -30,9 +28,6 @@ _MOST |= {"batch_size": 10**5, "n_layers": 10**4}
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 _FACTS = ("settings", "step", "seconds")
 _WAY_OUT = "Train into another folder, or delete the file to start again."
-
-Tensors = dict[str, Tensor]
-Moments = dict[int, Tensors]  # of each weight, in the order of `model.parameters()`
 
 
 @dataclass(frozen=True)
@@ -175,10 +170,20 @@ class TrainingRun:
             ArgumentError: the checkpoint is of a run with other settings.
             InputError: the checkpoint is damaged.
         """
-        self._check_same(_read_facts(path)[0], path)
-        state = _read_state(path, self.model, self.settings.steps)
-        self.step, self.seconds, weights, moments = state
-        self.model.load_state_dict(weights)
+        tensors, settings, step, seconds = _read(path)
+        self._check_same(settings, path)
+        if not 1 <= step <= self.settings.steps:
+            last = self.settings.steps
+            raise InputError(f"train: {path} is of step {step}, not 1 to {last}. {_WAY_OUT}")
+        _check_state(tensors, self.model, step, path)
+        self.step, self.seconds = step, seconds
+        self.model.load_state_dict(
+            {name: tensors[f"model.{name}"] for name in self.model.state_dict()}
+        )
+        moments = {
+            number: {moment: tensors[f"optimizer.{number}.{moment}"] for moment in _MOMENTS}
+            for number, _ in enumerate(self.model.parameters())
+        }
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
@@ -202,15 +207,13 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _read_facts(path: Path) -> tuple[dict[str, object], int, float]:
-    """The settings, the number of steps and the seconds of a run.
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, object], int, float]:
+    """The tensors, the settings, the number of steps and the seconds of a run.
 
     Raises:
         InputError: the file is not a checkpoint of a training run.
     """
-    read_tensors(path)  # refuses a file that is not safetensors
-    with safe_open(path, "pt") as file:
-        about = file.metadata() or {}
+    tensors, about = read_with_metadata(path)
     if not about.keys() >= {*_FACTS}:
         raise InputError(
             f"train: {path} is not a checkpoint of a training run (its metadata has "
@@ -225,72 +228,39 @@ def _read_facts(path: Path) -> tuple[dict[str, object], int, float]:
         raise InputError(f"train: {path} has settings {settings!r}, not an object. {_WAY_OUT}")
     if not (math.isfinite(seconds) and seconds >= 0):
         raise InputError(f"train: {path} has {seconds=}. {_WAY_OUT}")
-    return settings, step, seconds
+    return tensors, settings, step, seconds
 
 
-def _read_state(path: Path, model: MiniGPT, last: int) -> tuple[int, float, Tensors, Moments]:
-    """The step, the seconds, the weights and the moments of a run that trained such a model.
+def _check_state(tensors: Mapping[str, Tensor], model: MiniGPT, step: int, path: Path) -> None:
+    """Refuse weights and moments that no run of this model has after so many steps.
 
     The optimizer's fused kernel does not check the shape and dtype of its state; this does.
 
-    Args:
-        last: The number of steps of the whole run.
     Raises:
-        InputError: a tensor is missing, unexpected, not finite, or has a wrong shape or dtype.
+        InputError: a tensor is missing, unexpected, not finite, or has a wrong shape or dtype,
+            second moments are negative, or the optimizer is at another step.
     """
-    _, step, seconds = _read_facts(path)
-    if not 1 <= step <= last:
-        raise InputError(f"train: {path} is of step {step}, not 1 to {last}. {_WAY_OUT}")
-    tensors = read_tensors(path)
-    weights = {
-        name.removeprefix("model."): x for name, x in tensors.items() if name.startswith("model.")
-    }
-    check_weights(weights, model, path)
-    expected: dict[str, tuple[Tensor, str]] = {
-        f"model.{name}": (x, name) for name, x in model.state_dict().items()
-    }
+    expected = {f"model.{name}": (x, name) for name, x in model.state_dict().items()}
     scalar = torch.zeros((), dtype=torch.float32)
     for number, (name, weight) in enumerate(model.named_parameters()):
         for moment in _MOMENTS:
-            expected_tensor = scalar if moment == "step" else weight
-            expected[f"optimizer.{number}.{moment}"] = (expected_tensor, f"{moment} of {name}")
-    _check_tensors(tensors, expected, path)
-    moments: Moments = {}
-    for number, (name, _) in enumerate(model.named_parameters()):
-        moments[number] = {m: tensors[f"optimizer.{number}.{m}"] for m in _MOMENTS}
-        _check_moments(moments[number], name, step, path)
-    return step, seconds, weights, moments
-
-
-def _check_tensors(
-    tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[Tensor, str]], path: Path
-) -> None:
-    """Refuse tensors that are missing, unexpected, not finite, or of a wrong shape or dtype."""
+            like = scalar if moment == "step" else weight.detach()
+            expected[f"optimizer.{number}.{moment}"] = (like, f"{moment} of {name}")
     for name in sorted(expected.keys() | tensors.keys()):
         if name not in tensors:
             raise InputError(f"train: {path} lacks {name} ({expected[name][1]}). {_WAY_OUT}")
         if name not in expected:
             raise InputError(f"train: {path} holds {name}, which the run does not have. {_WAY_OUT}")
-        expected_tensor, description = expected[name]
-        has, needs = kind_of_tensor(tensors[name]), kind_of_tensor(expected_tensor)
+        tensor, (like, description) = tensors[name], expected[name]
+        has, needs = kind_of_tensor(tensor), kind_of_tensor(like)
+        problem = ""
         if has != needs:
-            raise InputError(
-                f"train: {name} ({description}) in {path} is {has}, not {needs}. {_WAY_OUT}"
-            )
-        if not tensors[name].isfinite().all():
-            raise InputError(f"train: {name} ({description}) in {path} is not finite. {_WAY_OUT}")
-
-
-def _check_moments(moments: Mapping[str, Tensor], name: str, step: int, path: Path) -> None:
-    """Refuse negative second moments, and steps that differ from the run's."""
-    least = moments["exp_avg_sq"].min().item()
-    if least < 0:
-        raise InputError(
-            f"train: exp_avg_sq of {name} in {path} holds {least}, but squares are not negative. "
-            f"{_WAY_OUT}"
-        )
-    if moments["step"].item() != step:
-        raise InputError(
-            f"train: step of {name} in {path} is {moments['step'].item():g}, but the run is at "
-            f"step {step}. {_WAY_OUT}"
-        )
+            problem = f"is {has}, not {needs}"
+        elif not tensor.isfinite().all():
+            problem = "is not finite"
+        elif name.endswith(".exp_avg_sq") and tensor.min() < 0:
+            problem = f"holds {tensor.min().item()}, but squares are not negative"
+        elif name.endswith(".step") and tensor.item() != step:
+            problem = f"is {tensor.item():g}, but the run is at step {step}"
+        if problem:
+            raise InputError(f"train: {name} ({description}) in {path} {problem}. {_WAY_OUT}")

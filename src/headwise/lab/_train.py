@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from headwise.errors import ArgumentError
-from headwise.files import check_writable, write_json
-from headwise.lab._checkpoint import make_folder, save
+from headwise.files import check_writable, make_folder, write_json
+from headwise.lab._checkpoint import save
 from headwise.lab._evaluate import Evaluation, evaluate
 from headwise.lab._model import MiniGPT
 from headwise.lab._run import TrainingRun, TrainSettings
@@ -79,7 +79,7 @@ def train(
         if number < 1:
             raise ArgumentError(f"train: {name} is {number}. Give 1 or more.")
     run = TrainingRun(settings)  # first: impossible settings leave no folder behind
-    folder = make_folder(folder)
+    folder = make_folder(folder, "train")
     check_writable(folder / _STATE)
     if (folder / _STATE).exists():
         run.resume(folder / _STATE)

@@ -1,13 +1,14 @@
 """Checkpoints of models with changed heads: every format, and the check in a fresh process."""
 
-from headwise.models.checkpoints._formats import Format, as_format
+from headwise.models.checkpoints._formats import as_format
 from headwise.models.checkpoints._fresh_process import SENTENCES
 from headwise.models.checkpoints._manifest import (
     CHANGED,
     LAYER,
-    Differences,
     apply_changes,
+    apply_checked,
     changed_class,
+    differences_between,
     differences_of,
     read_layer,
     read_manifest,
@@ -42,13 +43,13 @@ __all__ = [
     "SENTENCES",
     "TOKENIZER_FILES",
     "BiasHeads",
-    "Differences",
-    "Format",
     "TorchCompatibleAttention",
     "apply_changes",
+    "apply_checked",
     "as_format",
     "changed_class",
     "compose_heads",
+    "differences_between",
     "differences_of",
     "is_bias_table",
     "originals_of",

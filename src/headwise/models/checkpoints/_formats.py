@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from headwise._size_limits import misfits
 from headwise._tensors import output_errors
 from headwise.errors import UnsupportedError
 from headwise.lab import MiniGPT
@@ -170,9 +171,8 @@ def _rebuild(cls: Any, config: Any, weights: Mapping[str, Tensor]) -> nn.Module:
         built: nn.Module = cls(config)
     expected = built.state_dict()
     new_biases = {name for name in expected.keys() - weights.keys() if name.endswith("bias")}
-    for name in sorted((weights.keys() | expected.keys()) - new_biases):
-        shape, needed = (tuple(x[name].shape) if name in x else None for x in (weights, expected))
-        if shape != needed:
+    for name, shape, needed in misfits(weights, expected):
+        if name not in new_biases:
             raise ValueError(f"{name} is {shape} and would be {needed}")
     like = next(iter(weights.values()))
     zeros = {name: like.new_zeros(expected[name].shape) for name in new_biases}

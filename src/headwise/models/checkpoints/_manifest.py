@@ -4,8 +4,8 @@ That of a layer by itself holds its sizes.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import nn
 
 from headwise._count_names import HEADS, KV_HEADS, QUERIES_PER_KV_HEAD, WIDTHS
 from headwise._packages import require
-from headwise._size_limits import StoredSize, limit_model_size
+from headwise._size_limits import build_to_fit
 from headwise._tensors import read_tensors, write_tensors
 from headwise.errors import InputError, UnsupportedError
 from headwise.files import build_from, read_object
@@ -33,6 +33,12 @@ from headwise.models.checkpoints._torch_layer import (
 )
 
 MANIFEST = "headwise.json"
+# How a model differs from what its configuration builds.
+#   tensors  the shape of each weight that is new or has another shape
+#   counts   the counts of each module that differ, by the module's name
+#   heads    per module that receives position biases or masks of all heads, or that replaces a
+#            layer of torch: their number, then the heads that it keeps
+Changes = dict[str, dict[str, Any]]
 # The formats of manifests: of a model of transformers, and of a layer by itself.
 CHANGED = "headwise-smaller/1"
 LAYER = "headwise-layer/1"
@@ -63,23 +69,42 @@ def describe_changes(model: nn.Module) -> dict[str, Any] | None:
     return None if changes is None else {"format": CHANGED, "architecture": name, **changes}
 
 
-def differences_of(model: nn.Module) -> dict[str, Any] | None:
-    """How a model differs from what its configuration builds, as JSON; None if it does not."""
+def differences_of(model: nn.Module) -> Changes | None:
+    """How a model differs from what its configuration builds; None if it does not."""
     cls: Any = type(model)
     with torch.device("meta"):
         built = cls(model.config)
-    changes = asdict(Differences.between(model, built))
+    changes = differences_between(model, built)
     return changes if any(changes.values()) else None
 
 
-def apply_changes(model: nn.Module, changes: Any) -> None:
+def differences_between(model: nn.Module, built: nn.Module) -> Changes:
+    """How `model` differs from `built`, which its configuration has built."""
+    built_shapes = {name: tuple(x.shape) for name, x in built.named_parameters()}
+    shapes = {name: tuple(x.shape) for name, x in model.named_parameters()}
+    tensors = {name: shape for name, shape in shapes.items() if built_shapes.get(name) != shape}
+    built_modules, counts, heads = dict(built.named_modules()), {}, {}
+    for name, module in model.named_modules():
+        before = _counts_of(built_modules[name]) if name in built_modules else {}
+        after = _counts_of(module)
+        changed = {key: count for key, count in after.items() if before.get(key) != count}
+        if changed:
+            counts[name] = changed
+        if (bias_heads := BiasHeads.on(module)) is not None:
+            heads[name] = (bias_heads.n_heads, *bias_heads.heads)
+        if isinstance(module, TorchCompatibleAttention):
+            heads[name] = (module.all_heads, *module.heads)
+    return {"tensors": tensors, "counts": counts, "heads": heads}
+
+
+def apply_changes(model: nn.Module, content: Any) -> None:
     """Apply what `differences_of` gave to a model that its configuration has built.
 
     Raises:
         InputError: it cannot be read.
     """
-    content = changes if isinstance(changes, dict) else {}
-    Differences.read(content, MANIFEST).apply(model)
+    content = content if isinstance(content, dict) else {}
+    apply_checked(model, check_changes(content, MANIFEST))
     set_original_heads(model, read_original(content.get(ORIGINAL), MANIFEST))
 
 
@@ -96,134 +121,104 @@ def changed_class(manifest: Mapping[str, Any], folder: Path) -> Any:
             f"load: {folder} names the class {name!r}, which transformers does not have, and "
             f"no other code is run. Give a folder that headwise saved."
         )
-    differences = Differences.read(manifest, str(folder / MANIFEST))
+    changes = check_changes(manifest, str(folder / MANIFEST))
 
     def build(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         base.__init__(self, config, *args, **kwargs)  # type: ignore[misc]
-        differences.apply(self)
+        apply_checked(self, changes)
 
     # Transformers decides how to read weights by the name and the module of the class.
     return type(base.__name__, (base,), {"__init__": build, "__module__": base.__module__})
 
 
-@dataclass(frozen=True)
-class Differences:
-    """What to change in a model that its configuration has built.
-
-    Attributes:
-        tensors: The shape of each weight that is new or has another shape.
-        counts: The counts of each module that differ, by the module's name.
-        heads: Per module that receives position biases or masks of all heads, or that replaces a
-            layer of torch: their number, then the heads that it keeps.
-    """
-
-    tensors: Mapping[str, tuple[int, ...]]
-    counts: Mapping[str, Mapping[str, int]]
-    heads: Mapping[str, Sequence[int]]
-
-    @classmethod
-    def between(cls, model: nn.Module, built: nn.Module) -> "Differences":
-        """How `model` differs from `built`, which its configuration has built."""
-        built_shapes = {name: tuple(x.shape) for name, x in built.named_parameters()}
-        shapes = {name: tuple(x.shape) for name, x in model.named_parameters()}
-        tensors = {name: shape for name, shape in shapes.items() if built_shapes.get(name) != shape}
-        built_modules, counts, heads = dict(built.named_modules()), {}, {}
-        for name, module in model.named_modules():
-            before = _counts_of(built_modules[name]) if name in built_modules else {}
-            after = _counts_of(module)
-            changed = {key: count for key, count in after.items() if before.get(key) != count}
-            if changed:
-                counts[name] = changed
-            if (bias_heads := BiasHeads.on(module)) is not None:
-                heads[name] = (bias_heads.n_heads, *bias_heads.heads)
-            if isinstance(module, TorchCompatibleAttention):
-                heads[name] = (module.all_heads, *module.heads)
-        return cls(tensors, counts, heads)
-
-    @classmethod
-    def read(cls, content: Mapping[str, Any], path: str) -> "Differences":
-        """Read what `asdict` gave, and check it."""
-        tensors, counts = content.get("tensors"), content.get("counts")
-        if not isinstance(tensors, dict) or not isinstance(counts, dict):
-            raise InputError(f"load: {path} lacks tensors or counts. Save the model again.")
-        for name, shape in tensors.items():
-            if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape):
-                raise InputError(f"load: {path} gives {name} the shape {shape!r}. Save it again.")
-        for name, entries in counts.items():
-            for key, count in entries.items() if isinstance(entries, dict) else [(None, entries)]:
-                known = isinstance(key, str) and key.removeprefix(CONFIG_PREFIX) in _COUNTS
-                if not known or type(count) is not int or count < 1:
-                    raise InputError(
-                        f"load: {path} sets {key!r} of {name} to {count!r}, which is not a number "
-                        f"of heads. Save the model again."
-                    )
-        shapes = {name: tuple(shape) for name, shape in tensors.items()}
-        return cls(shapes, counts, _read_heads(content.get("heads", {}), path))
-
-    def apply(self, model: nn.Module) -> None:
-        """Change a model that its configuration has built into the one that was saved.
-
-        The changed weights are uninitialised; load them afterwards.
-        """
-        torch_layers = self._replace_torch_layers(model)
-        for name in self.tensors:
-            parent, _, weight = name.rpartition(".")
-            module = _module(model, parent)
-            like = getattr(module, weight, None)
-            like = getattr(module, "weight", None) if like is None and weight == "bias" else like
-            if not isinstance(like, nn.Parameter):
+def check_changes(content: Mapping[str, Any], path: str) -> Changes:
+    """The changes in a file, after a check of their form."""
+    tensors, counts, heads = (content.get(name) for name in ("tensors", "counts", "heads"))
+    if not isinstance(tensors, dict) or not isinstance(counts, dict):
+        raise InputError(f"load: {path} lacks tensors or counts. Save the model again.")
+    for name, shape in tensors.items():
+        if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape):
+            raise InputError(f"load: {path} gives {name} the shape {shape!r}. Save it again.")
+    for name, entries in counts.items():
+        for key, count in entries.items() if isinstance(entries, dict) else [(None, entries)]:
+            known = isinstance(key, str) and key.removeprefix(CONFIG_PREFIX) in _COUNTS
+            if not known or type(count) is not int or count < 1:
                 raise InputError(
-                    f"load: headwise.json changes the weight {name:.80}, and "
-                    f"{type(model).__name__} has none of this name. Save the model again."
+                    f"load: {path} sets {key!r} of {name} to {count!r}, which is not a number "
+                    f"of heads. Save the model again."
                 )
-        for name in (*self.counts, *self.heads):
-            _module(model, name)
-        self._check_counts(model)
-        biased = {name: heads for name, heads in self.heads.items() if name not in torch_layers}
-        shrink(model, self.tensors, self.counts, biased)
+    heads = {} if heads is None else heads
+    for name, value in heads.items() if isinstance(heads, dict) else [(None, heads)]:
+        numbers = value if isinstance(value, list) and all(type(n) is int for n in value) else []
+        n_heads, kept = (numbers or [0])[0], numbers[1:]
+        if not kept or len({*kept}) < len(kept) or not all(0 <= head < n_heads for head in kept):
+            raise InputError(
+                f"load: {path} gives {name} the heads {value!r}, which is not their number "
+                f"followed by some of them. Save the model again."
+            )
+    return {"tensors": tensors, "counts": counts, "heads": heads}
 
-    def _check_counts(self, model: nn.Module) -> None:
-        """Refuse numbers of heads where no weight around the module has lost the same share of its
-        rows or columns."""
-        shapes = {name: tuple(x.shape) for name, x in model.named_parameters()}
-        for name, counts in self.counts.items():
-            module = _module(model, name)
-            around = name.rpartition(".")[0]
-            sizes = [
-                pair
-                for weight, shape in self.tensors.items()
-                if weight.startswith(around and f"{around}.") and weight in shapes
-                for pair in zip(shapes[weight], shape, strict=False)
-            ]
-            for key, count in counts.items():
-                field = key.removeprefix(CONFIG_PREFIX)
-                place = module.config if key.startswith(CONFIG_PREFIX) else module
-                before = getattr(place, field, None)
-                if field not in _SHARES or type(before) is not int:
-                    continue
-                # A weight of queries, keys and values together changes by another share.
-                fits = (
-                    any(new != old for old, new in sizes)
-                    if field in KV_HEADS
-                    else any(new * before == old * count for old, new in sizes)
-                )
-                if not fits:
-                    raise InputError(
-                        f"load: headwise.json sets {key} of {name:.80} to {count} from "
-                        f"{before}, and no weight around it changes by this share. Save the model "
-                        f"again."
-                    )
 
-    def _replace_torch_layers(self, model: nn.Module) -> list[str]:
-        """Replace the layers of torch that keep some of their heads; returns their names."""
-        names = [
-            name for name in self.heads if isinstance(_module(model, name), nn.MultiheadAttention)
+def apply_checked(model: nn.Module, changes: Changes) -> None:
+    """Change a model that its configuration has built into the one that was saved.
+
+    The changed weights are uninitialized; load them afterwards.
+    """
+    tensors, counts, heads = changes["tensors"], changes["counts"], dict(changes["heads"])
+    torch_layers = [
+        name for name in heads if isinstance(_module(model, name), nn.MultiheadAttention)
+    ]
+    replace_torch_layers(model, torch_layers)
+    for name in torch_layers:
+        _module(model, name).heads = [*heads.pop(name)[1:]]  # type: ignore[assignment]
+        leave_uninitialized(_module(model, name.rpartition(".")[0]))
+    for name in tensors:
+        parent, _, weight = name.rpartition(".")
+        module = _module(model, parent)
+        like = getattr(module, weight, None)
+        like = getattr(module, "weight", None) if like is None and weight == "bias" else like
+        if not isinstance(like, nn.Parameter):
+            raise InputError(
+                f"load: {MANIFEST} changes the weight {name:.80}, and {type(model).__name__} has "
+                f"none of this name. Save the model again."
+            )
+    for name in (*counts, *heads):
+        _module(model, name)
+    _check_counts(model, tensors, counts)
+    shrink(model, tensors, counts, heads)
+
+
+def _check_counts(
+    model: nn.Module, tensors: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]]
+) -> None:
+    """Refuse numbers of heads where no weight around the module has lost the same share of its
+    rows or columns: such a model would be built, and give other outputs than the saved one."""
+    shapes = {name: tuple(x.shape) for name, x in model.named_parameters()}
+    for name, of_module in counts.items():
+        module, around = _module(model, name), name.rpartition(".")[0]
+        sizes = [
+            pair
+            for weight, shape in tensors.items()
+            if weight.startswith(around and f"{around}.") and weight in shapes
+            for pair in zip(shapes[weight], shape, strict=False)
         ]
-        replace_torch_layers(model, names)
-        for name in names:
-            _module(model, name).heads = [*self.heads[name][1:]]  # type: ignore[assignment]
-            leave_uninitialized(_module(model, name.rpartition(".")[0]))
-        return names
+        for key, count in of_module.items():
+            field = key.removeprefix(CONFIG_PREFIX)
+            place = module.config if key.startswith(CONFIG_PREFIX) else module
+            before = getattr(place, field, None)
+            if field not in _SHARES or type(before) is not int:
+                continue
+            # A weight of queries, keys and values together changes by another share.
+            fits = (
+                any(new != old for old, new in sizes)
+                if field in KV_HEADS
+                else any(new * before == old * count for old, new in sizes)
+            )
+            if not fits:
+                raise InputError(
+                    f"load: {MANIFEST} sets {key} of {name:.80} to {count} from {before}, and no "
+                    f"weight around it changes by this share. Save the model again."
+                )
 
 
 def _counts_of(module: nn.Module) -> dict[str, int]:
@@ -233,18 +228,6 @@ def _counts_of(module: nn.Module) -> dict[str, int]:
         overrides = config.__dict__["_overrides"]
         counts |= {CONFIG_PREFIX + key: count for key, count in overrides.items()}
     return counts
-
-
-def _read_heads(content: Any, path: str) -> dict[str, list[int]]:
-    for name, value in content.items() if isinstance(content, dict) else [(None, content)]:
-        numbers = value if isinstance(value, list) and all(type(n) is int for n in value) else []
-        n_heads, kept = (numbers or [0])[0], numbers[1:]
-        if not kept or len({*kept}) < len(kept) or not all(0 <= head < n_heads for head in kept):
-            raise InputError(
-                f"load: {path} gives {name} the heads {value!r}, which is not their number "
-                f"followed by some of them. Save the model again."
-            )
-    return dict(content)
 
 
 def _module(model: nn.Module, name: str) -> nn.Module:
@@ -265,7 +248,7 @@ def write_layer(layer: MultiHeadAttention, folder: Path) -> None:
     """
     config = _config(layer)
     # A folded mean gives the output projection a bias that its sizes do not mention.
-    changes = asdict(Differences.between(layer, _build(config)))
+    changes = differences_between(layer, _build(config))
     content = {"format": LAYER, "config": config, "tensors": changes["tensors"]}
     if original := original_heads(layer):
         content[ORIGINAL] = original
@@ -278,36 +261,16 @@ def read_layer(folder: Path, manifest: dict[str, Any]) -> MultiHeadAttention:
     path = str(folder / MANIFEST)
 
     def build() -> MultiHeadAttention:
-        differences = Differences.read({"counts": {}} | manifest, path)
-        weights = read_tensors(folder / _WEIGHTS)
-        if not weights:
-            raise ValueError(f"{_WEIGHTS} holds no weight")
-        stored = StoredSize(len(weights), sum(x.numel() for x in weights.values()))
-        # First on the meta device: a damaged file may hold sizes of any magnitude.
-        with limit_model_size(stored, folder), torch.device("meta"):
-            _check_shapes(weights, _build_changed(manifest["config"], differences))
-        layer = _build_changed(manifest["config"], differences)
-        set_original_heads(layer, read_original(manifest.get(ORIGINAL), path))
-        dtype = next(iter(weights.values())).dtype
-        layer.to(dtype).load_state_dict(weights)
+        layer = _build(manifest["config"])
+        apply_checked(layer, check_changes({"counts": {}} | manifest, path))
         return layer
 
-    return build_from(build, f"load: the layer in {folder} cannot be read", "Save it again.")
+    def read() -> MultiHeadAttention:
+        layer = build_to_fit(build, read_tensors(folder / _WEIGHTS), folder / _WEIGHTS)
+        set_original_heads(layer, read_original(manifest.get(ORIGINAL), path))
+        return layer
 
-
-def _build_changed(config: dict[str, Any], differences: Differences) -> MultiHeadAttention:
-    layer = _build(config)
-    differences.apply(layer)
-    return layer
-
-
-def _check_shapes(weights: dict[str, torch.Tensor], layer: MultiHeadAttention) -> None:
-    expected = layer.state_dict()
-    for name in sorted(weights.keys() | expected.keys()):
-        shape = tuple(weights[name].shape) if name in weights else "missing"
-        needed = tuple(expected[name].shape) if name in expected else "not there"
-        if shape != needed:
-            raise ValueError(f"{name} is {shape} but its sizes make it {needed}")
+    return build_from(read, f"load: the layer in {folder} cannot be read", "Save it again.")
 
 
 def _config(layer: MultiHeadAttention) -> dict[str, Any]:

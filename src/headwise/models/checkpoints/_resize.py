@@ -146,7 +146,7 @@ def shrink(
     counts: Mapping[str, Mapping[str, int]],
     heads: Mapping[str, Sequence[int]],
 ) -> None:
-    """Give weights new shapes, uninitialised, and modules new counts. Biases may be added.
+    """Give weights new shapes, uninitialized, and modules new counts. Biases may be added.
 
     Args:
         heads: Per module that receives position biases of all heads: their number, then the

@@ -71,7 +71,7 @@ def save(
         tokenizer: A tokenizer to save in the same folder.
         source: The folder or hub name that the model was loaded from. Files beside its weights
             that stay valid when heads are removed are copied: the tokenizer's, those of a
-            SentenceTransformer (its modules with their weights, settings and prompts), licences.
+            SentenceTransformer (its modules with their weights, settings and prompts), licenses.
             Weights in other formats, pickles, code and README files are not.
         reference: Batches, each the model's keyword arguments, a tuple of arguments or a single
             argument: tensors alone. The outputs for the first one are compared. None compares
@@ -140,8 +140,8 @@ def _check_weights(model: nn.Module) -> None:
     for name, value in model.state_dict().items():
         if type(value) is not Tensor or value.is_quantized:
             raise UnsupportedError(
-                f"save: {name} is a {type(value).__name__}, as weights that are quantised or "
-                f"sharded are. Save the model before it is quantised, or gather its weights first."
+                f"save: {name} is a {type(value).__name__}, as weights that are quantized or "
+                f"sharded are. Save the model before it is quantized, or gather its weights first."
             )
 
 

@@ -16,8 +16,9 @@ from headwise._progress import shows_progress
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import InputTracker, around, check_model, hooked, without_compiler
 from headwise.models.checkpoints import (
-    Differences,
+    apply_checked,
     compose_heads,
+    differences_between,
     differences_of,
     set_original_heads,
 )
@@ -174,9 +175,9 @@ def _change_kv_head_count(model: nn.Module, name: str, number: int) -> None:
     setattr(config, name, number)
     with torch.device("meta"):
         expected = type(model)(deepcopy(config))
-    differences = Differences.between(expected, model)
-    before = {tensor: model.get_parameter(tensor).detach() for tensor in differences.tensors}
-    differences.apply(model)
+    changes = differences_between(expected, model)
+    before = {tensor: model.get_parameter(tensor).detach() for tensor in changes["tensors"]}
+    apply_checked(model, changes)
     with torch.no_grad():
         for tensor, old in before.items():
             weight = model.get_parameter(tensor)
