@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from gates import gate_heads
 from headwise import ablate, prune
-from headwise.errors import ArgumentError, HeadError, ShapeError, UnsupportedError
+from headwise.errors import ArgumentError, HeadError, UnsupportedError
 from headwise.layer import MultiHeadAttention
 from headwise.models.ownership import (
     find_attentions,
-    gate_heads,
 )
 from oracles import modules_of
 
@@ -108,20 +108,6 @@ class _Normed(nn.Module):
 def test_heads_mixed_before_the_output_projection() -> None:
     with pytest.raises(UnsupportedError, match=r"changes its heads before 0\.proj"):
         find_attentions(nn.Sequential(_Normed()), X)
-
-
-def test_gates_of_another_shape() -> None:
-    layer = MultiHeadAttention(12, 4)
-    with (
-        pytest.raises(ShapeError, match=r"gates \(3,\) for attention.*Give \(4,\)"),
-        gate_heads(layer, find_attentions(layer), lambda _: torch.ones(3)),
-    ):
-        layer(X)
-    with (
-        pytest.raises(ShapeError, match=r"gates \(5, 4\).*Give \(2, 4\)"),
-        gate_heads(layer, find_attentions(layer), lambda _: torch.ones(5, 4)),
-    ):
-        layer(X)
 
 
 class _Twice(nn.Module):

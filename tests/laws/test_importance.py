@@ -9,12 +9,12 @@ import torch
 import zoo
 from torch import Tensor, nn
 
+from gates import gate_heads
 from headwise._evaluation import differentiable_evaluation
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.models import ablate
 from headwise.models.ownership import (
     find_attentions,
-    gate_heads,
 )
 from headwise.scoring import Gates, importance
 from headwise.scoring._loss import find_loss

@@ -8,10 +8,10 @@ import torch
 from architectures import CASES
 from torch import Tensor, nn
 
+from gates import gate_heads
 from headwise.errors import UnsupportedError
 from headwise.models.ownership import (
     find_attentions,
-    gate_heads,
 )
 from headwise.scoring import importance
 

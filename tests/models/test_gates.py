@@ -9,13 +9,13 @@ import transformers
 import zoo
 from torch import Tensor, nn
 
+from gates import gate_heads
 from headwise import ablate
 from headwise.errors import ArgumentError
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.layer import MultiHeadAttention
 from headwise.models.ownership import (
     find_attentions,
-    gate_heads,
     heads_of,
 )
 from oracles import modules_of, padded

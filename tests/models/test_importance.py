@@ -9,10 +9,10 @@ import zoo
 from torch import Tensor, nn
 
 from double import Double, doubled
+from gates import gate_heads
 from headwise.models.ownership import (
     Attention,
     find_attentions,
-    gate_heads,
 )
 from headwise.scoring import Loss, find_loss, importance
 from oracles import padded

@@ -19,11 +19,11 @@ import zoo
 from torch import Tensor, nn
 
 import headwise as hw
+from gates import gate_heads
 from headwise._evaluation import in_evaluation
 from headwise.models import hooked
 from headwise.models.ownership import (
     find_attentions,
-    gate_heads,
 )
 from headwise.monitor import HeadMonitor
 from headwise.scoring.methods._suffix_replay import SuffixReplay

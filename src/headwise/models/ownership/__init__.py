@@ -11,11 +11,9 @@ from headwise.models.ownership._attention import (
     output_projection,
 )
 from headwise.models.ownership._edit import (
-    Ablation,
     ablate,
     check_edits_reach,
     edit_heads,
-    gate_heads,
     mean_heads,
     replace_heads,
 )
@@ -44,7 +42,6 @@ from headwise.models.ownership._ownership_map import (
 )
 
 __all__ = [
-    "Ablation",
     "Attention",
     "HeadCounts",
     "KeptHeads",
@@ -67,7 +64,6 @@ __all__ = [
     "find_ownership",
     "first_batch",
     "float_outputs",
-    "gate_heads",
     "heads_of",
     "is_linear",
     "is_transposed",

@@ -30,7 +30,7 @@ _BATCH_NORMS = (
 )  # fmt: skip
 _NO_PROJECTION = (
     "heads: {} has no output projection that is a plain linear layer. "
-    "Merge adapters and unpack quantised weights first."
+    "Merge adapters and unpack quantized weights first."
 )
 
 
@@ -77,7 +77,7 @@ def output_projection(model: nn.Module, site: Site) -> OutputProjection | None:
     """The output projection of a site, found by its name; None if there is none.
 
     Also None if the module computes more than a linear map of its weight, as under an adapter or
-    when packed by quantisation, or if this process has a part of the weight only.
+    when packed by quantization, or if this process has a part of the weight only.
     """
     above = site.name.rpartition(".")[0]
     candidates = [(site.name, name) for name in _NAMES]

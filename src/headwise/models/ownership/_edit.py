@@ -1,8 +1,9 @@
 """Edit the outputs of heads before the output projection mixes them: gates, zeros or their mean."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headwise._torch_private import in_backward, replace_submodule
-from headwise.errors import ArgumentError, ShapeError, UnsupportedError
+from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models._hooks import Hooks
 from headwise.models._model import check_model, run_uncompiled
 from headwise.models.capture import (
@@ -50,9 +51,9 @@ def edit_heads(
         UnsupportedError: layers that share their weights run again in a backward pass, or
             gradients are enabled and an attention has no output projection that is a module.
     """
-    with ExitStack() as stack:
-        stack.enter_context(run_uncompiled())
-        inputs = stack.enter_context(InputTracker(model, Stacks(model).roots).follow())
+    with Hooks() as hooks:
+        hooks.enter_context(run_uncompiled())
+        inputs = hooks.enter_context(InputTracker(model, Stacks(model).roots).follow())
         unprojected: dict[int, Callable[[], Attention]] = {}
         for module in {attention.module: None for attention in attentions}:
             calls = [attention for attention in attentions if attention.module is module]
@@ -61,46 +62,13 @@ def edit_heads(
                 unprojected[id(module)] = following
                 continue
             install = _before_projection if calls[0].called else _around_torch_layer
-            stack.enter_context(install(calls[0], following, edit))
+            install(hooks, calls[0], following, edit)
         if unprojected:
-            stack.enter_context(_where_attended(model, unprojected, edit))
-        stack.enter_context(ordinary_path(model))
+            attended = partial(_edit_attended, unprojected, edit)
+            # Attached, so that heads say whether gradients would pass through them.
+            hooks.enter_context(capture_calls(model, attended, keep_graph=True))
+        hooks.enter_context(ordinary_path(model))
         yield inputs
-
-
-@contextmanager
-def gate_heads(
-    model: nn.Module,
-    attentions: Sequence[Attention],
-    gates: Callable[[Attention], Float[Tensor, "*B H"] | None],
-) -> Iterator[None]:
-    """Multiply the output of each head by a gate while the block runs.
-
-    Gates of 1 leave the model's output equal to the last bit; a gate of 0 removes its head.
-    Gradients reach the gates; with one row of gates per text of a batch, one backward pass gives
-    the gradients of every text.
-
-    Args:
-        attentions: All attentions of the model, from `find_attentions`.
-        gates: Called in each pass for the gates of an attention; None leaves its heads unchanged.
-    """
-
-    def edit(attention: Attention, heads: Tensor) -> Tensor:
-        gate = gates(attention)
-        if gate is None:
-            return heads
-        shape = heads.shape[-2:-1] if gate.ndim == 1 else (heads.shape[0], heads.shape[-2])
-        if gate.shape != shape:
-            raise ShapeError(
-                f"gate_heads: gates {tuple(gate.shape)} for {attention.site.name}, where heads "
-                f"are {tuple(heads.shape)}. Give {tuple(shape)}."
-            )
-        gate = gate.to(heads.dtype)
-        gate = gate if gate.ndim == 1 else gate.view(len(gate), *[1] * (heads.ndim - 3), -1)
-        return heads * gate[..., None]
-
-    with edit_heads(model, attentions, edit):
-        yield
 
 
 @dataclass(frozen=True)
@@ -275,10 +243,9 @@ def _call_order(calls: list[Attention], inputs: InputTracker) -> Callable[[], At
     return following
 
 
-@contextmanager
 def _before_projection(
-    first: Attention, following: Callable[[], Attention], edit: Edit
-) -> Iterator[None]:
+    hooks: Hooks, first: Attention, following: Callable[[], Attention], edit: Edit
+) -> None:
     n_heads = first.site.n_heads
 
     def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -286,41 +253,31 @@ def _before_projection(
         edited = edit(following(), heads)
         return args if edited is heads else (edited.flatten(-2), *args[1:])
 
-    with Hooks() as hooks:
-        hooks.before(first.output.module, enter)
-        yield
+    hooks.before(first.output.module, enter)
 
 
-@contextmanager
-def _where_attended(
-    model: nn.Module, orders: Mapping[int, Callable[[], Attention]], edit: Edit
-) -> Iterator[None]:
+def _edit_attended(
+    orders: Mapping[int, Callable[[], Attention]], edit: Edit, call: AttentionCall
+) -> None:
     """Write into the outputs of attention in place, for a model that multiplies them by a bare
     parameter: no module takes them as input."""
-
-    def attended(call: AttentionCall) -> None:
-        following = orders.get(id(call.module))
-        if following is None:
-            return
-        if call.heads.requires_grad:
-            raise UnsupportedError(
-                f"heads: {type(call.module).__name__} has no output projection that is a module, "
-                f"so its heads are edited in place. Disable gradients (torch.no_grad)."
-            )
-        heads = call.heads.transpose(1, 2)
-        edited = edit(following(), heads)
-        if edited is not heads:
-            heads.copy_(edited)
-
-    # Attached, so that heads say whether gradients would pass through them.
-    with capture_calls(model, attended, keep_graph=True):
-        yield
+    following = orders.get(id(call.module))
+    if following is None:
+        return
+    if call.heads.requires_grad:
+        raise UnsupportedError(
+            f"heads: {type(call.module).__name__} has no output projection that is a module, "
+            f"so its heads are edited in place. Disable gradients (torch.no_grad)."
+        )
+    heads = call.heads.transpose(1, 2)
+    edited = edit(following(), heads)
+    if edited is not heads:
+        heads.copy_(edited)
 
 
-@contextmanager
 def _around_torch_layer(
-    first: Attention, following: Callable[[], Attention], edit: Edit
-) -> Iterator[None]:
+    hooks: Hooks, first: Attention, following: Callable[[], Attention], edit: Edit
+) -> None:
     """Edit the heads of torch's layer, which reads the weight of its projection without calling it.
 
     While it runs, its projection is the identity, so that it returns the outputs of its heads. The
@@ -350,8 +307,6 @@ def _around_torch_layer(
             out = out.transpose(0, 1)
         return out, *output[1:]
 
-    with Hooks() as hooks:
-        hooks.callback(replace_submodule, layer, "out_proj", projection)
-        hooks.before(layer, enter)
-        hooks.after(layer, leave, always_call=True)
-        yield
+    hooks.callback(replace_submodule, layer, "out_proj", projection)
+    hooks.before(layer, enter)
+    hooks.after(layer, leave, always_call=True)

@@ -34,6 +34,8 @@ _DEFAULT_TOLERANCE = 1e-3
 Share = Literal["query", "key", "whole", "half"]
 # By module: per head, which of its outputs the head depends on.
 _Used = Mapping[str, Bool[Tensor, "_ _"]]
+# By module: what its calls returned.
+_Outputs = Mapping[str, list[Tensor]]
 # The positional and the keyword arguments of one call of a module.
 _Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -103,7 +105,9 @@ def find_logit_rows(
         )
     _refuse_clamped(model)
     _reshard(model)
-    rows = {site: _rows_of(model, site, calls[0], trace) for site, calls in trace.calls.items()}
+    rows = {
+        site: _rows_of(model, site, *calls[0], trace.outputs) for site, calls in trace.calls.items()
+    }
     _refuse_tied_or_frozen(model, rows)
     _try(model, batch, layers, trace, rows)
     return rows
@@ -182,54 +186,36 @@ def _fitted(name: str, factor: Tensor, shape: tuple[int, ...], weight: Any) -> T
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Logits:
-    """The logits of one attention call, and the queries and keys behind them if they are known.
-
-    Logits lack position biases and softcap; those of captured queries and keys also the scale.
-    """
-
-    module: nn.Module
-    logits: Float[Tensor, "H B T S"]
-    q: Float[Tensor, "H B T D"] | None
-    k: Float[Tensor, "Hkv B S D"] | None
-    softcap: float | None
-
-    @classmethod
-    def of(cls, site: str, call: AttentionCall) -> "_Logits":
-        softcap = call.rule.softcap
-        if not isinstance(call, SoftmaxCall):
-            q, k = call.q.transpose(0, 1), call.k.transpose(0, 1)
-            logits = q @ k.repeat_interleave(len(q) // len(k), 0).mT
-            return cls(call.module, logits, q, k, softcap)
-        if call.plain is None:
-            raise UnsupportedError(
-                f"QKClip: the largest logit of {site} is unknown, since its softmax is implemented "
-                f"by hand and more than a scale or a mask is applied to its products of queries "
-                f"and keys, such as a position bias. Load the model with "
-                f"attn_implementation='sdpa', or leave its layer out with HeadMonitor(layers=...)."
-            )
-        logits = torch.where(call.plain.isfinite(), call.plain, 0.0).transpose(0, 1)
-        return cls(call.module, logits, None, None, softcap)
+def _logits_of(site: str, call: AttentionCall) -> Float[Tensor, "H B T S"]:
+    """The logits of a call without position biases and softcap; those of captured queries and keys
+    lack the scale too, which does not matter where they are compared with one another."""
+    if not isinstance(call, SoftmaxCall):
+        q, k = call.q.transpose(0, 1), call.k.transpose(0, 1)
+        return q @ k.repeat_interleave(len(q) // len(k), 0).mT
+    if call.plain is None:
+        raise UnsupportedError(
+            f"QKClip: the largest logit of {site} is unknown, since its softmax is implemented "
+            f"by hand and more than a scale or a mask is applied to its products of queries "
+            f"and keys, such as a position bias. Load the model with "
+            f"attn_implementation='sdpa', or leave its layer out with HeadMonitor(layers=...)."
+        )
+    return torch.where(call.plain.isfinite(), call.plain, 0.0).transpose(0, 1)
 
 
 @dataclass(frozen=True, eq=False)
 class _Trace:
-    """The attention calls of one pass by site, and the calls of the modules around them.
+    """The attention calls of one pass, and the calls of the modules around them.
 
     Attributes:
+        calls: The calls of each site, by its name, with their logits.
         outputs: The outputs of each linear layer and norm, by its name: leaves of autograd, so
             that queries and keys depend on the last of these modules alone.
         inputs: What each of these modules, and each layer of torch, was called with.
     """
 
-    calls: dict[str, list[_Logits]] = field(default_factory=dict)
+    calls: dict[str, list[tuple[AttentionCall, Tensor]]] = field(default_factory=dict)
     outputs: dict[str, list[Tensor]] = field(default_factory=dict)
     inputs: dict[str, list[_Inputs]] = field(default_factory=dict)
-
-    def dependence(self, heads: Float[Tensor, "n ..."]) -> dict[str, Bool[Tensor, "n _"]]:
-        """Which outputs of each module each head depends on, by the last axis of the module."""
-        return output_dependence(heads, self.outputs)
 
 
 def _trace(
@@ -250,7 +236,8 @@ def _trace(
         site = active.site_of(call)
         if layers is None or site.layer in layers:
             with torch.set_grad_enabled(attached):
-                trace.calls.setdefault(site.name, []).append(_Logits.of(site.name, call))
+                logits = _logits_of(site.name, call)
+            trace.calls.setdefault(site.name, []).append((call, logits))
 
     def note(name: str, _: nn.Module, *inputs: Any) -> None:
         trace.inputs.setdefault(name, []).append(inputs)
@@ -284,7 +271,7 @@ def _replay(calls: Iterator[_Inputs], _: nn.Module, *inputs: Any) -> Any:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    """Whether a module multiplies what it has normalised by a learned gain."""
+    """Whether a module multiplies what it has normalized by a learned gain."""
     gain = getattr(module, "weight", None)
     named = "norm" in type(module).__name__.lower()
     return named and isinstance(gain, nn.Parameter) and not any(module.children())
@@ -321,29 +308,34 @@ def _refuse_tied_or_frozen(model: nn.Module, rows_by_site: Mapping[str, LogitRow
             )
 
 
-def _rows_of(model: nn.Module, site: str, call: _Logits, trace: _Trace) -> LogitRows:
+@torch.enable_grad()  # dependence is read from gradients, also where the caller needs none
+def _rows_of(
+    model: nn.Module, site: str, call: AttentionCall, logits: Tensor, outputs: _Outputs
+) -> LogitRows:
     """The rows that scale the logits of each head of one site."""
+    softcap = call.rule.softcap
     if isinstance(call.module, nn.MultiheadAttention):
         groups = torch.arange(call.module.num_heads)
-        return LogitRows(site, groups, tuple(_torch_rows(site, call.module)), call.softcap)
-    if call.q is None or call.k is None:
-        both = trace.dependence(call.logits)
+        return LogitRows(site, groups, tuple(_torch_rows(site, call.module)), softcap)
+    if isinstance(call, SoftmaxCall):
+        both = output_dependence(logits, outputs)
         own = {name: units & (units.sum(0) == 1) for name, units in both.items()}
         is_shared = any((units.sum(0) > 1).any() for units in both.values())
-        groups = torch.arange(len(call.logits))
+        groups = torch.arange(len(logits))
         parts: list[tuple[Share, _Used]] = [("whole" if is_shared else "half", own)]
     else:
-        groups, keys, are_shared = _key_groups(trace.dependence(call.k), len(call.q))
-        queries = trace.dependence(call.q)
+        q, k = call.q.transpose(0, 1), call.k.transpose(0, 1)
+        groups, keys, are_shared = _key_groups(output_dependence(k, outputs), len(q))
+        queries = output_dependence(q, outputs)
         if not queries:
             raise UnsupportedError(
                 f"QKClip: the queries of {site} come from no linear layer or norm whose weights "
-                f"can be scaled, as where they are packed by quantisation. Clip the model before "
-                f"it is quantised, or leave its layer out with HeadMonitor(layers=...)."
+                f"can be scaled, as where they are packed by quantization. Clip the model before "
+                f"it is quantized, or leave its layer out with HeadMonitor(layers=...)."
             )
         parts = [("query", queries), ("key", keys)]
         if are_shared:
-            parts = _parts_with_shared_keys(call.q, call.k, queries, keys, trace)
+            parts = _parts_with_shared_keys(q, k, queries, keys, outputs)
     rows: list[tuple[Share, ScaledRows]] = []
     for share, used in parts:
         for name, units in used.items():
@@ -358,22 +350,22 @@ def _rows_of(model: nn.Module, site: str, call: _Logits, trace: _Trace) -> Logit
             if units.any():
                 owners = torch.where(units.any(0), units.int().argmax(0), -1)
                 rows += [(share, part) for part in _parameters_of(model, name, owners)]
-    return LogitRows(site, groups, tuple(rows), call.softcap)
+    return LogitRows(site, groups, tuple(rows), softcap)
 
 
 def _parts_with_shared_keys(
-    q: Tensor, k: Tensor, queries: _Used, keys: _Used, trace: _Trace
+    q: Tensor, k: Tensor, queries: _Used, keys: _Used, outputs: _Outputs
 ) -> list[tuple[Share, _Used]]:
     """What to scale where all heads share some features of the keys, as in latent attention: the
     queries take the whole factor in these features, and share it with the keys in the others."""
     features = torch.diag_embed(torch.ones(k.shape[-1])).to(k)[:, None, None]  # D 1 1 D
-    used = trace.dependence(features * k[0])
+    used = output_dependence(features * k[0], outputs)
     common = torch.zeros(k.shape[-1], dtype=torch.bool)  # all, where keys come from packed weights
     for name, units in used.items():
         common |= (units & ~keys[name].any(0)).any(1)
     common = common.to(k.device)
-    whole = trace.dependence(torch.where(common, q, 0.0))
-    rest = trace.dependence(torch.where(common, 0.0, q))
+    whole = output_dependence(torch.where(common, q, 0.0), outputs)
+    rest = output_dependence(torch.where(common, 0.0, q), outputs)
     mixed = any((rest[name] & units).any() for name, units in whole.items() if name in rest)
     if mixed or not any(units.any() for units in keys.values()):
         return [("whole", queries)]
@@ -450,8 +442,8 @@ def _try(
     finally:
         _restore(model, saved)
     for site, calls in trace.calls.items():
-        for before, scaled in zip(calls, after.calls[site], strict=True):
-            _compare(site, before.logits.detach(), scaled.logits, factors[site])
+        for (_, before), (_, scaled) in zip(calls, after.calls[site], strict=True):
+            _compare(site, before.detach(), scaled, factors[site])
 
 
 def _compare(
