@@ -57,7 +57,7 @@ class TestModelsAndTexts:
     def test_a_text_that_is_not_utf8(self, place: Path, command: str) -> None:
         (place / "latin.txt").write_bytes("él trabaja".encode("latin-1"))
         line = self.run(place, command, "./any", "latin.txt")
-        assert "latin.txt is not UTF-8 (byte 0 is 0xe9)" in line
+        assert "latin.txt is not UTF-8 text (byte 0 is 0xe9" in line
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_impossible_arguments(place: Path, arguments: tuple[str, ...], tells: st
             ("--d-model", "100000"),
             "d_model=100000, n_layers=3, mlp_ratio=2, context=40 give 240,004,000,000",
         ),
-        (("--out", "good.txt"), "good.txt cannot be created"),
+        (("--out", "good.txt"), "good.txt cannot be written"),
     ],
 )
 def test_impossible_training_sizes_and_folders(

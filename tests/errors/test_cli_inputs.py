@@ -144,7 +144,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("observe model --text trees.conllu", "trees.conllu is CoNLL-U, not plain text. Name it"),
         (
             "observe model --text cut.safetensors",
-            "cut.safetensors is a safetensors file, not UTF-8",
+            "cut.safetensors is not UTF-8 text (it is a safetensors file)",
         ),
         ("observe t.txt --text t.txt", "t.txt is a file, not a folder. Give the folder of a model"),
         ("observe ./modle --text t.txt", "modle is not a folder. Did you mean model? Give"),
@@ -223,8 +223,12 @@ def test_an_input_of_the_wrong_kind_is_named(
 @pytest.mark.parametrize(
     ("arguments", "content", "message"),
     [
-        *((arguments, b"", "standard input holds no text (0 bytes)") for arguments in READ_TEXTS),
-        ("observe model", b"\xff\xfeI\0", "standard input is text in"),
+        *((arguments, b"", "standard input holds no text") for arguments in READ_TEXTS),
+        (
+            "observe model",
+            b"\xff\xfeI\0",
+            "standard input is not UTF-8 text (it is text in",
+        ),
     ],
 )
 def test_standard_input_is_called_by_its_name(

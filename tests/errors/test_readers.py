@@ -43,7 +43,7 @@ def test_a_file_that_cannot_be_read(tmp_path, reader):
 
 @pytest.mark.parametrize("reader", READERS)
 def test_a_file_in_another_encoding(tmp_path, reader):
-    with pytest.raises(InputError, match=rf"{reader.__name__}: .* not UTF-8 \(byte 3 is 0xe9\)"):
+    with pytest.raises(InputError, match=rf"{reader.__name__}: .* not UTF-8 text \(byte 3 is 0xe9"):
         reader(write(tmp_path, "un été".encode("latin-1")))
 
 

@@ -94,7 +94,7 @@ DOORS: dict[str, Callable[[nn.Module], object]] = {
         ),
         *((_empty, door, "has no values: it is on the meta device. Load the") for door in DOORS),
         (_adapted, "save", "holds adapters. Merge them first"),
-        (lambda: _packed("lm_head"), "save", "_packed_params.* is a dtype.*before it is quantised"),
+        (lambda: _packed("lm_head"), "save", "_packed_params.* is a dtype.*before it is quantized"),
         (
             lambda: _packed("q_proj"),
             "QKClip",

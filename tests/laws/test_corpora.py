@@ -156,7 +156,7 @@ def test_the_grammar_knows_its_trees_mentions_and_links(seed, repeated):
         return
     # One root, so every other word has its head; the constructor has refused circles.
     assert len(text.arcs) == len(text.words) - 1
-    gold = grammar.relations(line.words)
+    gold = relations(line.words)
     arcs = [(arc.dependent, arc.head, arc.relation) for arc in text.arcs]
     assert {(head, word) for word, head, name in arcs if name == "nsubj"} == set(gold["subject"])
     translations = {*gold["verb translation"], *gold["pronoun translation"]}

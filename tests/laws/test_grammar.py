@@ -327,7 +327,7 @@ def test_repetitions_have_no_delimiter_and_vary_in_distance(seed):
 @given(seeds, st.booleans())
 def test_every_relation_has_a_sentence_and_no_key_after_its_query(seed, held_out):
     words = (BOS, *GRAMMAR.line(np.random.default_rng(seed), held_out).words, EOS, PAD, PAD)
-    relation_pairs = GRAMMAR.relations(words)
+    relation_pairs = relations(words)
     assert relation_pairs.keys() == RELATIONS.keys()
     for pairs in relation_pairs.values():
         assert len(set(pairs)) == len(pairs)

@@ -1,12 +1,11 @@
 """A small English–Spanish grammar with known agreement and translation."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from headwise.corpora._relations import SPECIALS, Pairs, relations
+from headwise.corpora._relations import SPECIALS
 from headwise.corpora._verbs import ADVERBS, PRONOUNS, TENSES, VERBS, english_form, spanish_form
 from headwise.errors import ArgumentError
 
@@ -43,7 +42,7 @@ class Grammar:
     For every verb, one of {he, she} and one of {y'all, they} is held out: the verb and that
     pronoun never occur in one clause, in any tense, unless `held_out` requests it. The form of
     the verb still occurs with the other pronoun, so a model that predicts it for the held-out
-    pronoun has generalised agreement.
+    pronoun has generalized agreement.
 
     Args:
         seed: The seed for what is held out, and for nothing else.
@@ -108,10 +107,6 @@ class Grammar:
         while len(words) < self.longest:
             words.append(words[-period])
         return Line(tuple(words), None)
-
-    def relations(self, words: Sequence[str]) -> dict[str, Pairs]:
-        """The pairs (query, key) of every relation in a line: see `relations`."""
-        return relations(words)
 
     def _adverb(self, rng: np.random.Generator) -> tuple[list[str], list[str]]:
         """An adverb in both languages, or nothing in both."""

@@ -139,36 +139,31 @@ def refuse_path(who: str, name: str, texts: Any) -> None:
 def _is_path(text: Any, *, is_alone: bool) -> bool:
     if not isinstance(text, str):
         return isinstance(text, os.PathLike)
-    is_named_so = len(text.split()) == 1 and _ending(text) in _READERS
-    return is_named_so or (is_alone and _is_file(text))
+    if len(text.split()) == 1 and _ending(text) in _READERS:
+        return True
+    with suppress(OSError, ValueError):  # a name that is too long, or holds NUL
+        return is_alone and os.path.isfile(text)
+    return False
 
 
 def _ending(path: Any) -> str:
     return os.path.splitext(path)[1].lower()
 
 
-def _is_file(path: str) -> bool:
-    with suppress(OSError, ValueError):  # a name that is too long, or holds NUL
-        return os.path.isfile(path)
-    return False
-
-
 def _strings(who: str, name: str, texts: Any, *kinds: type) -> list[Any]:
     refuse_path(who, name, texts)
     listed = list_items(who, name, texts, *kinds)
-    for place, text in enumerate(listed):
-        _check_encodable(f"{who}: {name}[{place}]", text if isinstance(text, str) else text.text)
+    for place, item in enumerate(listed):
+        text = item if isinstance(item, str) else item.text
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ArgumentError(
+                f"{who}: {name}[{place}] holds {text[error.start]!r} at {error.start}, half of a "
+                f"surrogate pair, which no tokenizer encodes. Decode the text again, or leave it "
+                f"out."
+            ) from error
     return listed
-
-
-def _check_encodable(where: str, text: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ArgumentError(
-            f"{where} holds {text[error.start]!r} at {error.start}, half of a surrogate pair, "
-            f"which no tokenizer encodes. Decode the text again, or leave it out."
-        ) from error
 
 
 def _filled(who: str, texts: list[str]) -> list[str]:

@@ -15,7 +15,7 @@ from headwise.errors import UnsupportedError
 from headwise.models._libraries import is_sharded, offload_hooks, whole_tensor
 from headwise.models._model import without_compiler
 
-# Settings that quantised modules keep among their weights.
+# Settings that quantized modules keep among their weights.
 _SETTINGS = (int, float, str, torch.dtype, type(None))
 # Where an object is in memory, in its description.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -34,7 +34,7 @@ def fingerprint(model: nn.Module) -> str:
     which torch does not count, are found by comparing at least 512 evenly spaced entries of each
     weight, or all of a smaller one; such a change elsewhere is missed.
 
-    Quantised weights are hashed as they are stored, those of torchao and others that wrap several
+    Quantized weights are hashed as they are stored, those of torchao and others that wrap several
     tensors by these tensors and their settings; weights that accelerate has offloaded are
     read from where it keeps them; sharded ones are gathered one after the other, so that every
     process must call this, and gets the fingerprint of the whole model. A model inside
@@ -127,7 +127,7 @@ def _parts(model: nn.Module, name: str, value: Any) -> Iterator[tuple[str, Any]]
 
 
 def _is_wrapper(weight: Any) -> bool:
-    """Whether a weight is made of other tensors, as quantised ones of torchao are.
+    """Whether a weight is made of other tensors, as quantized ones of torchao are.
 
     Sharded weights are not: they are gathered.
     """
@@ -151,7 +151,7 @@ def _unreadable(name: str, value: Any) -> UnsupportedError:
 
 
 def _steps(weight: Tensor) -> tuple[Any, ...]:
-    """How the stored integers of a quantised tensor become numbers."""
+    """How the stored integers of a quantized tensor become numbers."""
     if weight.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
         return weight.q_scale(), weight.q_zero_point()
     return (

@@ -31,7 +31,7 @@ def growing_layer(cache: Any, module: nn.Module, keys: Tensor) -> Any:
     """The layer of a cache that holds these keys of a module and only appends; None otherwise."""
     layers, index = getattr(cache, "layers", ()), getattr(module, "layer_idx", None)
     layer: Any = layers[index] if isinstance(index, int) and index < len(layers) else None
-    # Other classes move, quantise or overwrite what they hold; this one makes new tensors by `cat`.
+    # Other classes move, quantize or overwrite what they hold; this one makes new tensors by `cat`.
     is_growing = type(layer).__name__ == "DynamicLayer" and layer.keys is keys
     return layer if is_growing else None
 

@@ -76,14 +76,14 @@ def parse_sentence(lines: Lines, path: str | os.PathLike[str]) -> AnnotatedText 
             rows.append(row)
     if not rows:
         return None
-    words = _words(rows, path)
+    tokens = _tokens(rows, path)
+    words = [word for _, its_words in tokens for word in its_words]
     if text is None:
-        text = "".join(row.form + " " * row.space_after for row in _surface(rows)).rstrip()
-    fault = fault_at(_WHO, path, lines[0][0])
-    with located_by(fault):
+        text = "".join(token.form + " " * token.space_after for token, _ in tokens).rstrip()
+    with located_by(fault_at(_WHO, path, lines[0][0])):
         return AnnotatedText(
             text,
-            words=_spans(rows, text, path),
+            words=_spans(tokens, text, path),
             tags=tuple(row.tag for row in words) if any(w.tag != "_" for w in words) else (),
             arcs=_arcs(words, path),
         )
@@ -118,8 +118,10 @@ def _row(number: int, line: str, fault: Fault) -> _Row | None:
     )
 
 
-def _words(rows: Sequence[_Row], path: str | os.PathLike[str]) -> list[_Row]:
-    """The words, after checks that they count from 1 and that contractions precede them."""
+def _tokens(
+    rows: Sequence[_Row], path: str | os.PathLike[str]
+) -> list[tuple[_Row, Sequence[_Row]]]:
+    """What the text spells, each with its words: contractions, and the words outside of them."""
     words = [row for row in rows if not row.contraction]
     for number, row in enumerate(words, 1):
         if row.first != number:
@@ -127,9 +129,12 @@ def _words(rows: Sequence[_Row], path: str | os.PathLike[str]) -> list[_Row]:
                 f"the word {row.form!r} has the number {row.first}, not {number}. "
                 f"Count without gaps."
             )
+    tokens: list[tuple[_Row, Sequence[_Row]]] = []
     covered = 0
     for row, after in zip(rows, [*rows[1:], None], strict=True):
         if not row.contraction:
+            if row.first > covered:
+                tokens.append((row, [row]))
             continue
         begins = after is not None and not after.contraction and after.first == row.first
         if not begins or row.first <= covered or row.last > len(words):
@@ -138,38 +143,28 @@ def _words(rows: Sequence[_Row], path: str | os.PathLike[str]) -> list[_Row]:
                 f"do not all follow it. Put it before its words."
             )
         covered = row.last
-    return words
+        tokens.append((row, words[row.first - 1 : row.last]))
+    return tokens
 
 
-def _surface(rows: Sequence[_Row]) -> list[_Row]:
-    """The rows that the text spells: contractions, and the words outside of them."""
-    surface: list[_Row] = []
-    covered = 0
-    for row in rows:
-        if row.contraction or row.first > covered:
-            surface.append(row)
-        covered = max(covered, row.last if row.contraction else 0)
-    return surface
-
-
-def _spans(rows: Sequence[_Row], text: str, path: str | os.PathLike[str]) -> tuple[Span, ...]:
+def _spans(
+    tokens: Sequence[tuple[_Row, Sequence[_Row]]], text: str, path: str | os.PathLike[str]
+) -> tuple[Span, ...]:
     """The span of each word; the text must consist of these words and spaces between them."""
-    forms = {row.first: row.form for row in rows if not row.contraction}
     spans: list[Span] = []
     start = 0
-    surface = _surface(rows)
-    for row in surface:
+    for row, words in tokens:
         start += len(text[start:]) - len(text[start:].lstrip())
         if not text.startswith(row.form, start):
             raise fault_at(_WHO, path, row.line)(
                 f"the word is {row.form!r}, but the text continues with "
                 f"{text[start : start + len(row.form) + 8]!r}. Make words and text agree."
             )
-        parts = [forms[number] for number in range(row.first, row.last + 1)]
+        parts = [word.form for word in words]
         spans += _parts((start, start + len(row.form)), row.form, parts)
         start += len(row.form)
     if text[start:].strip():
-        raise fault_at(_WHO, path, surface[-1].line)(
+        raise fault_at(_WHO, path, tokens[-1][0].line)(
             f"the words end, but the text continues with {text[start : start + 20]!r}. "
             f"Make words and text agree."
         )

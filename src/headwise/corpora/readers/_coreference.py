@@ -34,10 +34,10 @@ def read_gap(path: str | os.PathLike[str]) -> list[AnnotatedText]:
         Webster et al. 2018, "Mind the GAP";
         https://github.com/google-research-datasets/gap-coreference
     """
-    lines = lines_of(path, _GAP)
-    if lines[0].split("\t") != _HEADER:
+    header = next(iter(lines_of(path, _GAP)), "")
+    if header.split("\t") != _HEADER:
         raise fault_at(_GAP, path, 1)(
-            f"the columns are {lines[0][:60]!r}. Give a GAP table with {', '.join(_HEADER)}."
+            f"the columns are {header[:60]!r}. Give a GAP table with {', '.join(_HEADER)}."
         )
     return read_each(path, _GAP, _gap, skip=1)
 

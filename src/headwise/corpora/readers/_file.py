@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from headwise.errors import ArgumentError, InputError
-from headwise.files import kind_of, parse_json
+from headwise.files import decode, parse_json
 
 
 @runtime_checkable
@@ -35,46 +35,26 @@ def text_of(source: Source, who: str) -> str:
     Raises:
         InputError: the file cannot be read, or is not UTF-8.
     """
-    return decode(bytes_of(source, who), source, who)
-
-
-def bytes_of(source: Source, who: str) -> bytes:
-    """The bytes of a file.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
     try:
-        return Path(source).read_bytes() if isinstance(source, str | os.PathLike) else source.read()
+        if isinstance(source, str | os.PathLike):
+            return decode(Path(source).read_bytes())
+        return decode(source.read())
     except OSError as error:
         raise InputError(
             f"{who}: {name_of(source)} cannot be read ({error.strerror}). Name a text file."
         ) from error
-
-
-def decode(data: bytes, source: Source, who: str) -> str:
-    """The text of these bytes of a source, without a byte order mark.
-
-    Raises:
-        InputError: they are not UTF-8.
-    """
-    if kind := kind_of(data):
+    except ValueError as error:
         raise InputError(
-            f"{who}: {name_of(source)} is {kind}, not UTF-8 text. Name a UTF-8 text file."
-        )
-    try:
-        return data.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{who}: {name_of(source)} is not UTF-8 (byte {error.start} is "
-            f"0x{data[error.start]:02x}). Convert it, for example with iconv."
+            f"{who}: {name_of(source)} is not UTF-8 text ({error}). Name a UTF-8 text file, or "
+            f"convert it, for example with iconv."
         ) from error
 
 
 def lines_of(path: Source, who: str) -> list[str]:
-    """The lines of a UTF-8 file, without line breaks."""
+    """The lines of a UTF-8 file, without line breaks and without an empty last line."""
     # str.splitlines() would also split at form feeds and the like.
-    return re.split(r"\r\n|\r|\n", text_of(path, who))
+    lines = re.split(r"\r\n|\r|\n", text_of(path, who))
+    return lines if lines[-1] else lines[:-1]
 
 
 Fault = Callable[[str], InputError]

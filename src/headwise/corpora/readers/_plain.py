@@ -12,9 +12,7 @@ from headwise.corpora._text import AnnotatedText, Span
 from headwise.corpora.readers._file import (
     Fault,
     Source,
-    bytes_of,
     check_filled,
-    decode,
     fault_at,
     lines_of,
     name_of,
@@ -38,15 +36,9 @@ def read_texts(path: Source, *, paragraphs: bool = False) -> list[str]:
     Raises:
         InputError: the file cannot be read, is not UTF-8, or holds only white space.
     """
-    data = bytes_of(path, "read_texts")
-    text = decode(data, path, "read_texts")
-    # str.splitlines() would also split at form feeds and the like.
-    lines = [line.rstrip() for line in re.split(r"\r\n|\r|\n", text)]
-    body = "\n".join(lines).strip("\n")
+    body = "\n".join(line.rstrip() for line in lines_of(path, "read_texts")).strip("\n")
     if not body:
-        raise InputError(
-            f"read_texts: {name_of(path)} holds no text ({len(data)} bytes). Name a text file."
-        )
+        raise InputError(f"read_texts: {name_of(path)} holds no text. Name a text file.")
     return re.split(r"\n{2,}" if paragraphs else r"\n+", body)
 
 
@@ -60,20 +52,21 @@ def read_parallel(source: Source, target: Source) -> list[tuple[str, str]]:
             lines, only one line of a pair is empty, or all lines are.
     """
     sides = [[line.strip() for line in lines_of(path, _PARALLEL)] for path in (source, target)]
-    counts = [len(lines) - (lines[-1] == "") for lines in sides]
+    counts = [len(lines) for lines in sides]
     if counts[0] != counts[1]:
         raise InputError(
             f"{_PARALLEL}: {name_of(source)} has {counts[0]} lines, and {name_of(target)} has "
             f"{counts[1]}. Give as many targets as texts, one in each line."
         )
-    for number, pair in enumerate(zip(*sides, strict=False), 1):
+    pairs = [(text, translation) for text, translation in zip(*sides, strict=True)]
+    for number, pair in enumerate(pairs, 1):
         if bool(pair[0]) != bool(pair[1]):
             path = target if pair[0] else source
             raise InputError(
                 f"{_PARALLEL}: {name_of(path)}, line {number}: the line is empty, and "
                 f"that of the other file is not. Fill it, or remove both lines."
             )
-    pairs = [(text, target_text) for text, target_text in zip(*sides, strict=False) if text]
+    pairs = [pair for pair in pairs if pair[0]]
     if not pairs:
         raise InputError(f"{_PARALLEL}: {name_of(source)} holds no text. Name a text file.")
     return pairs
@@ -99,7 +92,7 @@ def read_aligned(
             that does not exist. The error names the line.
     """
     columns = [lines_of(path, "read_aligned") for path in (source, target, links)]
-    lengths = [len(lines) - (lines[-1] == "") for lines in columns]
+    lengths = [len(lines) for lines in columns]
     if len(set(lengths)) > 1:
         raise fault_at("read_aligned", links, min(lengths))(
             f"the files have {lengths[0]}, {lengths[1]} and {lengths[2]} lines. "
@@ -107,8 +100,7 @@ def read_aligned(
         )
     texts = [
         _aligned(text, translation, pairs, joint, fault_at("read_aligned", links, number))
-        for number, (text, translation, pairs) in enumerate(zip(*columns, strict=False), 1)
-        if number <= lengths[0]
+        for number, (text, translation, pairs) in enumerate(zip(*columns, strict=True), 1)
     ]
     return check_filled(texts, links, "read_aligned")
 
@@ -151,19 +143,14 @@ def read_pairs(path: str | os.PathLike[str]) -> list[SentencePair]:
         InputError: the file cannot be read, is not UTF-8, has no row, or a row is not such a pair.
     """
     rows = csv.reader(io.StringIO(text_of(path, "read_pairs"), newline=""), strict=True)
-    pairs = []
     try:
-        for row in rows:
-            if row:
-                pairs.append(_pair(row))
+        pairs = [_pair(row) for row in rows if row]
     except (csv.Error, ValueError) as error:
         raise InputError(
             f"read_pairs: line {rows.line_num} of {path} is not a pair ({error}). Write "
             f"sentence,sentence,similarity."
         ) from error
-    if not pairs:
-        raise InputError(f"read_pairs: {path} holds no pair. Name a file of sentence pairs.")
-    return pairs
+    return check_filled(pairs, path, "read_pairs", "pair. Name a file of sentence pairs")
 
 
 def _pair(row: list[str]) -> SentencePair:
