@@ -398,3 +398,10 @@ def test_accuracies_of_an_encoder_decoder_are_those_of_eager_weights() -> None:
         # Both halves together, since they are of equal size.
         both = (rows["accuracy"].to_numpy() + rows["chosen_half"].to_numpy()) / 2
         np.testing.assert_allclose(both, np.sum(rights, 0) / (3 * len(texts)), atol=1e-6)
+
+
+def test_the_candidates_of_a_word_are_those_that_the_encoder_reads() -> None:
+    # Also if the first word of the translation is linked with none.
+    texts = [replace(text, links=text.links[1:]) for text in linked_pairs(12)]
+    frame = alignment(sharp_t5(), TOKENIZER, texts)
+    np.testing.assert_allclose(frame["chance"], 1 / 3)
