@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from headwise.tables import HeadTable as HeadTable
     from headwise.tables import Scores as Scores
     from headwise.watch import Request as Request
+    from headwise.watch import attentions as attentions
+    from headwise.watch import links as links
     from headwise.watch import observe as observe
 
 # The public names of each folder or file; those of "" are modules.
@@ -81,7 +83,7 @@ _NAMES = {
     "scoring": "importance prune_curves",
     "surgery": "Costs costs group_heads Plan plan prune",
     "tables": "Head HeadTable Scores",
-    "watch": "observe Request",
+    "watch": "attentions links observe Request",
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
 

@@ -1,6 +1,6 @@
 """The last batch: exact attention maps of chosen heads, and the attention each key received."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -97,6 +97,11 @@ class Maps:
         same._calls, same._received = dict(self._calls), dict(self._received)
         return same
 
+    def all(self) -> dict[Site, AttentionCall]:
+        if not self._keeps_maps:
+            raise ArgumentError("Watch.calls: maps=False. Observe with Request(maps=True).")
+        return dict(self._calls)
+
     def layers(self, model: nn.Module) -> list[Layer]:
         if not self._keeps_maps:
             raise ArgumentError("Watch.layers: maps=False. Observe with Request(maps=True).")
@@ -174,6 +179,21 @@ def _visible(call: AttentionCall, tile: Tile, heads: slice = slice(None)) -> Boo
     if visible is None:
         return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.q.device)
     return visible
+
+
+def weights_of_heads(
+    call: AttentionCall, heads: Sequence[int], rows: Sequence[range]
+) -> Float[Tensor, "B h R S"]:
+    """The weights of some heads for some queries, in the dtype of the queries."""
+    n_rows = sum(map(len, rows))
+    weights = call.q.new_empty(len(call.q), len(heads), n_rows, call.k.shape[2])
+    for place, head in enumerate(heads):
+        start = 0
+        for part in rows:
+            for block in _in_blocks(call, head, part):
+                weights[:, place, start : start + block.shape[1]] = block
+                start += block.shape[1]
+    return weights
 
 
 def _in_blocks(call: AttentionCall, head: int, rows: range) -> Iterator[Float[Tensor, "B R S"]]:

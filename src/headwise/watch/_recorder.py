@@ -121,6 +121,10 @@ class Recorder:
         """The sites of all calls so far; then modules that were not captured, and why."""
         return [*map(self._describe, self._capture.sites), *self._capture.uncaptured()]
 
+    def unsupported(self) -> dict[str, str]:
+        """Modules whose attention cannot be captured, by name, and why."""
+        return self._capture.reasons_by_name()
+
     def totals(self) -> tuple[list[Site], dict[str, Totals]]:
         """The sites that attended, and the totals of each statistic, all heads side by side."""
         self._compute()

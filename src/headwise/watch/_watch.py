@@ -12,10 +12,7 @@ from torch import Tensor, nn
 from headwise._display import counted
 from headwise._torch_private import without_function_modes
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import (
-    Site,
-    fingerprint,
-)
+from headwise.models import AttentionCall, Site, fingerprint
 from headwise.models.checkpoints import originals_of
 from headwise.tables import HeadLike, HeadTable, plot_weights
 from headwise.watch._maps import Layer, Rows, TopKeys
@@ -189,6 +186,26 @@ class Watch:
                 f"Watch.plot: text={text}. The last batch has texts 0 to {len(weights) - 1}."
             )
         return plot_weights("Watch.plot", weights[text].float().cpu().numpy(), str(head), ax)
+
+    def calls(self) -> dict[Site, AttentionCall]:
+        """The last attention call of each layer.
+
+        Raises:
+            ArgumentError: the request has no maps, or `layers` names a layer that the model does
+                not have.
+            UnsupportedError: no attention call was captured, or the queries of a layer are split
+                among several calls.
+        """
+        calls = self._recorder.maps.all()
+        _check_captured(self._model, self._recorder, self._layers, calls)
+        for site in calls:
+            covered = self._recorder.covered[site]
+            if covered.captured < covered.tokens:
+                raise UnsupportedError(
+                    f"Watch.calls: {site.name} attends in several parts ({covered}), and no call "
+                    f"holds all of its weights. Leave its layer out with layers=."
+                )
+        return calls
 
     def layers(self) -> list[Layer]:
         """Every layer with self-attention, on the last batch.

@@ -243,10 +243,14 @@ class Capture:
         """The site of a call that the model is about to compute; None if it is new."""
         return self._sites.get(self._key(call))
 
+    def reasons_by_name(self) -> dict[str, str]:
+        """Modules whose attention cannot be captured, by name, and why."""
+        why = self.unsupported
+        return {name: why[key] for key, name in self._names.items() if key in why}
+
     def uncaptured(self) -> list[Site]:
         """Modules that should attend but were not captured, each with its name and the reason."""
-        names, why = self._names, self.unsupported
-        reasons = {name: why[key] for key, name in names.items() if key in why}
+        names, reasons = self._names, self.reasons_by_name()
         known = [*reasons, *(site.name for site in self._sites.values())]
         silent: list[str] = []
         for key, name in names.items():  # outer modules come first

@@ -1,0 +1,165 @@
+"""The attention weights themselves, as `output_attentions=True` returns them in eager mode."""
+
+from collections.abc import Collection, Mapping, Sequence
+from numbers import Integral
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from headwise._evaluation import in_evaluation
+from headwise.errors import ArgumentError, UnsupportedError
+from headwise.models import AttentionCall, Site, check_model, model_inputs
+from headwise.models.ownership import call_model
+from headwise.tables import HeadsLike, resolve_heads
+from headwise.watch._maps import weights_of_heads
+from headwise.watch._observe import observe
+from headwise.watch._request import Request
+from headwise.watch._watch import Watch
+
+Queries = slice | int | Sequence[int] | None
+
+
+@torch.no_grad()
+def attentions(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    layers: Collection[int] | None = None,
+    heads: HeadsLike | None = None,
+    queries: Queries = None,
+    max_bytes: int = 2 << 30,
+) -> tuple[Float[Tensor, "B H T S"] | None, ...] | SimpleNamespace:
+    """The exact attention weights of a model, whatever implementation of attention it runs.
+
+    This is what `output_attentions=True` returns under `attn_implementation="eager"`. The model
+    runs once, in evaluation mode, on its own kernel; then the weights are computed from its
+    queries and keys, a block of rows at a time. A query that may attend to no key (padding on the
+    left of a decoder) has weights of zero, where eager attention has uniform ones.
+
+    Args:
+        model: Any model that `observe` takes.
+        inputs: One batch: what a tokenizer returns, a tuple of arguments, or a tensor.
+        layers: The layers, counted from 0 in each stack. None is all of them.
+        heads: `"L5.H3"`, `(5, 3)`, a list of either, or `{5: [3]}`. A layer has these heads
+            alone, in this order. None is all of them.
+        queries: The queries, as columns of the batch: a slice, a list or a number; −1 is the
+            last. None is all of them.
+        max_bytes: How large the result may be.
+    Returns:
+        For each layer its weights, from 0 to 1, in the dtype of its queries; None for a layer
+        that was not asked for. A model with several stacks gives a tuple for each of them, by the
+        last part of its name: `.encoder`, `.decoder` and `.cross`, or `.language` and `.vision`.
+    Raises:
+        ArgumentError: `layers` and `heads` are both given, a layer or a query does not exist, or
+            the result would be larger than `max_bytes`.
+        HeadError: a head does not exist.
+        UnsupportedError: the model cannot be watched exactly, the queries of a layer are split
+            among several calls, or a layer cannot be captured and `heads` does not name others.
+
+    Example:
+        >>> from headwise.layer import MultiHeadAttention
+        >>> layer = MultiHeadAttention(8, 2)
+        >>> [weights] = attentions(layer, torch.randn(1, 5, 8), queries=-1)
+        >>> weights.shape
+        torch.Size([1, 2, 1, 5])
+    """
+    if layers is not None and heads is not None:
+        raise ArgumentError(
+            f"attentions: layers={layers!r} and heads={heads!r}. Give one of them: the name of a "
+            f"head says its layer."
+        )
+    inner = check_model("attentions", model)
+    with observe(model, Request(statistics=(), maps=True), layers) as watch, in_evaluation(inner):
+        call_model(inner, model_inputs(inputs))
+    calls = watch.calls()
+    if heads is None:
+        _refuse_uncaptured(watch)
+    chosen = _chosen_heads(calls, heads)
+    rows = {site: _ranges(queries, call.q.shape[2]) for site, call in calls.items()}
+    _check_size(calls, chosen, rows, max_bytes)
+    stacks: dict[str, list[Tensor | None]] = {}
+    for site in watch.sites():
+        if site.layer >= 0:
+            stacks.setdefault(site.stack, []).append(None)
+    for site, call in calls.items():
+        if chosen[site]:
+            stacks[site.stack][site.layer] = weights_of_heads(call, chosen[site], rows[site])
+    if len(stacks) == 1:
+        return tuple(*stacks.values())
+    names = {stack: stack.rpartition(".")[2] or "self" for stack in stacks}
+    return SimpleNamespace(**{names[stack]: tuple(layers) for stack, layers in stacks.items()})
+
+
+def _refuse_uncaptured(watch: Watch) -> None:
+    """Refuse a model of which a layer would be missing.
+
+    Raises:
+        UnsupportedError: a layer has attention that cannot be captured.
+    """
+    missing = watch._recorder.unsupported()
+    if missing:
+        name, reason = next(iter(missing.items()))
+        raise UnsupportedError(
+            f"attentions: {name} has attention that cannot be followed ({reason}). Name heads of "
+            f"other layers with heads=, or take what the model itself returns in eager mode."
+        )
+
+
+def _chosen_heads(sites: Collection[Site], heads: HeadsLike | None) -> dict[Site, list[int]]:
+    """The heads of each layer that are asked for, by their index in the layer."""
+    if heads is None:
+        return {site: list(range(site.n_heads)) for site in sites}
+    places = {head: (site, index) for site in sites for index, head in enumerate(site.heads())}
+    chosen: dict[Site, list[int]] = {site: [] for site in sites}
+    for head in resolve_heads(heads, places):
+        site, index = places[head]
+        chosen[site].append(index)
+    return chosen
+
+
+def _ranges(queries: Queries, T: int) -> list[range]:
+    """The chosen columns of `T`, in the order given, as stretches of neighbors.
+
+    Raises:
+        ArgumentError: a column does not exist, or the queries are no numbers.
+    """
+    if queries is None or isinstance(queries, slice):
+        columns: Sequence[Any] = range(T)[queries or slice(None)]
+    else:
+        columns = [queries] if isinstance(queries, int) else list(queries)
+    ranges: list[range] = []
+    for column in columns:
+        if not isinstance(column, Integral) or not -T <= int(column) < T:
+            raise ArgumentError(
+                f"attentions: queries has {column!r}, where a layer has {T} queries. Give numbers "
+                f"from {-T} to {T - 1}."
+            )
+        start = int(column) % T
+        if ranges and ranges[-1].stop == start:
+            ranges[-1] = range(ranges[-1].start, start + 1)
+        else:
+            ranges.append(range(start, start + 1))
+    return ranges
+
+
+def _check_size(
+    calls: Mapping[Site, AttentionCall],
+    chosen: Mapping[Site, list[int]],
+    rows: Mapping[Site, list[range]],
+    max_bytes: int,
+) -> None:
+    """Refuse weights that would not fit, before any is computed."""
+    size = sum(
+        call.q.shape[0] * len(chosen[site]) * sum(map(len, rows[site])) * call.k.shape[2]
+        * call.q.element_size()
+        for site, call in calls.items()
+    )  # fmt: skip
+    if size > max_bytes:
+        raise ArgumentError(
+            f"attentions: the weights take {size:,} bytes, and max_bytes={max_bytes:,}. Choose "
+            f"queries= (-1 is the last), heads= or layers=, or raise max_bytes. headwise.observe "
+            f"gives what they say of each head in memory that grows linearly with the text."
+        )

