@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from headwise.caching import CachePlan as CachePlan
     from headwise.caching import cache_plan as cache_plan
     from headwise.caching import load_duo_attention as load_duo_attention
-    from headwise.caching import retrieval_batches as retrieval_batches
     from headwise.caching import save_duo_attention as save_duo_attention
     from headwise.corpora import Example as Example
     from headwise.jobs import corpus as corpus
@@ -70,7 +69,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "": "errors masks reference",
     "_progress": "progress",
-    "caching": "cache_plan CachePlan load_duo_attention retrieval_batches save_duo_attention",
+    "caching": "cache_plan CachePlan load_duo_attention save_duo_attention",
     "corpora": "Example",
     "jobs": "corpus",
     "kernels": "attend",

@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.caching import CachePlan, CacheScores, LayerCachePlan
+from headwise.caching import CachePlan, CacheScores, LayerCachePlan, retrieval_batches
 from headwise.errors import (
     ArgumentError,
     HeadError,
@@ -316,7 +316,7 @@ def test_goals_and_texts(arguments: dict[str, Any], message: str) -> None:
 )
 def test_retrieval_texts_that_cannot_be_made(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        hw.retrieval_batches(llama(), **arguments)
+        retrieval_batches(llama(), **arguments)
 
 
 LAYER = {"layer": 0, "windows": [None], "losses": [], "token_bytes": 32, "sliding_window": None}

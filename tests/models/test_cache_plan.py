@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import headwise as hw
 from double import Double, doubled
-from headwise.caching import CachePlan, LayerCachePlan, cache_scores
+from headwise.caching import CachePlan, LayerCachePlan, cache_scores, retrieval_batches
 from headwise.caching._scores import streamed_losses
 from headwise.models import fingerprint
 from headwise.models.ownership import find_attentions
@@ -168,8 +168,8 @@ def test_agreement_is_reported_between_halves_and_domains() -> None:
 
 def test_retrieval_batches_ask_for_a_span_that_occurs_before() -> None:
     model = zoo.make("Llama")
-    made = hw.retrieval_batches(model, 3, 40, span=6, seed=1)
-    again = hw.retrieval_batches(model, 3, 40, span=6, seed=1)
+    made = retrieval_batches(model, 3, 40, span=6, seed=1)
+    again = retrieval_batches(model, 3, 40, span=6, seed=1)
     for batch, same in zip(made, again, strict=True):
         ids, labels = batch["input_ids"][0], batch["labels"][0]
         assert torch.equal(ids, same["input_ids"][0])
