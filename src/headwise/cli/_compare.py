@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headwise.cli._options import OutputWithFigure, Shared, opt
+from headwise.cli._options import OutputWithFigure, Shared, given_options, opt
 from headwise.cli._print import print_json, print_note, print_result, print_table, progress_bar
 from headwise.errors import ArgumentError
 
@@ -109,10 +109,9 @@ def _check_sides(names: list[str], text: Path | None, shared: Shared, roles: boo
             raise ArgumentError(
                 f"compare: --text is for models, and {name} holds results already. Leave it out."
             )
-    given = [option for option, value in vars(shared).items() if value is not None]
-    unused = (["roles"] if roles else []) + given
+    unused = (["roles"] if roles else []) + [*given_options(shared)]
     if text is None and unused:
         raise ArgumentError(
-            f"compare: --{unused[0].replace('_', '-')} is for models, and {names[0]} holds results "
+            f"compare: --{unused[0]} is for models, and {names[0]} holds results "
             f"already. Leave it out."
         )

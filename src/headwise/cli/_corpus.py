@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from headwise._display import counted
-from headwise.cli._options import Model, ModelOptions, Output, PerText, Statistics, opt
+from headwise.cli._options import MaxTokens, Model, ModelOptions, Output, PerText, Statistics, opt
 from headwise.cli._print import print_heads, print_note, progress_bar
 from headwise.errors import ArgumentError
 
@@ -33,6 +33,7 @@ def corpus(
         Literal["half-gate", "gradient", "curvature", "zero-ablation"] | None,
         opt("Score heads by this method instead of computing statistics."),
     ] = None,
+    max_tokens: MaxTokens = None,
     *,
     options: ModelOptions,
 ) -> None:
@@ -63,7 +64,7 @@ def corpus(
         shards=shards,
         tokenizer=tokenizer,
         column=column,
-        max_tokens=options.max_tokens,
+        max_tokens=max_tokens,
     )
     try:
         with progress_bar(f"Computing shards of {job.path}") as on_progress:

@@ -19,7 +19,7 @@ from torch import nn
 
 from headwise._display import counted
 from headwise._packages import require
-from headwise.cli._options import Shared
+from headwise.cli._options import ModelOptions, Shared
 from headwise.cli._print import note_input
 from headwise.corpora import SentencePair, read_parallel, read_texts
 from headwise.errors import ArgumentError, InputError
@@ -150,16 +150,18 @@ def note_split_texts(texts: list[str], model: nn.Module, tokenizer: Any, shared:
         )
 
 
-def open_model(name: str, shared: Shared, text_for: str | None = None) -> tuple[nn.Module, Any]:
+def open_model(
+    name: str, options: ModelOptions, text_for: str | None = None
+) -> tuple[nn.Module, Any]:
     """The model on the requested device, and its tokenizer.
 
     Args:
         text_for: The function for which the model must read text. Models that do not read text
             have no tokenizer, or only one for their labels.
     """
-    device = check_device(shared.device or "cpu", "--device")
-    dtype = None if shared.dtype is None else getattr(torch, shared.dtype)
-    model = load(name, device=device, dtype=dtype, attn_implementation=shared.attention)
+    device = check_device(options.device or "cpu", "--device")
+    dtype = None if options.dtype is None else getattr(torch, options.dtype)
+    model = load(name, device=device, dtype=dtype, attn_implementation=options.attention)
     if text_for is not None:
         check_reads_text(text_for, model)
     return model, load_tokenizer(name)

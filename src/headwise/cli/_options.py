@@ -45,17 +45,6 @@ Target = Annotated[
 Seed = Annotated[
     int | None, opt("The seed of all random numbers.", shown="0", min=0, max=2**32 - 1)
 ]
-Device = Annotated[str | None, opt("The device to run on, such as cuda.", shown="cpu")]
-Dtype = Annotated[
-    DtypeName | None, opt("The dtype to compute in.", shown="that of the saved model")
-]
-Attention = Annotated[
-    Literal["headwise", "sdpa", "eager"] | None,
-    opt(
-        "The attention implementation: headwise's kernels, torch's, or the model's own.",
-        shown="what transformers chooses",
-    ),
-]
 MaxTokens = Annotated[
     int | None,
     opt(
@@ -90,13 +79,27 @@ _MODELS = ("model", "before", "after")
 
 
 @dataclass(frozen=True)
-class Shared:
-    """The values of the shared options; None for options that are not set."""
+class ModelOptions:
+    """How a command opens its model; None for options that are not set."""
+
+    device: Annotated[str | None, opt("The device to run on, such as cuda.", shown="cpu")] = None
+    dtype: Annotated[
+        DtypeName | None, opt("The dtype to compute in.", shown="that of the saved model")
+    ] = None
+    attention: Annotated[
+        Literal["headwise", "sdpa", "eager"] | None,
+        opt(
+            "The attention implementation: headwise's kernels, torch's, or the model's own.",
+            shown="what transformers chooses",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Shared(ModelOptions):
+    """How a command opens its model, and which texts it reads."""
 
     seed: Seed = None
-    device: Device = None
-    dtype: Dtype = None
-    attention: Attention = None
     max_texts: Annotated[
         int | None, opt("Use this many texts, drawn at random.", shown="all", min=1)
     ] = None
@@ -109,16 +112,6 @@ class Shared:
             shown="each line is a text",
         ),
     ] = None
-
-
-@dataclass(frozen=True)
-class ModelOptions:
-    """How a command opens its model, where all texts are read."""
-
-    device: Device = None
-    dtype: Dtype = None
-    attention: Attention = None
-    max_tokens: MaxTokens = None
 
 
 @dataclass(frozen=True)
@@ -180,6 +173,16 @@ class ModelOutput:
     def check(self) -> None:
         """Refuse a folder that could not be written at the end of the work."""
         check_folder(self.out, *MODEL_FILES, force=self.force)
+
+
+def given_options(options: Any) -> dict[str, Any]:
+    """The options of a group that are set, by their names on the command line."""
+    unset = {field.name: field.default for field in fields(options)}
+    return {
+        name.replace("_", "-"): value
+        for name, value in vars(options).items()
+        if value != unset[name]
+    }
 
 
 def with_flat_options(command: Callable[..., None]) -> Callable[..., None]:

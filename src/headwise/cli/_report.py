@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,7 @@ from headwise.cli._options import (
     Target,
     check_folder,
     check_output,
+    given_options,
     opt,
     write_output,
 )
@@ -166,12 +167,12 @@ def _check(model: str | None, inputs: Inputs, sources: Sources, shared: Shared) 
     if model is not None and inputs.text is None:
         raise ArgumentError(f"report: {model} needs texts to read. Add --text FILE.")
     if model is not None and sources != Sources():
-        option, value = next(iter(_given(sources).items()))
+        option, value = next(iter(given_options(sources).items()))
         what = "the Mini-GPT" if option == "lab-folder" else "a saved study"
         raise ArgumentError(
             f"report: --{option} {value} is for {what}, not for {model}. Leave one of them out."
         )
-    unused = [*_given(inputs), *_given(shared)]
+    unused = [*given_options(inputs), *given_options(shared)]
     if model is not None or not unused:
         return
     if sources.study is not None:
@@ -187,13 +188,3 @@ def _check(model: str | None, inputs: Inputs, sources: Sources, shared: Shared) 
             f"report: --{option} is for a MODEL, and none is named; the Mini-GPT reads lines "
             f"of its own grammar. Name a MODEL, or leave --{option} out."
         )
-
-
-def _given(options: Any) -> dict[str, Any]:
-    """The options that are set, by their names on the command line."""
-    unset = vars(type(options)())
-    return {
-        name.replace("_", "-"): value
-        for name, value in vars(options).items()
-        if value != unset[name]
-    }

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headwise.cli._options import Attention, Device, Dtype, Force, Model, Shared, check_output, opt
+from headwise.cli._options import Force, Model, ModelOptions, check_output, opt
 from headwise.cli._print import print_note, print_result
 from headwise.errors import ArgumentError
 
@@ -25,10 +25,9 @@ def look(
         str | None,
         opt("For an encoder-decoder: what its decoder reads.", shown="what the model generates"),
     ] = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    attention: Attention = None,
     force: Force = False,
+    *,
+    options: ModelOptions,
 ) -> None:
     """Show the attention of every head of a model on one sentence.
 
@@ -45,8 +44,7 @@ def look(
 
     if text == str(STANDARD_INPUT):
         text = "\n".join(plain_texts(STANDARD_INPUT, paragraphs=False))
-    shared = Shared(device=device, dtype=dtype, attention=attention)
-    opened, tokenizer = open_model(model, shared, text_for="look")
+    opened, tokenizer = open_model(model, options, text_for="look")
     result = report.look(opened, tokenizer, text, target=target, title=title_of(model))
     out = out or Path(mkdtemp(prefix="headwise-")) / "look.html"
     in_browser = result.open(out)
