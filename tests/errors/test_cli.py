@@ -61,24 +61,6 @@ class TestModelsAndTexts:
 
 
 @pytest.mark.parametrize(
-    ("command", "out", "tells"),
-    [
-        ("report", "missing/page.html", "missing/page.html cannot be written"),
-        ("report", "page.pdf", "page.pdf does not end in .html"),
-        ("report", "folder.html", "folder.html is a folder"),
-        ("observe", "missing/table.csv", "missing/table.csv cannot be written"),
-        ("observe", "table.xlsx", "table.xlsx does not end in .parquet, .csv, .json"),
-    ],
-)
-def test_an_output_is_checked_before_the_work(
-    place: Path, command: str, out: str, tells: str
-) -> None:
-    (place / "folder.html").mkdir()
-    # No such model: if the work had begun, the error would name it.
-    assert tells in refused(place, command, "./any", "--text", "good.txt", "-o", out)
-
-
-@pytest.mark.parametrize(
     ("arguments", "tells"),
     [
         (("report", "--text", "good.txt"), "--text is for a MODEL"),

@@ -153,6 +153,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("observe model --txt t.txt", "Try headwise observe --help."),
         ("observe model", "Missing option '--text'. Try headwise observe --help."),
         ("obsrve model", "Did you mean 'observe'? Try headwise --help."),
+        ("importance model --text t.txt --method half-gat", "Did you mean half-gate?"),
+        ("importance model --text t.txt --loss labels", "Did you mean label?"),
+        ("observe model --text t.txt --statistics entrpy", "Did you mean entropy?"),
+        ("roles model --text t.txt --nulls permutd", "Did you mean permuted?"),
+        ("count bert-bas", "Did you mean bert-base?"),
+        ("report ./any --text t.txt -o page.pdf", "page.pdf does not end in .html"),
+        ("observe ./any --text t.txt -o t.xlsx", "t.xlsx does not end in .parquet, .csv, .json"),
         ("roles model --text t.txt --relation rules.py:limit", "has no function limit. It has"),
         ("roles model --text t.txt --relation rules.py:earler", "Did you mean earlier? It has"),
         (

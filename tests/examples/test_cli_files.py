@@ -90,24 +90,3 @@ def test_a_file_of_the_wrong_kind_is_named_for_what_it_is(place: Path, tmp_path:
         done = headwise("observe", place / "model", "--text", tmp_path / kind)
         assert done.code == 2
         assert f"is not UTF-8 text (it is {kind}" in done.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "suggestion"),
-    [
-        (("obsrve", "m"), "Did you mean 'observe'? Try"),
-        (("observe", "m", "--txt", "a"), "--text"),
-        (("importance", "m", "--text", "a", "--method", "half-gat"), "Did you mean half-gate?"),
-        (("importance", "m", "--text", "a", "--loss", "labels"), "Did you mean label?"),
-        (("observe", "m", "--text", "a", "--statistics", "entrpy"), "Did you mean entropy?"),
-        (("observe", "m", "--text", "a", "--statistics", "top(frist)"), "Did you mean first?"),
-        (("roles", "m", "--text", "SOME", "--nulls", "permutd"), "Did you mean permuted?"),
-        (("count", "bert-bas"), "Did you mean bert-base?"),
-    ],
-)
-def test_a_wrong_name_suggests_the_nearest(
-    arguments: tuple[str, ...], suggestion: str, place: Path
-) -> None:
-    done = headwise(*(str(place / "some.txt") if x == "SOME" else x for x in arguments))
-    assert done.code == 2
-    assert suggestion in done.err, done.err
