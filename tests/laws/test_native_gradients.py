@@ -130,10 +130,13 @@ def test_every_rule_holds_across_shares_of_keys(
     _assert_close(Problem(q, k, v, RULES[rule](T, S)), dtype, size=2.0)
 
 
+_LONG = pytest.param(700, 128, marks=pytest.mark.full)
+
+
 @dtypes
 @pytest.mark.usefixtures("built_for_halves")
 @pytest.mark.parametrize("size", [1.0, 30.0])
-@pytest.mark.parametrize(("T", "D"), [(1, 64), (7, 5), (129, 64), (509, 61), (700, 128)])
+@pytest.mark.parametrize(("T", "D"), [(1, 64), (7, 5), (129, 64), (509, 61), _LONG])
 @pytest.mark.parametrize("causal", [False, True])
 def test_errors_are_at_most_twice_those_of_torch(
     T: int, D: int, size: float, causal: bool, dtype: torch.dtype

@@ -170,8 +170,15 @@ def _table_of(
     return watch.table()
 
 
-@pytest.mark.parametrize("make", [_bert, _llama, _two_masks, _fused_projections])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("make", "dtype"),
+    [
+        (_bert, torch.float32),
+        (_llama, torch.bfloat16),
+        (_two_masks, torch.float32),
+        (_fused_projections, torch.bfloat16),
+    ],
+)
 def test_short_calls_count_as_others_do(
     make: Callable[[], Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
