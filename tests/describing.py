@@ -8,8 +8,23 @@ import torch
 from torch import Tensor
 
 from headwise.errors import ArgumentError
-from headwise.kernels import RowRequest, RowStatistics, attend, make_rule, row_statistics
+from headwise.kernels import (
+    AttentionProblem,
+    KernelChoice,
+    RowRequest,
+    RowStatistics,
+    _attend,
+    attend,
+    make_rule,
+    row_statistics,
+)
 from strategies import Problem
+
+
+def choose(problem: AttentionProblem, backend: str = "auto") -> KernelChoice:
+    """The choice of `attend`, without a call."""
+    kernel, reason = _attend.kernel_for(problem, None, backend)
+    return kernel.plan(problem, reason)
 
 
 def cast(problem: Problem, dtype: torch.dtype, device: str = "cpu") -> Problem:

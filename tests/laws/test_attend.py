@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from describing import choose
 from headwise import masks, reference
 from headwise.kernels import (
     AttendOutput,
@@ -18,7 +19,6 @@ from headwise.kernels import (
     _attend,
     _fused,
     attend,
-    choose,
     cpu,
     make_rule,
 )

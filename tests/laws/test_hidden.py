@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from describing import choose
 from headwise import masks, reference
 from headwise._library import library
 from headwise.errors import ArgumentError
@@ -17,7 +18,6 @@ from headwise.kernels import (
     AttentionRule,
     RowRequest,
     attend,
-    choose,
     make_rule,
     row_statistics,
 )

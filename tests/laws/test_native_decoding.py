@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from describing import assert_same, cast, described, everything
+from describing import assert_same, cast, choose, described, everything
 from headwise import masks
 from headwise._library import Library, library
 from headwise.kernels import (
@@ -18,7 +18,6 @@ from headwise.kernels import (
     RowRequest,
     RowStatistics,
     attend,
-    choose,
     cpu,
     make_rule,
     native_is_faster,

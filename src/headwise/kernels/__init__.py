@@ -1,11 +1,9 @@
 """Attention: one function that mixes values, and one that describes the weights of each row."""
 
-from headwise._torch_private import under_autocast
 from headwise.kernels._attend import (
     AttendOutput,
     attend,
     attend_by_rule,
-    choose,
     computes_both_at_once,
     row_statistics,
     statistics_kernel,
@@ -25,6 +23,7 @@ from headwise.kernels._rule import (
     MaskLike,
     TensorBias,
     WindowLike,
+    check_numbers,
     make_rule,
 )
 from headwise.kernels.native import is_faster_than_a_call as native_is_faster
@@ -48,14 +47,13 @@ __all__ = [
     "attend",
     "attend_by_rule",
     "autocast_inputs",
-    "choose",
+    "check_numbers",
     "computes_both_at_once",
     "is_packed",
     "make_rule",
     "native_is_faster",
     "row_statistics",
     "statistics_kernel",
-    "under_autocast",
     "weights_in_blocks",
     "weights_of_head",
 ]

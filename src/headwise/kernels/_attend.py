@@ -212,20 +212,12 @@ def statistics_kernel(
     return f"{kernel.label} ({missing}: {FALLBACK.label})" if missing else kernel.label
 
 
-def choose(problem: AttentionProblem, backend: str = "auto") -> KernelChoice:
-    """The choice of `attend` for this, made without reading the values of tensors.
-
-    Raises:
-        ArgumentError: the name is unknown, or that kernel cannot do this.
-    """
-    kernel, reason = kernel_for(problem, None, backend)
-    return kernel.plan(problem, reason)
-
-
 def kernel_for(
     problem: AttentionProblem, request: RowRequest | None, backend: str = "auto"
 ) -> tuple[AttentionKernel, str]:
     """The kernel that computes heads, or the statistics of a request, and why it is this one.
+
+    No value of a tensor is read.
 
     Raises:
         ArgumentError: the name is unknown, or that kernel cannot do this.

@@ -6,8 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from headwise._torch_private import under_autocast
 from headwise.errors import ArgumentError, ShapeError
-from headwise.kernels import WindowLike, under_autocast
+from headwise.kernels import WindowLike
 from headwise.layer._biases import PositionBias
 from headwise.layer._cache import KVCache
 from headwise.layer._positions import RoPE

@@ -17,6 +17,7 @@ from headwise.kernels import (
     MaskLike,
     WindowLike,
     attend,
+    check_numbers,
     make_rule,
 )
 
@@ -82,14 +83,7 @@ class HeadAttention(nn.Module):
             raise ArgumentError(
                 f"MultiHeadAttention: dropout={dropout}. Give a share from 0 up to 1."
             )
-        if scale is not None and not math.isfinite(scale):
-            raise ArgumentError(
-                f"MultiHeadAttention: scale={scale}. Give a finite number, or None."
-            )
-        if softcap is not None and not 0 < softcap < math.inf:
-            raise ArgumentError(
-                f"MultiHeadAttention: softcap={softcap}. Give a positive number, or None."
-            )
+        check_numbers("MultiHeadAttention", scale, softcap)
         if window is not None:
             masks.window(window)  # refuses negative sides
         self.dropout, self.scale, self.softcap, self.window = dropout, scale, softcap, window

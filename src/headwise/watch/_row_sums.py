@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from headwise._torch_private import under_autocast
 from headwise.errors import UnsupportedError
-from headwise.kernels import RowRequest, RowStatistics, under_autocast
+from headwise.kernels import RowRequest, RowStatistics
 from headwise.models import AttentionCall, Text
 from headwise.watch._request import Request
 from headwise.watch.layout import CallLayout, Positions

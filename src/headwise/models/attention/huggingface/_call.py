@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from headwise._torch_private import can_read, is_traced, needs_gradient
+from headwise._torch_private import can_read, is_traced, needs_gradient, under_autocast
 from headwise.errors import MaskError, UnsupportedError
 from headwise.kernels import (
     AttendOutput,
@@ -21,7 +21,6 @@ from headwise.kernels import (
     computes_both_at_once,
     make_rule,
     native_is_faster,
-    under_autocast,
 )
 from headwise.masks import Mask, as_mask, causal, documents, from_flex, window
 from headwise.masks.parts import top_left
