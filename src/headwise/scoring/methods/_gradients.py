@@ -71,6 +71,7 @@ def curvature(gated: GatedModel, removed: HeadMask, on_progress: Progress) -> Pe
 def _gradients(gated: GatedModel, start: Float[Tensor, " N"], on_progress: Progress) -> PerHead:
     """One backward pass per batch scores all texts, since each text has gates of its own."""
     order = None
+    # .59 [.52, .70] of the time for 150 texts of 4 to 80 tokens in batches of 32, on one thread.
     if gated.loss.ignores_padding and gated.rows_per_text == 1:
         batches, order = sort_by_length(gated.batches)
         gated = replace(gated, batches=batches)
@@ -87,9 +88,8 @@ def _gradients(gated: GatedModel, start: Float[Tensor, " N"], on_progress: Progr
 def sort_by_length(batches: Sequence[Inputs]) -> tuple[Sequence[Inputs], list[int] | None]:
     """The same texts with those of about equal length together, without the padding.
 
-    On a CPU a pass takes time for each token: on padded batches of sentences, half-gate takes .81
-    of the time. Batches stay as they are on other devices, or if they hold other inputs than
-    tokens with padding on the right.
+    On a CPU a pass takes time for each token. Batches stay as they are on other devices, or if they
+    hold other inputs than tokens with padding on the right.
 
     Returns:
         The batches, and for each of their texts its place among all texts; None if they stay.
