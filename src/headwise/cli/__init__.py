@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     command = typer.main.get_command(app)
     try:
+        # By itself typer would print an error on several lines, after the usage.
         code = command.main(arguments or ["--help"], "headwise", standalone_mode=False)
     except HeadwiseError as error:
         code = print_error(str(error))

@@ -79,6 +79,7 @@ class CheckedCommand(TyperCommand):
         Raises:
             BadParameter: a value is refused, or does not have the type of its option.
         """
+        # The strings as they were typed: once converted, an empty path is the current folder.
         raw, _, _ = self.make_parser(ctx).parse_args(args=list(args))
         params: list[Any] = [*self.params]
         strings = [(param, [*_strings(raw.get(param.name))]) for param in params]

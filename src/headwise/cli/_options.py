@@ -187,6 +187,7 @@ def given_options(options: Any) -> dict[str, Any]:
 
 def with_flat_options(command: Callable[..., None]) -> Callable[..., None]:
     """Turn a command that takes dataclasses into one with an option for each of their fields."""
+    # typer reads options from a flat signature, and knows no groups of them.
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     options: dict[str, Parameter] = {}

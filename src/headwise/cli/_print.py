@@ -64,6 +64,7 @@ def print_error(message: str) -> int:
 def print_json(content: Mapping[str, Any] | Sequence[Any]) -> None:
     """Print JSON that any program can read: NaN becomes null."""
     _print_notes_on_input()
+    # Python would write NaN, which is no JSON.
     print(json.dumps(_without_nan(content), indent=1, allow_nan=False))
 
 

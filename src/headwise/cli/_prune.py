@@ -146,6 +146,7 @@ def prune(
     as_format(format, full)
     if format in ("stock", "padded"):
         _check_shapes(format, full, planned, folds=bool(texts))
+    # The mean outputs are those on plain texts; `read_batches` would mask tokens of some models.
     sentences, reference = _inputs.sentences_of(training), None
     if sentences:
         _inputs.note_split_texts(sentences, full, tokenizer, shared)

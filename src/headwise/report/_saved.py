@@ -232,7 +232,8 @@ def _get_curves(content: Mapping[str, Any], arrays: Arrays) -> Curves:
 def _put_sample(sample: Sample, place: str, arrays: Arrays) -> Content:
     """Add the attention of a sample to the arrays; return the rest of it.
 
-    Heads of one stack whose arrays have one shape are stacked.
+    Heads of one stack whose arrays have one shape are stacked: the header of a safetensors file
+    has an entry for each array, and a page may show 48 texts of a thousand heads.
     """
     content: Content = {"tokens": list(sample.tokens), "targets": list(sample.targets)}
     by_kind: dict[str, Mapping[Head, np.ndarray]] = {

@@ -134,6 +134,7 @@ def _strongest_finding(table: HeadTable, statistic: str, n_tests: int) -> Findin
     texts = table.totals[statistic].texts
     # Bonferroni over heads × statistics: the largest of many numbers is often large by chance.
     stats = require("scipy.stats", "report", "findings")
+    # Student's t: the error of a mean over few texts is itself uncertain.
     quantile = stats.t.isf(_ERROR_RATE / 2 / n_tests, np.maximum(texts - 1, 1))
     margin = table.standard_error(statistic) * quantile
     with np.errstate(divide="ignore", invalid="ignore"):  # no lift where uniform attention gives 1

@@ -106,6 +106,7 @@ def write_table_file(frame: pd.DataFrame, about: Mapping[str, Any], path: Path) 
             frame.attrs.update(about)
             frame.to_parquet(beside)
         elif path.suffix == ".csv":
+            # A cell of CSV is text: arrays are written as JSON, and their columns are listed.
             arrays = (n for n in frame if any(isinstance(x, np.ndarray) for x in frame[n]))
             lists = [str(name) for name in arrays]
             cells = {n: [json.dumps(_as_list(x)) for x in frame[n]] for n in lists}

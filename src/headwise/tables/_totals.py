@@ -162,6 +162,7 @@ class Totals:
 
     def standard_error(self) -> Column:
         """The standard error of the mean over texts; NaN for fewer than two texts."""
+        # Σ(S − mean·n)², expanded, so that three sums over texts are enough and tables add up.
         mean = np.nan_to_num(self.mean())
         squared = self.total_squared - 2 * mean * self.cross + mean**2 * self.count_squared
         spread = divide(np.maximum(squared, 0.0) * self.texts, np.maximum(self.texts - 1, 0))

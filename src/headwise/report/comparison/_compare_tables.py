@@ -206,6 +206,7 @@ def _adjusted_p(
     Source:
         Romano & Wolf 2005, algorithm 4.2 (`headwise.roles`).
     """
+    # Columns with too few texts stay out of the family, which they would make larger for nothing.
     p = np.full(len(tested), np.nan)
     gains = _influence(before, after, paired)[:, tested]
     [both_signs] = step_down([np.concatenate([gains, -gains], axis=1)], draws=draws, seed=0)

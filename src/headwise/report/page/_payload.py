@@ -161,6 +161,7 @@ def pack_samples(
     place = {head: str(index) for index, head in enumerate(heads)}
     packed: list[Payload] = []
     for index, sample in enumerate(samples):
+        # What a text leaves of its share goes to those after it.
         share = max_bytes / (len(samples) - index)
         data = _pack(sample, heads, share)
         if data is None:
