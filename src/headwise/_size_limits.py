@@ -65,7 +65,7 @@ def stored_size(paths: Iterable[Path], packed: bool = False) -> StoredSize:
     """The size of the content of safetensors files, read from their headers.
 
     Args:
-        packed: Whether an element may hold several quantised weights. Each of its bits then
+        packed: Whether an element may hold several quantized weights. Each of its bits then
             counts as a weight, unless the dtype is one of the usual floats.
     Raises:
         SafetensorError: one of them is not a complete safetensors file.

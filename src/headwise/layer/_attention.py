@@ -29,7 +29,7 @@ class MultiHeadAttention(nn.Module):
     Each head has its own queries. Groups of heads share `n_kv_heads` key/value heads (1 is
     multi-query attention): query head `h` reads kv head `h // (n_heads // n_kv_heads)`. The
     projections are ordinary `nn.Linear` modules and are called as modules, so adapters,
-    quantisation and hooks work on them.
+    quantization and hooks work on them.
 
     Queries are aligned with the end of the keys, as in `headwise.masks`, and positions follow
     that alignment.
@@ -45,7 +45,7 @@ class MultiHeadAttention(nn.Module):
         dropout: Share of attention weights dropped in training.
         kdim: Width of the key input. None is `d_model`.
         vdim: Width of the value input. None is `kdim`.
-        qk_norm: Whether each query and key is RMS-normalised, with learned factors, before the
+        qk_norm: Whether each query and key is RMS-normalized, with learned factors, before the
             rotation.
         gate: Whether each head's output is multiplied by a sigmoid gate computed from the query
             input.

@@ -112,7 +112,7 @@ def check_inputs(inputs: Mapping[str, Tensor], widths: Sequence[int], like: nn.M
                 f"Give [batch, tokens, {width}]; the layer was made for that width."
             )
     kinds = {name: (x.dtype, x.device) for name, x in inputs.items()}
-    # Adapters and quantised weights accept dtypes of their own; autocast unifies dtypes.
+    # Adapters and quantized weights accept dtypes of their own; autocast unifies dtypes.
     if type(like) is nn.Linear:
         kinds["weights"] = (like.weight.dtype, like.weight.device)
     if under_autocast(inputs["query"]):

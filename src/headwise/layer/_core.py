@@ -41,7 +41,7 @@ class LayerOutputWithLse(NamedTuple):
 
 
 class HeadNorm(nn.RMSNorm):
-    """RMS normalisation of each query or key, with learned factors."""
+    """RMS normalization of each query or key, with learned factors."""
 
     def forward(self, x: Float[Tensor, "B H T D"]) -> Float[Tensor, "B H T D"]:
         # Under autocast the factors are wider than `x`, and torch's kernel wants one dtype.

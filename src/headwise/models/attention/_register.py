@@ -54,7 +54,11 @@ def set_attention(model: nn.Module, implementation: str) -> None:
         )
     base = transformers.PreTrainedModel
     if not isinstance(model, base):
-        _check_own(model, implementation)
+        if implementation != NAME:  # models of this library always run on its kernels
+            raise ArgumentError(
+                f"load: {type(model).__name__} computes its attention by headwise.attend, not by "
+                f"{implementation!r}. Leave attn_implementation out."
+            )
         return
     for part in model.modules():
         if isinstance(part, base) and not part._can_set_attn_implementation():
@@ -70,12 +74,3 @@ def set_attention(model: nn.Module, implementation: str) -> None:
             f"load: {type(model).__name__} cannot use attn_implementation={implementation!r} "
             f"({first_line(error)}). Leave it out."
         ) from error
-
-
-def _check_own(model: nn.Module, implementation: str) -> None:
-    """Models of this library always run on its kernels."""
-    if implementation != NAME:
-        raise ArgumentError(
-            f"load: {type(model).__name__} computes its attention by headwise.attend, not by "
-            f"{implementation!r}. Leave attn_implementation out."
-        )

@@ -66,13 +66,11 @@ class RuleMask(Tensor):
         if func in DESCRIPTIONS:
             with without_tensor_subclasses():
                 return func(*args, **kwargs)
-        args, kwargs = map_leaves(as_tensor, (args, kwargs))
+        # Whatever computes with the mask gets the tensor that it stands for.
+        args, kwargs = map_leaves(
+            lambda x: x.entries() if isinstance(x, RuleMask) else x, (args, kwargs)
+        )
         return func(*args, **kwargs)
-
-
-def as_tensor(x: Any) -> Any:
-    """A mask as the tensor it stands for; anything else as it is."""
-    return x.entries() if isinstance(x, RuleMask) else x
 
 
 def unless_read(mask: Any) -> Any:
