@@ -194,7 +194,7 @@ def test_attention_of_transformers_is_allowed(folder: Path, name: str | None) ->
 
 
 def test_flash_attention_from_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwise.models.open._checks.find_spec", lambda name: name)
+    monkeypatch.setattr("headwise.models.checkpoints._folder_checks.find_spec", lambda name: name)
     _config(folder, attn_implementation="flash_attention_2")
     _refused(folder, r"attn_implementation='flash_attention_2', a kernel whose code")
 

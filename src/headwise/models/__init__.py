@@ -34,8 +34,7 @@ from headwise.models.capture import (
     capture_calls,
     open_capture,
 )
-from headwise.models.checkpoints import save
-from headwise.models.open import load, load_tokenizer
+from headwise.models.checkpoints import load, load_tokenizer, save
 from headwise.models.ownership import ablate
 
 __all__ = [

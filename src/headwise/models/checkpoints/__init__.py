@@ -1,24 +1,17 @@
-"""Checkpoints of models with changed heads: every format, and the check in a fresh process."""
+"""Checkpoints: one reader of every model, and one writer, whose formats are functions."""
 
 from headwise.models.checkpoints._formats import as_format
 from headwise.models.checkpoints._fresh_process import SENTENCES
+from headwise.models.checkpoints._load import load, load_tokenizer
 from headwise.models.checkpoints._manifest import (
-    CHANGED,
-    LAYER,
-    apply_changes,
     apply_checked,
-    changed_class,
     differences_between,
     differences_of,
-    read_layer,
-    read_manifest,
     write_layer,
 )
 from headwise.models.checkpoints._original_heads import (
-    ORIGINAL,
     compose_heads,
     originals_of,
-    read_original,
     set_original_heads,
 )
 from headwise.models.checkpoints._resize import (
@@ -29,7 +22,7 @@ from headwise.models.checkpoints._resize import (
     update_sizes,
 )
 from headwise.models.checkpoints._save import save
-from headwise.models.checkpoints._source_files import TOKENIZER_FILES, source_files
+from headwise.models.checkpoints._source_files import source_files
 from headwise.models.checkpoints._torch_layer import (
     TorchCompatibleAttention,
     replace_torch_layers,
@@ -37,25 +30,18 @@ from headwise.models.checkpoints._torch_layer import (
 )
 
 __all__ = [
-    "CHANGED",
-    "LAYER",
-    "ORIGINAL",
     "SENTENCES",
-    "TOKENIZER_FILES",
     "BiasHeads",
     "TorchCompatibleAttention",
-    "apply_changes",
     "apply_checked",
     "as_format",
-    "changed_class",
     "compose_heads",
     "differences_between",
     "differences_of",
     "is_bias_table",
+    "load",
+    "load_tokenizer",
     "originals_of",
-    "read_layer",
-    "read_manifest",
-    "read_original",
     "replace_torch_layers",
     "returns_biases",
     "save",

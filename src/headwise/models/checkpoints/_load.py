@@ -21,18 +21,22 @@ from headwise.lab import read_model, read_tokenizer
 from headwise.models._libraries import progress_bar_in_terminals_only
 from headwise.models._model import check_device
 from headwise.models.attention import set_attention
-from headwise.models.checkpoints import (
+from headwise.models.checkpoints._folder_checks import (
+    check_folder,
+    check_tokenizer_class,
+    fetch,
+    fetched,
+)
+from headwise.models.checkpoints._manifest import (
     CHANGED,
     LAYER,
-    ORIGINAL,
-    TOKENIZER_FILES,
     apply_changes,
     changed_class,
     read_layer,
     read_manifest,
-    read_original,
 )
-from headwise.models.open._checks import check_folder, check_tokenizer_class, fetch, fetched
+from headwise.models.checkpoints._original_heads import ORIGINAL, read_original
+from headwise.models.checkpoints._source_files import TOKENIZER_FILES
 
 # As the hub allows them: an owner and a slash may stand before the name.
 _HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9_][\w.-]*", re.ASCII)
