@@ -81,7 +81,12 @@ def _grammar_relations(words: Sequence[str], tags: str) -> dict[str, Pairs]:
             if words[pronoun] == PRONOUNS[words[source]]
         ],
     }
-    return pairs | {f"next {name}": _one_earlier(relation) for name, relation in pairs.items()}
+    # The same keys for the token before each query, which predicts it.
+    earlier = {
+        f"next {name}": [(query - 1, key) for query, key in relation if key < query]
+        for name, relation in pairs.items()
+    }
+    return pairs | earlier
 
 
 def _positions(tags: str, tag: str) -> list[int]:
@@ -95,8 +100,3 @@ def _same_stem(words: Sequence[str], verbs: Sequence[int]) -> Pairs:
         for before in verbs
         if before < verb and _LEMMAS[words[before]] == _LEMMAS[words[verb]]
     ]
-
-
-def _one_earlier(pairs: Pairs) -> Pairs:
-    """The same keys for the token before each query."""
-    return [(query - 1, key) for query, key in pairs if key < query]

@@ -111,11 +111,6 @@ def read_tokenizer(folder: str | os.PathLike[str]) -> "tokenizers.Tokenizer":
         ) from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
-    return read_object(path, "load", "Save the model again.")
-
-
 def _existing(folder: Path, name: str) -> Path:
     if (folder / name).is_file():
         return folder / name
@@ -130,7 +125,7 @@ def _existing(folder: Path, name: str) -> Path:
 
 def _read_sizes(path: Path) -> tuple[MiniGPTConfig, Any]:
     """The saved configuration and the saved `cut`."""
-    about = read_json(path)
+    about = read_object(path, "load", "Save the model again.")
     for key, known in (("format", FORMAT), ("architecture", "MiniGPT")):
         if about.get(key) != known:
             raise InputError(

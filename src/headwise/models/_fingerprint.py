@@ -116,31 +116,18 @@ def _parts(model: nn.Module, name: str, value: Any) -> Iterator[tuple[str, Any]]
     elif isinstance(value, Tensor) and value.is_quantized:
         yield name, value.int_repr()
         yield from _parts(model, name, _steps(value))
-    elif _is_wrapper(value):
-        yield from _wrapped(model, name, value)
+    # Made of other tensors, as quantized ones of torchao are; sharded ones are gathered instead.
+    elif getattr(value, "__tensor_flatten__", None) is not None and not is_sharded(value):
+        names, settings = value.__tensor_flatten__()
+        yield name, f"{type(value).__name__}{_ADDRESS.sub('', repr(settings))}"
+        for part in names:
+            yield from _parts(model, f"{name}.{part}", getattr(value, part))
     elif isinstance(value, Tensor):
         yield name, _offloaded(model, name) if value.is_meta else value
     elif isinstance(value, _SETTINGS):
         yield name, value
     else:
         raise _unreadable(name, value)
-
-
-def _is_wrapper(weight: Any) -> bool:
-    """Whether a weight is made of other tensors, as quantized ones of torchao are.
-
-    Sharded weights are not: they are gathered.
-    """
-    flatten = getattr(weight, "__tensor_flatten__", None)
-    return flatten is not None and not is_sharded(weight)
-
-
-def _wrapped(model: nn.Module, name: str, weight: Any) -> Iterator[tuple[str, Any]]:
-    """The tensors that a weight is made of, and the settings that say how."""
-    names, settings = weight.__tensor_flatten__()
-    yield name, f"{type(weight).__name__}{_ADDRESS.sub('', repr(settings))}"
-    for part in names:
-        yield from _parts(model, f"{name}.{part}", getattr(weight, part))
 
 
 def _unreadable(name: str, value: Any) -> UnsupportedError:
