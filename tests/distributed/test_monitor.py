@@ -1,19 +1,16 @@
 """Two processes on halves of a batch report the statistics of one process on the whole."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
+from distributed import monitored
 from headwise.monitor import HeadMonitor
 from ranks import run_ranks
 
 pytestmark = pytest.mark.full  # each process imports everything anew
-SCRIPT = Path(__file__).with_name("monitored.py")
-_spec = importlib.util.spec_from_file_location("monitored", SCRIPT)
-monitored = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(monitored)
+SCRIPT = Path(monitored.__file__)
 
 
 def test_two_ranks_report_the_statistics_of_one_process(tmp_path: Path) -> None:

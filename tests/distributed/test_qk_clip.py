@@ -1,19 +1,16 @@
 """Two processes with QK-clip end with the weights of one, however the weights are sharded."""
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from distributed import clipped
 from ranks import run_ranks
 
 pytestmark = pytest.mark.full  # each process imports everything anew
-SCRIPT = Path(__file__).with_name("clipped.py")
-_spec = importlib.util.spec_from_file_location("clipped", SCRIPT)
-clipped = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(clipped)
+SCRIPT = Path(clipped.__file__)
 
 
 @pytest.fixture(scope="module")

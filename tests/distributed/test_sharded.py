@@ -1,6 +1,5 @@
 """Two and three processes with uneven shares give the counts and statistics of one process."""
 
-import importlib.util
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -11,14 +10,12 @@ import pytest
 import torch
 import transformers
 
+from distributed import sharded
 from headwise.models import fingerprint
 from ranks import run_ranks
 
 pytestmark = pytest.mark.full  # each process imports everything anew
-SCRIPT = Path(__file__).with_name("sharded.py")
-_spec = importlib.util.spec_from_file_location("sharded", SCRIPT)
-sharded = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(sharded)
+SCRIPT = Path(sharded.__file__)
 WORLDS = (2, 3)
 
 

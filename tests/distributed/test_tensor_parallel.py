@@ -1,4 +1,4 @@
-"""Heads sharded over processes equal one process: outputs, gradients, decoding."""
+"""Processes that share heads equal one: outputs, gradients, decoding, and what is watched."""
 
 from pathlib import Path
 
@@ -7,9 +7,10 @@ import pytest
 from ranks import run_ranks
 
 pytestmark = pytest.mark.full  # each process imports everything anew
-SCRIPT = Path(__file__).with_name("tensor_parallel.py")
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_sharded_heads_give_the_same_output(world: int, tmp_path: Path) -> None:
-    run_ranks(SCRIPT, tmp_path / "store", world)
+@pytest.mark.parametrize(
+    ("name", "world"), [("tensor_parallel", 1), ("tensor_parallel", 2), ("watch_ddp", 2)]
+)
+def test_processes_agree_with_one(name: str, world: int, tmp_path: Path) -> None:
+    run_ranks(Path(__file__).with_name(f"{name}.py"), tmp_path / "store", world)

@@ -1,4 +1,4 @@
-"""One of two processes that train a model while it is watched; run by `test_watch_ddp`."""
+"""One of two processes that train a model while it is watched; run by `test_tensor_parallel`."""
 
 import numpy as np
 import torch
