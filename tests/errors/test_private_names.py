@@ -148,7 +148,7 @@ def test_models_of_another_transformers_are_refused_and_others_watched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = zoo.make("Llama")
-    monkeypatch.setitem(sys.modules, "headwise.models.capture.huggingface", None)
+    monkeypatch.setitem(sys.modules, "headwise.models.capture._interface", None)
     torch.testing.assert_close(_watched(), _known(_watched))
     with pytest.raises(UnsupportedError, match="LlamaForCausalLM is of a version of transformers"):
         hw.observe(model).__enter__()

@@ -1,6 +1,6 @@
 """Records attention calls: sums over texts, and the tensors of the last batch."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
@@ -28,7 +28,7 @@ from headwise.watch._queue import Queue
 from headwise.watch._request import Request
 from headwise.watch._row_sums import output_norms, row_request, sum_rows, without_autocast
 from headwise.watch._verification import refuse_wrapped, verify_heads
-from headwise.watch.layout import CallLayout, CallLayouts, TextPairs, TextSpans
+from headwise.watch.layout import CallLayout, CallLayouts
 
 
 class Covered(NamedTuple):
@@ -87,14 +87,6 @@ class Recorder:
     def passes(self) -> int:
         """The number of forward passes so far."""
         return self._inputs.passes
-
-    def set_pairs(self, pairs: Mapping[str, Sequence[TextPairs]]) -> None:
-        """Set the pairs of the next forward pass."""
-        self.pairs.set(self.passes + 1, pairs)
-
-    def set_spans(self, spans: TextSpans) -> None:
-        """Set the named stretches of the next forward pass."""
-        self.spans.set(self.passes + 1, spans)
 
     @contextmanager
     def recording(
@@ -198,11 +190,8 @@ class Recorder:
         """
         if is_wrapped(call.q):
             refuse_wrapped()
-        inputs, request, need_heads = (
-            self._inputs.of(site.stack),
-            self._request,
-            verify or is_answer,
-        )
+        inputs, request = self._inputs.of(site.stack), self._request
+        need_heads = verify or is_answer
         # The function mode must not capture what is computed from the call.
         with without_function_modes():
             if not (need_heads or request.names or request.received):  # maps alone
@@ -210,7 +199,7 @@ class Recorder:
                 return None
             kind = _kind(site, call, inputs)
             self._cover(site, call, inputs.text.tokens)
-            if call.q.shape[2] == 1 and not verify and kind == "within":
+            if call.q.shape[2] == 1 and not need_heads and kind == "within":
                 cache = self._inputs.cache
                 if self._queue.add_token(site, call, inputs, self.passes, cache):
                     return None

@@ -90,7 +90,7 @@ class Watch:
             ArgumentError: the names differ from the request, or, in the pass itself, the number of
                 texts differs.
         """
-        self._recorder.set_pairs(pairs)
+        self._recorder.pairs.set(self._recorder.passes + 1, pairs)
 
     def spans(
         self,
@@ -133,7 +133,7 @@ class Watch:
                 f"Give name=[(start, end), ...] for each of them."
             )
         spans = TextSpans.of(stretches, queries, texts, tokenizer)
-        self._recorder.set_spans(spans)
+        self._recorder.spans.set(self._recorder.passes + 1, spans)
 
     def per_query(self, span: str, head: HeadLike) -> list[Float[Tensor, " n"]]:
         """The mass of each query on a named stretch of the latest texts.

@@ -4,9 +4,9 @@ from headwise.models.capture._call import AttentionCall, ModuleCall
 from headwise.models.capture._capture import Capture, Site
 from headwise.models.capture._inputs import InputTracker, StackInputs, Text
 from headwise.models.capture._open import capture_calls, open_capture
+from headwise.models.capture._softmax import SoftmaxCall
 from headwise.models.capture._stacks import Stacks
 from headwise.models.capture._torch_calls import ordinary_path
-from headwise.models.capture.softmax import SoftmaxCall
 
 __all__ = [
     "AttentionCall",

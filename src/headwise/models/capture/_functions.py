@@ -27,7 +27,7 @@ from headwise.kernels import make_rule
 from headwise.masks.parts import top_left
 from headwise.models.capture._call import AttentionCall, n_heads_of
 from headwise.models.capture._capture import HOOKED, Capture
-from headwise.models.capture.softmax import SoftmaxTracker
+from headwise.models.capture._softmax import SoftmaxTracker
 
 
 class FunctionCapture(TorchFunctionMode):

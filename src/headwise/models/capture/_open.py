@@ -66,7 +66,7 @@ def _interface_of(capture: Capture) -> AbstractContextManager[None]:
     if "transformers" not in sys.modules:
         return nullcontext()
     try:
-        from headwise.models.capture.huggingface import capture_interface
+        from headwise.models.capture._interface import capture_interface
     except ImportError as error:
         classes = {cls for module in capture.model.modules() for cls in type(module).__mro__}
         if not any(cls.__module__.split(".")[0] == "transformers" for cls in classes):

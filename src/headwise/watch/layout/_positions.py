@@ -10,10 +10,27 @@ from headwise.errors import UnsupportedError
 from headwise.masks.parts import keys_alone
 from headwise.masks.tiles import Tile
 from headwise.models import AttentionCall, Text
-from headwise.watch.layout._text_layout import TextLayout, text_layout
 
 _ROWS = 256  # rows of a mask that are evaluated together
 NONE = -1  # the index of a key that does not exist
+
+
+@dataclass(frozen=True)
+class TextLayout:
+    """The columns of each text of a batch; several texts may be packed into one row.
+
+    Positions count within a text, without padding. `index` maps positions to columns: in row
+    `row[m]`, the columns of text `m` are the `length[m]` entries from `start[m]` on, in order.
+    Where `is_whole`, each row is one text without padding, whose positions are columns.
+    """
+
+    text: Int[Tensor, "B n"]  # the number of the text in each column
+    position: Int[Tensor, "B n"]  # the position of each column in its text
+    index: Int[Tensor, "B n"]
+    row: Int[Tensor, " M"]
+    start: Int[Tensor, " M"]
+    length: Int[Tensor, " M"]
+    is_whole: bool
 
 
 @dataclass(frozen=True)
@@ -88,7 +105,7 @@ def positions_within(call: AttentionCall, text: Text) -> Positions:
             f"among the keys are unknown. Leave the layer out with layers=."
         )
     queries = slice(total - T, total)
-    keys = text_layout(real, _packed(call, text))
+    keys = _text_layout(real, _packed(call, text))
     end = _length(text, total, T)
     query_text = keys.text[:, queries]
     return Positions(
@@ -131,14 +148,14 @@ def positions_across(call: AttentionCall, queries: Text, keys: Text) -> Position
         real = _fit(keys.real, B, S, call.k.device)
     mask = None if queries.real is None else queries.real[:, -T:]
     query_real = _fit(None if mask is None or mask.shape[1] < T else mask, B, T, call.q.device)
-    layout = text_layout(query_real, None)
+    layout = _text_layout(query_real, None)
     return Positions(
         query_real=query_real,
         key_real=real,
         query_position=layout.position,
         query_text=layout.text,
         key_text=layout.text,
-        keys=text_layout(real, None),
+        keys=_text_layout(real, None),
         n_texts=B,
         query_columns=None,
         columns=None,
@@ -268,3 +285,45 @@ def _cached(call: AttentionCall, text: Text) -> tuple[int, Bool[Tensor, "B S"]]:
         start = total - 1 - text.positions[:, -1:].to(index.device).expand(B, 1)
     # A prefix without positions of its own is visible nevertheless.
     return total, ((index >= start) | sees) & (index < total)
+
+
+def _text_layout(real: Bool[Tensor, "B n"], packed: Int[Tensor, "B n"] | None) -> TextLayout:
+    """The layout of one text per row, or of the texts that `packed` numbers in each row."""
+    B, n = real.shape
+    rows = torch.arange(B, device=real.device)
+    if packed is None:
+        is_whole = bool(real.all())
+        if is_whole:
+            position = index = torch.arange(n, device=real.device).expand(B, n)
+        else:
+            position = (real.cumsum(-1) - 1).clamp(min=0)
+            index = torch.argsort((~real).to(torch.int8), dim=1, stable=True)
+        return TextLayout(
+            text=rows[:, None].expand(B, n),
+            position=position,
+            index=index,
+            row=rows,
+            start=torch.zeros_like(rows),
+            length=torch.full_like(rows, n) if is_whole else real.sum(-1),
+            is_whole=is_whole,
+        )
+    lengths = real.sum(-1)
+    marks = torch.stack([rows[:, None].expand(B, n), packed.to(real.device).expand(B, n)], -1)
+    texts, inverse = _in_order(marks[real])
+    number = torch.zeros_like(marks[..., 0]).masked_scatter_(real, inverse)
+    length = torch.bincount(inverse, minlength=len(texts))
+    before = lengths.cumsum(0) - lengths  # real columns in earlier rows
+    start = length.cumsum(0) - length - before[texts[:, 0]]
+    index = torch.argsort(number.masked_fill(~real, len(texts)), dim=1, stable=True)
+    order = torch.arange(n, device=real.device).expand(B, n)
+    position = torch.zeros_like(number).scatter_(1, index, order) - start[number]
+    return TextLayout(number, position.clamp(min=0), index, texts[:, 0], start, length, False)
+
+
+def _in_order(marks: Int[Tensor, "n m"]) -> tuple[Int[Tensor, "M m"], Int[Tensor, " n"]]:
+    """The distinct marks in order of first occurrence, and the index of each mark among them."""
+    distinct, which = torch.unique(marks, dim=0, return_inverse=True)
+    count = torch.arange(len(marks), device=marks.device)
+    earliest = torch.full_like(distinct[:, 0], len(marks))
+    order = earliest.scatter_reduce_(0, which, count, "amin").argsort()
+    return distinct[order], order.argsort()[which]

@@ -16,16 +16,17 @@ from headwise.kernels import RowRequest, RowStatistics, make_rule
 from headwise.masks import as_mask
 from headwise.models.capture._call import AttentionCall, n_heads_of
 from headwise.models.capture._capture import HOOKED, Capture
-from headwise.models.capture._stacks import is_attention
-from headwise.models.capture.softmax._matmul import (
+from headwise.models.capture._logits import (
     ADDED_PRODUCTS,
+    MaskTracker,
     Product,
     has_matrix,
     is_product,
     product_within,
     read_product,
+    visible_keys,
 )
-from headwise.models.capture.softmax._visibility import MaskTracker, visible_keys
+from headwise.models.capture._stacks import is_attention
 
 _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
 _DROPOUT = (F.dropout, torch.dropout)
