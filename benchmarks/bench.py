@@ -90,6 +90,7 @@ STEPS = (
          MODELS, reads=(*_ONE, _RIVAL)),
     Step("short-watch", 2.8, "short_watch.py --clock cpu --seconds 6 --into {page}", OBSERVING,
          ("short calls",), threads=1),
+    Step("attentions", 3, "attentions.py --into {page}", OBSERVING, ("attentions",), threads=1),
     Step("short-calls", 1.5, "short_calls.py --seconds 3 --into {page}",
          f"{RESULTS}/short-calls.md"),
     Step("models-cores", 3.5, f"{_CORES} {_GROUPS} --json {_TWO[0]}"),
