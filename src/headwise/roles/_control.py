@@ -35,7 +35,7 @@ def plant(
 
     The lift of the planted head is halfway between the least that the bars of the role allow
     and 1. A score that counts queries is diluted by drawing the queries that follow the
-    relation; the others get what even attention scores.
+    relation; the others get what uniform attention scores.
 
     Args:
         scores: Its last head is the planted one, not diluted yet.

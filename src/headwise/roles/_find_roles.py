@@ -78,7 +78,7 @@ def find_roles(
     to, not what the model uses it for.
 
     A relation with two ends is two roles, one in each direction. A role is tested only if the
-    texts could have shown it: a planted head with the true pairs, diluted with even attention,
+    texts could have shown it: a planted head with the true pairs, diluted with uniform attention,
     has to be found by the same test, and some score has to be labeled with a probability of
     80 %. The outcome of each row is `found`, `not found`, or `not tested: ` and what is missing.
 

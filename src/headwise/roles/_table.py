@@ -127,7 +127,7 @@ class Roles(TableFile):
             it would be no sink by that, else `broadcasting`. `short` and `long` are the
             attention in the shortest and the longest third of the held-out texts, `by_length`
             its growth when the length doubles, with its interval. `evenness` is the entropy as
-            a share of that of even attention, diffuse from 0.85 on; `evenness_beside_sinks`
+            a share of that of uniform attention, diffuse from 0.85 on; `evenness_beside_sinks`
             leaves out the first token and special tokens.
         """
         return shape_rows(self.rows)

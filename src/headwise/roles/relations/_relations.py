@@ -161,7 +161,7 @@ def own_roles(who: str, relations: Relations) -> list[Role]:
 SINKS = ("first token", "separator")
 DIFFUSE, DIFFUSE_BESIDE_SINKS = "diffuse", "diffuse beside sinks"
 SHAPES = (*SINKS, DIFFUSE, DIFFUSE_BESIDE_SINKS)
-EVEN = 0.85  # of the entropy of even attention: from here on attention is diffuse
+EVEN = 0.85  # of the entropy of uniform attention: from here on attention is diffuse
 _FARTHEST = 5  # tokens
 _COMMON = 500  # most frequent tokens, which are never rare
 _FEWEST = 5  # content tokens that a text needs to have a rarest one

@@ -245,7 +245,7 @@ class EligiblePairs:
         candidates: Which nodes may hold the largest weight of each query.
         eligible: Which queries count, as 1 or 0.
         count: How many queries of each cell count.
-        even: What even attention scores in each cell.
+        even: What uniform attention scores in each cell.
     """
 
     def __init__(self, index: RelationIndex, visible: Bool[Tensor, "B hv T S"]) -> None:
@@ -281,7 +281,7 @@ class EligiblePairs:
         return sum_into(keys.float(), query, len(index.text)) / n_candidates
 
     def _chance(self) -> Float[Tensor, "Q hv"]:
-        """What even attention scores on each query; nothing is more even, so 1 for evenness."""
+        """What uniform attention scores on each query; nothing is more even, so 1 for evenness."""
         index = self.index
         even = self.visible / self.visible.sum(-1, keepdim=True).clamp(min=1)
         mass = self._mass_of_queries(even, index.scored_by("mass"))
@@ -360,7 +360,7 @@ def sink_keys(items: Sequence[Item], S: int) -> Bool[Tensor, "B S"]:
 def evenness_of(
     block: HeadBlock, visible: Bool[Tensor, "B #H T S"], sinks: Bool[Tensor, "B S"]
 ) -> dict[str, Float[Tensor, "B h T"]]:
-    """The entropy of each row as a share of that of even attention, 0 to 1.
+    """The entropy of each row as a share of that of uniform attention, 0 to 1.
 
     Over all keys, and over those that are not sinks: a row that leaves almost no attention to them
     counts as 0.
@@ -384,7 +384,7 @@ def evenness_of(
 
 
 def _per_nat(n_keys: Int[Tensor, "B #h T"]) -> Float[Tensor, "B #h T"]:
-    """One over the entropy of even attention."""
+    """One over the entropy of uniform attention."""
     return 1.0 / n_keys.clamp(min=2).float().log()
 
 

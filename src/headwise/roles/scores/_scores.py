@@ -47,7 +47,7 @@ class RoleScores:
         heads: The heads of the model.
         value: What each head scores.
         count: The number of queries.
-        even: What even attention would score.
+        even: What uniform attention would score.
         masses: Of a detailed pass, the attention of the model's heads on the relation, `mass`, and
             `value`, the same with each key weighted by the norm of its projected value, as a
             share of the sum over all keys of the query; NaN without a known output projection.
@@ -265,7 +265,7 @@ def _visible_to_any(layers: Sequence[Layer]) -> Bool[Tensor, "B 1 T S"]:
 
 
 def _counts(levels: Sequence[EligiblePairs], heads: int) -> _Sums:
-    """The queries of each cell, and what even attention scores on them, for each head."""
+    """The queries of each cell, and what uniform attention scores on them, for each head."""
     return {
         "count": _add(pairs.count for pairs in levels).expand(-1, heads),
         "even": _add(pairs.even for pairs in levels).expand(-1, heads),
