@@ -59,6 +59,7 @@ OLD_PHRASES = (
     "shall have", "whose each", "of numbers nothing", "numbers? that (?:is|are) none",
     "(?:gives?|leave behind)(?: [a-z]+){0,3} in the mean", "anew so often", "what was understood",
     "what is asked for", "writes? the softmax out", "a little of all", "judged is",
+    "even attention",
 )  # fmt: skip
 OLD_PHRASE = re.compile(
     rf"\b(?:{'|'.join(OLD_PHRASES)})\b".replace(" ", r"\s+(?:[#/]+\s+)?"), re.IGNORECASE

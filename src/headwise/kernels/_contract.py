@@ -119,7 +119,7 @@ class RowStatistics:
     max_weight: Float[Tensor, "B H T"]
     entropy: Float[Tensor, "B H T"] | None = None  # nats, over real keys
     distance: Float[Tensor, "B H T"] | None = None  # Σ p |i − j|
-    even_distance: Float[Tensor, "B H T"] | None = None  # the same for even weights
+    even_distance: Float[Tensor, "B H T"] | None = None  # the same for uniform weights
     participation: Float[Tensor, "B H T"] | None = None  # (Σ p)² / Σ p², 1 … n
     argmax: Int[Tensor, "B H T"] | None = None  # the first of those that tie; −1 without keys
     received: Float[Tensor, "B H S"] | None = None  # Σ p over queries, in the precision of p

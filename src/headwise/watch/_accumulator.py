@@ -24,7 +24,7 @@ class _TextSums(NamedTuple):
 
     Attributes:
         texts: Their numbers; a text may come again.
-        parts: The number of rows, the sums over them, and the sums under even attention.
+        parts: The number of rows, the sums over them, and the sums under uniform attention.
         highest: The largest values of `n` calls.
     """
 

@@ -20,7 +20,7 @@ PerHead = Float[Tensor, "H Dv d_model"]
 RowValues = Shaped[Tensor, "B H T"]
 Rows = Mapping[str, Any]  # by field of `RowStatistics`
 Widths = dict[str, int]  # the most keys of a query, by name
-# The rows for which a statistic is defined and its value under even weights; None: every real
+# The rows for which a statistic is defined and its value under uniform weights; None: every real
 # row, and no such value.
 Rule = tuple[Bool[Tensor, "B H T"] | None, Float[Tensor, "B H T"] | None]
 
@@ -74,7 +74,7 @@ class RowSums:
     """What `n` calls on the same `M` texts add to the sums of their sites.
 
     Attributes:
-        parts: The number of rows, the sums over them, and the sums under even attention.
+        parts: The number of rows, the sums over them, and the sums under uniform attention.
         highest: The largest value of each statistic; NaN where no row counts.
     """
 
@@ -219,7 +219,7 @@ class EligibleRows:
         bits: All ones for rows that count, and zeros for the others.
         floor: 0 for rows that count, and minus infinity for the others.
         count: The number of rows of each of `M` texts.
-        even: The sums under even attention; NaN where that has no meaning.
+        even: The sums under uniform attention; NaN where that has no meaning.
         undefined: Whether no row of a head counts.
     """
 
@@ -286,7 +286,7 @@ def _stacked(
 
 
 def _eligible_rows(rows: RowStatistics, layout: CallLayout, request: Request) -> EligibleRows:
-    """The rows that count for each statistic of a request, and its value under even weights."""
+    """The rows that count for each statistic of a request, and its value under uniform weights."""
     positions, widths, spans = layout.positions, layout.widths, layout.spans
     real = positions.query_real[:, None] & (rows.n_keys > 0)
     n_keys = rows.n_keys.clamp(min=1).to(rows.lse.dtype)

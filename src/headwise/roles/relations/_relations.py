@@ -35,9 +35,9 @@ class Role:
         level: Whether pairs are of tokens, words or mentions.
         score: `top`, the share of queries whose largest weight among the candidates lies on
             the relation; `choice`, the same among candidates that the role names; `mass`, the
-            attention weight on the relation; `entropy`, how even attention is over all keys: 0
-            on a single key, 1 for equal weights; `content entropy`, the same over all keys but
-            the first token and special tokens.
+            attention weight on the relation; `entropy`, how evenly attention spreads over all
+            keys: 0 on a single key, 1 for equal weights; `content entropy`, the same over all keys
+            but the first token and special tokens.
         kind: Which nulls apply.
         bar: The least lift over the strongest null, the share of the range above it.
         points: The least difference to the strongest null, from 0 to 1.
