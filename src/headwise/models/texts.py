@@ -118,12 +118,12 @@ class TokenOffsets:
         ids: The token ids.
         spans: The characters of each token in the text; empty for tokens without any, such as
             the space that a tokenizer puts before a text.
-        added: 1 for a special token that the tokenizer added.
+        special: Whether each token is special: it belongs to no stretch of the text.
     """
 
     ids: Sequence[int]
     spans: Sequence[Span]
-    added: Sequence[int]
+    special: Sequence[int]
 
     def tokens_in(self, text: str, span: Span) -> list[int]:
         """The tokens that share a character other than white space with a span of the text."""
@@ -131,7 +131,7 @@ class TokenOffsets:
         return [
             token
             for token, (token_first, token_last) in enumerate(self.spans)
-            if not self.added[token]
+            if not self.special[token]
             and (start := max(first, token_first)) < (end := min(last, token_last))
             and text[start:end].strip()
         ]

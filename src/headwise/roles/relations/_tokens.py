@@ -151,7 +151,7 @@ def _piece(
     # text writes out is.
     special = tuple(
         bool(added) or special_names.get(token) == text.text[slice(*span)].strip()
-        for token, added, span in zip(encoded.ids, encoded.added, spans, strict=True)
+        for token, added, span in zip(encoded.ids, encoded.special, spans, strict=True)
     )
     return TokenText(
         text,
