@@ -40,7 +40,7 @@ from headwise.models.texts import (
     text_alone,
     tokenizer_of,
 )
-from headwise.scoring import Loss, importance
+from headwise.scoring import BY_TEXT, Loss, importance
 from headwise.tables import HeadTable, Scores
 from headwise.watch import Request, observe
 
@@ -49,8 +49,6 @@ _MOST_SHARDS = 2**20  # their numbers are listed in memory
 _BATCH_SIZE = 16  # texts; halved where memory does not suffice
 # Parts of a request that describe the latest batch, or that are passed for each batch.
 _NOT_OF_SHARDS = ("pairs", "spans", "received", "per_query", "maps")
-# Methods that score each text by itself. Mean ablation, gates and further rounds need all texts.
-_METHODS = ("half-gate", "gradient", "curvature", "zero-ablation")
 # A text whose tokens show how a tokenizer cuts and changes texts.
 _PROBE = "The Cat's naïve 3rd  try:\n北京 IS ok…"
 _ADVICE = "Give a folder that a corpus job made."
@@ -101,10 +99,10 @@ class ImportanceRequest:
     loss: Loss | str | Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.method not in _METHODS:
+        if self.method not in BY_TEXT:
             raise ArgumentError(
                 f"ImportanceRequest: method={self.method!r} needs all texts, and a shard has only "
-                f"its own. Choose from {', '.join(_METHODS)}."
+                f"its own. Choose from {', '.join(BY_TEXT)}."
             )
 
 

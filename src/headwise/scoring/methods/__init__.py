@@ -8,7 +8,7 @@ from headwise.scoring.methods._ablation import ablation, zero_ablation
 from headwise.scoring.methods._gradients import curvature, gradient, half_gate
 from headwise.scoring.methods._learned_gates import Gates, draw_gates, open_chance
 
-__all__ = ["METHODS", "RESUMABLE", "Gates", "Method", "draw_gates", "open_chance"]
+__all__ = ["BY_TEXT", "METHODS", "RESUMABLE", "Gates", "Method", "draw_gates", "open_chance"]
 
 Method = Callable[[GatedModel, HeadMask, Progress], PerHead]
 """Scores every head in every text of a gated model, from which the masked heads are removed."""
@@ -21,6 +21,9 @@ METHODS: Mapping[str, Method] = {
     "zero-ablation": zero_ablation,
     "gates": Gates(),
 }
+
+# Methods that score each text by itself. Mean ablation and gates need all texts.
+BY_TEXT = ("half-gate", "gradient", "curvature", "zero-ablation")
 
 # Methods that take long and save their scores as they go.
 RESUMABLE = ("ablation", "zero-ablation")
