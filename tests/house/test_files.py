@@ -49,6 +49,7 @@ COMMAND = {
     "cli/_options.py: check_output": "writes nothing: it tries whether a file can be written",
     "cli/_options.py: write_output": ONE_FILE,
     "cli/_prune.py: _write_curves": ONE_FILE,
+    "roles/_task_heads.py: TaskHeads.export": ONE_FILE,
 }
 NO_FULL_DISK = COMMAND | {
     "jobs/_corpus.py: corpus": JOBS,

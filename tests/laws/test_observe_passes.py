@@ -541,7 +541,7 @@ def test_asking_for_everything_changes_no_bit_and_leaves_nothing() -> None:
     assert modules_of(layer) == before
 
 
-def test_even_attention_has_the_values_that_even_says() -> None:
+def test_uniform_attention_has_the_values_that_even_says() -> None:
     layer = _layer()
     torch.nn.init.zeros_(layer.q_proj.weight)
     request = Request(

@@ -227,7 +227,7 @@ def test_heads_that_see_different_keys_are_counted_apart():
         torch.testing.assert_close(eligible.even, value)
 
 
-def test_exactly_even_attention_scores_chance():
+def test_exactly_uniform_attention_scores_chance():
     visible = torch.ones(7, 7, dtype=torch.bool).tril()
     weights = visible / visible.sum(-1, keepdim=True)
     pairs = [(query, query - 1) for query in range(1, 7)]
@@ -255,7 +255,7 @@ def test_the_mass_of_a_word_is_the_mean_over_its_pieces_of_the_sum_over_the_keys
     assert value == pytest.approx((0.7 + 0.3) / 2)
 
 
-def test_evenness_is_the_entropy_over_that_of_even_attention():
+def test_evenness_is_the_entropy_over_that_of_uniform_attention():
     heads = [("even", "offset -1", "first")]
     item = Item(
         (6, 7, 8, 9),

@@ -333,7 +333,7 @@ def test_a_relation_of_the_user_is_a_role():
     assert rows.loc[("two before", "L0.H0"), "effect"] == pytest.approx(1.0)
     assert rows.loc[("two before", "L0.H0"), "null"] == "offset -2"
     assert not rows.loc[("two before", "L0.H0"), "found"]
-    # Even attention scores chance, however many keys are tied.
+    # Uniform attention scores chance, however many keys are tied.
     row = rows.loc[("two before", "L0.H1")]
     assert row["effect"] == pytest.approx(row["null.chance"], abs=1e-6)
 

@@ -303,9 +303,7 @@ def _eligible_rows(rows: RowStatistics, layout: CallLayout, request: Request) ->
         rules[name] = rules[f"top({name})"] = eligible, seen / n_keys
         share = shares.get(f"value({name})")
         rules[f"value({name})"] = eligible if share is None else eligible & ~share.isnan(), None
-    return EligibleRows.of(
-        [rules.get(name, (None, None)) for name in request.names], real, positions
-    )
+    return EligibleRows.of([rules[name] for name in request.names], real, positions)
 
 
 def _rules(
@@ -318,6 +316,8 @@ def _rules(
     # The largest logit of hand-written attention may be unknown; NaN rows count as known.
     is_known = ~rows.max_logit.isnan() | rows.lse.isnan()
     return {
+        "lse": (None, None),
+        "output_norm": (None, None),
         "max_weight": (several, 1.0 / n_keys),
         "max_logit": (is_known, None),
         "sink": (undefined if rows.sink is None else None, None),
