@@ -18,6 +18,8 @@ import headwise as hw
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models.checkpoints import _save
 
+pytestmark = pytest.mark.usefixtures("fresh")
+
 # A made-up input of these does not run, or there is none.
 UNKNOWN = ("VivitModel",)
 _ALSO = (
@@ -78,7 +80,6 @@ def test_what_cannot_be_made_up_is_taken_as_a_reference(
 
 
 @pytest.mark.full  # each is opened by a fresh process
-@pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("name", ["PaliGemmaForConditionalGeneration", "SiglipModel"])
 def test_a_pruned_model_of_images_and_text_is_loaded_equal(name: str, tmp_path: Path) -> None:
     model, batch = CASES[name].make()

@@ -7,6 +7,8 @@ import pytest
 from architectures import CASES
 from architectures.trial import STEPS, try_out
 
+pytestmark = pytest.mark.usefixtures("fresh")
+
 PAGE = Path(__file__).parents[2] / "benchmarks" / "results" / "models.md"
 # One of each way: all steps, a layer that attends twice, no plain projection, a norm over heads.
 _FEW = ("Llama", "NystromformerModel", "OlmoeForCausalLM", "SwinModel")

@@ -20,6 +20,8 @@ from headwise.models import fingerprint
 from headwise.roles import behaviour, repetition
 from headwise.surgery import time_passes
 
+pytestmark = pytest.mark.usefixtures("fresh")
+
 WORDS = ("<pad>", "<bos>", "<eos>", *(f"w{number}" for number in range(20)))
 TEXTS = [f"w{n} w{n + 1} w5 w{n + 2} w7 w{n} w{n + 1} w5" for n in range(12)]
 BATCHES = [
