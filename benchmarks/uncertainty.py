@@ -79,7 +79,7 @@ def simulate(options: argparse.Namespace) -> None:
         ["mean importance, log-normal over texts",
          *(f"{covered(importances, texts, options.repeats):.3f}" for texts in TEXTS)]
     )  # fmt: skip
-    save(
+    keep(
         options,
         "simulate",
         {"errors": errors, "found": found, "coverage": coverage, "n": options.repeats},

@@ -17,6 +17,7 @@ from transformers import Cache, DynamicCache, StaticCache
 from transformers.cache_utils import QuantizedLayer
 
 import headwise as hw
+from children import run_laws
 from command import headwise
 from on_our_kernel import at_any_size as at_any_size
 from on_our_kernel import left_to_torch as left_to_torch
