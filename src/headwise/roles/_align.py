@@ -237,7 +237,7 @@ def monotone_spans(weights: Float[np.ndarray, "T S"]) -> Int64[np.ndarray, "T 2"
 
     An alignment is a path from the first output and position to the last ones, in steps to the
     next position, the next output, or both; each output is aligned with the positions that the
-    path visits in its row, a half-open span. The path has the largest sum of weights above even
+    path visits in its row, a half-open span. The path has the largest sum of weights above uniform
     attention, `w − 1/S`, so that a position is shared by two outputs only if both attend to it.
     Of equal paths, an output ends as early as possible.
 

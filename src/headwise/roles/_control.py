@@ -1,6 +1,6 @@
 """What a test could have shown: a planted head for each role, and the smallest effect it finds.
 
-The positive control is a head that attends to the true pairs of a role, diluted with even
+The positive control is a head that attends to the true pairs of a role, diluted with uniform
 attention. It joins the family as one more head, so that it meets the same nulls, tests and bars.
 """
 
