@@ -17,7 +17,7 @@ from headwise._packages import is_tokenizer_of_rust, untruncated
 from headwise.corpora import Span, Texts, list_texts
 from headwise.errors import ArgumentError, HeadwiseError, InputError, UnsupportedError
 from headwise.models._libraries import label_shift
-from headwise.models._model import device_of, is_sentence_transformer
+from headwise.models._model import device_of, is_sentence_transformer, without_compiler
 
 # The context length if neither the model nor its tokenizer has a limit.
 LONGEST = 2048
@@ -99,13 +99,13 @@ def tokenizer_of(model: nn.Module, tokenizer: Any, needed_by: str = "") -> Any:
     Args:
         needed_by: The name of the calling function if it requires a tokenizer.
     """
-    encoder: Any = model
+    encoder: Any = without_compiler(model)
     check_tokenizer(tokenizer, needed_by or "encode")
-    if tokenizer is None and is_sentence_transformer(model):
+    if tokenizer is None and is_sentence_transformer(encoder):
         tokenizer = encoder.tokenizer
     if tokenizer is None and needed_by:
         raise ArgumentError(
-            f"{needed_by}: tokenizer=None, and {type(model).__name__} has none. Give tokenizer=."
+            f"{needed_by}: tokenizer=None, and {type(encoder).__name__} has none. Give tokenizer=."
         )
     return None if tokenizer is None else untruncated(tokenizer)
 

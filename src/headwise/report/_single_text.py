@@ -17,7 +17,7 @@ from headwise._evaluation import in_evaluation
 from headwise.corpora import refuse_path
 from headwise.errors import ArgumentError, InputError
 from headwise.files import as_path
-from headwise.models import check_model, device_of, without_compiler
+from headwise.models import check_model, device_of
 from headwise.models.texts import (
     beginning_of,
     check_reads_text,
@@ -132,8 +132,8 @@ def look(
         InputError: the text holds no token.
         UnsupportedError: the model cannot be watched exactly, or reads more than text.
     """
-    original, model = without_compiler(model), check_model("look", model)
-    tokenizer = tokenizer_of(original, tokenizer, "look")
+    wrapper, model = model, check_model("look", model)
+    tokenizer = tokenizer_of(wrapper, tokenizer, "look")
     check_reads_text("look", model)
     refuse_path("look", "text", text)
     if not isinstance(text, str):

@@ -12,7 +12,7 @@ from headwise._progress import Progress, shows_progress
 from headwise.corpora import EOS, RELATIONS, Texts, annotate, choices, relations
 from headwise.errors import ArgumentError
 from headwise.lab import Trained
-from headwise.models import check_model, without_compiler
+from headwise.models import check_model
 from headwise.models.texts import (
     as_pieces,
     check_reads_text,
@@ -96,8 +96,8 @@ def study(
         InputError: the texts hold no token, or a pair is longer than the model's context.
         UnsupportedError: the model cannot be watched exactly, or reads more than text.
     """
-    original, model = without_compiler(model), check_model("study", model)
-    tokenizer = tokenizer_of(original, tokenizer, "study")
+    wrapper, model = model, check_model("study", model)
+    tokenizer = tokenizer_of(wrapper, tokenizer, "study")
     check_reads_text("study", model)
     about = about or About()
     meanings = dict(about.meanings)

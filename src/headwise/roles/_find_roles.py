@@ -18,7 +18,7 @@ from headwise._display import counted
 from headwise._progress import Passes, Progress, shows_progress
 from headwise.corpora import Corpus
 from headwise.errors import ArgumentError, InputError
-from headwise.models import check_model, fingerprint, without_compiler
+from headwise.models import check_model, fingerprint
 from headwise.models.checkpoints import originals_of
 from headwise.models.texts import context_of, tokenizer_of
 from headwise.roles._control import plant
@@ -107,7 +107,7 @@ def find_roles(
         UnsupportedError: the model cannot be observed exactly, the tokenizer does not report
             character offsets, or a null named in `evidence` is not available.
     """
-    wrapper, model = without_compiler(model), check_model("find_roles", model)
+    wrapper, model = model, check_model("find_roles", model)
     tokenizer = tokenizer_of(wrapper, tokenizer, "find_roles")
     evidence = evidence or Evidence()
     seed = evidence.seed

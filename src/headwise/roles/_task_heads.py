@@ -21,7 +21,7 @@ from headwise._progress import Passes, Progress, shows_progress
 from headwise.corpora import Example, Several
 from headwise.errors import ArgumentError, HeadError
 from headwise.files import JsonFile, as_path, number, typed, write_beside
-from headwise.models import check_model, fingerprint, without_compiler
+from headwise.models import check_model, fingerprint
 from headwise.models.texts import context_of, tokenizer_of
 from headwise.roles._hypotheses import FEWEST_TEXTS, Hypotheses, run_tests, why_not
 from headwise.roles._nulls import NULLS, Evidence
@@ -376,7 +376,7 @@ def find_heads(
     Source:
         Wu et al. 2025 (arXiv 2506.09944), section 3, for mass from a query to a passage.
     """
-    wrapper, model = without_compiler(model), check_model("find_heads", model)
+    wrapper, model = model, check_model("find_heads", model)
     check_reads_one_text("find_heads", model)
     if most is not None and most < 1:
         raise ArgumentError(f"find_heads: most={most}. Give 1 or more.")

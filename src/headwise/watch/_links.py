@@ -10,7 +10,7 @@ from torch import nn
 from headwise._evaluation import in_evaluation
 from headwise.corpora import refuse_path
 from headwise.errors import ArgumentError
-from headwise.models import check_model, device_of, without_compiler
+from headwise.models import check_model, device_of
 from headwise.models.texts import check_reads_text, pad, token_offsets, tokenizer_of
 from headwise.watch._observe import observe
 from headwise.watch._request import Request
@@ -42,8 +42,8 @@ def links(model: nn.Module, tokenizer: Any, text: str, source: Word, target: Wor
             decoder.
         UnsupportedError: the model cannot be watched exactly, or reads more than one text.
     """
-    original, model = without_compiler(model), check_model("links", model)
-    tokenizer = tokenizer_of(original, tokenizer, "links")
+    wrapper, model = model, check_model("links", model)
+    tokenizer = tokenizer_of(wrapper, tokenizer, "links")
     check_reads_text("links", model)
     refuse_path("links", "text", text)
     [tokens] = token_offsets(tokenizer, [text])

@@ -11,7 +11,7 @@ from headwise._evaluation import in_evaluation
 from headwise._progress import Progress, shows_progress
 from headwise.corpora import Texts, refuse_path
 from headwise.errors import ArgumentError
-from headwise.models import check_model, without_compiler
+from headwise.models import check_model
 from headwise.models.texts import (
     Piece,
     as_pieces,
@@ -171,7 +171,7 @@ def _measure_both(
             f"one kind."
         )
     readers = [
-        tokenizer_of(without_compiler(model), tokenizer, "compare")
+        tokenizer_of(model, tokenizer, "compare")
         for model, tokenizer in zip(models, tokenizers, strict=True)
     ]
     owners, pieces = _pieces_of_both(
