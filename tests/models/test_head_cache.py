@@ -337,11 +337,11 @@ def test_two_caches_of_one_model_do_not_mix() -> None:
     model, (ids, real) = zoo.make("Llama"), texts()
     windows: tuple[Windows, ...] = (mixed(model), [[2, None], [None, 2]])
     with plan_of(windows[0]).cache(model) as first, plan_of(windows[1]).cache(model) as second:
-        for step, piece in enumerate([9, 1, 4, 5]):
-            parts = [in_pieces(model, cache, ids, real, [piece]) for cache in (first, second)]
-            whole = (
-                parts if step == 0 else [torch.cat(x, 1) for x in zip(whole, parts, strict=True)]
-            )
+        pieces = [
+            [in_pieces(model, cache, ids, real, [piece]) for cache in (first, second)]
+            for piece in (9, 1, 4, 5)
+        ]
+        whole = [torch.cat(parts, 1) for parts in zip(*pieces, strict=True)]
         stock = model(ids).logits
     for logits, heads in zip(whole, windows, strict=True):
         assert_equal_texts(logits, by_definition("Llama", heads, ids, real), real)

@@ -1,14 +1,20 @@
 """`headwise corpus` and `headwise merge`: a study of a corpus in shards, and its result."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from headwise._display import counted
+from headwise._methods import METHODS
 from headwise.cli._options import MaxTokens, Model, ModelOptions, Output, PerText, Statistics, opt
 from headwise.cli._print import print_heads, print_note, progress_bar
 from headwise.errors import ArgumentError
+
+if TYPE_CHECKING:
+    TextMethodName = str
+else:
+    TextMethodName = Literal[*(name for name, method in METHODS.items() if method.by_text)]
 
 
 def corpus(
@@ -30,7 +36,7 @@ def corpus(
     statistics: Statistics = None,
     per_text: PerText = False,
     importance: Annotated[
-        Literal["half-gate", "gradient", "curvature", "zero-ablation"] | None,
+        TextMethodName | None,
         opt("Score heads by this method instead of computing statistics."),
     ] = None,
     max_tokens: MaxTokens = None,

@@ -3,12 +3,17 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from headwise._methods import METHODS
 from headwise.cli._options import Model, OutputWithFigure, PairsFile, Shared, TextFile, opt
 from headwise.cli._print import print_note, print_table, progress_bar
 from headwise.errors import ArgumentError
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    MethodName = str
+else:
+    MethodName = Literal[*METHODS]
 
 
 @dataclass(frozen=True)
@@ -22,10 +27,7 @@ def importance(
     model: Model,
     text: TextFile = None,
     pairs: PairsFile = None,
-    method: Annotated[
-        Literal["half-gate", "gradient", "curvature", "ablation", "zero-ablation", "gates"],
-        opt("How importance is measured."),
-    ] = "half-gate",
+    method: Annotated[MethodName, opt("How importance is measured.")] = "half-gate",
     loss: Annotated[
         Literal["lm", "masked-lm", "label", "embedding"] | None,
         opt("The loss whose increase is measured.", shown="by the model's class"),
@@ -63,7 +65,7 @@ def importance(
     opened, tokenizer = _inputs.open_model(model, shared)
     _inputs.note_split_texts(texts, opened, tokenizer, shared)
     partial = None
-    if output.out is not None and method in scoring.RESUMABLE:
+    if output.out is not None and METHODS[method].resumable:
         partial = output.out.with_name(f"{output.out.name}.part")
         if partial.exists():
             print_note(f"Resuming from {partial}")

@@ -27,6 +27,7 @@ from torch import nn
 from headwise._display import counted
 from headwise._evaluation import in_evaluation
 from headwise._memory import halving
+from headwise._methods import METHODS
 from headwise._progress import Progress
 from headwise.corpora.streams import Stream, open_source, windows
 from headwise.errors import ArgumentError, InputError
@@ -40,7 +41,7 @@ from headwise.models.texts import (
     text_alone,
     tokenizer_of,
 )
-from headwise.scoring import BY_TEXT, Loss, importance
+from headwise.scoring import Loss, importance
 from headwise.tables import HeadTable, Scores
 from headwise.watch import Request, observe
 
@@ -99,10 +100,11 @@ class ImportanceRequest:
     loss: Loss | str | Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.method not in BY_TEXT:
+        by_text = [name for name, method in METHODS.items() if method.by_text]
+        if self.method not in by_text:
             raise ArgumentError(
                 f"ImportanceRequest: method={self.method!r} needs all texts, and a shard has only "
-                f"its own. Choose from {', '.join(BY_TEXT)}."
+                f"its own. Choose from {', '.join(by_text)}."
             )
 
 

@@ -39,7 +39,7 @@ class DistanceBias(PositionBias, Protocol):
 
     def of_distance(
         self, ahead: Int[Tensor, "*shape"], dtype: torch.dtype
-    ) -> Float[Tensor, "H *shape"]: ...
+    ) -> Float[Tensor, " H *shape"]: ...
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class ALiBi:
 
     def of_distance(
         self, ahead: Int[Tensor, "*shape"], dtype: torch.dtype
-    ) -> Float[Tensor, "H *shape"]:
+    ) -> Float[Tensor, " H *shape"]:
         """The bias of keys `ahead` tokens after their queries, one per head."""
         work = torch.promote_types(dtype, torch.float32)
         slopes = torch.tensor(self.slopes(), dtype=work, device=ahead.device)
@@ -164,7 +164,7 @@ class T5Bias(nn.Module):
 
     def of_distance(
         self, ahead: Int[Tensor, "*shape"], dtype: torch.dtype
-    ) -> Float[Tensor, "H *shape"]:
+    ) -> Float[Tensor, " H *shape"]:
         """The bias of keys `ahead` tokens after their queries, one per head."""
         return self.buckets(self.bucket(ahead)).movedim(-1, 0).to(dtype)
 

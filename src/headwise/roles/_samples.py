@@ -32,8 +32,8 @@ class Split:
     digests: Sequence[bytes] = ()
 
     def halves(
-        self, sums: Float[np.ndarray, "P *axes"]
-    ) -> tuple[Float[np.ndarray, "selection *axes"], Float[np.ndarray, "held *axes"]]:
+        self, sums: Float[np.ndarray, " P *axes"]
+    ) -> tuple[Float[np.ndarray, " selection *axes"], Float[np.ndarray, " held *axes"]]:
         """Add up the items of each text: the texts of the selection half, and the held-out ones."""
         per_text = np.zeros((len(self.selection), *sums.shape[1:]), sums.dtype)
         np.add.at(per_text, self.text_of_item, sums)

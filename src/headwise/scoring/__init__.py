@@ -5,11 +5,9 @@ from headwise.scoring._checkpoint import digest_of
 from headwise.scoring._curves import prune_curves
 from headwise.scoring._importance import importance
 from headwise.scoring._loss import Inputs, Loss, Score, embedding, find_loss, rank_correlation
-from headwise.scoring.methods import BY_TEXT, RESUMABLE, Gates
+from headwise.scoring.methods import Gates
 
 __all__ = [
-    "BY_TEXT",
-    "RESUMABLE",
     "BatchesLike",
     "Gates",
     "Inputs",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from headwise._argument_names import IMPORTANCE, suggests
 from headwise._evaluation import differentiable_evaluation
 from headwise._memory import halving
+from headwise._methods import METHODS
 from headwise._progress import Progress, shows_progress
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import check_model, device_of, fingerprint, without_compiler
@@ -25,7 +26,7 @@ from headwise.scoring._batches import BatchesLike, read_batches, split_batches
 from headwise.scoring._checkpoint import ScoringCheckpoint, digest_of
 from headwise.scoring._gated_model import GatedModel
 from headwise.scoring._loss import Inputs, Loss, find_loss, texts_in
-from headwise.scoring.methods import METHODS, RESUMABLE, Gates, Method
+from headwise.scoring.methods import Gates, ScoreHeads, function_of
 from headwise.tables import Scores
 
 
@@ -94,10 +95,11 @@ def importance(
     """
     outer, model = without_compiler(model), check_model("importance", model)
     method_name, score_heads = _method(method)
-    if resume is not None and method_name not in RESUMABLE:
+    if resume is not None and not METHODS[method_name].resumable:
+        resumable = [name for name, kind in METHODS.items() if kind.resumable]
         raise ArgumentError(
             f"importance: resume={str(resume)!r} with method={method_name!r}, which saves no "
-            f"scores on its way. Give it with {' or '.join(RESUMABLE)}."
+            f"scores on its way. Give it with {' or '.join(resumable)}."
         )
     inputs = read_batches(batches, model, tokenizer_of(outer, tokenizer), max_tokens)
     resolved_loss = find_loss(loss, outer, inputs[0])
@@ -145,7 +147,7 @@ def _code_digest(loss: Any) -> str:
     return f" {blake2b(code.co_code + repr(code.co_consts).encode(), digest_size=4).hexdigest()}"
 
 
-def _method(method: str | Gates) -> tuple[str, Method]:
+def _method(method: str | Gates) -> tuple[str, ScoreHeads]:
     if isinstance(method, Gates):
         return "gates", method
     if not isinstance(method, str) or method not in METHODS:
@@ -154,11 +156,11 @@ def _method(method: str | Gates) -> tuple[str, Method]:
             f"importance: method={given} is not one of {', '.join(METHODS)}. Give one "
             f"of them, and a tokenizer as tokenizer=."
         )
-    return method, METHODS[method]
+    return method, function_of(method)
 
 
 def _in_rounds(
-    gated: GatedModel, method: Method, rounds: int, on_progress: Progress
+    gated: GatedModel, score_heads: ScoreHeads, rounds: int, on_progress: Progress
 ) -> tuple[Float[np.ndarray, "M N"], Int64[np.ndarray, " N"]]:
     """The score of each head in the round that removes it, and the number of that round."""
     heads = len(gated.heads)
@@ -169,7 +171,7 @@ def _in_rounds(
     values: Float[np.ndarray, "M N"] = np.zeros((0, heads))
     for current in range(rounds):
         removed = round_of_heads < current
-        scores = method(gated, torch.from_numpy(removed).to(device), on_progress)
+        scores = score_heads(gated, torch.from_numpy(removed).to(device), on_progress)
         new_values: Float[np.ndarray, "M N"] = scores.double().cpu().numpy()
         not_finite = ~np.isfinite(new_values).all(1)
         if not_finite.any():

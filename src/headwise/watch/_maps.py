@@ -42,7 +42,7 @@ class Layer:
     """
 
     heads: tuple[Head, ...]
-    visible: Bool[Tensor, "B #H T S"]
+    visible: Bool[Tensor, " B #H T S"]
     _call: AttentionCall
     _per_head: Float[Tensor, "H Dv d_model"] | None
 

@@ -110,7 +110,7 @@ class AttentionCall:
     k: Float[Tensor, "B Hkv S D"]
     v: Float[Tensor, "B Hkv S Dv"]
     rule: AttentionRule
-    heads: Float[Tensor, "B #H T _"]
+    heads: Float[Tensor, " B #H T _"]
     watched: str
     kernel: str
     exact: bool

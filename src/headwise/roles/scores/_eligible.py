@@ -50,7 +50,7 @@ class Nodes:
         return torch.nn.functional.pad(columns, (0, 1), value=-1), tag_of_node
 
     @cached_property
-    def excluded(self) -> Bool[Tensor, "B #n n"]:
+    def excluded(self) -> Bool[Tensor, " B #n n"]:
         """Which nodes are not candidates: missing ones, and a word's or mention's own tokens."""
         members = torch.zeros(len(self.tokens), self.n, self._S)
         for text, nodes in enumerate(self.tokens):
@@ -358,7 +358,7 @@ def sink_keys(items: Sequence[Item], S: int) -> Bool[Tensor, "B S"]:
 
 
 def evenness_of(
-    block: HeadBlock, visible: Bool[Tensor, "B #H T S"], sinks: Bool[Tensor, "B S"]
+    block: HeadBlock, visible: Bool[Tensor, " B #H T S"], sinks: Bool[Tensor, "B S"]
 ) -> dict[str, Float[Tensor, "B h T"]]:
     """The entropy of each row as a share of that of uniform attention, 0 to 1.
 
@@ -383,7 +383,7 @@ def evenness_of(
     return {"entropy": block.entropy * _per_nat(n_keys), "content entropy": content}
 
 
-def _per_nat(n_keys: Int[Tensor, "B #h T"]) -> Float[Tensor, "B #h T"]:
+def _per_nat(n_keys: Int[Tensor, " B #h T"]) -> Float[Tensor, " B #h T"]:
     """One over the entropy of uniform attention."""
     return 1.0 / n_keys.clamp(min=2).float().log()
 
