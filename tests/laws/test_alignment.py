@@ -1,9 +1,11 @@
 """Heads as aligners: heads built by hand, under both conventions of alignment."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -251,10 +253,11 @@ def test_heads_are_found_behind_a_prompt() -> None:
     assert (prompted.outcome, prompted.heads) == (found.outcome, found.heads)
     assert prompted.error == 0.0
     (example, *_) = known_examples(model, replace(batches[0], first=2))[1]
-    numbers, even, _ = example.places().T
-    assert numbers.tolist() == [token - 2 for token in example.tokens]
+    number, even = np.moveaxis(example.places(), -1, 0)
+    first = [tokens[0] for tokens in example.words]
+    assert number.tolist() == [[token - 2, token - 1] for token in first]
     step = len(example.columns) / (example.n_outputs - 2)
-    np.testing.assert_allclose(even, numbers * step)
+    np.testing.assert_allclose(even, number * step)
 
 
 def test_encoder_outputs_take_the_place_of_the_source() -> None:
@@ -289,7 +292,7 @@ def test_a_planted_head_aligns_and_is_written(tmp_path: Path) -> None:
     ):
         found.write_to(model)
     few = hw.find_alignment_heads(model, spelled(10, 0))
-    assert few.outcome == "not tested: 5 held-out examples, 30 needed"
+    assert few.outcome == "not tested: 5 held-out texts, 30 needed"
 
 
 def _stretched(n: int, seed: int) -> AlignedBatch:
@@ -330,7 +333,12 @@ def test_found_heads_are_those_that_align_uses() -> None:
     found = hw.find_alignment_heads(model, [_stretched(16, seed) for seed in range(5)])
     assert found.outcome == "found"
     assert found.error == 0.0 < 1.0 < found.straight_line
-    assert "cross.L0.H2: found" in str(found)
+    assert found.offset == (0.0, 0.0)
+    rows = found.frame().set_index("name")
+    assert rows.index[rows["found"]].tolist() == ["cross.L0.H2"]
+    assert max(found.p_adj, rows.loc["cross.L0.H2", "p_adj"]) < 0.05
+    assert rows["why"].str.contains("lift").sum() == 3
+    assert "cross.L0.H2: found (p = " in str(found)
     assert "<table" in found._repr_html_()
     assert "cross.L0.H2" in repr(found)
     found.write_to(model)
@@ -343,6 +351,130 @@ def test_found_heads_are_those_that_align_uses() -> None:
         assert ours.spans.tolist() == known.spans.tolist()
     with pytest.raises(ArgumentError, match="these are heads of the model"):
         found.write_to(PlantedPairs(planted=1))
+
+
+def _changed(batch: AlignedBatch, change: Any) -> AlignedBatch:
+    """The same examples with other spans."""
+    return replace(batch, spans=[change(spans) for spans in batch.spans])
+
+
+def test_spans_of_other_examples_find_no_head() -> None:
+    """The planted head, and heads that are random, against spans that say nothing of a source."""
+    batches = [_stretched(16, seed) for seed in range(5)]
+    lengths = [int(mask.sum()) for batch in batches for mask in batch.inputs["attention_mask"]]
+    rng = np.random.default_rng(0)
+
+    def drawn(spans: Any) -> list[tuple[int, int]]:
+        inner = sorted(1 + rng.permutation(spans[-1][1] - 1)[: len(spans) - 1])
+        return list(pairwise([0, *map(int, inner), spans[-1][1]]))
+
+    found = hw.find_alignment_heads(
+        PlantedPairs().eval(), [_changed(batch, drawn) for batch in batches]
+    )
+    assert found.outcome == "not found"
+    assert not found.rows["found"].any()
+    assert found.rows["texts"].eq(len(lengths) // 2).all()
+
+
+def test_a_constant_offset_is_removed_and_reported() -> None:
+    model, start, end = PlantedPairs().eval(), 2, 1
+    batches = [_stretched(16, seed) for seed in range(5)]
+    plain = hw.find_alignment_heads(model, batches)
+    late = [
+        _changed(
+            replace(
+                batch,
+                inputs={
+                    name: torch.nn.functional.pad(of, (0, 3), value=int(name != "input_ids"))
+                    for name, of in batch.inputs.items()
+                },
+            ),
+            lambda spans: [
+                (first + start, max(last + end, first + start + 1)) for first, last in spans
+            ],
+        )
+        for batch in batches
+    ]
+    shifted = hw.find_alignment_heads(model, late)
+    assert shifted.heads == plain.heads
+    assert shifted.offset == (-start, -end)
+    (line,) = hw.align(model, batches[0].inputs, batches[0].outputs, heads=shifted.heads)[:1]
+    np.testing.assert_allclose(
+        line.times(0.5, shifted.offset), (line.spans + np.array([start, end])) * 0.5
+    )
+
+
+def test_neighbors_with_the_same_span_are_one_word() -> None:
+    """Its start is that of its first output, and its end that of its last."""
+    model, batches = PlantedPairs().eval(), [_stretched(16, seed) for seed in range(5)]
+
+    def paired(spans: Any) -> list[tuple[int, int]]:
+        starts = [spans[token - token % 2][0] for token in range(len(spans))]
+        ends = [spans[min(token - token % 2 + 1, len(spans) - 1)][1] for token in range(len(spans))]
+        return list(zip(starts, ends, strict=True))
+
+    single, words = (
+        hw.find_alignment_heads(model, each)
+        for each in (batches, [_changed(batch, paired) for batch in batches])
+    )
+    assert (words.error, words.heads, words.outcome) == (0.0, single.heads, "found")
+    assert words.rows["n"].iloc[0] < 0.65 * single.rows["n"].iloc[0]
+
+
+def _tokenizer(text: str, add_special_tokens: bool = True) -> SimpleNamespace:
+    """A token for each letter; of a text of its own, the prompt and the end around it."""
+    ids = [ord(letter) for letter in text]
+    return SimpleNamespace(input_ids=[1, 5, 6, *ids, 2] if add_special_tokens else ids)
+
+
+def test_sounds_and_words_become_examples() -> None:
+    processor = SimpleNamespace(
+        feature_extractor=transformers.WhisperFeatureExtractor(feature_size=8),
+        tokenizer=_tokenizer,
+    )
+    sounds = [np.zeros(16000, np.float32), np.zeros(8010, np.float32)]
+    words = [[(0.1, 0.42, "so"), (0.5, 0.98, " a")], [(0.0, 0.5, "a")]]
+    batch = AlignedBatch.of_words(processor, sounds, words)
+    assert batch.inputs["input_features"].shape == (2, 8, 3000)
+    assert [list(output) for output in batch.outputs] == [
+        [5, 6, *map(ord, " so a"), 2],
+        [5, 6, *map(ord, " a"), 2],
+    ]
+    assert batch.first == 2
+    assert batch.lengths == [50, 26]
+    so, a = (5, 21), (25, 49)
+    assert batch.spans == [
+        [None, None, so, so, so, a, a, None],
+        [None, None, (0, 25), (0, 25), None],
+    ]
+    for parts, n, message in (
+        (processor, 1, "2 sounds and 1 lists of words"),
+        (processor.tokenizer, 2, "a function has no feature extractor"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            AlignedBatch.of_words(parts, sounds, words[:n])
+
+
+def test_a_folder_of_ctranslate2_gets_the_heads(tmp_path: Path) -> None:
+    found = _found(sharp_t5())
+    config = tmp_path / "config.json"
+    for content in ("{}", "[]"):
+        config.write_text(content)
+        with pytest.raises(InputError, match=r"config\.json .*Give the folder of a Whisper that"):
+            found.write_to(tmp_path)
+    config.write_text('{"alignment_heads": [[0, 0]], "lang_ids": [7]}')
+    found.write_to(str(tmp_path))
+    assert json.loads(config.read_text()) == {"alignment_heads": [[1, 3]], "lang_ids": [7]}
+    with pytest.raises(ArgumentError, match="the set was not found"):
+        replace(found, outcome="not found").write_to(tmp_path)
+
+
+def _found(model: nn.Module) -> AlignmentHeads:
+    rows = pd.DataFrame({"name": ["decoder.cross.L1.H3"], "error": [0.0]})
+    heads = (hw.Head("decoder.cross", 1, 3),)
+    return AlignmentHeads(
+        rows, heads, "found", 0.0, 0.0, 0.0, 1.0, (1.0, 1.0), 2.0, fingerprint(model)
+    )
 
 
 def test_whisper_reads_what_is_written() -> None:
@@ -366,11 +498,7 @@ def test_whisper_reads_what_is_written() -> None:
 
 def test_written_heads_are_saved_with_the_model(tmp_path: Path) -> None:
     model = sharp_t5()
-    rows = pd.DataFrame({"name": ["decoder.cross.L1.H3"], "error": [0.0]})
-    heads = (hw.Head("decoder.cross", 1, 3),)
-    found = AlignmentHeads(
-        rows, heads, "found", 0.0, 0.0, 0.0, 1.0, (1.0, 1.0), 2.0, fingerprint(model)
-    )
+    found = _found(model)
     found.write_to(model)
     model.save_pretrained(tmp_path)
     loaded = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path)

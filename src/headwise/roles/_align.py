@@ -46,9 +46,15 @@ class Alignment:
     spans: Int64[np.ndarray, "T 2"]
     mass: Float[np.ndarray, " T"]
 
-    def times(self, seconds: float) -> Float[np.ndarray, "T 2"]:
-        """The spans in seconds, for source positions of `seconds` each (0.02 for Whisper)."""
-        times: Float[np.ndarray, "T 2"] = self.spans * seconds
+    def times(
+        self, seconds: float, offset: tuple[float, float] = (0.0, 0.0)
+    ) -> Float[np.ndarray, "T 2"]:
+        """The spans in seconds, for source positions of `seconds` each (0.02 for Whisper).
+
+        Args:
+            offset: What starts and ends are too late by, in positions: `AlignmentHeads.offset`.
+        """
+        times: Float[np.ndarray, "T 2"] = (self.spans - np.array(offset)) * seconds
         return times
 
 

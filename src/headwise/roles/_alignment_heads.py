@@ -1,19 +1,24 @@
 """Find the cross-attention heads that align outputs with known spans of the source."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from math import ceil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from headwise._display import counted
 from headwise._progress import Progress, shows_progress
 from headwise.corpora import Several, list_items
-from headwise.errors import ArgumentError, UnsupportedError
+from headwise.errors import ArgumentError, InputError, UnsupportedError
+from headwise.files import as_path, read_object, write_json
 from headwise.models import check_model, fingerprint
 from headwise.roles._align import (
     Calls,
@@ -24,12 +29,22 @@ from headwise.roles._align import (
     head_weights,
     source_columns,
 )
-from headwise.roles._hypotheses import FEWEST_TEXTS
+from headwise.roles._hypotheses import Hypotheses, run_tests, why_not
+from headwise.roles._rows import FOUND, NOT_FOUND, evidence_rows
 from headwise.roles._samples import halves
+from headwise.roles.relations import Role
 from headwise.roles.scores import right_share
-from headwise.tables import Head, address_columns, at_prompt, ratio_interval
+from headwise.tables import Head, at_prompt, ratio_interval
 
 _CANDIDATES = 8  # heads that a set is chosen from
+_ALIGNMENT = Role("alignment", "", lambda text: ())  # for its bar, which is that of roles
+_LINE = "a straight line"
+_COLUMNS = (
+    *("name", "stack", "layer", "head", "in_set", "found", "outcome", "why", "error", "ci_low"),
+    *("ci_high", "start_offset", "end_offset", "accuracy", "null", "baseline", "lift", "p_adj"),
+    *("chance", "n", "texts", "chosen_half"),
+)
+_SHOWN = ("name", "in_set", "found", "error", "accuracy", "null", "baseline", "lift", "p_adj")
 
 
 @dataclass(frozen=True)
@@ -40,7 +55,8 @@ class AlignedBatch:
         inputs: The inputs of the model by name.
         outputs: The token ids of each output.
         spans: For each output its tokens' spans `(start, end)` of source positions, without the
-            position `end`; None for a token without one.
+            position `end`; None for a token without one. Neighbors with the same span are the
+            tokens of one word.
         lengths: The number of source positions of each example; None for all that are not padding.
         first: The first output with a span; those before it are a prompt, as in `align`.
     """
@@ -51,22 +67,83 @@ class AlignedBatch:
     lengths: Sequence[int] | None = None
     first: int = 0
 
+    @classmethod
+    def of_words(
+        cls,
+        processor: Any,
+        sounds: Sequence[Float[np.ndarray, " samples"]],
+        words: Sequence[Sequence[tuple[float, float, str]]],
+    ) -> "AlignedBatch":
+        """Utterances for a Whisper, with the times of their words.
+
+        The prompt is the tokenizer's own, `processor.tokenizer.set_prefix_tokens` changes it.
+
+        Args:
+            processor: The processor of the model: a feature extractor and a tokenizer.
+            sounds: Waveforms of one channel, at the sampling rate of the feature extractor.
+            words: For each sound its words in order, as `(start_s, end_s, "word")`.
+        Raises:
+            ArgumentError: the processor has no feature extractor or tokenizer, or there are not
+                as many lists of words as sounds.
+        """
+        extractor, tokenizer = (
+            getattr(processor, part, None) for part in ("feature_extractor", "tokenizer")
+        )
+        if extractor is None or tokenizer is None:
+            raise ArgumentError(
+                f"AlignedBatch.of_words: a {type(processor).__name__} has no feature extractor or "
+                f"no tokenizer. Give the WhisperProcessor of the model."
+            )
+        if len(sounds) != len(words):
+            raise ArgumentError(
+                f"AlignedBatch.of_words: {len(sounds)} sounds and {len(words)} lists of words. "
+                f"Give a list of words for each sound."
+            )
+        # Of the tokens around a text the decoder puts the first before each output by itself.
+        (_, *prompt, end) = tokenizer("").input_ids
+        # The second convolution of the encoder makes one source position of two frames.
+        samples = 2 * extractor.hop_length
+        rate = extractor.sampling_rate
+        outputs: list[list[int]] = []
+        spans: list[list[tuple[int, int] | None]] = []
+        for of_sound in words:
+            outputs.append([*prompt])
+            spans.append([None] * len(prompt))
+            for start, stop, word in of_sound:
+                ids = tokenizer(f" {word.strip()}", add_special_tokens=False).input_ids
+                outputs[-1] += ids
+                spans[-1] += [(round(start * rate / samples), round(stop * rate / samples))] * len(
+                    ids
+                )
+            outputs[-1].append(end)
+            spans[-1].append(None)
+        inputs = extractor(list(sounds), sampling_rate=rate, return_tensors="pt")
+        lengths = [ceil(len(sound) / samples) for sound in sounds]
+        return cls(dict(inputs), outputs, spans, lengths, len(prompt))
+
 
 @dataclass(frozen=True, eq=False)
 class AlignmentHeads:
     """Cross-attention heads that align outputs with the source; numbers are of held-out examples.
 
-    Errors are mean distances, in source positions, between the first position that an output is
-    aligned with and the true one.
+    Errors are mean distances, in source positions, between the first and the last position that a
+    word is aligned with and the true ones, after a constant offset is removed from either end: the
+    median distance on the selection half. A word is the neighboring outputs that share a span.
 
     Attributes:
-        rows: A row per cross-attention head: its `error` with the interval (95 %, over examples),
-            `accuracy`, the share of outputs whose largest weight lies in the true span, `chance`,
-            the `n` outputs of `texts` examples, the error on the selection half (`chosen_half`),
-            and whether it is in the set.
+        rows: A row per cross-attention head. `outcome` is `found` (then `found` is true),
+            `not found`, or `not tested: ` and what is missing; `why` is the reason of `not found`.
+            The test is of `accuracy`, the share of words whose largest weight lies in the true
+            span: `null` is the stronger baseline of chance and the best straight line, `baseline`
+            its accuracy, `lift` the share of the range above it, `p_adj` the p adjusted over all
+            heads that are tested, and the set. `error` has an interval (95 %, over examples) from
+            `ci_low` to `ci_high`; `start_offset` and `end_offset` were removed from it;
+            `chosen_half` is the error on the selection half; `n` counts the words of `texts`
+            examples, and `in_set` says whether the head is in the set.
         heads: The heads of the set, in the order in which they joined.
-        outcome: `found` if the set is closer than the best straight line with 95 % confidence,
-            `not found`, or `not tested: ` and what is missing.
+        outcome: `found` if the set passes the test of the heads, and its error is below that of
+            the best straight line with 95 % confidence; `not found`, or `not tested: ` and what is
+            missing.
         error: The error of the set.
         ci_low: The lower end of its interval.
         ci_high: The upper end.
@@ -75,6 +152,9 @@ class AlignmentHeads:
         straight_line: The error of the best straight line: outputs spread evenly over the source,
             or a line fitted to the places of outputs in the selection half.
         model: The fingerprint of the model's weights.
+        p_adj: The adjusted p of the set; NaN if it was not tested.
+        offset: What was removed from the starts and the ends of the set, in source positions:
+            `Alignment.times` takes it.
     """
 
     rows: pd.DataFrame
@@ -87,28 +167,37 @@ class AlignmentHeads:
     gain_over_last_half: tuple[float, float]
     straight_line: float
     model: str = ""
+    p_adj: float = np.nan
+    offset: tuple[float, float] = (0.0, 0.0)
 
     def frame(self) -> pd.DataFrame:
-        """All rows: name, stack, layer, head, then the errors."""
+        """All rows: name, stack, layer, head, then the evidence."""
         return self.rows.copy()
 
-    def write_to(self, model: nn.Module) -> None:
-        """Write the set as `model.generation_config.alignment_heads`, which `save` keeps.
+    def write_to(self, model: nn.Module | str | os.PathLike[str]) -> None:
+        """Write the set where a model's word times are read from.
 
-        Whisper's `generate(return_token_timestamps=True)` and `align` read it.
+        In a model that is `model.generation_config.alignment_heads`, which `save` keeps: Whisper's
+        `generate(return_token_timestamps=True)` and `align` read it. In a folder of CTranslate2 it
+        is `alignment_heads` of `config.json`, which faster-whisper reads; whether the folder holds
+        the same weights is not checked.
 
+        Args:
+            model: The model that the heads were found in, or such a folder.
         Raises:
             ArgumentError: the heads are of another model, or the set was not found.
+            InputError: the folder has no configuration of a Whisper of CTranslate2.
             UnsupportedError: the model has no generation configuration.
         """
-        model = check_model("AlignmentHeads.write_to", model)
-        actual, config = fingerprint(model), getattr(model, "generation_config", None)
-        if actual != self.model:
-            raise ArgumentError(
-                f"AlignmentHeads.write_to: these are heads of the model {self.model}, not of "
-                f"{actual}. Give the model that they were found in."
-            )
-        if self.outcome != "found":
+        is_folder = isinstance(model, str | os.PathLike)
+        if not is_folder:
+            model = check_model("AlignmentHeads.write_to", model)
+            if (actual := fingerprint(model)) != self.model:
+                raise ArgumentError(
+                    f"AlignmentHeads.write_to: these are heads of the model {self.model}, not of "
+                    f"{actual}. Give the model that they were found in."
+                )
+        if self.outcome != FOUND:
             raise ArgumentError(
                 f"AlignmentHeads.write_to: the set was {self.outcome}; its mean error is "
                 f"{self.error:.2f} positions, that of a straight line {self.straight_line:.2f}. "
@@ -116,32 +205,47 @@ class AlignmentHeads:
                 f"output; or set generation_config.alignment_heads yourself if you want it "
                 f"nevertheless."
             )
+        pairs = [[head.layer, head.head] for head in self.heads]
+        if is_folder:
+            _write_to_ctranslate2(as_path("AlignmentHeads.write_to", model) / "config.json", pairs)
+            return
+        config = getattr(model, "generation_config", None)
         if config is None:
             raise UnsupportedError(
                 f"AlignmentHeads.write_to: {type(model).__name__} has no generation_config. Give "
                 f"a model that generates."
             )
-        config.alignment_heads = [[head.layer, head.head] for head in self.heads]
+        config.alignment_heads = pairs
         # Transformers drops fields of its own from files that claim to follow from the config.
         config._from_model_config = False
 
     def __str__(self) -> str:
         names, row = ", ".join(map(str, self.heads)), self.rows.iloc[0]
-        low, high = self.gain_over_last_half
+        (low, high), (start, end) = self.gain_over_last_half, self.offset
         return (
-            f"{names}: {self.outcome}; mean error {self.error:.2f} positions "
-            f"[{self.ci_low:.2f}, {self.ci_high:.2f}] over {counted(int(row['n']), 'output')} of "
-            f"{counted(int(row['texts']), 'held-out example')}, {self.last_half:.2f} for all heads "
+            f"{names}: {self.outcome} (p = {self.p_adj:.2g}); mean error {self.error:.2f} "
+            f"positions [{self.ci_low:.2f}, {self.ci_high:.2f}] over "
+            f"{counted(int(row['n']), 'word')} of "
+            f"{counted(int(row['texts']), 'held-out example')}, without a constant offset of "
+            f"{start:+.1f} for starts and {end:+.1f} for ends; {self.last_half:.2f} for all heads "
             f"of the last half (gain [{low:.2f}, {high:.2f}]), {self.straight_line:.2f} for a "
             f"straight line"
         )
 
     def __repr__(self) -> str:
-        return at_prompt(f"AlignmentHeads: {self}", self.rows.sort_values("error"))
+        return at_prompt(f"AlignmentHeads: {self}", self.rows.sort_values("error")[list(_SHOWN)])
 
     def _repr_html_(self) -> str:
-        rows = self.rows.sort_values("error")
+        rows = self.rows.sort_values("error")[list(_SHOWN)]
         return rows.to_html(index=False, float_format="{:.3f}".format, escape=True)
+
+
+def _write_to_ctranslate2(path: Path, pairs: list[list[int]]) -> None:
+    advice = "Give the folder of a Whisper that CTranslate2 has converted."
+    config = read_object(path, "AlignmentHeads.write_to", advice)
+    if "alignment_heads" not in config:  # a folder of Transformers has a config.json too
+        raise InputError(f"AlignmentHeads.write_to: {path} has no alignment_heads. {advice}")
+    write_json(config | {"alignment_heads": pairs}, path)
 
 
 @shows_progress("Finding alignment heads")
@@ -156,13 +260,18 @@ def find_alignment_heads(
     """Find the cross-attention heads that align outputs with the source, and a set that does best.
 
     Each head is aligned monotonically by itself, as `align` does; its error is the mean distance
-    between the first position of an output and its true one. The set grows greedily by the head
-    whose weights, averaged with those of the set, have the least error on half of the examples;
-    all numbers come from the other half. It is compared with all heads of the last half of the
-    layers, which Transformers takes where no heads are known, and with the best straight line:
-    outputs spread evenly over the source, or a line fitted on the first half. The queries of
-    cross-attention are all of the decoder, so that heads are asked in one direction alone: which
-    part of the source an output looks at.
+    of the borders of a word from the true ones, after the median distance on half of the examples,
+    a constant offset, is removed. The set grows by the head whose weights, averaged with those of
+    the set, have the least error on a quarter of the examples; the head joins if the error falls
+    on another quarter as well. All numbers come from the other half. The set is compared with all
+    heads of the last half of the layers, which Transformers takes where no heads are known, and
+    with the best straight line: outputs spread evenly over the source, or a line fitted on the
+    first half.
+
+    A head is found if its largest weight lies in the true span of a word often enough: the lift
+    over chance and that straight line is .25 on both halves and p < .05, adjusted over the heads
+    and the set. The queries of cross-attention are all of the decoder, so that heads are asked in
+    one direction alone: which part of the source an output looks at.
 
     Args:
         batches: Sixty examples or more, with known spans.
@@ -178,69 +287,117 @@ def find_alignment_heads(
     model = check_model("find_alignment_heads", model)
     listed = list_items("find_alignment_heads", "batches", batches, AlignedBatch)
     _check_batches(listed, most)
-    # One pass for the errors of all heads, whose weights are too many to keep, and another for the
-    # weights of the candidates.
+    # One pass for the borders of all heads, whose weights are too many to keep, and another for
+    # the weights of the candidates.
     heads: tuple[Head, ...] = ()
     examples: list[KnownExample] = []
-    errors: list[np.ndarray] = []
+    borders: list[np.ndarray] = []
     rights: list[np.ndarray] = []
     for done, batch in enumerate(listed, 1):
         calls, read = known_examples(model, batch)
-        error, right = _errors_of_heads(calls, read)
+        of_batch, right = _borders_of_heads(calls, read)
         heads, examples = cross_heads(calls), [*examples, *read]
-        errors.append(error)
+        borders += of_batch
         rights.append(right)
         if on_progress is not None:
             on_progress(done, len(listed))
-    error, right = np.concatenate(errors), np.concatenate(rights)
+    N = len(heads)
     selection = halves(len(examples), seed)
-    ranked = np.argsort(error[selection, :-1].sum(0), kind="stable")[:_CANDIDATES].tolist()
+    words = Words.of(examples)
+    is_selected = selection[words.example]
+    error, _ = words.errors(np.concatenate(borders)[:, :N], is_selected)
+    ranked = np.argsort(error[is_selected].sum(0), kind="stable")[:_CANDIDATES].tolist()
     weights: list[np.ndarray] = []
     for batch in listed:
         calls, read = known_examples(model, batch)
         of_heads = [head_weights(calls, heads[head]).double() for head in ranked]
         weights += [np.stack([example.shown(of) for of in of_heads]) for example in read]
-    chosen = _best_set(examples, weights, selection, most)
-    of_set = np.array(
-        [e.error(of[chosen].mean(0)) for e, of in zip(examples, weights, strict=True)]
-    )
-    line = _straight_line(examples, selection)
-    # The set, what it gains over the last half and the straight line, and every head.
-    columns = np.column_stack([of_set, of_set - error[:, -1], of_set - line, error[:, :-1]])
-    count = np.array([float(len(example.tokens)) for example in examples])
+    chosen = _best_set(examples, weights, selection, most, seed)
+    of_set = [of[chosen].mean(0) for of in weights]
+    pairs = [*zip(examples, of_set, strict=True)]
+    lines = words.lines(is_selected)
+    # Every head, all heads of the last half, the set, and the straight lines.
+    set_borders = np.concatenate([example.borders(of) for example, of in pairs])
+    all_borders = np.column_stack([np.concatenate(borders), set_borders[:, None], lines])
+    error, offset = words.errors(all_borders, is_selected)
+    line = N + 2 + int(error[is_selected, N + 2 :].sum(0).argmin())
+    middle = (all_borders[:, line] - offset[line]).mean(-1)
+    of_line = words.per_example((words.spans[:, 0] <= middle) & (middle < words.spans[:, 1]))
+    right = np.column_stack([np.concatenate(rights), [example.right(of) for example, of in pairs]])
     chance = np.array([example.chance() for example in examples])
+    count = words.per_example(np.ones(len(is_selected)))
+    family = _hypotheses(right, count, {"chance": chance, "line": of_line}, selection)
+    (tested,) = run_tests([family], seed=seed, intervals=False)
+    rows = evidence_rows([*heads, Head("", 0, 0)], family, tested).assign(
+        why=why_not(family, tested)
+    )
+    error = words.per_example(error)
+    # Every head, the set, and what it gains over the last half and the straight line.
+    set_error = error[:, N + 1]
+    columns = np.column_stack(
+        [error[:, :N], set_error, set_error - error[:, N], set_error - error[:, line]]
+    )
     held = ~selection
     counts = np.broadcast_to(count[held, None], columns[held].shape)
     low, high = ratio_interval(columns[held], counts, seed=seed)
-    n, n_selected = (max(count[half].sum(), 1.0) for half in (held, selection))
-    texts = int((count[held] > 0).sum())
-    outcome = "found" if high[2] < 0 else "not found"
-    needed = f"not tested: {texts} held-out examples, {FEWEST_TEXTS} needed"
-    members = [heads[ranked[head]] for head in chosen]
+    mean, chosen_half = (
+        error[half].sum(0) / max(count[half].sum(), 1.0) for half in (held, selection)
+    )
+    members = [ranked[head] for head in chosen]
+    outcome = str(rows["outcome"].iloc[-1])
+    table = rows.iloc[:-1].assign(
+        in_set=[head in members for head in range(N)],
+        error=mean[:N],
+        ci_low=low[:N],
+        ci_high=high[:N],
+        start_offset=offset[:N, 0],
+        end_offset=offset[:N, 1],
+        accuracy=rows["effect"],
+        chance=rows["null.chance"],
+        chosen_half=chosen_half[:N],
+    )
     return AlignmentHeads(
-        rows=pd.DataFrame(
-            {
-                **address_columns(heads),
-                "in_set": [head in members for head in heads],
-                "error": error[held, :-1].sum(0) / n,
-                "ci_low": low[3:],
-                "ci_high": high[3:],
-                "accuracy": right[held].sum(0) / n,
-                "chance": chance[held].sum() / n,
-                "n": n,
-                "texts": texts,
-                "chosen_half": error[selection, :-1].sum(0) / n_selected,
-            }
-        ),
-        heads=tuple(members),
-        outcome=outcome if texts >= FEWEST_TEXTS else needed,
-        error=float(of_set[held].sum() / n),
-        ci_low=float(low[0]),
-        ci_high=float(high[0]),
-        last_half=float(error[held, -1].sum() / n),
-        gain_over_last_half=(float(-high[1]), float(-low[1])),
-        straight_line=float(line[held].sum() / n),
+        rows=table[list(_COLUMNS)].reset_index(drop=True),
+        heads=tuple(heads[head] for head in members),
+        outcome=NOT_FOUND if outcome == FOUND and not high[-1] < 0 else outcome,
+        error=float(mean[N + 1]),
+        ci_low=float(low[N]),
+        ci_high=float(high[N]),
+        last_half=float(mean[N]),
+        gain_over_last_half=(float(-high[N + 1]), float(-low[N + 1])),
+        straight_line=float(mean[line]),
         model=fingerprint(model),
+        p_adj=float(rows["p_adj"].iloc[-1]),
+        offset=(float(offset[N + 1, 0]), float(offset[N + 1, 1])),
+    )
+
+
+def _hypotheses(
+    right: Float[np.ndarray, "M C"],
+    count: Float[np.ndarray, " M"],
+    nulls: Mapping[str, Float[np.ndarray, " M"]],
+    selection: Bool[np.ndarray, " M"],
+) -> Hypotheses:
+    """The hypotheses that each head, and last the set, looks at the word that is written.
+
+    Null models are no baselines here: a straight line is right more often than their best head.
+    """
+    held, n_selected = ~selection, max(count[selection].sum(), 1.0)
+    on_selection = max(null[selection].sum() / n_selected for null in nulls.values())
+    chosen_half = right[selection].sum(0)[None] / n_selected
+    return Hypotheses(
+        value=right[held, None],
+        count=np.broadcast_to(count[held, None, None], right[held, None].shape),
+        nulls={
+            name: np.broadcast_to(null[held, None, None], right[held, None].shape)
+            for name, null in nulls.items()
+        },
+        roles=(_ALIGNMENT,),
+        null_names={"chance": ["chance"], "line": [_LINE]},
+        measures={
+            "chosen_half": chosen_half,
+            "chosen_baseline": np.full_like(chosen_half, on_selection),
+        },
     )
 
 
@@ -272,41 +429,95 @@ def _check_batches(batches: Sequence[AlignedBatch], most: int) -> None:
 
 @dataclass(frozen=True)
 class KnownExample:
-    """One example: its columns of the source and the tokens with a span."""
+    """One example: its columns of the source, and the tokens and the span of each word."""
 
     row: int
     columns: Tensor
     n_outputs: int
     first: int
-    tokens: Sequence[int]
+    words: Sequence[Sequence[int]]
     spans: Sequence[tuple[int, int]]
 
     def shown(self, weights: Float[Tensor, "B T S"]) -> Float[np.ndarray, "t s"]:
         """The weights of its outputs over its source positions."""
         return weights[self.row, : self.n_outputs][:, self.columns].cpu().numpy()
 
-    def error(self, weights: Float[np.ndarray, "T S"]) -> float:
-        """The distance between the first position aligned with each token and the true one."""
-        starts = aligned(weights).spans[list(self.tokens), 0]
-        return float(sum(abs(s - t) for s, (t, _) in zip(starts, self.spans, strict=True)))
+    def borders(self, weights: Float[np.ndarray, "T S"]) -> Float[np.ndarray, "w 2"]:
+        """The first position that each word is aligned with, and the one after the last."""
+        spans = aligned(weights).spans
+        borders = [(spans[tokens[0], 0], spans[tokens[-1], 1]) for tokens in self.words]
+        return np.array(borders, dtype=np.float64).reshape(-1, 2)
 
     def right(self, weights: Float[np.ndarray, "T S"]) -> float:
-        """The number of tokens whose largest weight lies in their span; ties share it."""
+        """The number of words whose largest weight lies in their span; ties share it."""
         place = np.arange(weights.shape[1])
         known = [(start <= place) & (place < end) for start, end in self.spans]
         right = np.array(known, dtype=bool).reshape(-1, len(place))
-        return float(right_share(weights[list(self.tokens)], right).sum())
+        of_words = [weights[list(tokens)].mean(0) for tokens in self.words]
+        return float(right_share(np.array(of_words).reshape(-1, len(place)), right).sum())
 
-    def places(self) -> Float[np.ndarray, "t 3"]:
-        """For each token with a span: its number, its place if spread evenly, its true place."""
+    def places(self) -> Float[np.ndarray, "w 2 2"]:
+        """For both borders of each word: their number, and their place if spread evenly."""
+        numbers = [(of[0] - self.first, of[-1] + 1 - self.first) for of in self.words]
+        number = np.array(numbers, dtype=np.float64).reshape(-1, 2)
         step = len(self.columns) / (self.n_outputs - self.first)
-        pairs = zip((token - self.first for token in self.tokens), self.spans, strict=True)
-        rows = [(number, number * step, start) for number, (start, _) in pairs]
-        return np.array(rows, dtype=np.float64).reshape(-1, 3)
+        return np.stack([number, number * step], -1)
 
     def chance(self) -> float:
         """The share of positions in the spans."""
         return sum(end - start for start, end in self.spans) / len(self.columns)
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of all examples, one after another: the example, the true span, the places."""
+
+    example: Int64[np.ndarray, " W"]
+    spans: Float[np.ndarray, "W 2"]
+    places: Float[np.ndarray, "W 2 2"]
+    n_examples: int
+
+    @classmethod
+    def of(cls, examples: Sequence[KnownExample]) -> "Words":
+        lengths = [len(example.words) for example in examples]
+        spans = [span for example in examples for span in example.spans]
+        return cls(
+            np.repeat(np.arange(len(examples)), lengths),
+            np.array(spans, dtype=np.float64).reshape(-1, 2),
+            np.concatenate([example.places() for example in examples]),
+            len(examples),
+        )
+
+    def errors(
+        self, borders: Float[np.ndarray, "W C 2"], fitted: Bool[np.ndarray, " W"]
+    ) -> tuple[Float[np.ndarray, "W C"], Float[np.ndarray, "C 2"]]:
+        """The error of each word for each aligner, and the offsets that were removed.
+
+        The median minimizes the mean distance on the words that it is fitted to.
+        """
+        distance = borders - self.spans[:, None]
+        offset = np.median(distance[fitted], 0) if fitted.any() else np.zeros(distance.shape[1:])
+        return np.abs(distance - offset).mean(-1), offset
+
+    def per_example(self, values: np.ndarray) -> np.ndarray:
+        """The sums of the words of each example."""
+        sums = np.zeros((self.n_examples, *values.shape[1:]))
+        np.add.at(sums, self.example, values)
+        return sums
+
+    def lines(self, fitted: Bool[np.ndarray, " W"]) -> Float[np.ndarray, "W _ 2"]:
+        """The borders of each word on straight lines, which involve no attention.
+
+        The lines are outputs spread evenly over the source, and two fitted ones: over the number
+        of an output, and over its place if spread evenly.
+        """
+        lines = [self.places[..., 1]]
+        for of in np.moveaxis(self.places, -1, 0) if fitted.any() else ():
+            fits = [np.polyfit(of[fitted, end], self.spans[fitted, end], 1) for end in (0, 1)]
+            lines.append(
+                np.stack([np.polyval(fit, of[:, end]) for end, fit in enumerate(fits)], -1)
+            )
+        return np.floor(np.stack(lines, 1) + 0.5)
 
 
 def known_examples(model: nn.Module, batch: AlignedBatch) -> tuple[Calls, list[KnownExample]]:
@@ -315,34 +526,36 @@ def known_examples(model: nn.Module, batch: AlignedBatch) -> tuple[Calls, list[K
     columns = source_columns("find_alignment_heads", calls, batch.lengths)
     examples = []
     for row, spans in enumerate(batch.spans):
-        tokens = [token for token, span in enumerate(spans) if span is not None]
-        known = [span for span in spans if span is not None]
+        groups = groupby(enumerate(spans), key=lambda pair: pair[1])
+        words = [(span, [token for token, _ in pairs]) for span, pairs in groups if span]
+        known = [span for span, _ in words]
         if any(span[1] > len(columns[row]) for span in known):
             raise ArgumentError(
                 f"find_alignment_heads: the spans {known} in a source of "
                 f"{len(columns[row])} positions. Give spans within the source."
             )
+        tokens = [of for _, of in words]
         examples.append(KnownExample(row, columns[row], len(spans), batch.first, tokens, known))
     return calls, examples
 
 
-def _errors_of_heads(
+def _borders_of_heads(
     calls: Calls, examples: Sequence[KnownExample]
-) -> tuple[Float[np.ndarray, "M _"], Float[np.ndarray, "M N"]]:
-    """The error of each head, last of the mean of the last half, and the right outputs of each."""
+) -> tuple[list[Float[np.ndarray, "w C 2"]], Float[np.ndarray, "M N"]]:
+    """The borders by each head, last by the mean of the last half; the right words of each head."""
     heads = cross_heads(calls)
     layers = max(head.layer for head in heads) + 1
     late = [head for head in heads if head.layer >= layers // 2]
-    error, right = [], []
+    borders, right = [], []
     mean = torch.zeros(())
     for head in heads:
         weights = head_weights(calls, head).double()
         mean = mean + weights / len(late) if head in late else mean
         shown = [example.shown(weights) for example in examples]
-        error.append([e.error(of) for e, of in zip(examples, shown, strict=True)])
+        borders.append([e.borders(of) for e, of in zip(examples, shown, strict=True)])
         right.append([e.right(of) for e, of in zip(examples, shown, strict=True)])
-    error.append([example.error(example.shown(mean)) for example in examples])
-    return np.array(error).T, np.array(right).T
+    borders.append([example.borders(example.shown(mean)) for example in examples])
+    return [np.stack(of, 1) for of in zip(*borders, strict=True)], np.array(right).T
 
 
 def _best_set(
@@ -350,48 +563,31 @@ def _best_set(
     weights: Sequence[np.ndarray],
     selection: Bool[np.ndarray, " M"],
     most: int,
+    seed: int,
 ) -> list[int]:
-    """The candidates whose mean has the least error on the selection half, grown one by one."""
-    pairs = [
-        pair
-        for pair, selected in zip(zip(examples, weights, strict=True), selection, strict=True)
-        if selected
-    ]
+    """The candidates whose mean has the least error, grown one by one.
+
+    A head is chosen on one quarter of the examples, and joins if the error falls on both quarters
+    of the selection half: a gain on the words that it was chosen by may be chance.
+    """
+    numbers = np.flatnonzero(selection).tolist()
+    words = Words.of([examples[number] for number in numbers])
+    first = halves(len(numbers), seed)[words.example]
+
+    def errors(heads: list[int]) -> tuple[float, float]:
+        borders = [examples[number].borders(weights[number][heads].mean(0)) for number in numbers]
+        error, _ = words.errors(np.concatenate(borders)[:, None], first)
+        return float(error[first].sum()), float(error[~first].sum())
+
     chosen: list[int] = []
-    best, n_candidates = np.inf, len(weights[0])
+    best, n_candidates = (np.inf, np.inf), len(weights[0])
     while len(chosen) < min(most, n_candidates):
         tried = {
-            head: sum(example.error(of[[*chosen, head]].mean(0)) for example, of in pairs)
-            for head in range(n_candidates)
-            if head not in chosen
+            head: errors([*chosen, head]) for head in range(n_candidates) if head not in chosen
         }
         head = min(tried, key=tried.__getitem__)
-        if tried[head] >= best:
+        if not all(new < old for new, old in zip(tried[head], best, strict=True)):
             break
         best = tried[head]
         chosen.append(head)
     return chosen
-
-
-def _straight_line(
-    examples: Sequence[KnownExample], selection: Bool[np.ndarray, " M"]
-) -> Float[np.ndarray, " M"]:
-    """The error in each example of the best straight line through the selection half.
-
-    The lines are outputs spread evenly over the source, and two fitted ones: over the number
-    of an output, and over its place if spread evenly. No attention is involved.
-    """
-    places = [example.places() for example in examples]
-    known = np.concatenate([p for p, chosen in zip(places, selection, strict=True) if chosen])
-    lines = [(1, 0.0, 1.0)]
-    for column in (0, 1) if len(known) else ():
-        design = np.column_stack([np.ones(len(known)), known[:, column]])
-        start, slope = np.linalg.lstsq(design, known[:, 2], rcond=None)[0]
-        lines.append((column, start + 0.5, slope))
-    errors = np.array(
-        [
-            [np.abs(np.floor(start + slope * p[:, column]) - p[:, 2]).sum() for p in places]
-            for column, start, slope in lines
-        ]
-    )
-    return errors[errors[:, selection].sum(1).argmin()]
