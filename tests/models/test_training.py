@@ -246,6 +246,27 @@ def test_the_numbers_of_the_model_are_in_the_trainers_history(tmp_path: Path) ->
         assert row["attn/entropy/mean"] == scalars["attn/entropy/mean"]
 
 
+def test_a_monitor_reports_through_its_trainer(tmp_path: Path) -> None:
+    model, reported = _model(), []
+
+    class Reporter(transformers.TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+            reported.append({**named["logs"], "step": state.global_step})
+
+    def watched_trainer(**named: Any) -> Any:
+        trainer = transformers.Trainer(**named)
+        log = lambda scalars, _: trainer.log(scalars)  # noqa: E731
+        trainer.add_callback(HeadMonitor(model, 2, log=log))
+        return trainer
+
+    trainer = _train(model, tmp_path, Reporter(), kind=watched_trainer, logging_steps=1)
+    heads = [row["step"] for row in reported if "attn/L0.H0/entropy" in row]
+    losses = [row["step"] for row in reported if "loss" in row]
+    evaluated = [row["step"] for row in reported if "eval_loss" in row]
+    assert (heads, losses, evaluated) == ([1, 2], [1, 2, 3], [1, 2, 3])
+    assert trainer.state.log_history == reported
+
+
 def test_a_clip_is_a_callback(tmp_path: Path) -> None:
     model = _model()
     with HeadMonitor(model, 1, statistics=["max_logit"]) as monitor:

@@ -49,7 +49,8 @@ class HeadMonitor(TrainerEvents):
     are called on rank 0 only. A compiled model runs uncompiled on watched steps.
 
     A monitor is a callback of `transformers.Trainer`, as in `callbacks=[HeadMonitor(model)]`. The
-    trainer then counts the steps, and its `state.log_history` gets the scalars of the model.
+    trainer then counts the steps, and its `state.log_history` gets the scalars of the model. With
+    `log=lambda scalars, step: trainer.log(scalars)` all scalars go wherever it reports to.
 
     Args:
         model: The module that training calls. Compile it, wrap it and freeze it first.
@@ -207,11 +208,15 @@ class HeadMonitor(TrainerEvents):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by `transformers.Trainer` after an optimizer step.
 
-        The scalars of the whole model go into the trainer's log history.
+        The scalars of the whole model go into the trainer's log history, unless `log` has put
+        some there itself with `trainer.log`.
         """
+        is_loss_due, rows = control.should_log, len(state.log_history)
         of_model = (*self.statistics, "alarms")
         scalars = {k: x for k, x in self.step().items() if k.split("/")[1] in of_model}
-        if scalars:
+        # The trainer takes any call of `trainer.log` for that of the loss, and would skip the loss.
+        control.should_log = is_loss_due
+        if scalars and len(state.log_history) == rows:
             step = {"step": state.global_step, "epoch": state.epoch}
             state.log_history.append(scalars | step)
 
