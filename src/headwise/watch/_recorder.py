@@ -68,9 +68,8 @@ class Recorder:
         self._model, self._request = model, request
         self._layers, self._every = layers, every
         self._capture = Capture(model)
-        roots = self._capture.stacks.roots
-        self._inputs = InputTracker(model, roots)
-        self._layouts = CallLayouts(request, roots)
+        self._inputs = InputTracker(model, self._capture.stacks)
+        self._layouts = CallLayouts(request, self._capture.stacks)
         self._accumulator = Accumulator(request)
         self._queue = Queue(request, self._layouts, self._accumulator)
         self.pairs, self.spans = self._layouts.pairs, self._layouts.spans

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -21,54 +20,18 @@ from headwise.models.capture._call import (
     reason_unsupported,
     running_calls,
 )
-from headwise.models.capture._stacks import Stacks, cross_by_name, is_attention
-from headwise.tables import Head
+from headwise.models.capture._site import (
+    Site,
+    cross_by_name,
+    find_stacks,
+    is_attention,
+    stack_of,
+)
 
 # Layers with a plain hook of their own: what they call in turn is not captured.
 HOOKED = (HeadAttention, nn.MultiheadAttention)
 _NO_ATTENTION = "not watched: a softmax that is not attention"
 _NO_SOFTMAX = "not captured: called, but without a softmax over queries and keys in this thread"
-
-
-@dataclass(frozen=True, eq=False)  # sites are looked up at every call, by identity
-class Site:
-    """A place in a model where heads attend, or where attention is expected but not captured.
-
-    Attributes:
-        name: The module's qualified name.
-        stack: The stack it belongs to; empty if the model has one.
-        layer: Its index in that stack, in the order in which layers are called; -1 if no call
-            was captured.
-        cross: Whether its keys belong to another text than its queries.
-        watched: How its calls are captured; or why none was, beginning with "not".
-        kernel: What computes the model's own output.
-        statistics: What computes its statistics.
-        coverage: Which of a text's queries its latest pass captured: all of them, some (the rest of
-            a block-sparse attention is not read, say), or all within windows.
-        first_head: The number of the first head that this process computes, above 0 under tensor
-            parallelism.
-    """
-
-    name: str
-    stack: str
-    layer: int = -1
-    n_heads: int = 0
-    n_kv_heads: int = 0
-    cross: bool = False
-    watched: str = "not called"
-    kernel: str = ""
-    statistics: str = ""
-    coverage: str = ""
-    first_head: int = 0
-
-    def heads(self) -> tuple[Head, ...]:
-        numbers = range(self.first_head, self.first_head + self.n_heads)
-        return tuple(Head(self.stack, self.layer, head) for head in numbers)
-
-    def kv_heads(self) -> list[int]:
-        """The key/value head that each head reads."""
-        share = self.n_heads // self.n_kv_heads
-        return [n // share for n in range(self.first_head, self.first_head + self.n_heads)]
 
 
 class Capture:
@@ -79,7 +42,7 @@ class Capture:
     queries share a site: an image tower may attend within one image after the other.
 
     Attributes:
-        stacks: The stacks of the model.
+        stacks: The stacks of the model, as `find_stacks` gives them.
         receiver: Is called with each attention call.
         answer: May compute the heads of a call in place of the model; None: nothing does.
         answers_others: Whether `answer` may replace kernels that are not ours.
@@ -97,7 +60,7 @@ class Capture:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.model, self.stacks = model, Stacks(model)
+        self.model, self.stacks = model, find_stacks(model)
         self.modules: dict[int, nn.Module] = {}
         self._names: dict[int, str] = {}
         self._name_modules()
@@ -260,7 +223,7 @@ class Capture:
                 reasons[name] = _NO_SOFTMAX if key in self.called else "not called"
         others = [name for key, name in names.items() if key in self.other_softmax]
         return [
-            Site(name, self.stacks.of(name, bool(cross_by_name(name))), watched=reason)
+            Site(name, stack_of(self.stacks, name, bool(cross_by_name(name))), watched=reason)
             for name, reason in [
                 *reasons.items(),
                 *((name, _NO_ATTENTION) for name in others if name not in reasons),
@@ -295,7 +258,7 @@ class Capture:
             cross = call.cross
         if cross is None:
             cross = self._is_cross_attention(call)
-        stack = self.stacks.of(name, cross)
+        stack = stack_of(self.stacks, name, cross)
         layer = sum(site.stack == stack for site in self._sites.values())
         heads, kv_heads = call.q.shape[1], call.k.shape[1]
         how = (call.watched, call.kernel, call.statistics_kernel)

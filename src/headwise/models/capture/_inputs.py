@@ -80,7 +80,7 @@ _NO_TEXT = Text()
 
 
 class InputTracker:
-    """The texts of the current forward pass.
+    """The texts of the current forward pass of a model, whose stacks are those of `find_stacks`.
 
     Attributes:
         passes: The number of forward passes so far: of the model, or of a stack by itself.
@@ -90,8 +90,9 @@ class InputTracker:
         on_failure: Called when a forward pass ends in an exception.
     """
 
-    def __init__(self, model: nn.Module, stacks: Mapping[str, nn.Module]) -> None:
-        self._modules = {"": model, **(stacks or _inner_models(model))}
+    def __init__(self, model: nn.Module, stacks: Mapping[str, str]) -> None:
+        inner = {name: model.get_submodule(path) for name, path in stacks.items()}
+        self._modules = {"": model, **(inner or _inner_models(model))}
         self._inputs: dict[str, StackInputs] = {}
         self._main, self._decoder = Text(), Text()
         self._open: list[str] = []

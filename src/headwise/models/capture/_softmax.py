@@ -26,7 +26,7 @@ from headwise.models.capture._logits import (
     read_product,
     visible_keys,
 )
-from headwise.models.capture._stacks import is_attention
+from headwise.models.capture._site import is_attention
 
 _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
 _DROPOUT = (F.dropout, torch.dropout)

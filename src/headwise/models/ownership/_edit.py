@@ -19,8 +19,8 @@ from headwise.models._model import check_model, run_uncompiled
 from headwise.models.capture import (
     AttentionCall,
     InputTracker,
-    Stacks,
     capture_calls,
+    find_stacks,
     ordinary_path,
 )
 from headwise.models.ownership._attention import Attention, by_attention, find_attentions
@@ -53,7 +53,7 @@ def edit_heads(
     """
     with Hooks() as hooks:
         hooks.enter_context(run_uncompiled())
-        inputs = hooks.enter_context(InputTracker(model, Stacks(model).roots).follow())
+        inputs = hooks.enter_context(InputTracker(model, find_stacks(model)).follow())
         unprojected: dict[int, Callable[[], Attention]] = {}
         for module in {attention.module: None for attention in attentions}:
             calls = [attention for attention in attentions if attention.module is module]
