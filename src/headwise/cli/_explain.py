@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headwise.cli._options import Json, opt
-from headwise.cli._print import printable
+from headwise.cli._print import escaped
 
 if TYPE_CHECKING:  # `headwise --help` imports neither
     import numpy
@@ -144,7 +144,7 @@ class _Page:
 
     def safe(self, text: str) -> str:
         """The user's text, with characters escaped that the terminal would interpret or lacks."""
-        return printable(text, self.console.encoding)
+        return escaped(text, self.console.encoding)
 
 
 def _matrix(W: "numpy.ndarray") -> Table:

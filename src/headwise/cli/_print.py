@@ -22,13 +22,13 @@ _notes_on_input: list[str] = []
 def print_result(line: str) -> None:
     """Print a line of the result."""
     _print_notes_on_input()
-    print(printable(line, sys.stdout.encoding), flush=True)
+    print(escaped(line, sys.stdout.encoding), flush=True)
 
 
 def print_note(line: str) -> None:
     """Print a line about the work to stderr, separate from the result."""
     _print_notes_on_input()
-    print(printable(line, sys.stderr.encoding), file=sys.stderr, flush=True)
+    print(escaped(line, sys.stderr.encoding), file=sys.stderr, flush=True)
 
 
 def note_input(line: str) -> None:
@@ -39,7 +39,7 @@ def note_input(line: str) -> None:
 def _print_notes_on_input() -> None:
     while _notes_on_input:
         line = _notes_on_input.pop(0)
-        print(printable(line, sys.stderr.encoding), file=sys.stderr, flush=True)
+        print(escaped(line, sys.stderr.encoding), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def print_heads(frame: "pd.DataFrame") -> None:
     print_table(frame.dropna(axis="columns", how="all").drop(columns=["stack", "layer", "head"]))
 
 
-def printable(text: str, encoding: str | None) -> str:
+def escaped(text: str, encoding: str | None) -> str:
     """Escape characters that control the terminal or that its encoding lacks."""
     shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     encoding = encoding or "utf-8"  # a replaced stream may have none

@@ -86,7 +86,8 @@ def attentions(
             stacks.setdefault(site.stack, []).append(None)
     for site, call in calls.items():
         if chosen[site]:
-            stacks[site.stack][site.layer] = weights_of_heads(call, chosen[site], rows[site])
+            weights = weights_of_heads(call, chosen[site], rows[site], call.q.dtype)
+            stacks[site.stack][site.layer] = weights
     if len(stacks) == 1:
         return tuple(*stacks.values())
     names = {stack: stack.rpartition(".")[2] or "self" for stack in stacks}
@@ -99,7 +100,7 @@ def _refuse_uncaptured(watch: Watch) -> None:
     Raises:
         UnsupportedError: a layer has attention that cannot be captured.
     """
-    missing = watch._recorder.unsupported()
+    missing = watch._recorder.capture.reasons_by_name()
     if missing:
         name, reason = next(iter(missing.items()))
         raise UnsupportedError(

@@ -11,10 +11,7 @@ from torch import Tensor, nn
 from headwise.errors import ArgumentError
 from headwise.kernels import HeadBlock, weights_in_blocks, weights_of_head
 from headwise.masks.tiles import Tile
-from headwise.models import (
-    AttentionCall,
-    Site,
-)
+from headwise.models import AttentionCall, Site
 from headwise.models.ownership import output_projection
 from headwise.tables import Head, HeadLike, resolve_heads
 from headwise.watch._row_sums import projected_norms
@@ -126,10 +123,11 @@ class Maps:
     @torch.no_grad()
     def weights(self, head: HeadLike, rows: Rows) -> Float[Tensor, "B *H R S"]:
         layers = {str(site.heads()[0]).rpartition(".")[0]: site for site in self._calls}
-        if isinstance(head, str) and head in layers:
-            return torch.stack([self.weights(each, rows) for each in layers[head].heads()], 1)
-        call, index, queries = self._select("weights", head, rows)
-        return torch.cat(list(_in_blocks(call, index, queries)), 1)
+        layer = layers.get(head) if isinstance(head, str) else None
+        call, index, queries = self._select("weights", layer.heads()[0] if layer else head, rows)
+        heads = range(layer.n_heads) if layer else [index]
+        weights = weights_of_heads(call, heads, [queries])
+        return weights if layer else weights[:, 0]
 
     def visible(self, head: HeadLike) -> Bool[Tensor, "B T S"]:
         call, index, queries = self._select("visible", head, None)
@@ -170,7 +168,7 @@ def _find(head: HeadLike, sites: Iterable[Site]) -> tuple[Site, int]:
     address, *more = resolve_heads(head, known)
     if more:
         raise ArgumentError(f"Watch: {head} are several heads. Give one head at a time.")
-    return known[address], address.head
+    return known[address], address.head - known[address].first_head
 
 
 def _visible(call: AttentionCall, tile: Tile, heads: slice = slice(None)) -> Bool[Tensor, "..."]:
@@ -182,11 +180,15 @@ def _visible(call: AttentionCall, tile: Tile, heads: slice = slice(None)) -> Boo
 
 
 def weights_of_heads(
-    call: AttentionCall, heads: Sequence[int], rows: Sequence[range]
+    call: AttentionCall,
+    heads: Sequence[int],
+    rows: Sequence[range],
+    dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "B h R S"]:
-    """The weights of some heads for some queries, in the dtype of the queries."""
-    n_rows = sum(map(len, rows))
-    weights = call.q.new_empty(len(call.q), len(heads), n_rows, call.k.shape[2])
+    """The weights of some heads for some queries; float32 for half precision, or another dtype."""
+    dtype = dtype or torch.promote_types(call.q.dtype, torch.float32)
+    shape = len(call.q), len(heads), sum(map(len, rows)), call.k.shape[2]
+    weights = call.q.new_empty(shape, dtype=dtype)
     for place, head in enumerate(heads):
         start = 0
         for part in rows:

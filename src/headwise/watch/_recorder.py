@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -27,8 +28,11 @@ from headwise.watch._maps import Maps
 from headwise.watch._queue import Queue
 from headwise.watch._request import Request
 from headwise.watch._row_sums import output_norms, row_request, sum_rows, without_autocast
-from headwise.watch._verification import refuse_wrapped, verify_heads
-from headwise.watch.layout import CallLayout, CallLayouts
+from headwise.watch.layout import CallLayout, CallLayouts, Positions
+
+# The largest relative difference between our heads and the model's own.
+_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
+_STEPS = 8  # roundings of a logit that may add up
 
 
 class Covered(NamedTuple):
@@ -56,6 +60,7 @@ class Recorder:
     """Records the attention calls of one model, and may answer them in place of its kernels.
 
     Attributes:
+        capture: The capture of the model, which knows its sites.
         covered: Which share of the texts' queries was captured at each site.
         maps: The tensors of the last batch.
         pairs: The pairs of queries and keys of the current texts.
@@ -67,9 +72,9 @@ class Recorder:
     ) -> None:
         self._model, self._request = model, request
         self._layers, self._every = layers, every
-        self._capture = Capture(model)
-        self._inputs = InputTracker(model, self._capture.stacks)
-        self._layouts = CallLayouts(request, self._capture.stacks)
+        self.capture = Capture(model)
+        self._inputs = InputTracker(model, self.capture.stacks)
+        self._layouts = CallLayouts(request, self.capture.stacks)
         self._accumulator = Accumulator(request)
         self._queue = Queue(request, self._layouts, self._accumulator)
         self.pairs, self.spans = self._layouts.pairs, self._layouts.spans
@@ -98,23 +103,13 @@ class Recorder:
             condition: Whether a pass counts, asked when it begins; None: every pass does.
         """
         self._condition = condition
-        capturing = open_capture(
-            self._capture, self._record, self._answer, answers_others=not exact
-        )
+        capturing = open_capture(self.capture, self._record, self._answer, answers_others=not exact)
         with self._inputs.follow(), capturing:
             yield
 
-    def captured_sites(self) -> list[Site]:
-        """The sites of all calls so far, in the order of their first calls."""
-        return self._capture.sites
-
     def sites(self) -> list[Site]:
         """The sites of all calls so far; then modules that were not captured, and why."""
-        return [*map(self._describe, self._capture.sites), *self._capture.uncaptured()]
-
-    def unsupported(self) -> dict[str, str]:
-        """Modules whose attention cannot be captured, by name, and why."""
-        return self._capture.reasons_by_name()
+        return [*map(self._describe, self.capture.sites), *self.capture.uncaptured()]
 
     def totals(self) -> tuple[list[Site], dict[str, Totals]]:
         """The sites that attended, and the totals of each statistic, all heads side by side."""
@@ -144,13 +139,13 @@ class Recorder:
         # Gradient checkpointing runs layers again in the backward pass: they were counted already.
         if in_backward() and not self._inputs.inside:
             return
-        site = self._capture.site_of(call)
+        site = self.capture.site_of(call)
         if self._is_watched(site):
             self._add(site, call, verify=call.exact and site not in self._verified)
 
     def _answer(self, call: AttentionCall) -> Float[Tensor, "B H T Dv"] | None:
         """Record a call that the model has not computed, and return its heads; None: neither."""
-        site = self._capture.known_site(call)
+        site = self.capture.known_site(call)
         if site is None or site not in self._verified or not self._is_watched(site):
             return None
         # What keys receive is summed over queries that are not packed: in another order.
@@ -168,7 +163,7 @@ class Recorder:
             self.spans.begin()
         self._queue.begin_pass()
         is_counted = self._condition is None or self._condition()
-        self._capture.is_paused = not is_counted or (self.passes - 1) % self._every > 0
+        self.capture.is_paused = not is_counted or (self.passes - 1) % self._every > 0
 
     def _drop(self) -> None:
         """Forget the current forward pass, which has ended in an exception: it counts nowhere."""
@@ -188,7 +183,11 @@ class Recorder:
             Those of each row; None if the call waits, which it does not if heads are needed.
         """
         if is_wrapped(call.q):
-            refuse_wrapped()
+            raise UnsupportedError(
+                "observe: values are not available inside a transform of torch.func (grad, vmap, "
+                "jvp). Watch a call outside of it; per-text statistics come from "
+                "Request(per_text=True)."
+            )
         inputs, request = self._inputs.of(site.stack), self._request
         need_heads = verify or is_answer
         # The function mode must not capture what is computed from the call.
@@ -243,7 +242,7 @@ class Recorder:
             sums = sum_rows(rows, layout, request, knows_logits=call.knows_logits, norms=norms)
         if verify and rows.heads is not None:
             heads = rows.heads if call.join is None else call.join(rows.heads.to(call.heads.dtype))
-            verify_heads(site, call.heads, heads, rows.lse, positions)
+            _verify_heads(site, call.heads, heads, rows.lse, positions)
             self._verified.add(site)
         self._accumulator.add(sums, {(site, self.passes): [(0, first)]})
         if request.maps or request.received:
@@ -301,3 +300,41 @@ def _covered(call: AttentionCall, tokens: int | None) -> Covered:
     if tokens is not None and tokens > T:  # latents or pooled positions instead of tokens
         return Covered(B * T, B * tokens)
     return Covered(B * T, B * T)
+
+
+def _verify_heads(
+    site: Site, theirs: Tensor, ours: Tensor, lse: Tensor, positions: Positions
+) -> None:
+    """Refuse a call whose heads differ from those that its captured inputs give.
+
+    Large logits are rounded by more, and so are their exponentials: `lse` bounds them. Rows with
+    NaN logits are not compared, because kernels treat them differently.
+    """
+    real = positions.query_real[:, None, :, None] & ~lse.isnan().unsqueeze(-1)
+    logits = _largest(torch.where(real[..., 0] & lse.isfinite(), lse, 0.0))
+    rounding = _STEPS * torch.finfo(torch.float32).eps * logits
+    if theirs.shape == ours.shape:
+        differs = real & (theirs != ours) & ~(theirs.isnan() & ours.isnan())
+        gap = _largest(torch.where(differs, theirs.to(ours.dtype) - ours, 0.0))
+        size = _largest(torch.where(real, ours, 0.0).nan_to_num(0.0, 0.0, 0.0))
+        if gap <= (_TOLERANCE.get(theirs.dtype, 1e-4) + rounding) * max(size, 1e-6):
+            return
+        if gap != gap:
+            raise UnsupportedError(
+                f"observe: {site.name} ({site.kernel}) returns NaN for queries "
+                f"whose visible keys are all finite: NaN of padding spreads to them. Find its "
+                f"source (eager attention in float64 can produce it), or leave the layer out with "
+                f"layers=."
+            )
+        difference = f"differ by {gap:.2g} at a size of {size:.2g}"
+    else:
+        difference = f"have shapes {tuple(theirs.shape)} and {tuple(ours.shape)}"
+    raise UnsupportedError(
+        f"observe: {site.name} ({site.kernel}) does not compute attention from its captured "
+        f"inputs: its heads and ours {difference}. Leave its layer out with layers=, and please "
+        f"report it."
+    )
+
+
+def _largest(values: Tensor) -> float:
+    return values.abs().max().item() if values.numel() else 0.0

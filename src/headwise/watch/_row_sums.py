@@ -1,9 +1,9 @@
 """From statistics of rows to sums over texts: which rows count for which statistic."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -18,11 +18,38 @@ from headwise.watch.layout import CallLayout, Positions
 
 PerHead = Float[Tensor, "H Dv d_model"]
 RowValues = Shaped[Tensor, "B H T"]
-Rows = Mapping[str, Any]  # by field of `RowStatistics`
+Rows = Mapping[str, Any]  # by field of `RowStatistics`, and `output_norm`
 Widths = dict[str, int]  # the most keys of a query, by name
 # The rows for which a statistic is defined and its value under uniform weights; None: every real
 # row, and no such value.
 Rule = tuple[Bool[Tensor, "B H T"] | None, Float[Tensor, "B H T"] | None]
+
+
+class _OfRows(NamedTuple):
+    """What is known of a statistic of rows, other than a mass, beside its value in `Rows`.
+
+    Attributes:
+        of_several: Whether it counts only rows with several keys, or those that the request wants.
+        even: Its value under uniform weights, from the rows and their numbers of keys, if any.
+    """
+
+    of_several: bool = False
+    even: Callable[[Rows, Float[Tensor, "B H T"]], Float[Tensor, "B H T"]] | None = None
+
+
+# By the names of `tables.STATISTICS`; where a value is None, no row counts.
+_OF_ROWS = {
+    "entropy": _OfRows(of_several=True, even=lambda rows, n_keys: n_keys.log()),
+    "max_weight": _OfRows(of_several=True, even=lambda rows, n_keys: 1.0 / n_keys),
+    "participation": _OfRows(of_several=True, even=lambda rows, n_keys: n_keys),
+    "distance": _OfRows(of_several=True, even=lambda rows, n_keys: rows["even_distance"]),
+    "max_logit": _OfRows(),
+    "lse": _OfRows(),
+    "sink": _OfRows(),
+    "output_norm": _OfRows(),
+}
+# Those that kernels compute on request alone.
+_REQUESTED = [field.name for field in fields(RowRequest) if field.name in _OF_ROWS]
 
 
 def row_request(
@@ -51,10 +78,11 @@ def _row_request(request: Request, layout: CallLayout) -> RowRequest:
     positions, columns = layout.positions, layout.columns
     members = [_class_members(request, positions, layout.key_text)] if request.classes else []
     members += [layout.spans.keys.float()] if layout.spans else []
+    requested: dict[str, Any] = {name: name in request.statistics for name in _REQUESTED}
+    if positions.is_cross:
+        requested["distance"] = False  # between positions of two texts
     return RowRequest(
-        entropy="entropy" in request.statistics,
-        distance="distance" in request.statistics and not positions.is_cross,
-        participation="participation" in request.statistics,
+        **requested,
         received=positions.query_real if request.received else None,
         keys=torch.cat([*columns.values()], dim=-1) if columns else None,
         classes=torch.cat(members, dim=-1) if members else None,
@@ -83,7 +111,7 @@ class RowSums:
 
 
 def sum_rows(
-    rows: RowStatistics,
+    statistics: RowStatistics,
     layout: CallLayout,
     request: Request,
     *,
@@ -101,28 +129,24 @@ def sum_rows(
         knows_logits: Whether the largest logit before any bias is known.
         norms: The norm of each head's output after the output projection, if it is requested.
     """
-    B, H, T = len(rows.lse), rows.lse.shape[1] // n_calls, rows.lse.shape[2]
+    rows = vars(statistics) | {"output_norm": norms}
+    B, H, T = len(rows["lse"]), rows["lse"].shape[1] // n_calls, rows["lse"].shape[2]
     # Masks alone decide which rows count, unless values do.
     shares = knows_logits and not request.value
-    kind = H, rows.sink is not None
+    kind = H, rows["sink"] is not None
     eligible = layout.eligible.get(kind) if shares else None
     if eligible is None:
         eligible = _eligible_rows(_first_heads(rows, H), layout, request)
         if shares:
             layout.eligible[kind] = eligible
-    values = _values(vars(rows) | {"norms": norms}, layout.widths, request)
+    values = _values(rows, layout.widths, request)
     by_call = values.view(len(values), B, n_calls, H, T).movedim(2, 1)
     return eligible.sums_of(by_call, layout.positions)
 
 
-def _first_heads(rows: RowStatistics, H: int) -> RowStatistics:
+def _first_heads(rows: Rows, H: int) -> Rows:
     """The rows of the first of several calls."""
-    if rows.lse.shape[1] == H:
-        return rows
-    parts: dict[str, Any] = {
-        name: x[:, :H] for name, x in vars(rows).items() if isinstance(x, Tensor)
-    }
-    return replace(rows, **parts)
+    return {name: x[:, :H] if isinstance(x, Tensor) else x for name, x in rows.items()}
 
 
 def output_norms(rows: RowStatistics, call: AttentionCall, per_head: PerHead) -> RowValues | None:
@@ -166,18 +190,9 @@ def _class_members(
     return (torch.stack(classes, dim=-1) & positions.key_real[..., None]).float()
 
 
-# Statistic → field of `RowStatistics`; `lse` stands in where a statistic is undefined.
-_ROW_VALUES = {
-    "entropy": "entropy", "max_weight": "max_weight", "max_logit": "max_logit", "lse": "lse",
-    "sink": "sink", "distance": "distance", "participation": "participation",
-    "output_norm": "norms",
-}  # fmt: skip
-
-
 def _values(rows: Rows, widths: Widths, request: Request) -> Shaped[Tensor, "K B H T"]:
     """The statistics of each row, in the order of the request; undefined ones are arbitrary."""
-    values = {name: rows.get(field) for name, field in _ROW_VALUES.items()}
-    statistics = {name: rows["lse"] if x is None else x for name, x in values.items()}
+    statistics = {name: rows["lse"] if rows[name] is None else rows[name] for name in _OF_ROWS}
     statistics |= _by_mass("mass", rows, widths, request)
     if request.top:
         tops = _by_mass("top", rows, widths, request)
@@ -285,15 +300,15 @@ def _stacked(
     return torch.stack(list(values)) if values else like.new_empty((0, *like.shape))
 
 
-def _eligible_rows(rows: RowStatistics, layout: CallLayout, request: Request) -> EligibleRows:
+def _eligible_rows(rows: Rows, layout: CallLayout, request: Request) -> EligibleRows:
     """The rows that count for each statistic of a request, and its value under uniform weights."""
     positions, widths, spans = layout.positions, layout.widths, layout.spans
-    real = positions.query_real[:, None] & (rows.n_keys > 0)
-    n_keys = rows.n_keys.clamp(min=1).to(rows.lse.dtype)
-    several = rows.n_keys > (0 if request.queries == "all" else 1)
-    rules = _rules(rows, several, n_keys)
-    shares = _shares(vars(rows), widths, request) if request.value else {}
-    for name, seen in _by_mass("seen", vars(rows), widths, request).items():
+    real = positions.query_real[:, None] & (rows["n_keys"] > 0)
+    n_keys = rows["n_keys"].clamp(min=1).to(rows["lse"].dtype)
+    several = rows["n_keys"] > (0 if request.queries == "all" else 1)
+    rules = {name: _rule(name, rows, several, n_keys) for name in _OF_ROWS}
+    shares = _shares(rows, widths, request) if request.value else {}
+    for name, seen in _by_mass("seen", rows, widths, request).items():
         # In cross-attention, no query has a neighbor or a relation.
         crosses = name == "first" or name in request.spans
         over_all = request.queries == "all" and (crosses or not positions.is_cross)
@@ -306,22 +321,18 @@ def _eligible_rows(rows: RowStatistics, layout: CallLayout, request: Request) ->
     return EligibleRows.of([rules[name] for name in request.names], real, positions)
 
 
-def _rules(
-    rows: RowStatistics, several: Bool[Tensor, "B H T"], n_keys: Float[Tensor, "B H T"]
-) -> dict[str, Rule]:
-    """The eligible rows and even values of statistics other than masses; `several` marks rows
-    that count.
+def _rule(
+    name: str, rows: Rows, several: Bool[Tensor, "B H T"], n_keys: Float[Tensor, "B H T"]
+) -> Rule:
+    """The eligible rows and even value of a statistic other than a mass.
+
+    Args:
+        several: The rows that have several keys, or that the request wants nevertheless.
     """
-    undefined = torch.zeros_like(several)
-    # The largest logit of hand-written attention may be unknown; NaN rows count as known.
-    is_known = ~rows.max_logit.isnan() | rows.lse.isnan()
-    return {
-        "lse": (None, None),
-        "output_norm": (None, None),
-        "max_weight": (several, 1.0 / n_keys),
-        "max_logit": (is_known, None),
-        "sink": (undefined if rows.sink is None else None, None),
-        "entropy": (several, n_keys.log()),
-        "participation": (several, n_keys),
-        "distance": (undefined if rows.distance is None else several, rows.even_distance),
-    }
+    if rows[name] is None:
+        return torch.zeros_like(several), None
+    if name == "max_logit":
+        # That of hand-written attention may be unknown; NaN rows count as known.
+        return ~rows["max_logit"].isnan() | rows["lse"].isnan(), None
+    of_several, even = _OF_ROWS[name]
+    return several if of_several else None, None if even is None else even(rows, n_keys)

@@ -40,7 +40,7 @@ class Watch:
         self._recorder = recorder
 
     def __repr__(self) -> str:
-        captured = len(self._recorder.captured_sites())
+        captured = len(self._recorder.capture.sites)
         return f"Watch of {type(self._model).__name__}: {counted(captured, 'layer')} captured"
 
     def sites(self) -> list[Site]:
@@ -269,7 +269,7 @@ def _check_captured(
         ArgumentError: `layers` names a layer that the model does not have.
         UnsupportedError: no attention call was captured.
     """
-    sites = recorder.captured_sites()
+    sites = recorder.capture.sites
     missing = set(layers or ()) - {site.layer for site in sites}
     if missing and sites:
         raise ArgumentError(

@@ -1,10 +1,9 @@
 """Capture every attention call of a model as it happens: its tensors, its rule and its site."""
 
 from headwise.models.capture._call import AttentionCall, ModuleCall
-from headwise.models.capture._capture import Capture
+from headwise.models.capture._capture import Capture, Site, find_stacks
 from headwise.models.capture._inputs import InputTracker, StackInputs, Text
 from headwise.models.capture._open import capture_calls, open_capture
-from headwise.models.capture._site import Site, find_stacks
 from headwise.models.capture._softmax import SoftmaxCall
 from headwise.models.capture._torch_calls import ordinary_path
 

@@ -15,7 +15,7 @@ from headwise.errors import UnsupportedError
 from headwise.kernels import RowRequest, RowStatistics, make_rule
 from headwise.masks import as_mask
 from headwise.models.capture._call import AttentionCall, n_heads_of
-from headwise.models.capture._capture import HOOKED, Capture
+from headwise.models.capture._capture import HOOKED, Capture, is_attention
 from headwise.models.capture._logits import (
     ADDED_PRODUCTS,
     MaskTracker,
@@ -26,7 +26,6 @@ from headwise.models.capture._logits import (
     read_product,
     visible_keys,
 )
-from headwise.models.capture._site import is_attention
 
 _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
 _DROPOUT = (F.dropout, torch.dropout)

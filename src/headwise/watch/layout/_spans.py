@@ -161,10 +161,11 @@ class Spans:
         address, *more = resolve_heads(head, known)
         if more:
             raise ArgumentError(f"Watch.per_query: {head} are several heads. Give one at a time.")
-        passes, column = self._kept[known[address]], self._names.index(name)
+        site, column = known[address], self._names.index(name)
+        passes, row = self._kept[site], address.head - site.first_head
         parts: list[list[Tensor]] = [[] for _ in range(passes[0][0].n_texts)]
         for positions, members, mass in passes:
-            of_head, counted = mass[:, address.head, :, column], members.queries
+            of_head, counted = mass[:, row, :, column], members.queries
             for text, masses in enumerate(parts):
                 masses.append(of_head[counted & (positions.query_text == text)])
         return [torch.cat(masses) for masses in parts]

@@ -6,10 +6,7 @@ from numbers import Integral
 from typing import Any
 
 from headwise.errors import ArgumentError
-from headwise.models.texts import (
-    TokenOffsets,
-    token_offsets,
-)
+from headwise.models.texts import TokenOffsets, token_offsets
 
 Stretch = tuple[int, int]  # a half-open range of positions
 LAST, GENERATED = "last", "generated"
