@@ -2,8 +2,8 @@
 
     python website/build.py [--out site] [--gallery build/gallery]
 
-It fails on a link that leads nowhere, a page that the navigation lacks, a public name without
-documentation and a notebook that does not run.
+It fails on a link that leads nowhere, a page that the navigation lacks, and a public name without
+documentation. Notebooks are shown with their stored outputs: website/notebooks.py runs them.
 """
 
 import argparse
@@ -89,9 +89,7 @@ def gather(pages: Path, reference: dict[str, str], gallery: Path) -> None:
         (pages / "reference" / file).write_text(text, "utf-8")
     shutil.copytree(ROOT / "examples", pages / "examples")
     for path in sorted((DOCS / "notebooks").glob("*.ipynb")):
-        scratch = WORK / "scratch" / path.stem
-        scratch.mkdir(parents=True)
-        notebook_page(path, pages / "notebooks", scratch)
+        notebook_page(path, pages / "notebooks")
     shutil.copytree(gallery, pages / "gallery", dirs_exist_ok=True)
     for file in ("website.css", "iframe-worker.js"):
         shutil.copy(HERE / file, pages / file)

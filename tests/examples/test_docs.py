@@ -1,7 +1,8 @@
 """The code in README.md, docs/ and docstrings runs, and prints what stands below it.
 
 A ```python block of a document is written as at the prompt (`>>>`), or plainly, with what it
-prints in a ```text block right below it. The blocks of a document share their names.
+prints in a ```text block right below it. A table with the columns `here` and `gives` has an
+expression in each row, and its value. The code of a document shares its names.
 """
 
 import ast
@@ -21,7 +22,11 @@ import headwise
 from house.source import PACKAGE, ROOT, Source, sources
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^```python\n(?P<code>.*?)^```\n(?:```text\n(?P<printed>.*?)^```$)?"
+    r"|^\| [^\n]+ \| `(?P<line>[^`\n]+)` \| `(?P<gives>[^`\n]+)` \|$",
+    re.MULTILINE | re.DOTALL,
+)
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # A folder or file that code or a command writes, and does not replace.
 WRITES = re.compile(
@@ -33,6 +38,7 @@ SLOW = {
     "README.md",
     "learn/bert.md",
     "learn/mini-gpt.md",
+    "learn/tutorials.md",
     "research/behaviors.md",
     "research/own-relations.md",
     "research/roles.md",
@@ -138,8 +144,11 @@ def _blocks(document: Path) -> Iterator[tuple[str, str, str]]:
     """The code of each block, its expected output, and its line."""
     text = document.read_text("utf-8")
     for block in BLOCK.finditer(text):
-        line = text.count("\n", 0, block.start()) + 1
-        yield block[1], block[2] or "", f"{document.name}:{line}"
+        where = f"{document.name}:{text.count(chr(10), 0, block.start()) + 1}"
+        if block["code"]:
+            yield block["code"], block["printed"] or "", where
+        elif " | here | gives |\n" in text:
+            yield f"print(({block['line']}))", block["gives"], where
 
 
 def _run(test: doctest.DocTest) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """The site: what its build refuses, and that its navigation and reference are complete."""
 
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 
 import pytest
 
@@ -118,6 +120,22 @@ def test_faults_of_a_site_are_named(website: ModuleType, tmp_path: Path) -> None
         "a.html links to b.html#gone, a page without that place",
         "a.html links to c.html, which is not there",
     ]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").rglob("*.svg")), ids=lambda path: path.stem)
+def test_a_diagram_is_for_every_reader(path: Path) -> None:
+    """It says what it shows, fits light and dark pages, fetches nothing, and stands on a page."""
+    text = path.read_text("utf-8")
+    root = ElementTree.fromstring(text)
+    assert (root.get("role"), root.get("aria-labelledby")) == ("img", "title desc")
+    title, description = (root.findtext(f"{{*}}{name}") for name in ("title", "desc"))
+    assert title
+    assert description
+    assert len(description) > len(title)
+    assert "prefers-color-scheme: dark" in text
+    assert not re.search(r"href|@import|@font-face|url\((?!#)", text)
+    pages = "".join(page.read_text("utf-8") for page in path.parent.glob("*.md"))
+    assert re.search(rf"!\[[^\]]{{40,}}\]\({re.escape(path.name)}\)", pages)
 
 
 def test_links_to_files_at_the_root_lead_to_their_copies(website: ModuleType) -> None:

@@ -108,6 +108,12 @@ def test_one_head_of_full_width_is_eq_1_between_projections():
     x = np.random.default_rng(0).standard_normal((5, 6)).astype(np.float32)
     mixed, _ = scaled_dot_product(x @ layer.W_Q, x @ layer.W_K, x @ layer.W_V)
     np.testing.assert_allclose(layer.forward(x), mixed @ layer.W_O, rtol=1e-6, atol=1e-6)
+    # One head of full width needs no `W_O`: three matrices compute the same.
+    merged = single_head(6, seed=2, out_proj=False)
+    assert merged.W_O is None
+    assert merged.astype(np.float64).W_V.dtype == np.float64
+    for forward in (multi_head_batched, multi_head_loop):
+        np.testing.assert_allclose(forward(merged, x)[0], layer.forward(x), rtol=1e-5, atol=1e-6)
 
 
 def test_float32_stays_float32_whatever_the_mask():

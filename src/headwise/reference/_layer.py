@@ -58,6 +58,7 @@ class MultiHeadAttention:
         self.d_model, self.n_heads, self.d_head = d_model, n_heads, d_model // n_heads
         shrink = np.float32(1 / math.sqrt(d_model))
         normal = np.random.default_rng(seed).standard_normal
+        self.W_O: np.ndarray | None  # None only where `single_head` leaves it out
         self.W_Q, self.W_K, self.W_V, self.W_O = (
             normal((d_model, d_model)).astype(np.float32) * shrink for _ in "QKVO"
         )
@@ -66,7 +67,8 @@ class MultiHeadAttention:
         """Return a layer with the same weights in another dtype, such as float64."""
         layer = copy.copy(self)
         for name in ("W_Q", "W_K", "W_V", "W_O"):
-            setattr(layer, name, getattr(self, name).astype(dtype))
+            if (matrix := getattr(self, name)) is not None:
+                setattr(layer, name, matrix.astype(dtype))
         return layer
 
     @suggests(_FORWARD)
@@ -113,7 +115,7 @@ def multi_head_batched(
     )  # *B H T D
     heads, weights = scaled_dot_product(q, k, v, full_mask)
     concat = heads.swapaxes(-2, -3).reshape(x.shape)  # *B T d_model
-    return concat @ layer.W_O, weights
+    return _mixed(concat, layer), weights
 
 
 def multi_head_loop(
@@ -132,16 +134,27 @@ def multi_head_loop(
         )
         heads.append(head[0])
         weights.append(head[1])
-    return np.concatenate(heads, axis=-1) @ layer.W_O, np.stack(weights, axis=-3)
+    return _mixed(np.concatenate(heads, axis=-1), layer), np.stack(weights, axis=-3)
 
 
-def single_head(d_model: int, seed: int = 0) -> MultiHeadAttention:
+def single_head(d_model: int, seed: int = 0, *, out_proj: bool = True) -> MultiHeadAttention:
     """Make the layer with one head of full width, for comparison.
 
     It has the same matrices as any layer of that width and seed, but computes one distribution
     over the keys per query instead of one per head.
+
+    Args:
+        out_proj: Whether there is a `W_O`. Without it, `W_V @ W_O` takes the place of `W_V`, so
+            that three matrices compute what the four do: 3 · d_model² parameters, not 4 · d_model².
     """
-    return MultiHeadAttention(d_model, 1, seed)
+    layer = MultiHeadAttention(d_model, 1, seed)
+    if not out_proj and layer.W_O is not None:
+        layer.W_V, layer.W_O = layer.W_V @ layer.W_O, None
+    return layer
+
+
+def _mixed(concat: np.ndarray, layer: MultiHeadAttention) -> np.ndarray:
+    return concat if layer.W_O is None else concat @ layer.W_O
 
 
 def _project(
