@@ -35,10 +35,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     annotated = [
         {"text": text, "words": [[0, 2], [3, 5]], "pairs": [[1, 0, "x"]]} for text in texts
     ]
-    ids = [3 + n % 20 for n in range(12)]
-    examples = [{"ids": ids, "query": [11, 12], "right": [[1, 3]], "wrong": [[4, 7]]}] * 60
-    for file, lines in {"annotated.jsonl": annotated, "examples.jsonl": examples}.items():
-        (place / file).write_text("\n".join(map(json.dumps, lines)), "utf-8")
+    (place / "annotated.jsonl").write_text("\n".join(map(json.dumps, annotated)), "utf-8")
     (place / "data").mkdir()
     write_parquet(place / "data" / "part.parquet", texts)
     done = headwise("train", "--out", place / "mini-gpt", *TINY)  # a finished run is not repeated

@@ -2,15 +2,17 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+import headwise as hw
 from command import headwise
-from headwise.corpora import Grammar
+from headwise.corpora import Grammar, read_examples
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer, save
-from headwise.roles import load_heads
+from headwise.roles import find_heads, load_heads, task_examples
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +57,47 @@ def test_a_set_that_was_not_found_is_not_exported(place: Path) -> None:
     assert not (place / "hook.json").exists()
 
 
-def test_examples_are_needed(place: Path) -> None:
-    done = headwise("heads", place / "model")
-    assert done.code == 2
-    assert "Missing option '--examples'. Try headwise heads --help." in done.err
-    done = headwise(
-        "heads", place / "model", "--examples", place / "examples.jsonl", "-o", place / "heads.csv"
+def test_a_task_generates_its_examples(place: Path) -> None:
+    """They are saved as --examples reads them, and the heads are those of the library."""
+    saved, out = place / "needles.jsonl", place / "needle.json"
+    arguments = ("heads", place / "model", "--nulls", "none", "--max-texts", 60, "--json")
+    done = headwise(*arguments, "--task", "needle", "--save-examples", saved, "-o", out)
+    assert done.code == 0, done.err
+    model, tokenizer = hw.load(place / "model"), hw.load_tokenizer(place / "model")
+    examples = task_examples("needle", tokenizer, n=60, n_tokens=40)
+    assert [vars(one) | {"source": ""} for one in read_examples(saved)] == [
+        vars(one) for one in map(_lists, examples)
+    ]
+    found = load_heads(out)
+    expected = find_heads(
+        model, examples, tokenizer=tokenizer, evidence=hw.Evidence(nulls=()), max_tokens=40
     )
+    assert found.texts == expected.texts
+    assert found.frame().equals(expected.frame())
+    assert found.answers == expected.answers
+    assert not found.set_row["found"]  # untrained
+    again = headwise(*arguments, "--examples", saved)
+    assert (again.code, again.out) == (0, done.out)
+
+
+def _lists(example: hw.Example) -> hw.Example:
+    return replace(example, query=[example.query])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "heads: neither --examples nor --task. Give one of them."),
+        (("--examples", "x", "--task", "needle"), "heads: --examples and --task. Give one of"),
+        (("--examples", "x", "--text", "y"), "heads: --text with --examples. Give it with --task."),
+        (("--examples", "x", "--save-examples", "y.jsonl"), "heads: --save-examples with"),
+        (("--task", "needle", "--save-examples", "y.txt"), "y.txt does not end in .jsonl"),
+        (("--task", "nedle"), "Did you mean needle?"),
+        (("--task", "needle", "--max-tokens", 5), "no example of needle fits n_tokens=5."),
+        (("--examples", "x", "-o", "heads.csv"), "heads.csv does not end in .json"),
+    ],
+)
+def test_options_that_do_not_fit(place: Path, arguments: tuple[object, ...], message: str) -> None:
+    done = headwise("heads", place / "model", *arguments)
     assert done.code == 2
-    assert "does not end in .json" in done.err
+    assert message in done.err

@@ -10,10 +10,10 @@ import torch
 import yaml
 
 import headwise as hw
-from headwise.roles import TaskHeads, find_heads, load_heads
+from headwise.roles import TaskHeads, find_heads, load_heads, task_examples
 from headwise.roles._nulls import permuted
 from headwise.roles._task_scores import Masses, TokenExample, positional_hits
-from planted import IDS, TOKENIZER, WORDS, PlantedGPT
+from planted import CONTEXT, IDS, TOKENIZER, WORDS, PlantedGPT
 
 KEYS, VALUES = WORDS[:20], WORDS[20:]
 LAYERS = (["even", "before", "even", "even"], ["even", "even", "induction", "even"])
@@ -112,6 +112,72 @@ def test_a_model_that_learned_nothing_has_none() -> None:
     assert none.set_row["why"]
     with pytest.raises(hw.errors.ArgumentError, match=r"the set was not found \(lift -?\d"):
         none.export("heads.json", "vllm-hook", model_name="a/b")
+
+
+@pytest.mark.parametrize("task", ["needle", "passage"])
+def test_generated_examples_find_the_planted_head_alone(task: str) -> None:
+    """The same examples find nothing in the same weights in another order."""
+    examples = task_examples(task, TOKENIZER, n_tokens=CONTEXT)
+    evidence, model = hw.Evidence(nulls=("shuffled",)), PlantedGPT(LAYERS).eval()
+    rows = find_heads(model, examples, tokenizer=TOKENIZER, evidence=evidence).found()
+    assert rows["name"].tolist() == [RETRIEVAL]
+    control = permuted(PlantedGPT(LAYERS), seed=7)
+    assert control is not None
+    evidence = hw.Evidence(nulls=())
+    none = find_heads(control.eval(), examples, tokenizer=TOKENIZER, evidence=evidence)
+    assert not len(none.found())
+    assert not none.set_row["found"]
+
+
+STORY = [
+    f"{one} {two} saw {three} today."
+    for one, two, three in zip(WORDS[10:20], WORDS[20:30], WORDS[30:40], strict=True)
+]
+
+
+@pytest.mark.parametrize("texts", [None, STORY * 2], ids=["vocabulary", "texts"])
+@pytest.mark.parametrize("task", ["needle", "passage", "instruction"])
+def test_whoever_ignores_the_question_or_looks_at_a_place_is_right_by_chance(
+    task: str, texts: Sequence[str] | None
+) -> None:
+    examples = task_examples(task, TOKENIZER, texts, n=24, n_tokens=CONTEXT)
+    assert examples == task_examples(task, TOKENIZER, texts, n=24, n_tokens=CONTEXT)
+    assert examples != task_examples(task, TOKENIZER, texts, n=24, n_tokens=CONTEXT, seed=1)
+    places = []
+    for one, other in zip(examples[::2], examples[1::2], strict=True):
+        assert one.right != other.right or task == "instruction"
+        for example in (one, other):
+            text, [right], wrong = str(example.text), example.right, list(example.wrong)
+            places.append(sorted([right, *wrong]).index(right) == 0)
+            assert len(TOKENIZER.encode(text).ids) + bool(example.answer) <= CONTEXT
+            assert example.query[1] == len(text)
+            if task == "needle":
+                key, _, value, _ = text[slice(*right)].split()
+                assert text.endswith(f" {key} :")
+                assert value == example.answer
+        first, second = str(one.text), str(other.text)
+        if task != "instruction":
+            assert first[: one.query[0]] == second[: other.query[0]]
+        else:  # what is injected into one is the instruction of the other
+            injected = [second[slice(*span)] for span in other.wrong]
+            assert first[slice(*one.right[0])] in injected
+    assert places.count(True) == (12 if task == "instruction" else 6)
+
+
+@pytest.mark.parametrize(
+    ("task", "texts", "more", "message"),
+    [
+        ("nedle", None, {}, "no task 'nedle'. Choose from needle, passage, instruction."),
+        ("needle", None, {"n": 0}, "n=0, n_tokens=256. Give 1"),
+        ("needle", None, {"n_tokens": 9}, "no example of needle fits n_tokens=9. Give more."),
+        ("passage", STORY[:4], {}, "4 sentences of three words or more, and 13 different words"),
+    ],
+)
+def test_examples_that_cannot_be_made(
+    task: str, texts: Sequence[str] | None, more: dict[str, int], message: str
+) -> None:
+    with pytest.raises(hw.errors.ArgumentError, match=message.replace(".", r"\.")):
+        task_examples(task, TOKENIZER, texts, **more)
 
 
 def test_few_examples_test_nothing() -> None:

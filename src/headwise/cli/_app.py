@@ -132,7 +132,7 @@ _COMMANDS: dict[Any, str] = {
     train: 'headwise train --out mini-gpt --prompt "I always work ="',
     observe: "headwise observe gpt2 --text texts.txt --out table.csv",
     roles: "headwise roles gpt2 --spans annotated.jsonl --out roles.parquet",
-    heads: "headwise heads gpt2 --examples examples.jsonl --out heads.json",
+    heads: "headwise heads gpt2 --task needle --text texts.txt --out heads.json",
     importance: "headwise importance gpt2 --text texts.txt --out scores.parquet",
     prune: "headwise prune gpt2 --by scores.parquet --remove 0.3 --text texts.txt --out smaller",
     group: "headwise group Qwen/Qwen3-0.6B --kv-heads 4 --text texts.txt --out grouped",

@@ -1,9 +1,11 @@
 """`headwise heads`: the heads that pick the right stretch of a text, as a file."""
 
-from dataclasses import dataclass
+import json
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from headwise.cli._options import (
     Model,
@@ -16,6 +18,12 @@ from headwise.cli._options import (
     write_output,
 )
 from headwise.cli._print import print_note, print_table, progress_bar
+from headwise.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from headwise.corpora import Example
+
+_EXAMPLES, _TOKENS = 120, 256  # that are generated: how many, and the most tokens of each
 
 
 @dataclass(frozen=True)
@@ -29,12 +37,31 @@ class HeadsOutput(Output):
 def heads(
     model: Model,
     examples: Annotated[
-        Path,
+        Path | None,
         opt(
             "JSON lines with text (or ids), query, right, wrong and optionally an answer; "
             "query, right and wrong are spans of characters (or tokens)."
         ),
-    ],
+    ] = None,
+    task: Annotated[
+        Literal["needle", "passage", "instruction"] | None,
+        opt(
+            "Instead of --examples, generate 120 (or --max-texts) of at most 256 tokens (or "
+            "--max-tokens). needle: one of four facts in a text is asked for. passage: a sentence "
+            "is traced to one of four passages. instruction: a real instruction, and one that is "
+            "injected into a text."
+        ),
+    ] = None,
+    text: Annotated[
+        Path | None,
+        opt(
+            "With --task: what the examples are made of, a UTF-8 file or - for standard input.",
+            shown="random words of the tokenizer",
+        ),
+    ] = None,
+    save_examples: Annotated[
+        Path | None, opt("With --task: write the examples to edit and use as --examples: .jsonl.")
+    ] = None,
     vllm_hook: Annotated[
         Path | None, opt("Also write the set as a model configuration of vLLM-Hook: .json.")
     ] = None,
@@ -51,20 +78,44 @@ def heads(
 ) -> None:
     """Find the heads that attend to the right span of a text.
 
+    The texts are --examples of your own, or generated for a --task.
     Prints the heads that were found. With -o, writes all heads with their evidence; with
     --json, prints JSON.
     """
     output.check()
     exports = [("vllm-hook", ".json", vllm_hook), ("qrhead", ".yaml", qrhead)]
-    for _, ending, path in exports:
+    for _, ending, path in (*exports, ("", ".jsonl", save_examples)):
         check_output(path, ending, force=output.force)
-    from headwise.cli._inputs import draw_texts, open_model
+    if (examples is None) == (task is None):
+        named = "neither --examples nor --task" if task is None else "--examples and --task"
+        raise ArgumentError(f"heads: {named}. Give one of them.")
+    made_of = {"--text": text, "--save-examples": save_examples}
+    if task is None and (option := next((name for name in made_of if made_of[name]), None)):
+        raise ArgumentError(f"heads: {option} with --examples. Give it with --task.")
+    from headwise.cli import _inputs
     from headwise.corpora import read_examples
-    from headwise.roles import Evidence, find_heads
+    from headwise.models.texts import context_of
+    from headwise.roles import Evidence, find_heads, task_examples
+    from headwise.scoring import find_loss
 
     evidence = Evidence(names_of_nulls(nulls), seed=shared.seed or 0)
-    drawn = draw_texts(read_examples(examples), shared)
-    opened, tokenizer = open_model(model, shared)
+    drawn = [] if examples is None else _inputs.draw_texts(read_examples(examples), shared)
+    texts = None if text is None else _inputs.read_text_file(text, shared)
+    opened, tokenizer = _inputs.open_model(model, shared)
+    if task is not None:
+        n_tokens = context_of(opened, tokenizer, shared.max_tokens or _TOKENS)
+        drawn = task_examples(
+            task, tokenizer, texts, n=shared.max_texts or _EXAMPLES, n_tokens=n_tokens,
+            seed=evidence.seed,
+        )  # fmt: skip
+    if save_examples is not None:
+        path = write_output(partial(_write_examples, drawn), save_examples, output.force)
+        print_note(f"The examples: {path}")
+    name = ""
+    with suppress(ArgumentError):  # classes without a loss of their own
+        name = find_loss(None, opened, {}).name
+    if task is not None and name != "lm":  # what follows a text is no output of such a model
+        drawn = [replace(example, answer=()) for example in drawn]
     with progress_bar(f"Finding the heads of {model}") as on_progress:
         found = find_heads(
             opened,
@@ -84,3 +135,10 @@ def heads(
             print_note(f"{form}: {write_output(export, path, output.force)}")
     columns = ["name", "in_set", "effect", "baseline", "null", "lift", "p_adj"]
     output.show(found.found(), lambda rows: print_table(rows[columns]))
+
+
+def _write_examples(examples: "list[Example]", path: Path) -> None:
+    """Write generated examples as the JSON lines that --examples reads."""
+    names = ("text", "query", "right", "wrong", "answer")
+    lines = [json.dumps({name: getattr(example, name) for name in names}) for example in examples]
+    path.write_text("\n".join(lines) + "\n", "utf-8")

@@ -19,6 +19,7 @@ from headwise.roles._sentences import by_nearness, rules_line, rules_of, shown_o
 from headwise.roles._shapes import main_roles, shape_line, shapes_summary, signs_of
 from headwise.roles._significance import step_down
 from headwise.roles._table import Roles
+from headwise.roles._task_examples import task_examples
 from headwise.roles._task_heads import TaskHeads, find_heads, load_heads
 from headwise.roles._task_scores import AnswerEffect
 from headwise.roles._word_alignment import alignment
@@ -74,5 +75,6 @@ __all__ = [
     "shown_outcomes",
     "signs_of",
     "step_down",
+    "task_examples",
     "translation",
 ]
