@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 
 import headwise as hw
 from command import headwise
@@ -56,6 +58,58 @@ def test_without_a_text_spans_that_occur_twice_are_read(folder: Path) -> None:
     assert done.code == 0, done.err
     assert "bytes=10000 by half-gate of the loss lm" in done.err
     assert "L1.KV1" in done.out
+
+
+def test_a_plan_runs_beside_the_full_cache(folder: Path, tmp_path: Path) -> None:
+    model, tokenizer = hw.load(folder), hw.load_tokenizer(folder)
+    plan = hw.cache_plan(model, full={0: [1]}, sinks=1, window=3)
+    plan.save(tmp_path / "plan.json")
+    text = " ".join(TEXT.split()[:37])
+    (tmp_path / "prompt.txt").write_text(text.replace(" ", "\n\n", 3), "utf-8")
+    done = headwise(
+        "cache", folder, "--plan", tmp_path / "plan.json", "--prompt", tmp_path / "prompt.txt",
+        "--max-tokens", 8,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "1 of 4 kv heads keeps all tokens" in done.err
+    header, *rows = done.out.splitlines()
+    assert header.split() == ["loss", "bytes", "tokens_per_second"]
+    ids = torch.tensor([tokenizer(text)["input_ids"][:8]])
+    full = hw.cache_plan(model, full={0: [0, 1], 1: [0, 1]})
+    for row, name, cached in zip(rows, ("full cache", "this plan"), (full, plan), strict=True):
+        loss, nbytes, speed = row.removeprefix(name).split()
+        with torch.no_grad(), cached.cache(model) as cache:
+            logits = [model(input_ids=half, cache=cache).logits for half in ids.split(4, dim=1)]
+            assert int(nbytes.replace(",", "")) == cache.nbytes
+        expected = F.cross_entropy(torch.cat(logits, 1)[0, 3:-1], ids[0, 4:])
+        assert float(loss) == pytest.approx(float(expected), abs=6e-3)
+        assert float(speed) > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--plan", "p.json"], "cache: --plan p.json, --prompt None. To run a plan, give both"),
+        (["--prompt", "t.txt"], "cache: --plan None, --prompt t.txt. To run a plan, give both"),
+        (["--plan", "p.json", "--prompt", "t.txt", "--window", 9], "t.txt and --window. To run"),
+        (["--plan", "p.json", "--prompt", "t.txt", "-o", "q.json"], "t.txt and --out. To run a"),
+        (["--plan", "p.json", "--prompt", "t.txt"], "has 30 tokens, 32 are decoded, and the model"),
+        (["--plan", "p.json", "--prompt", "t.txt", "--max-tokens", 6], "keeps all 6 tokens of the"),
+    ],
+)
+def test_a_plan_that_cannot_run(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[object],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hw.CachePlan.of({}, n_layers=2, n_kv_heads=2, sinks=1, window=5).save("p.json")
+    Path("t.txt").write_text(TEXT.splitlines()[0], "utf-8")
+    done = headwise("cache", folder, *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
 
 
 @pytest.mark.parametrize(

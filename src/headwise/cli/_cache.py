@@ -9,31 +9,9 @@ from headwise.cli._print import print_note, print_table, progress_bar
 from headwise.errors import ArgumentError
 
 _LENGTHS = (1024, 8192)  # tokens of the texts whose cache is printed
+_SINKS, _WINDOW = 4, 256  # tokens that the other heads keep
 _KEEP = 0.5  # the share of kv heads that keep all tokens, where no goal is set
 _TEXTS, _TOKENS = 16, 1024  # of generated texts
-
-
-@dataclass(frozen=True)
-class CacheTexts(Shared):
-    """The shared options, where there may be no file of texts."""
-
-    max_texts: Annotated[
-        int | None,
-        opt(
-            "Use this many texts, drawn at random; without --text, generate this many.",
-            shown="all; without --text 16",
-            min=1,
-        ),
-    ] = None
-    max_tokens: Annotated[
-        int | None,
-        opt(
-            "Split longer texts into pieces of at most this many tokens; without --text, the "
-            "tokens of each generated text.",
-            shown="the model's context, 2048 at most; without --text 1024 at most",
-            min=2,
-        ),
-    ] = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +28,8 @@ def cache(
         Path | None,
         opt(
             "Long texts: a UTF-8 file with one text per line, or - for standard input.",
-            shown="texts of random tokens in which a span occurs twice",
+            shown="16 texts, or --max-texts, of random tokens in which a span occurs twice; of "
+            "1024 tokens, or --max-tokens, or the model's context",
         ),
     ] = None,
     duo_attention: Annotated[
@@ -63,22 +42,47 @@ def cache(
         int | None, opt("The largest size of the cache of one text, in bytes.")
     ] = None,
     loss: Annotated[float | None, opt("The largest increase of the mean loss.")] = None,
-    sinks: Annotated[int, opt("How many first tokens the other heads keep.", min=0)] = 4,
+    sinks: Annotated[int, opt("How many first tokens the other heads keep.", min=0)] = _SINKS,
     window: Annotated[
         int, opt("How many last tokens the other heads keep, fewer than the texts have.", min=1)
-    ] = 256,
+    ] = _WINDOW,
+    plan: Annotated[
+        Path | None,
+        opt("Make no plan: run this one, a .json file written by -o, on the text of --prompt."),
+    ] = None,
+    prompt_file: Annotated[
+        Path | None, opt("With --plan: a UTF-8 file, read as one text.", "--prompt")
+    ] = None,
     *,
     output: PlanOutput,
-    shared: CacheTexts,
+    shared: Shared,
 ) -> None:
-    """Plan a smaller cache: which tokens each kv head keeps.
+    """Plan a smaller cache: which tokens each kv head keeps. Or run a plan, with --plan.
 
     Prints the plan and the loss that it costs. With -o, writes it; with --json, prints it as JSON.
+    With --plan, prints loss, bytes and tokens per second of the plan's cache beside the full one.
     """
     output.check()
     check_folder(duo_attention, force=output.force)
     goal = {"keep": keep, "bytes": bytes, "loss": loss}
     named = [f"--{name}" for name, value in goal.items() if value is not None]
+    if plan is not None or prompt_file is not None:
+        ours: dict[str, Any] = {
+            "--text": text,
+            "--out": output.out,
+            "--duo-attention": duo_attention,
+        }
+        ours |= {"--sinks": sinks - _SINKS or None, "--window": window - _WINDOW or None}
+        ours |= {"--seed": shared.seed, "--max-texts": shared.max_texts}
+        named += [name for name, value in ours.items() if value is not None]
+        if plan is None or prompt_file is None or named:
+            given = f" and {named[0]}" if named else ""
+            raise ArgumentError(
+                f"cache: --plan {plan}, --prompt {prompt_file}{given}. To run a plan, give both "
+                f"--plan and --prompt; to make one, give neither."
+            )
+        _run_plan(model, plan, prompt_file, output, shared)
+        return
     if len(named) > 1:
         raise ArgumentError(f"cache: {' and '.join(named[:2])} are both given. Give one of them.")
     from headwise.caching import cache_plan, retrieval_batches, save_duo_attention
@@ -94,7 +98,7 @@ def cache(
     else:
         note_split_texts(texts, opened, tokenizer, shared)
     with progress_bar(f"Scoring the kv heads of {model}") as on_progress:
-        plan = cache_plan(
+        planned = cache_plan(
             opened,
             texts,
             keep=keep if named else _KEEP,
@@ -106,16 +110,33 @@ def cache(
             max_tokens=shared.max_tokens,
             on_progress=on_progress,
         )
-    print_note(str(plan))
-    for name, value in plan.measured.items():
+    print_note(str(planned))
+    for name, value in planned.measured.items():
         print_note(f"{name}: {value:.4g}")
     for n_tokens in _LENGTHS:
-        kept, share = plan.nbytes(n_tokens), plan.share(n_tokens)
+        kept, share = planned.nbytes(n_tokens), planned.share(n_tokens)
         print_note(
             f"cache of {n_tokens:,} tokens: {kept / share:,.0f} bytes before, {kept:,} after "
             f"({share - 1:+.1%})"
         )
-    output.save("The plan", plan.save)
+    output.save("The plan", planned.save)
     if duo_attention is not None:
-        print_note(f"The pattern: {save_duo_attention(plan, duo_attention)}")
-    output.show(plan.frame(), lambda rows: print_table(rows[["name", "window", "loss"]]))
+        print_note(f"The pattern: {save_duo_attention(planned, duo_attention)}")
+    output.show(planned.frame(), lambda rows: print_table(rows[["name", "window", "loss"]]))
+
+
+def _run_plan(model: str, plan: Path, prompt: Path, output: Output, shared: Shared) -> None:
+    """Print what a plan's cache costs and saves on a prompt, beside the full cache."""
+    from headwise.caching import CachePlan, compare_caches
+    from headwise.cli._inputs import open_model, plain_texts
+
+    planned = CachePlan.load(plan)
+    text = "\n\n".join(plain_texts(prompt, paragraphs=True))
+    opened, tokenizer = open_model(model, shared)
+    rows = compare_caches(opened, planned, text, tokenizer=tokenizer, max_tokens=shared.max_tokens)
+    print_note(str(planned))
+    print_note(
+        "loss: of each token in the second half of the prompt, from the true tokens before it; "
+        "bytes: after the prompt; tokens_per_second: decoded greedily after the prompt"
+    )
+    output.show(rows)

@@ -1,0 +1,100 @@
+"""A plan at work: the loss, bytes and speed of its cache beside those of the full cache."""
+
+import time
+from statistics import median
+from typing import Any
+
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from headwise._evaluation import in_evaluation
+from headwise.caching._plan import CachePlan
+from headwise.errors import ArgumentError
+from headwise.models import cache_argument, check_model, device_of, head_cache
+from headwise.models.texts import pieces_of, tokenizer_of
+
+_ALL = 1 << 30  # tokens: more than any prompt has
+_ROUNDS = 3  # of both caches in turn, so that other work on the machine slows both
+
+
+@torch.no_grad()
+def compare_caches(
+    model: nn.Module,
+    plan: CachePlan,
+    prompt: str,
+    *,
+    tokenizer: Any,
+    max_tokens: int | None = None,
+    n_decoded: int = 32,
+) -> pd.DataFrame:
+    """Read a prompt and continue it under the full cache and under that of a plan.
+
+    Both caches are those of this library and read by its kernels, so they differ in the plan alone.
+
+    Args:
+        max_tokens: The most tokens of the prompt, from its beginning. None is all.
+        n_decoded: The tokens that are decoded greedily after the prompt.
+    Returns:
+        A row for each cache. `loss` is the mean cross-entropy, in nats, of the tokens in the second
+        half of the prompt, each predicted from the true tokens before it (teacher forcing), as far
+        as the cache still holds them. `bytes` is what the cache holds after the prompt.
+        `tokens_per_second` is the speed of decoding, one token at a time, without the time for the
+        prompt: the median of three rounds.
+    Raises:
+        ArgumentError: the prompt and what is decoded do not fit the model, or the plan keeps all
+            tokens of the prompt; or the plan is for another model.
+        UnsupportedError: the model has no cache of keys and values alone.
+    """
+    wrapper, model = model, check_model("compare_caches", model)
+    tokenizer = tokenizer_of(wrapper, tokenizer, "compare_caches")
+    pieces = pieces_of(tokenizer, prompt, max_tokens or _ALL, begin=True)
+    ids = torch.tensor([next(iter(pieces), ())], dtype=torch.long, device=device_of(model))
+    n_tokens, context = ids.shape[1], getattr(model.config, "max_position_embeddings", None)
+    if context and n_tokens + n_decoded > context:
+        raise ArgumentError(
+            f"compare_caches: the prompt has {n_tokens} tokens, {n_decoded} are decoded, and the "
+            f"model reads {context}. Give a shorter prompt, or max_tokens={context - n_decoded}."
+        )
+    if n_tokens < 2 or plan.share(n_tokens) == 1:
+        raise ArgumentError(
+            f"compare_caches: the plan keeps all {n_tokens} tokens of the prompt, so the caches "
+            f"are the same. Give a longer prompt, or a plan with a smaller window."
+        )
+    rows: dict[str, list[tuple[float, int, float]]] = {"full cache": [], "this plan": []}
+    with in_evaluation(model):
+        for _ in range(_ROUNDS):
+            for name, of_rounds in rows.items():
+                full = name == "full cache"
+                with head_cache(model, {}, 0) if full else plan.cache(model) as cache:
+                    of_rounds.append(_read_and_decode(model, cache, ids, n_decoded))
+    return pd.DataFrame(
+        {
+            "name": name,
+            "loss": of_rounds[0][0],
+            "bytes": of_rounds[0][1],
+            "tokens_per_second": n_decoded / median(seconds for _, _, seconds in of_rounds),
+        }
+        for name, of_rounds in rows.items()
+    )
+
+
+def _read_and_decode(
+    model: nn.Module, cache: Any, ids: Int[Tensor, "1 T"], n_decoded: int
+) -> tuple[float, int, float]:
+    """The loss of the second half of a prompt, the bytes after it, and the seconds of decoding."""
+    keep = {str(cache_argument(model)): cache, "use_cache": True}
+    first, second = ids.tensor_split(2, dim=1)
+    before = model(input_ids=first, **keep).logits[:, -1:]
+    logits = model(input_ids=second, **keep).logits
+    predicted = torch.cat([before, logits[:, :-1]], 1)
+    loss = F.cross_entropy(predicted[0].float(), second[0]).item()
+    nbytes = cache.nbytes
+    token = logits[:, -1:].argmax(-1)
+    start = time.perf_counter()
+    for _ in range(n_decoded):
+        token = model(input_ids=token, **keep).logits[:, -1:].argmax(-1)
+    token.cpu()  # waits for a GPU
+    return loss, nbytes, time.perf_counter() - start
