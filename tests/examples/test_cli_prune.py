@@ -13,6 +13,8 @@ import transformers
 import headwise as hw
 from command import headwise
 from folders import write_llama
+from headwise.corpora import read_pairs
+from headwise.scoring import paired
 
 WORDS = ("<pad>", "<s>", "</s>", "I", "work", "you", "he", "works", "they")
 OPENED = "Loaded in a fresh process, the saved model gives the same outputs"
@@ -141,6 +143,21 @@ def test_pairs_are_scored_by_their_task(place: Path, tmp_path: Path) -> None:
     curves = pd.read_csv(tmp_path / "small" / "curves.csv")
     assert curves["spearman"].between(-1, 1).all()
     assert set(curves["order"]) == {"half-gate", "random"}
+    # Half of the pairs choose how many heads may go before the correlation falls by 0.2.
+    auto = ("--remove", "auto", "--measure", "spearman", "--quality", 0.2, "-o", tmp_path / "auto")
+    done = headwise("prune", tmp_path / "base", *by[:2], *auto, *pairs, "--json")
+    assert done.code == 0, done.err
+    model, tokenizer = hw.load(tmp_path / "base"), hw.load_tokenizer(tmp_path / "base")
+    inputs, loss = paired(read_pairs(tmp_path / "pairs.csv")[::2], model, tokenizer)
+    scores = hw.Scores.load(tmp_path / "scores.csv")
+    drawn = hw.prune_curves(
+        model, inputs, {"one": [scores.order()]}, reference=inputs, loss=loss, points=range(12)
+    )
+    within = drawn.scores["one"][0] > drawn.scores["one"][0, 0] - 0.2
+    heads = drawn.removed[within.cumprod().sum() - 1]
+    assert re.search(
+        rf"auto: (≥ )?{heads} of 12 heads can be removed before spearman falls by 0.2", done.err
+    )
     # Scores of another loss cannot be used with pairs.
     again = headwise("prune", place / "model", *pairs, "--curve", "--remove", 0.5, "-o",
                      tmp_path / "other", "--by", place / "scores.parquet")  # fmt: skip

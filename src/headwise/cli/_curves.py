@@ -1,7 +1,7 @@
 """The loss of a model as heads are removed: what `prune`, `group` and `report` share."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -83,9 +83,15 @@ class QualityInputs:
             quality[curves.score] = curves.scores["removed"][0]
         return {name: (float(x[0]), float(x[-1])) for name, x in quality.items()}
 
-    def removable_share(self, full: nn.Module, scores: Scores) -> float:
+    def removable_share(
+        self, full: nn.Module, scores: Scores, quality: float, by_score: bool
+    ) -> float:
         """The share of heads at the elbow of the scores' order; a note states the bar.
 
+        Args:
+            quality: What may be lost: a share of the full model's loss, or of 1 if the loss
+                compares with the full model.
+            by_score: Whether the task's score may fall by so much, whatever the loss does.
         Raises:
             ArgumentError: not even one head can be removed under the bar.
         """
@@ -94,25 +100,31 @@ class QualityInputs:
                 full, self.batches, {"order": [scores.order()]}, reference=self.batches,
                 loss=self.loss, on_progress=on_progress,
             )  # fmt: skip
-        allowed = curves.allowance(AUTO_SHARE)
+        unit, change = _UNITS.get(curves.loss, curves.loss), "the loss grows"
+        if by_score:  # a curve like any other: what the score lacks grows
+            unit, change = "all pairs", f"{curves.score} falls"
+            lost = -curves.scores["order"][..., None]
+            curves = replace(curves, per_text={"order": lost}, compares=True)
+        allowed = curves.allowance(quality)
         elbow = curves.elbow("order", allowed)
-        bar = f"{allowed:.4g} ({_UNITS.get(curves.loss, curves.loss)})"
+        bar = f"{allowed:.4g} ({unit})"
         if elbow.heads == 0:
             raise ArgumentError(
-                f"prune: --remove auto: the first head already raises the loss by more than {bar}. "
-                f"Give a share, such as --remove 0.1, or score the heads on more texts."
+                f"prune: --remove auto: without the first head {change} by more than {bar}. "
+                f"Give a larger --quality, a share, such as --remove 0.1, or score the heads on "
+                f"more texts."
             )
-        of_what = "" if curves.compares else f", {AUTO_SHARE:.0%} of the full model's"
+        of_what = "" if curves.compares else f", {quality:.2g} of the full model's"
         print_note(
-            f"auto: {elbow} of {len(scores.heads)} heads can be removed before the loss grows by "
+            f"auto: {elbow} of {len(scores.heads)} heads can be removed before {change} by "
             f"{bar}{of_what}"
         )
-        return share_at_elbow(curves, "order")
+        return share_at_elbow(curves, quality)
 
 
-def share_at_elbow(curves: Curves, order: str) -> float:
-    """The share of heads that can be removed before the loss grows by `AUTO_SHARE`; 0 for none."""
-    heads = curves.elbow(order, curves.allowance(AUTO_SHARE)).heads
+def share_at_elbow(curves: Curves, quality: float = AUTO_SHARE) -> float:
+    """The share of heads that the first order can lose at this price; 0 for none."""
+    heads = curves.elbow(next(iter(curves.per_text)), curves.allowance(quality)).heads
     return float(np.nextafter(heads / curves.n_heads, 1)) if heads else 0.0
 
 

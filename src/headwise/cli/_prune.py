@@ -29,12 +29,23 @@ def prune(
     remove: Annotated[
         str,
         opt(
-            "The share of heads to remove, such as 0.3. auto: as many as possible while the "
-            "loss on every second text grows by at most 1 %; the result is measured on the other "
-            "texts.",
+            "The share of heads to remove, such as 0.3. auto: as many as possible while every "
+            "second text loses at most --quality; the result is measured on the other texts.",
             metavar="SHARE|auto",
         ),
     ],
+    quality: Annotated[
+        float | None, opt("With --remove auto: how much may be lost.", shown="0.01", min=0)
+    ] = None,
+    measure: Annotated[
+        Literal["loss", "cosine", "spearman"] | None,
+        opt(
+            "With --remove auto: what must not be lost. loss: the share by which the loss grows. "
+            "cosine: the mean of 1 − cosine between embeddings before and after. spearman: the "
+            "drop of the correlation with the similarities of --pairs.",
+            shown="loss; cosine for scores of the loss embedding",
+        ),
+    ] = None,
     text: Annotated[
         Path | None,
         opt(
@@ -90,12 +101,19 @@ def prune(
             f"prune: --rate {rate:g} with --recover {recover}. Use numbers above 0."
         )
     share = _share_of(remove)
+    if share is not None and (quality is not None or measure is not None):
+        option = "--measure" if quality is None else "--quality"
+        raise ArgumentError(f"prune: {option} with --remove {remove}. Give --remove auto.")
+    if quality == 0:
+        raise ArgumentError("prune: --quality 0 lets nothing go. Give a number above 0.")
+    if measure == "spearman" and pairs is None:
+        raise ArgumentError("prune: --measure spearman without --pairs. Add --pairs FILE.")
     if text is not None and pairs is not None:
         raise ArgumentError("prune: --text and --pairs are both given. Give one of them.")
     needs = {"--remove auto": share is None, "--curve": curve, "--recover": recover > 0}
-    option = next((option for option, needed in needs.items() if needed), None)
-    if option is not None and text is None and pairs is None:
-        raise ArgumentError(f"prune: {option} without a text. Add --text FILE or --pairs FILE.")
+    needing = next((name for name, needed in needs.items() if needed), None)
+    if needing is not None and text is None and pairs is None:
+        raise ArgumentError(f"prune: {needing} without a text. Add --text FILE or --pairs FILE.")
     if curve:
         require("matplotlib", "plot", "prune --curve")
     elif beside:
@@ -119,6 +137,12 @@ def prune(
             f"prune: --pairs with scores of the loss {scores.loss!r}. Score the heads with "
             f"headwise importance --loss embedding, or use --text."
         )
+    if measure is not None and (measure == "loss") == (scores.loss == "embedding"):
+        raise ArgumentError(
+            f"prune: --measure {measure} with scores of the loss {scores.loss!r}. Use loss with "
+            f"scores of lm, masked-lm or label, cosine and spearman with scores of embedding: "
+            f"headwise importance --loss."
+        )
     orders = _removal_orders(scores, [Scores.load(path) for path in beside or ()])
     if share is not None:  # an impossible plan is refused before the model is opened
         surgery.plan(scores, remove=share, uniform=uniform)
@@ -138,7 +162,8 @@ def prune(
     quality_of = _curves.QualityInputs.of
     if share is None:
         chosen_on = quality_of(training, scores.loss, full, tokenizer, shared)
-        share = chosen_on.removable_share(full, scores)
+        quality = _curves.AUTO_SHARE if quality is None else quality
+        share = chosen_on.removable_share(full, scores, quality, measure == "spearman")
     measured = quality_of(held_out, scores.loss, full, tokenizer, shared) if texts else None
     planned = surgery.plan(scores, remove=share, uniform=uniform, costs=full_costs)
     for line in str(planned).splitlines():
@@ -180,7 +205,7 @@ def prune(
     save(small, output.out, format=format, tokenizer=tokenizer, source=model, force=output.force)
     partial.unlink(missing_ok=True)
     print_note("Loaded in a fresh process, the saved model gives the same outputs")
-    quality = measured.compare(full, small, planned.removed, scores.heads) if measured else {}
+    losses = measured.compare(full, small, planned.removed, scores.heads) if measured else {}
     if figure is not None:
         print_note(f"A map of the plan: {save_figure(planned.plot(), figure)}")
     if format == "padded":
@@ -191,16 +216,16 @@ def prune(
             {
                 "removed": [str(head) for head in planned.removed],
                 "why": planned.why,
-                "quality": quality,
+                "quality": losses,
                 "costs": costs,
                 "elbows": elbows,
                 "recovery": distances,
             }
         )
         return
-    for unit, losses in quality.items():
+    for unit, both in losses.items():
         # Rounding errors of a distance from itself would read as a quality.
-        before, after = (round(value, 6) + 0.0 for value in losses)
+        before, after = (round(value, 6) + 0.0 for value in both)
         print_result(f"{unit}: {before:.4g} before, {after:.4g} after {_WHERE}")
     for name, (before, after) in costs.items():
         if not name.endswith(" of heads"):  # the plan's notes have those

@@ -164,7 +164,7 @@ def _with_pruning(
     evaluation = QualityInputs.of(texts[1::2], scores.loss, model, tokenizer, shared)
     orders = {scores.method: scores.order()}
     (curves,) = curves_of(model, orders, reference, evaluation, {"steps": 0})
-    share = share_at_elbow(curves, scores.method)
+    share = share_at_elbow(curves)
     planned = None
     if share:
         # Heads that share a kv head go together, and the elbow may be below one group of them.
