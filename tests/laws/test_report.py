@@ -367,8 +367,8 @@ def test_the_ticks_of_curves_are_round() -> None:
     losses = {"half-gate": np.array([[[-1.69e-8, 0.1, 0.38]] * 3])}
     curves = Curves(np.array([0, 31, 62]), 72, losses, "embedding")
     picture = curve_picture(curves)
-    assert [text for _, text in picture.x_ticks] == ["0", "20", "40", "60"]
-    assert [text for _, text in picture.y_ticks] == ["0", "0.1", "0.2", "0.3", "0.4"]
+    assert [text for _, text in picture["x_ticks"]] == ["0", "20", "40", "60"]
+    assert [text for _, text in picture["y_ticks"]] == ["0", "0.1", "0.2", "0.3", "0.4"]
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
@@ -508,7 +508,11 @@ def test_a_head_is_placed_by_what_most_of_its_attention_does() -> None:
     assert clauses == [
         (1, "looks at the previous token"),
         (1, "attends to a relation more than chance"),
-        (2, "are sinks, of which 0 take next to nothing from it, 1 of them with a weak role"),
+        (
+            2,
+            "are sinks, of which 0 take almost no information from the token they attend to "
+            "(1 also has a weak role)",
+        ),
         (2, "show nothing detectable in these texts"),
     ]
     assert sum(count for count, _ in clauses) == len(study.table.heads)

@@ -41,7 +41,7 @@ ROLE_COLUMNS = (
 _NUMBERS = ("before", "after", "difference", "size", "ci_low", "ci_high", "p_adj", "texts")
 _TEXTS = ("name", "stack", "statistic", "outcome", "before_head", "after_head")
 _FOLDER = Path(__file__).parent
-_COLORS = _FOLDER.parent / "page" / "style" / "colors.css"
+_SHARED = _FOLDER.parent / "page" / "style" / "base.css"
 _MOST_ROWS = 20
 # Squares of all maps together; further statistics are left out, and named.
 _MOST_SQUARES = 30_000
@@ -208,9 +208,7 @@ class Comparison(TableFile):
         roles = None if self.roles is None else self.roles.astype(object)
         about = {
             "roles": None if roles is None else roles.where(roles.notna(), None).values.tolist(),
-            "titles": list(self.titles),
-            "models": list(self.models),
-            "texts": list(self.texts),
+            **{name: list(getattr(self, name)) for name in ("titles", "models", "texts")},
             "paired": self.paired,
             "tolerance": self.tolerance,
             "versions": dict(self.versions),
@@ -279,7 +277,7 @@ def render(comparison: Comparison) -> str:
             comparison.heads,
             sizes,
             limits=(0.0, float(np.nanmax(sizes, initial=0.0))),
-            scale=2,
+            scale=3,
         ),
         "changed": [
             _texts(row) | {"label": printable(statistic_label(row["statistic"]))}
@@ -299,7 +297,7 @@ def render(comparison: Comparison) -> str:
 
 def page_style() -> str:
     """The colors and fonts of the study's page, and the style of this one."""
-    sheets = (_COLORS, _FOLDER / "comparison.css")
+    sheets = (_SHARED, _FOLDER / "comparison.css")
     return "\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets)
 
 
@@ -366,10 +364,17 @@ def _map(
         squares.append(Square({"class": style, "rx": "1.5"}, f"{head}: {shown}"))
     layers, columns = len({(x.stack, x.layer) for x in heads}), 1 + max(x.head for x in heads)
     every = -(-layers // (2 * _TICKS)), -(-columns // _TICKS)
-    frame = Frame(12, 11, left=26, bottom=14, every=every, row_end=22, column_at=-4)
+    stacks = {x.stack for x in heads}
+    # Several stacks are named before the numbers of their layers, with about 5 pixels a letter.
+    left = 26 + (5 * max(map(len, stacks)) if len(stacks) > 1 else 0)
+    frame = Frame(12, 11, left, 12, 14, every, row_end=left - 4, column_at=-4)
+    axes = "".join(
+        f'<text x="{left - 4}" y="{y}" text-anchor="end">{name}</text>'
+        for name, y in (("layer", 8), ("head", 22 + 12 * layers))
+    )
     label = f"{title}: a row per layer, a column per head"
-    size = scale * (26 + 12 * columns)
-    picture = draw_grid(heads, squares, label, frame, width=size, height="")
+    size = scale * (left + 12 * columns)
+    picture = draw_grid(heads, squares, label, frame, axes, width=size, height="")
     low, high = (number(limit, signed) for limit in limits)
     caption = f"{title} <small>{low} to {high}</small>"
     return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"

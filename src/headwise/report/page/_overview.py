@@ -193,9 +193,9 @@ def _shape_clauses(shapes: pd.DataFrame, with_role: Collection[str]) -> list[Cla
         empty = sum(row["carries"] == "empty" for row in sinks)
         take = "takes" if empty == 1 else "take"
         which = "all of which take" if empty == len(sinks) > 1 else f"of which {empty} {take}"
-        rest = f", {which} next to nothing from it"
+        rest = f", {which} almost no information from the token they attend to"
     if also := sum(row["name"] in with_role for row in sinks):
-        rest += f", {also} of them with a weak role"
+        rest += f" ({also} also {'has' if also == 1 else 'have'} a weak role)"
     rows = [
         [row["name"], interval_text(row, "attention"), digits(row["value"]), visible(row["token"])]
         for row in sinks
@@ -241,14 +241,9 @@ def _removal_clause(curves: Curves | None) -> list[Clause]:
 
 def _nothing_clauses(roles: Roles, without: Mapping[str, HeadCell]) -> list[Clause]:
     none, columns = roles.none_found_by_head(), ("Head", "Tested")
-    rows = {
-        untested: [
-            [name, visible(none.get(name, ""))]
-            for name, cell in without.items()
-            if cell.untested == untested
-        ]
-        for untested in (False, True)
-    }
+    rows: tuple[list[list[str]], list[list[str]]] = ([], [])
+    for name, cell in without.items():
+        rows[cell.untested].append([name, visible(none.get(name, ""))])
     nothing, few = " nothing detectable in these texts", " too few texts for any test"
     return [
         *_clause(rows[False], ("shows", "show"), nothing, "Nothing found", columns),

@@ -59,9 +59,27 @@ def payload(study: StudyData, max_bytes: int | None = MAX_BYTES) -> Payload:
 def look_payload(sample: Sample, max_bytes: int) -> Payload:
     """The data of a page that shows one text alone: no statistics, no roles."""
     heads = list(sample.weights or sample.pairs)
-    nothing = {"statistics": [], "findings": [], "start": 0, "roles": None, "importance": None}
+    start = max(range(len(heads)), key=lambda place: _sharpness(sample, heads[place]))
+    nothing = {"statistics": [], "findings": [], "start": start, "roles": None, "importance": None}
     samples = pack_samples((sample,), heads, heads, float(max_bytes))
     return {**addresses(heads), **nothing, "samples": samples, "left_out": 0}
+
+
+def _sharpness(sample: Sample, head: Head) -> float:
+    """How much more each query's own best key gets than the best single key gets from all queries.
+
+    A sink's best key is the same for every query, so that nothing is left of its attention: no
+    threshold and no list of tokens tells sinks. What a token gives itself links no words.
+    """
+    pairs = sample.pairs.get(head)
+    if pairs is None:
+        weights = sample.weights[head]
+        pairs = TopPairs(np.indices(weights.shape, dtype=np.int32)[1], weights)
+    queries_of, keys_of = sample.sides(head)
+    is_itself = (pairs.keys == np.arange(len(pairs.keys))[:, None]) & (queries_of == keys_of)
+    given = np.where(is_itself | (pairs.keys < 0), 0, pairs.weights)
+    received = np.bincount(np.maximum(pairs.keys, 0).ravel(), given.ravel())
+    return float(given.max(1).mean() - received.max() / len(given))
 
 
 def addresses(heads: Sequence[Head]) -> Payload:
@@ -82,8 +100,8 @@ def heads_shown_first(study: StudyData) -> list[Head]:
     names = [str(finding.head) for finding in study.significant()]
     if study.roles is not None:
         names += study.roles.found()["name"].tolist()
-    rank = {name: place for place, name in reversed(list(enumerate(names)))}
-    return sorted(study.table.heads, key=lambda head: rank.get(str(head), len(names)))
+    heads = {str(head): head for head in study.table.heads}
+    return [heads[name] for name in dict.fromkeys([*names, *heads])]
 
 
 def applicable_statistics(study: StudyData) -> list[str]:

@@ -32,26 +32,6 @@ class HeadCell(NamedTuple):
     untested: bool = False
 
 
-class DrawnCurve(NamedTuple):
-    """A curve: the points of its polyline and of the band of its interval."""
-
-    name: str
-    points: str
-    band: str
-    style: int
-    values: list[str]
-
-
-class CurvePicture(NamedTuple):
-    """Curves of the loss over the number of removed heads."""
-
-    lines: list[DrawnCurve]
-    x_ticks: list[tuple[float, str]]
-    y_ticks: list[tuple[float, str]]
-    removed: list[str]
-    loss: str
-
-
 def head_maps(heads: Sequence[Head], cells: Mapping[str, HeadCell], label: str) -> str:
     """A map for each stack; a head without a cell is blank.
 
@@ -123,8 +103,8 @@ def pruning(study: StudyData) -> dict[str, Any] | None:
     return {"plan": maps, "plan_says": visible(says), "curves": curves}
 
 
-def curve_picture(curves: Curves) -> CurvePicture:
-    """The curves on a canvas of 600 × 260, with ticks."""
+def curve_picture(curves: Curves) -> dict[str, Any]:
+    """The curves on a canvas of 600 × 260, with ticks; each with the band of its interval."""
     means = {name: curves.mean(name).mean(0) for name in curves.per_text}
     bands = {name: curves.interval(name) for name in curves.per_text}
     highest = max(float(np.nanmax(high)) for _, high in bands.values())
@@ -135,21 +115,19 @@ def curve_picture(curves: Curves) -> CurvePicture:
     lines = []
     for style, (name, mean) in enumerate(means.items()):
         low, high = bands[name]
-        values = [f"{m:.4g} [{a:.4g}, {b:.4g}]" for m, a, b in zip(mean, low, high, strict=True)]
+        texts = [f"{m:.4g} [{a:.4g}, {b:.4g}]" for m, a, b in zip(mean, low, high, strict=True)]
         line = points(place, removed, mean.tolist())
         band = points(place, removed + removed[::-1], [*low.tolist(), *high[::-1].tolist()])
-        lines.append(DrawnCurve(visible(name), line, band, min(style, 3), values))
-    return CurvePicture(
-        lines=lines,
-        x_ticks=[
-            (place(x, ticks[0])[0], f"{x:,.0f}")
-            for x in round_ticks(0.0, removed[-1])
-            if x.is_integer() and x <= removed[-1]
-        ],
-        y_ticks=[(place(0.0, y)[1], f"{y:.10g}") for y in ticks],
-        removed=[f"{count:.0f}" for count in removed],
-        loss=visible(curves.loss),
-    )
+        drawn = {"points": line, "band": band, "style": min(style, 3)}
+        lines.append({"name": visible(name), "texts": texts, **drawn})
+    x_ticks = [x for x in round_ticks(0.0, removed[-1]) if x.is_integer() and x <= removed[-1]]
+    return {
+        "lines": lines,
+        "x_ticks": [(place(x, ticks[0])[0], f"{x:,.0f}") for x in x_ticks],
+        "y_ticks": [(place(0.0, y)[1], f"{y:.10g}") for y in ticks],
+        "removed": [f"{count:.0f}" for count in removed],
+        "loss": visible(curves.loss),
+    }
 
 
 def round_ticks(low: float, high: float) -> list[float]:

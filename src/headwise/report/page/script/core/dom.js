@@ -46,8 +46,3 @@ function setVariables(element, variables) {
   }
   return element;
 }
-
-function showSection(id) {
-  const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
-  byId(id).scrollIntoView({ behavior: calm ? "auto" : "smooth" });
-}

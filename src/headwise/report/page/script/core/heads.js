@@ -1,15 +1,8 @@
 // The places of heads in a grid, and the select elements that choose a head.
 
 for (const select of document.querySelectorAll("select[data-choose='head']")) {
-  select.replaceChildren(...headGroups().filter(({ options }) => options.length).map(makeGroup));
-  select.addEventListener("change", () => choose("head", Number(select.value)));
-  drawOn(["head"], () => { select.value = String(chosen.head); });
+  bindSelect(select, "head", headGroups());
 }
-drawOn(["head"], () => {
-  for (const name of document.querySelectorAll("[data-name]")) {
-    name.textContent = study.heads[chosen.head];
-  }
-});
 
 // The layers of a stack, its number of columns, and the head at a place.
 function layoutOf(stack) {
@@ -23,9 +16,9 @@ function layoutOf(stack) {
   };
 }
 
-// A grid of the heads of a stack. `cell(head, width)` is that of `makeGrid`; `found(head, element)`
-// is called for each cell.
-function makeHeadGrid(stack, { label, cell, found, onPoint = () => {}, kind }) {
+// A grid of the heads of a stack, with its name, which marks the chosen one. `cell(head, width)` is that of
+// `makeGrid`.
+function makeHeadGrid(stack, { label, cell, onPoint = () => {}, kind }) {
   const { layers, width, head } = layoutOf(stack);
   const { table, cells } = makeGrid({
     label: `${label}${stack && ` of ${stack}`}`,
@@ -38,7 +31,16 @@ function makeHeadGrid(stack, { label, cell, found, onPoint = () => {}, kind }) {
     kind: kind(width),
   });
   cells.forEach((line, row) => line.forEach((element, column) => {
-    if (element) found(head(row, column), element);
+    if (element) element.dataset.head = head(row, column);
   }));
-  return table;
+  markCells(table);
+  return stack
+    ? make("figure", { "data-stack": stack }, [make("figcaption", { text: stack }), table]) : table;
 }
+
+function markCells(place) {
+  for (const cell of place.querySelectorAll("td[data-head]")) {
+    cell.setAttribute("aria-selected", Number(cell.dataset.head) === chosen.head);
+  }
+}
+drawOn(["head"], () => markCells(document));

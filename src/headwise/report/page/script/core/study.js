@@ -4,17 +4,20 @@ const study = JSON.parse(byId("data").textContent);
 // Not statistics, but the heads can be colored by them as well.
 const [ROLES, IMPORTANCE] = [-1, -2];
 // `kept` are further heads that are drawn beside the chosen one; `query` is the token whose
-// attention is shown, or null for the strongest pair of the text.
+// attention is shown and `target` one that it may attend to, or null where none was chosen.
 const chosen = {
-  head: study.start, statistic: study.roles ? ROLES : study.findings[0]?.statistic ?? 0, sample: 0, query: null, kept: [],
+  head: study.start, statistic: study.roles ? ROLES : study.findings[0]?.statistic ?? 0,
+  sample: 0, query: null, target: null, kept: [],
 };
-const listeners = { head: [], statistic: [], sample: [], query: [], kept: [] };
+const listeners = { head: [], statistic: [], sample: [], query: [], target: [], kept: [] };
 
 function choose(name, value) {
   chosen[name] = value;
   // Another text has other tokens, and heads of another stack read other texts.
   const isGone = () => !study.samples.length || chosen.query >= textOf("queries").length;
-  if (name === "sample" || (name === "head" && chosen.query !== null && isGone())) chosen.query = null;
+  if (name === "sample" || (name === "head" && chosen.query !== null && isGone())) {
+    [chosen.query, chosen.target] = [null, null];
+  }
   for (const draw of listeners[name]) draw();
 }
 
@@ -25,8 +28,7 @@ function drawOn(choices, draw) {
 }
 
 // A select element that sets a choice, and that shows a choice made elsewhere.
-function bindSelect(name, groups) {
-  const select = byId(name);
+function bindSelect(select, name, groups) {
   select.replaceChildren(...groups.filter((group) => group.options.length).map(makeGroup));
   select.addEventListener("change", () => choose(name, Number(select.value)));
   drawOn([name], () => { select.value = String(chosen[name]); });

@@ -1,21 +1,18 @@
 // A heatmap of layer × head, colored by one statistic.
 
-let headCells = [];
-
 function drawHeatmap() {
   const statistic = statisticAt(chosen.statistic);
   for (const part of document.querySelectorAll("[data-of-roles]")) part.hidden = Boolean(statistic);
   byId("of-statistic").hidden = !statistic;
   if (!statistic) return;
   const scale = makeScale(statistic);
-  headCells = [];
   fill("heatmap", ...stacks.map((stack) => drawStack(stack, statistic, scale)));
   const missing = statistic.mean.includes(null);
   fill("legend", ...makeLegend(scale, {
     unit: statistic.unit, evens: statistic.even, hatched: missing ? "does not apply" : "",
   }));
   byId("meaning").textContent = statistic.meaning && describe(statistic);
-  markHead();
+  showValue();
   if (stacks.length > 1) drawTabs();
 }
 
@@ -25,14 +22,12 @@ function describe({ meaning, unit }) {
 }
 
 function drawStack(stack, statistic, scale) {
-  const table = makeHeadGrid(stack, {
+  return makeHeadGrid(stack, {
     label: `${statistic.label} of every head`,
     cell: (head, width) => describeCell(head, statistic, scale, width),
-    found: (head, cell) => { headCells[head] = cell; },
-    onPoint: (head) => showValue(head, statistic),
+    onPoint: showValue,
     kind: (width) => width > 16 ? "dense" : "roomy",
   });
-  return stack ? make("figure", { "data-stack": stack }, [make("figcaption", { text: stack }), table]) : table;
 }
 
 function describeCell(head, statistic, scale, width) {
@@ -53,22 +48,16 @@ function valueText(head, statistic) {
   return `${name} ${formatMean(value)}${unit}${even}`;
 }
 
-function showValue(head, statistic) {
-  byId("heatmap-readout").textContent = valueText(head, statistic);
-}
-
-function markHead() {
+function showValue(head = chosen.head) {
   const statistic = statisticAt(chosen.statistic);
-  if (!statistic) return;
-  headCells.forEach((cell, head) => cell.setAttribute("aria-selected", head === chosen.head));
-  showValue(chosen.head, statistic);
+  if (statistic) byId("heatmap-readout").textContent = valueText(head, statistic);
 }
 
-bindSelect("statistic", [
+bindSelect(byId("statistic"), "statistic", [
   { options: study.roles ? [[ROLES, "Strongest role"]] : [] },
   { options: study.importance ? [[IMPORTANCE, "Importance"]] : [] },
   ...statisticGroups().map(({ label, statistics }) => (
     { label, options: statistics.map(({ index, label: name }) => [index, name]) })),
 ]);
 drawOn(["statistic"], drawHeatmap);
-drawOn(["head"], markHead);
+drawOn(["head"], () => showValue());

@@ -41,10 +41,8 @@ function linkCounts() {
     link.addEventListener("click", (event) => {
       event.preventDefault();
       const evidence = byId(link.hash.slice(1));
-      const opens = !evidence.open;
-      for (const other of document.querySelectorAll("details.evidence-of")) other.open = false;
-      evidence.open = opens;
-      if (opens) evidence.scrollIntoView({ block: "nearest" });
+      evidence.open = !evidence.open;
+      if (evidence.open) evidence.scrollIntoView({ block: "nearest" });
     });
   }
   for (const details of document.querySelectorAll("details.evidence-of")) {

@@ -111,11 +111,11 @@ function drawImportance() {
 function linkFindings() {
   study.findings.forEach(({ head, statistic }, index) => {
     const name = `Show ${study.heads[head]}`;
-    const button = make("button", { type: "button", text: "show", "aria-label": name });
+    const button = make("button", { type: "button", class: "plain", text: "show", "aria-label": name });
     button.addEventListener("click", () => {
       choose("statistic", statistic);
       choose("head", head);
-      showSection("overview");
+      byId("overview").scrollIntoView();
     });
     byId("findings").children[index].append(" ", button);
   });
@@ -126,13 +126,14 @@ function linkHeads() {
     const head = study.heads.indexOf(button.dataset.show);
     button.addEventListener("click", () => {
       choose("head", head);
-      showSection(button.closest(".evidence-of") ? "overview" : "one");
+      byId(button.closest(".evidence-of") ? "overview" : "one").scrollIntoView();
     });
   }
 }
 
 linkFindings();
 linkHeads();
+drawOn(["head"], () => fill("head-title", study.heads[chosen.head]));
 drawOn(["head"], drawRoles);
 drawOn(["head"], drawNumbers);
 drawOn(["head"], drawImportance);

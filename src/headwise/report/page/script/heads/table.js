@@ -1,8 +1,5 @@
 // The table of all heads, which any column can sort.
 
-// The most rows of a printed page.
-const PRINTED_ROWS = 48;
-
 const order = { column: null, descending: true };
 // Rows are made when they are first shown: a large model has thousands of heads.
 const headRows = new Map();
@@ -83,8 +80,4 @@ byId("table-more").addEventListener("click", () => {
 });
 fill("table", makeTable());
 sortBy(byId("table").querySelector("[aria-sort]"), null);
-if (study.heads.length > PRINTED_ROWS) {
-  byId("print-note").textContent =
-    `The first ${PRINTED_ROWS} heads in this order are printed; the page itself has all of them.`;
-}
 drawOn(["head"], markRow);

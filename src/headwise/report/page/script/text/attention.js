@@ -18,8 +18,16 @@ function textOf(side, head = chosen.head, sample = sampleNow()) {
   return (side === "queries" ? queries : keys) === "source" ? sample.tokens : sample.targets;
 }
 
+function readsTheSame(head) {
+  return viewOf(sampleNow(), head) === viewOf(sampleNow(), chosen.head);
+}
+
+// A plain loop: a callback for each byte takes ten times as long, and a page has millions.
 function bytesOf(data) {
-  return Uint8Array.from(atob(data), (character) => character.charCodeAt(0));
+  const text = atob(data);
+  const bytes = new Uint8Array(text.length);
+  for (let place = 0; place < text.length; place++) bytes[place] = text.charCodeAt(place);
+  return bytes;
 }
 
 // A function from a query to its pairs [key, weight], the largest weight first; null if the page
@@ -71,15 +79,15 @@ function receivedIn(head, sample = sampleNow()) {
   return packed ? [...bytesOf(packed[1])].map((byte) => (byte / 255) * packed[0]) : null;
 }
 
-// The query whose attention is shown: the chosen one, else the one with the strongest pair that
-// is neither itself nor the first token.
+// The query whose attention is shown: the chosen one, else the content word with the strongest
+// pair that is neither itself nor the first token.
 function queryNow() {
   if (chosen.query !== null) return chosen.query;
   const pairs = pairsOf(chosen.head);
   if (!pairs) return 0;
-  const length = Math.min(textOf("queries").length, 400);
-  let [best, strongest] = [0, -1];
-  for (let query = 1; query < length; query++) {
+  const queries = contentOf(textOf("queries"));
+  let [best, strongest] = [queries[0], -1];
+  for (const query of queries) {
     for (const [key, weight] of pairs(query)) {
       if (key !== query && key !== 0 && weight > strongest) [best, strongest] = [query, weight];
     }
@@ -89,7 +97,5 @@ function queryNow() {
 
 // The chosen head and those kept beside it that read the same texts.
 function drawnHeads() {
-  const view = viewOf(sampleNow(), chosen.head);
-  return [chosen.head, ...chosen.kept.filter((head) =>
-    head !== chosen.head && viewOf(sampleNow(), head) === view)];
+  return [chosen.head, ...chosen.kept.filter((head) => head !== chosen.head && readsTheSame(head))];
 }

@@ -1,19 +1,11 @@
-// The exact map of the chosen head on a short text, and its strongest pairs.
+// The exact map of the chosen head on a short text.
 
-const PAIRS = 12;
-
-function drawSample() {
+function drawMap() {
+  const { cells, sides } = viewOf(sampleNow(), chosen.head);
   const pairs = pairsOf(chosen.head);
-  const { cells } = viewOf(sampleNow(), chosen.head);
   byId("map-part").hidden = !pairs || !cells;
-  byId("pairs-part").hidden = !pairs;
-  if (!pairs) return;
-  drawPairs(pairs, cells);
-  if (cells) drawMap(cells.map((_, query) => new Map(pairs(query))), cells);
-}
-
-function drawMap(weights, cells) {
-  const { sides } = viewOf(sampleNow(), chosen.head);
+  if (!pairs || !cells) return;
+  const weights = cells.map((_, query) => new Map(pairs(query)));
   const [queries, keys] = [textOf("queries"), textOf("keys")];
   const scale = { low: 0, high: roundUp(sampleNow().maps[chosen.head][0]) };
   const describePair = (query, key) => {
@@ -30,7 +22,10 @@ function drawMap(weights, cells) {
       label: describePair(query, key),
     },
     onPoint: (query, key) => { byId("map-readout").textContent = describePair(query, key); },
-    onPick: (query) => choose("query", query),
+    onPick: (query, key) => {
+      choose("target", key);
+      choose("query", query);
+    },
     kind: queries.length > 32 ? "map small" : "map",
   });
   fill("map", table);
@@ -38,35 +33,6 @@ function drawMap(weights, cells) {
   fill("map-legend", ...makeLegend(scale, { unit: "share of the query's attention", hatched }));
   const names = sampleNow().views.length > 1 ? `Rows: ${sides[0]}; columns: ${sides[1]}. ` : "";
   fill("map-readout", `${names}Point at a cell to see its weight.`);
-}
-
-// Pairs that leave no choice say nothing, nor do weights that would be shown as 0.
-function strongestPairs(pairs, cells) {
-  const shown = [];
-  for (let query = 0; query < textOf("queries").length; query++) {
-    const choices = cells && [...cells[query]].filter((sign) => sign !== ".").length;
-    if (choices === 1) continue;
-    for (const [key, weight] of pairs(query)) {
-      if (weight >= 0.005) shown.push({ query, key, weight, even: choices && 1 / choices });
-    }
-  }
-  return shown.sort((a, b) => b.weight - a.weight).slice(0, PAIRS);
-}
-
-function drawPairs(pairs, cells) {
-  const rows = strongestPairs(pairs, cells).map((pair) => drawPair(pair));
-  const header = makeHeader(["Query → key", "Positions", "Weight", "", "Uniform"]);
-  fill("pairs", make("table", { class: "numbers" }, [header, make("tbody", {}, rows)]));
-}
-
-function drawPair({ query, key, weight, even }) {
-  return make("tr", {}, [
-    make("td", {}, [tokenText(textOf("queries")[query]), " → ", tokenText(textOf("keys")[key])]),
-    make("td", { text: `${query} → ${key}` }),
-    make("td", { class: "main", text: formatWeight(weight) }),
-    make("td", {}, [makeBar(weight, even)]),
-    make("td", { text: even === null ? NONE : formatWeight(even) }),
-  ]);
 }
 
 function sampleNote() {
@@ -86,7 +52,7 @@ function sampleNote() {
 }
 
 if (study.samples.length) {
-  drawOn(["head", "sample"], drawSample);
+  drawOn(["head", "sample"], drawMap);
   drawOn(["sample"], () => fill("sample-note", sampleNote()));
 } else {
   const text = sampleNote() || "The study has no text with maps.";

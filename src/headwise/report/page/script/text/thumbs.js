@@ -1,7 +1,6 @@
 // All heads at a glance: a small picture of each map on the chosen text.
 
 const THUMB = 32;
-let thumbCells = [];
 const whenVisible = new IntersectionObserver((entries) => {
   for (const { isIntersecting, target } of entries) {
     if (!isIntersecting) continue;
@@ -11,35 +10,30 @@ const whenVisible = new IntersectionObserver((entries) => {
 }, { rootMargin: "200px" });
 
 function drawThumbs() {
-  thumbCells = [];
   whenVisible.disconnect();
   fill("thumbs", ...stacks.map(drawThumbsOf));
-  markThumb();
+  for (const cell of thumbCells()) whenVisible.observe(cell);
   if (stacks.length > 1) drawTabs();
 }
 
 function drawThumbsOf(stack) {
-  const table = makeHeadGrid(stack, {
+  return makeHeadGrid(stack, {
     label: "Maps of all heads",
     cell: (head) => ({ place: null, label: study.heads[head] }),
-    found: (head, cell) => {
-      thumbCells[head] = cell;
-      cell.dataset.thumb = head;
-      if (pairsKept(head)) whenVisible.observe(cell);
-    },
     kind: (width) => width > 16 ? "thumbs many" : "thumbs",
   });
-  return make("figure", stacks.length > 1 ? { "data-stack": stack } : {}, [table]);
 }
 
-function pairsKept(head) {
+// Those of the heads whose attention the page has.
+function thumbCells() {
   const { maps, pairs } = sampleNow();
-  return Boolean(maps[head] || pairs[head]);
+  return [...document.querySelectorAll("#thumbs [data-head]")]
+    .filter(({ dataset: { head } }) => maps[head] || pairs[head]);
 }
 
 // Rows are queries and columns are keys; a long text is drawn at the size of the picture.
 function drawThumb(cell) {
-  const head = Number(cell.dataset.thumb);
+  const head = Number(cell.dataset.head);
   const [rows, columns] = ["queries", "keys"].map((side) => textOf(side, head).length);
   const canvas = make("canvas", {
     width: Math.min(columns, THUMB), height: Math.min(rows, THUMB), "aria-hidden": "true",
@@ -60,19 +54,8 @@ function drawThumb(cell) {
   cell.replaceChildren(canvas);
 }
 
-function drawAllThumbs() {
-  for (const cell of thumbCells) {
-    if (cell && pairsKept(Number(cell.dataset.thumb))) drawThumb(cell);
-  }
-}
-
-function markThumb() {
-  thumbCells.forEach((cell, head) => cell.setAttribute("aria-selected", head === chosen.head));
-}
-
 if (study.samples.length) {
   drawOn(["sample"], drawThumbs);
-  drawOn(["head"], markThumb);
-  addEventListener("beforeprint", drawAllThumbs);
+  addEventListener("beforeprint", () => thumbCells().forEach(drawThumb));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawThumbs);
 }

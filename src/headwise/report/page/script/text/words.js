@@ -29,19 +29,57 @@ function drawWords() {
   drawQuery();
 }
 
+// What each token shows without its tokenizer's marks, and whether no space stands before it.
+function readTokens(tokens) {
+  const spaced = tokens.some((token) => token.startsWith("␣"));
+  return tokens.map((token, index) => ({
+    bare: token.replace(/^␣/, "").replace(/^##(?=.)/, "") || token,
+    joined: index === 0 || (spaced ? !token.startsWith("␣") : token.startsWith("##")),
+  }));
+}
+
+const INSIDE_A_WORD = /^[\p{L}\p{M}\p{N}\uFFFD]{2}$/u;
+const WITHOUT_SPACES = /[\p{scx=Han}\p{scx=Hiragana}\p{scx=Katakana}\p{scx=Thai}]/u;
+const knownWords = new Map(); // a text of 8,000 tokens takes milliseconds, and each choice asks
+
+// The word of each token: its text, and the positions of all its tokens. Punctuation stands alone,
+// and so does each token of a script without spaces between words.
+function wordsOf(tokens) {
+  if (knownWords.has(tokens)) return knownWords.get(tokens);
+  let [word, last] = [null, ""];
+  knownWords.set(tokens, readTokens(tokens).map(({ bare, joined }, index) => {
+    const seam = last + [...bare][0];
+    const goesOn = joined && INSIDE_A_WORD.test(seam) && !WITHOUT_SPACES.test(seam);
+    if (!goesOn) word = { text: "", places: [] };
+    word.text += bare;
+    word.places.push(index);
+    last = [...bare].at(-1);
+    return word;
+  }));
+  return knownWords.get(tokens);
+}
+
+// Positions of content words near the beginning. Function words are short in every language (Zipf's
+// law of abbreviation), so words of at least the median length are taken, without a list of words.
+// Special tokens stand in brackets, and punctuation has no letters.
+function contentOf(tokens) {
+  const lengths = wordsOf(tokens).slice(0, 400).map(({ text }) =>
+    /^[[<].*[\]>]$/.test(text) ? 0 : (text.match(/\p{L}/gu) ?? []).length);
+  const known = lengths.filter(Boolean).sort((a, b) => a - b);
+  const median = known[known.length >> 1] ?? 0;
+  return [...lengths.keys()].filter((index) => lengths[index] >= median);
+}
+
 // Subwords stand together as the text has them; the spaces that tokens begin with become gaps.
 function makeWords(tokens, kind) {
-  const spaced = tokens.some((token) => token.startsWith("␣"));
-  return tokens.flatMap((token, index) => {
-    const joined = spaced ? !token.startsWith("␣") : token.startsWith("##");
-    const bare = token.replace(/^␣/, "").replace(/^##(?=.)/, "") || token;
+  return readTokens(tokens).flatMap(({ bare, joined }, index) => {
     const word = make("span", {
       class: "word", role: "option", "aria-selected": "false",
     }, [make("bdi", { text: bare })]);
     word.dataset.at = index;
     if (kind === "keys") word.classList.add("still");
     // A real space lets the line break there.
-    return joined || index === 0 ? [word] : [" ", word];
+    return joined ? [word] : [" ", word];
   });
 }
 
@@ -70,7 +108,7 @@ function makeWordsNavigable(box, words) {
   box.addEventListener("pointerover", point);
   box.addEventListener("pointerleave", () => drawQuery());
   box.addEventListener("click", (event) => {
-    if (at(event) !== undefined) choose("query", Number(at(event)));
+    if (at(event) !== undefined) choose(event.shiftKey ? "target" : "query", Number(at(event)));
   });
   box.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10 }[event.key];
@@ -171,8 +209,9 @@ function drawKept() {
 }
 
 if (study.samples.length) {
-  bindSelect("sample", study.samples.map(({ tokens }, index) => (
+  bindSelect(byId("sample"), "sample", study.samples.map(({ tokens }, index) => (
     { options: [[index, `${index + 1}: ${beginningOf(tokens)}`]] })));
+  byId("sample-choice").hidden = study.samples.length === 1;
   byId("keep").addEventListener("click", () => choose("kept", [...chosen.kept, chosen.head]));
   let drawnSample = null;
   drawOn(["head", "sample"], () => {
