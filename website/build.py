@@ -40,12 +40,13 @@ def main() -> None:
     shutil.rmtree(WORK, ignore_errors=True)
     reference = {"index.md": "", "commands.md": commands_page()} | names_pages()
     settings = (HERE / "zensical.toml").read_text("utf-8")
-    results = [f"results/{path.name}" for path in sorted(RESULTS.glob("*.md"))]
-    for mark, files in {
-        "@reference": [f"reference/{file}" for file in reference],
-        "@results": results,
-    }.items():
-        settings = settings.replace(f'"{mark}"', json.dumps(files)[1:-1])
+    names = ", ".join(json.dumps(f"reference/{file}") for file in reference)
+    # The headings of tables are longer than a line of the side bar; the names of their files fit.
+    tables = ", ".join(
+        f'{{ "{path.stem.replace("-", " ").capitalize()}" = "results/{path.name}" }}'
+        for path in sorted(RESULTS.glob("*.md"))
+    )
+    settings = settings.replace('"@reference"', names).replace('"@results"', tables)
     nav = tomllib.loads(settings)["project"]["nav"]
     wrong = [f"{name} is imported, but not in the reference" for name in unexplained(documents())]
     stop_if([*not_in_navigation(DOCS, nav), *wrong])

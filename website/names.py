@@ -30,7 +30,7 @@ TOPICS = {
     "attention.md": Topic("Attention and the layer", ("kernels", "layer")),
     "masks.md": Topic("Masks", ("masks",)),
     "definition.md": Topic("The definition", ("reference",), ("example",)),
-    "models.md": Topic("Open, change and save models", ("models",)),
+    "models.md": Topic("Models and files", ("models",)),
     "observe.md": Topic("Observe", ("watch", "tables")),
     "training.md": Topic(
         "Train and monitor", ("monitor",), ("monitor.Above", "monitor.Below", "lab")
@@ -57,18 +57,16 @@ TOPICS = {
         ),
     ),
     "texts.md": Topic("Texts and annotations", ("corpora",), ("corpora",)),
-    "report.md": Topic(
-        "Studies, pages and comparisons", ("report", "_progress"), ("report.Comparison",)
-    ),
+    "report.md": Topic("Studies and pages", ("report", "_progress"), ("report.Comparison",)),
     "jobs.md": Topic(
-        "Corpora on many machines",
+        "Corpus jobs",
         ("jobs",),
         (
             "jobs.ImportanceRequest",
             "jobs.ModelSource",
         ),
     ),
-    "counts.md": Topic("Parameters, work and cache bytes", (), ("counts",)),
+    "counts.md": Topic("Counts", (), ("counts",)),
     "errors.md": Topic("Errors", ("errors",)),
 }
 MEMBERS = (property, classmethod, staticmethod)  # of a class, besides its methods

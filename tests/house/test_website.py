@@ -45,6 +45,17 @@ def test_every_document_is_in_the_navigation(website: ModuleType) -> None:
     assert not missing
 
 
+def test_titles_of_the_side_bar_fit_a_line() -> None:
+    items = [
+        item for part in _settings()["project"]["nav"] for each in part.values() for item in each
+    ]
+    titles = [next(iter(item)) for item in items if isinstance(item, dict)]
+    paths = [ROOT / "docs" / item for item in items if isinstance(item, str)]
+    titles += [path.read_text("utf-8").split("\n")[0] for path in paths if path.exists()]
+    assert len(titles) > 40
+    assert [title for title in titles if len(title.removeprefix("# ")) > 24] == []
+
+
 def test_a_page_outside_the_navigation_is_named(website: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "lost.md").write_text("# Lost")
     (tmp_path / "index.md").write_text("# Start")
