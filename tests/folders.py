@@ -1,12 +1,22 @@
-"""Folders with a tiny model, as the commands expect them."""
+"""A tiny Llama, in memory or in a folder as the commands expect it."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
+
+_SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+_SIZES |= {"num_key_value_heads": 2, "intermediate_size": 32, "vocab_size": 13}
+
+
+def tiny_llama(seed: int = 0, **more: Any) -> transformers.LlamaForCausalLM:
+    """A Llama of two layers of four heads, with random weights, in evaluation."""
+    torch.manual_seed(seed)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**_SIZES | more)).eval()
 
 
 def write_llama(folder: Path, words: tuple[str, ...], **sizes: int) -> None:

@@ -51,7 +51,14 @@ def tensor_parallel(folder: Path, ids: Tensor) -> hw.HeadTable:
     """The table of this rank's heads; every rank reads all texts."""
     distributed = transformers.DistributedConfig(tp_plan="auto")
     model = transformers.LlamaForCausalLM.from_pretrained(folder, distributed_config=distributed)
-    return table_of(model.eval(), ids)
+    request = hw.Request(statistics=STATISTICS, maps=True)
+    with hw.observe(model.eval(), request) as watch, torch.no_grad():
+        model(ids)
+    for layer in watch.layers():  # a head has its own weights, whichever process computes it
+        weights = torch.cat([block.weights.clone() for block in layer.blocks()], 1)
+        for index, head in enumerate(layer.heads):
+            torch.testing.assert_close(watch.weights(head), weights[:, index])
+    return watch.table()
 
 
 def monitored(model: nn.Module, ids: Tensor) -> dict[str, float]:

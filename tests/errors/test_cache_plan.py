@@ -12,6 +12,7 @@ import transformers
 from torch import Tensor, nn
 
 import headwise as hw
+from folders import tiny_llama
 from headwise.caching import CachePlan, CacheScores, LayerCachePlan, retrieval_batches
 from headwise.errors import (
     ArgumentError,
@@ -30,9 +31,7 @@ IDS = torch.arange(3, 15)[None]
 
 
 def llama(seed: int = 0, **more: Any) -> nn.Module:
-    torch.manual_seed(seed)
-    config = transformers.LlamaConfig(**SIZES | {"num_key_value_heads": 2} | more)
-    return transformers.LlamaForCausalLM(config).eval()
+    return tiny_llama(seed, **SIZES | more)
 
 
 def plan(**more: Any) -> CachePlan:

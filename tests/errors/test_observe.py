@@ -8,6 +8,7 @@ import torch
 import transformers
 from torch import nn
 
+from folders import tiny_llama
 from headwise.errors import ArgumentError, HeadError, UnsupportedError
 from headwise.layer import MultiHeadAttention
 from headwise.tables import Head, resolve_heads
@@ -83,12 +84,7 @@ def test_a_call_that_was_misread_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_numbers_that_the_model_spoils_are_not_laid_to_our_reading() -> None:
     """Transformers' eager attention makes NaN of padding on the left in float64, and spreads it."""
-    model = transformers.LlamaModel(
-        transformers.LlamaConfig(
-            hidden_size=12, num_hidden_layers=2, num_attention_heads=3, vocab_size=13,
-            intermediate_size=16, attn_implementation="eager",
-        )
-    ).double().eval()  # fmt: skip
+    model = tiny_llama(attn_implementation="eager").model.double()
     texts = padded([[1, 2, 3], [4]], "left")
     assert model(**texts).last_hidden_state.isnan().any()
     with (

@@ -16,6 +16,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor
 
+from folders import tiny_llama
 from headwise import MultiHeadAttention, Plan, group_heads, prune, recover
 from headwise._tensors import read_with_metadata, write_tensors
 from headwise.errors import (
@@ -35,12 +36,7 @@ HEADS = [Head("", layer, head) for layer in range(2) for head in range(3)]
 
 
 def _llama(heads: int = 3) -> nn.Module:
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            hidden_size=12, num_hidden_layers=2, num_attention_heads=heads, vocab_size=13,
-            intermediate_size=16, max_position_embeddings=16, num_key_value_heads=heads,
-        )
-    ).eval()  # fmt: skip
+    return tiny_llama(hidden_size=12, num_attention_heads=heads, num_key_value_heads=heads)
 
 
 @pytest.mark.parametrize(
@@ -454,13 +450,7 @@ def test_packed_weights_are_not_grouped() -> None:
 
 
 def _grouped(n_kv_heads: int = 4, cls: Any = transformers.LlamaForCausalLM) -> Any:
-    torch.manual_seed(0)
-    return cls(
-        transformers.LlamaConfig(
-            hidden_size=24, num_hidden_layers=2, num_attention_heads=4, vocab_size=13,
-            intermediate_size=16, max_position_embeddings=16, num_key_value_heads=n_kv_heads,
-        )
-    ).eval()  # fmt: skip
+    return cls(tiny_llama(num_key_value_heads=n_kv_heads).config).eval()
 
 
 # What cannot be recovered is refused by name, and both models are unchanged.

@@ -14,6 +14,7 @@ import transformers
 import zoo
 from torch import nn
 
+from folders import tiny_llama
 from headwise import MultiHeadAttention, RoPE, load, prune, save
 from headwise.errors import ArgumentError, InputError, OutputError, UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
@@ -25,13 +26,7 @@ IDS = torch.tensor([[9, 7, 12, 11]])
 
 
 def _small() -> nn.Module:
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            hidden_size=12, num_hidden_layers=2, num_attention_heads=3, vocab_size=13,
-            intermediate_size=16, max_position_embeddings=16,
-        )
-    ).eval()  # fmt: skip
+    model = tiny_llama(hidden_size=12, num_attention_heads=3, num_key_value_heads=3)
     return prune(model, {0: [1]})
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from torch import nn
 
 import headwise as hw
+from folders import tiny_llama
 from headwise.errors import HeadwiseError, InputError, UnsupportedError
 from headwise.models import fingerprint
 from headwise.models.texts import (
@@ -30,12 +30,7 @@ BATCHES = [{"input_ids": IDS}]
 
 
 def _llama() -> Any:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
-        intermediate_size=32, vocab_size=13,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config).eval()
+    return tiny_llama(num_key_value_heads=4)
 
 
 def _offloaded() -> nn.Module:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
+from folders import tiny_llama
 from headwise import masks
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.layer import KVCache, MultiHeadAttention
@@ -42,12 +43,8 @@ def _bert() -> Any:
 
 
 def _llama() -> Any:
-    config = transformers.LlamaConfig(
-        hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=13, intermediate_size=16, attn_implementation="sdpa", bos_token_id=None,
-        eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config).eval()
+    tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    return tiny_llama(attn_implementation="sdpa", **tokens)
 
 
 def _batches() -> Iterator[Batch]:

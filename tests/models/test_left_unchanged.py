@@ -13,6 +13,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from torch import nn
 
 import headwise as hw
+from folders import tiny_llama
 from headwise._evaluation import in_evaluation
 from headwise.corpora import Grammar
 from headwise.lab import MiniGPT, MiniGPTConfig, evaluate, make_tokenizer, sample
@@ -50,9 +51,7 @@ def _gpt2(name: str = "GPT2LMHeadModel") -> nn.Module:
 
 
 def _llama() -> nn.Module:
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "max_position_embeddings": 32, "attention_dropout": 0.1}
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads, **_TOKENS))
+    return tiny_llama(num_key_value_heads=4, attention_dropout=0.1, **_TOKENS)
 
 
 def _model(verb: str) -> nn.Module:

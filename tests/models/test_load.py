@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 import zoo
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 import headwise as hw
 from corpus_files import write_texts
+from folders import tiny_llama
 from headwise import MultiHeadAttention
 from headwise.models import fingerprint, load
 from headwise.models.ownership import (
@@ -107,15 +107,6 @@ accelerate = pytest.importorskip("accelerate")
 IDS = torch.tensor([[5, 9, 7, 3, 11], [4, 6, 2, 1, 8]])
 
 
-def _llama() -> transformers.LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=32, vocab_size=13,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config).eval()
-
-
 def _tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(WordLevel({str(number): number for number in range(13)}, "0"))
     tokenizer.pre_tokenizer = Whitespace()
@@ -124,7 +115,7 @@ def _tokenizer() -> Tokenizer:
 
 @pytest.mark.parametrize("where", ["disk", "cpu"])
 def test_an_offloaded_model_is_observed_and_scored(where: str, tmp_path: Path) -> None:
-    whole, model = _llama(), _llama()
+    whole, model = tiny_llama(), tiny_llama()
     # "cpu" stands for a device of its own here: weights are loaded for each call of a module.
     if where == "disk":
         accelerate.disk_offload(model, tmp_path, execution_device=torch.device("cpu"))

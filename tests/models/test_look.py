@@ -20,6 +20,7 @@ from torch import nn
 
 import headwise as hw
 from command import headwise
+from folders import tiny_llama
 from headwise.errors import ArgumentError, InputError
 from headwise.models.texts import token_strings
 from headwise.report import Look
@@ -39,11 +40,7 @@ def _tokenizer() -> Any:
 
 
 def _causal() -> nn.Module:
-    config = transformers.LlamaConfig(
-        vocab_size=len(WORDS), hidden_size=24, intermediate_size=32, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config)
+    return tiny_llama(vocab_size=len(WORDS), max_position_embeddings=128)
 
 
 def _encoder() -> nn.Module:

@@ -11,6 +11,7 @@ import transformers
 import zoo
 from torch import Tensor, nn
 
+from folders import tiny_llama
 from headwise import (
     Evidence,
     HeadTable,
@@ -493,11 +494,9 @@ def test_padded_heads_have_no_original(tmp_path: Path) -> None:
 
 
 def test_a_llama_written_as_a_mistral_records_the_original_heads(tmp_path: Path) -> None:
-    config = transformers.LlamaConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=4, vocab_size=23,
-        intermediate_size=16, max_position_embeddings=40,
-    )  # fmt: skip
-    small = prune(transformers.LlamaForCausalLM(config).eval(), {0: [1], 1: [2]})
+    small = prune(
+        tiny_llama(hidden_size=16, num_key_value_heads=4, vocab_size=23), {0: [1], 1: [2]}
+    )
     loaded = load(save(small, tmp_path / "small", format="stock"))
     assert type(loaded) is transformers.MistralForCausalLM
     assert _original(loaded) == ["L0.H0", "L0.H2", "L0.H3", "L1.H0", "L1.H1", "L1.H3"]
@@ -516,12 +515,9 @@ def test_a_layer_records_the_original_heads(tmp_path: Path) -> None:
 
 
 def test_grouped_heads_record_their_new_order() -> None:
-    torch.manual_seed(1)
-    config = transformers.LlamaConfig(
-        hidden_size=24, num_hidden_layers=1, num_attention_heads=6, vocab_size=23,
-        intermediate_size=16, max_position_embeddings=40,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config).eval()
+    model = tiny_llama(
+        1, num_hidden_layers=1, num_attention_heads=6, num_key_value_heads=6, vocab_size=23
+    )
     attention = model.model.layers[0].self_attn
     with torch.no_grad():  # heads 0 and 5, 1 and 3, 2 and 4 share keys and values
         for source, target in ((0, 5), (1, 3), (2, 4)):

@@ -13,6 +13,7 @@ from test_prune import T5_GONE, _t5
 from torch import nn
 from transformers import dynamic_module_utils
 
+from folders import tiny_llama
 from headwise import MultiHeadAttention, RoPE, load, load_tokenizer, prune, save
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
 from headwise.models.ownership import example_input
@@ -63,11 +64,10 @@ def test_the_stock_format_is_as_small(name: str, tmp_path: Path) -> None:
 
 
 def test_a_llama_of_three_heads_becomes_a_mistral(tmp_path: Path) -> None:
-    config = transformers.LlamaConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=4, vocab_size=23,
-        intermediate_size=16, max_position_embeddings=40, rope_theta=900.0,
-    )  # fmt: skip
-    small = prune(transformers.LlamaForCausalLM(config).eval(), {0: [1], 1: [2]})
+    small = prune(
+        tiny_llama(hidden_size=16, num_key_value_heads=4, vocab_size=23, rope_theta=900.0),
+        {0: [1], 1: [2]},
+    )
     loaded = _opened(save(small, tmp_path / "small", format="stock"))
     assert type(loaded) is transformers.MistralForCausalLM
     assert loaded.config.sliding_window is None
