@@ -128,17 +128,18 @@ def null_rows(name: str, model: Any, processor: Any) -> Iterator[dict[str, Any]]
     (voice, *_) = SYNTHESIZERS
     with_times = batches(name, model, processor, voice)
     swapped = [_with_times_of_others(batch) for batch in with_times]
-    yield _null_row("word times of other utterances", 0, hw.find_alignment_heads(model, swapped))
+    yield _null_row("word times of other utterances", hw.find_alignment_heads(model, swapped))
+    if name != "tiny.en":  # the encoder of a null model takes as long as that of the model
+        return
     for kind, make in (("initial weights", initialized), ("permuted weights", permuted)):
-        for seed in range(2 if name == "tiny.en" else 1):
-            null = make(model, seed).eval()
-            known = batches(f"{name}-{kind.split()[0]}-{seed}", null, processor, voice)
-            yield _null_row(kind, seed, hw.find_alignment_heads(null, known))
+        null = make(model, 0).eval()
+        known = batches(f"{name}-{kind.split()[0]}", null, processor, voice)
+        yield _null_row(kind, hw.find_alignment_heads(null, known))
 
 
-def _null_row(kind: str, seed: int, found: Any) -> dict[str, Any]:
+def _null_row(kind: str, found: Any) -> dict[str, Any]:
     return {
-        "what": kind, "seed": seed, "outcome": found.outcome, "p": found.p_adj,
+        "what": kind, "outcome": found.outcome, "p": found.p_adj,
         "found": int(found.rows["found"].sum()), "least p": float(found.rows["p_adj"].min()),
         "accuracy": float(found.rows["accuracy"].max()),
         "line": float(found.rows["baseline"].max()),
@@ -269,12 +270,12 @@ def _offset_table(results: dict[str, Any]) -> str:
 
 def _null_table(results: dict[str, Any]) -> str:
     lines = [
-        (name, row["what"], row["seed"], row["outcome"], row["found"], f"{row['least p']:.2g}",
+        (name, row["what"], row["outcome"], row["found"], f"{row['least p']:.2g}",
          f"{row['accuracy']:.2f}", f"{row['line']:.2f}")
         for name, result in results.items()
         for row in result["nulls"]
     ]  # fmt: skip
-    titles = ("model", "negative", "seed", "its set", "heads found", "least p")
+    titles = ("model", "negative", "its set", "heads found", "least p")
     return table((*titles, "best head's accuracy", "straight line's"), lines, 2)
 
 

@@ -3,10 +3,11 @@
     OMP_NUM_THREADS=1 python benchmarks/alignment.py --into benchmarks/results/head-files.md
 
 A tiny Whisper on words of synthetic tones and a tiny T5 that transliterates, both with known
-borders (`_tones.py`). Errors are mean distances in source positions, on held-out examples; a set
-that is not found is reported as such, beside the errors of every head alone. Costs
-are those of a Whisper of the size of `base` with untrained weights: `hw.align` under the fused
-kernel against a pass of eager attention that returns all weights, with the same alignment.
+borders (`_tones.py`). Errors are mean distances in source positions of both borders of a word, on
+held-out examples; a set that is not found is reported as such, beside the errors of every head
+alone. Costs are those of a Whisper of the size of `base` with untrained weights: `hw.align` under
+the fused kernel against a pass of eager attention that returns all weights, with the same
+alignment.
 """
 
 import argparse
@@ -36,7 +37,7 @@ TASKS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "tone words, Whisper": (speech_model, speech),
     "transliteration, T5": (transliteration_model, transliteration),
 }
-TITLES = ("task", "seed", "loss", "outcome", "set", "error", "all heads of the last half")
+TITLES = ("task", "seed", "loss", "outcome", "p", "set", "error", "all heads of the last half")
 TITLES += ("gain", "straight line", "alone, median (worst) head")
 COSTS = ("outputs", "hw.align", "eager weights", "ratio", "rounds")
 HEADS = [(4, 1), (5, 0), (5, 3)]
@@ -95,6 +96,7 @@ def _row(found: AlignmentHeads) -> Row:
     alone = found.rows["error"]
     return {
         "outcome": found.outcome,
+        "p": f"{found.p_adj:.1g}",
         "set": ", ".join(f"L{head.layer}.H{head.head}" for head in found.heads),
         "error": f"{found.error:.2f} [{found.ci_low:.2f}, {found.ci_high:.2f}]",
         "last half": f"{found.last_half:.2f}",

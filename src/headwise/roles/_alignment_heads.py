@@ -33,7 +33,6 @@ from headwise.roles._hypotheses import Hypotheses, run_tests, why_not
 from headwise.roles._rows import FOUND, NOT_FOUND, evidence_rows
 from headwise.roles._samples import halves
 from headwise.roles.relations import Role
-from headwise.roles.scores import right_share
 from headwise.tables import Head, at_prompt, ratio_interval
 
 _CANDIDATES = 8  # heads that a set is chosen from
@@ -71,7 +70,7 @@ class AlignedBatch:
     def of_words(
         cls,
         processor: Any,
-        sounds: Sequence[Float[np.ndarray, " samples"]],
+        sounds: Sequence[Float[np.ndarray, " _"]],
         words: Sequence[Sequence[tuple[float, float, str]]],
     ) -> "AlignedBatch":
         """Utterances for a Whisper, with the times of their words.
@@ -133,13 +132,14 @@ class AlignmentHeads:
     Attributes:
         rows: A row per cross-attention head. `outcome` is `found` (then `found` is true),
             `not found`, or `not tested: ` and what is missing; `why` is the reason of `not found`.
-            The test is of `accuracy`, the share of words whose largest weight lies in the true
-            span: `null` is the stronger baseline of chance and the best straight line, `baseline`
-            its accuracy, `lift` the share of the range above it, `p_adj` the p adjusted over all
-            heads that are tested, and the set. `error` has an interval (95 %, over examples) from
-            `ci_low` to `ci_high`; `start_offset` and `end_offset` were removed from it;
-            `chosen_half` is the error on the selection half; `n` counts the words of `texts`
-            examples, and `in_set` says whether the head is in the set.
+            The test is of `accuracy`, the share of words for which the middle of the positions
+            that they are aligned with lies in the true span: `null` is the stronger baseline of
+            `chance` and the best straight line, `baseline` its accuracy, `lift` the share of the
+            range above it, `p_adj` the p adjusted over all heads that are tested, and the set.
+            `error` has an interval (95 %, over examples) from `ci_low` to `ci_high`;
+            `start_offset` and `end_offset` were removed before; `chosen_half` is the error on the
+            selection half; `n` counts the words of `texts` examples, and `in_set` says whether the
+            head is in the set.
         heads: The heads of the set, in the order in which they joined.
         outcome: `found` if the set passes the test of the heads, and its error is below that of
             the best straight line with 95 % confidence; `not found`, or `not tested: ` and what is
@@ -268,10 +268,10 @@ def find_alignment_heads(
     with the best straight line: outputs spread evenly over the source, or a line fitted on the
     first half.
 
-    A head is found if its largest weight lies in the true span of a word often enough: the lift
-    over chance and that straight line is .25 on both halves and p < .05, adjusted over the heads
-    and the set. The queries of cross-attention are all of the decoder, so that heads are asked in
-    one direction alone: which part of the source an output looks at.
+    A head is found if it aligns words with the middle of their span often enough: the lift of that
+    share over chance and that straight line is .25 on both halves and p < .05, adjusted over the
+    heads and the set. The queries of cross-attention are all of the decoder, so that heads are
+    asked in one direction alone: which part of the source an output looks at.
 
     Args:
         batches: Sixty examples or more, with known spans.
@@ -292,20 +292,17 @@ def find_alignment_heads(
     heads: tuple[Head, ...] = ()
     examples: list[KnownExample] = []
     borders: list[np.ndarray] = []
-    rights: list[np.ndarray] = []
     for done, batch in enumerate(listed, 1):
         calls, read = known_examples(model, batch)
-        of_batch, right = _borders_of_heads(calls, read)
         heads, examples = cross_heads(calls), [*examples, *read]
-        borders += of_batch
-        rights.append(right)
+        borders += _borders_of_heads(calls, read)
         if on_progress is not None:
             on_progress(done, len(listed))
     N = len(heads)
     selection = halves(len(examples), seed)
     words = Words.of(examples)
     is_selected = selection[words.example]
-    error, _ = words.errors(np.concatenate(borders)[:, :N], is_selected)
+    error, _, _ = words.evaluate(np.concatenate(borders)[:, :N], is_selected)
     ranked = np.argsort(error[is_selected].sum(0), kind="stable")[:_CANDIDATES].tolist()
     weights: list[np.ndarray] = []
     for batch in listed:
@@ -313,25 +310,21 @@ def find_alignment_heads(
         of_heads = [head_weights(calls, heads[head]).double() for head in ranked]
         weights += [np.stack([example.shown(of) for of in of_heads]) for example in read]
     chosen = _best_set(examples, weights, selection, most, seed)
-    of_set = [of[chosen].mean(0) for of in weights]
-    pairs = [*zip(examples, of_set, strict=True)]
-    lines = words.lines(is_selected)
+    pairs = zip(examples, weights, strict=True)
+    of_set = np.concatenate([example.borders(of[chosen].mean(0)) for example, of in pairs])
     # Every head, all heads of the last half, the set, and the straight lines.
-    set_borders = np.concatenate([example.borders(of) for example, of in pairs])
-    all_borders = np.column_stack([np.concatenate(borders), set_borders[:, None], lines])
-    error, offset = words.errors(all_borders, is_selected)
+    aligners = [np.concatenate(borders), of_set[:, None], words.lines(is_selected)]
+    error, right, offset = words.evaluate(np.column_stack(aligners), is_selected)
     line = N + 2 + int(error[is_selected, N + 2 :].sum(0).argmin())
-    middle = (all_borders[:, line] - offset[line]).mean(-1)
-    of_line = words.per_example((words.spans[:, 0] <= middle) & (middle < words.spans[:, 1]))
-    right = np.column_stack([np.concatenate(rights), [example.right(of) for example, of in pairs]])
-    chance = np.array([example.chance() for example in examples])
+    error, right = words.per_example(error), words.per_example(right)
     count = words.per_example(np.ones(len(is_selected)))
-    family = _hypotheses(right, count, {"chance": chance, "line": of_line}, selection)
+    chance = np.array([example.chance() for example in examples])
+    nulls = {"chance": chance, "line": right[:, line]}
+    family = _hypotheses(np.delete(right[:, : N + 2], N, 1), count, nulls, selection)
     (tested,) = run_tests([family], seed=seed, intervals=False)
     rows = evidence_rows([*heads, Head("", 0, 0)], family, tested).assign(
         why=why_not(family, tested)
     )
-    error = words.per_example(error)
     # Every head, the set, and what it gains over the last half and the straight line.
     set_error = error[:, N + 1]
     columns = np.column_stack(
@@ -378,7 +371,7 @@ def _hypotheses(
     nulls: Mapping[str, Float[np.ndarray, " M"]],
     selection: Bool[np.ndarray, " M"],
 ) -> Hypotheses:
-    """The hypotheses that each head, and last the set, looks at the word that is written.
+    """The hypotheses that each head, and last the set, follows the words of the source.
 
     Null models are no baselines here: a straight line is right more often than their best head.
     """
@@ -448,14 +441,6 @@ class KnownExample:
         borders = [(spans[tokens[0], 0], spans[tokens[-1], 1]) for tokens in self.words]
         return np.array(borders, dtype=np.float64).reshape(-1, 2)
 
-    def right(self, weights: Float[np.ndarray, "T S"]) -> float:
-        """The number of words whose largest weight lies in their span; ties share it."""
-        place = np.arange(weights.shape[1])
-        known = [(start <= place) & (place < end) for start, end in self.spans]
-        right = np.array(known, dtype=bool).reshape(-1, len(place))
-        of_words = [weights[list(tokens)].mean(0) for tokens in self.words]
-        return float(right_share(np.array(of_words).reshape(-1, len(place)), right).sum())
-
     def places(self) -> Float[np.ndarray, "w 2 2"]:
         """For both borders of each word: their number, and their place if spread evenly."""
         numbers = [(of[0] - self.first, of[-1] + 1 - self.first) for of in self.words]
@@ -488,16 +473,18 @@ class Words:
             len(examples),
         )
 
-    def errors(
+    def evaluate(
         self, borders: Float[np.ndarray, "W C 2"], fitted: Bool[np.ndarray, " W"]
-    ) -> tuple[Float[np.ndarray, "W C"], Float[np.ndarray, "C 2"]]:
-        """The error of each word for each aligner, and the offsets that were removed.
+    ) -> tuple[Float[np.ndarray, "W C"], Bool[np.ndarray, "W C"], Float[np.ndarray, "C 2"]]:
+        """The error of each word for each aligner, whether its middle is right, and the offsets.
 
+        The offsets are removed: heads that look ahead or back by a constant follow the words too.
         The median minimizes the mean distance on the words that it is fitted to.
         """
         distance = borders - self.spans[:, None]
         offset = np.median(distance[fitted], 0) if fitted.any() else np.zeros(distance.shape[1:])
-        return np.abs(distance - offset).mean(-1), offset
+        middle, (start, end) = (borders - offset).mean(-1), self.spans.T[:, :, None]
+        return np.abs(distance - offset).mean(-1), (start <= middle) & (middle < end), offset
 
     def per_example(self, values: np.ndarray) -> np.ndarray:
         """The sums of the words of each example."""
@@ -541,21 +528,19 @@ def known_examples(model: nn.Module, batch: AlignedBatch) -> tuple[Calls, list[K
 
 def _borders_of_heads(
     calls: Calls, examples: Sequence[KnownExample]
-) -> tuple[list[Float[np.ndarray, "w C 2"]], Float[np.ndarray, "M N"]]:
-    """The borders by each head, last by the mean of the last half; the right words of each head."""
+) -> list[Float[np.ndarray, "w C 2"]]:
+    """The borders of each example by each head, and last by the mean of the last half."""
     heads = cross_heads(calls)
     layers = max(head.layer for head in heads) + 1
     late = [head for head in heads if head.layer >= layers // 2]
-    borders, right = [], []
+    borders = []
     mean = torch.zeros(())
     for head in heads:
         weights = head_weights(calls, head).double()
         mean = mean + weights / len(late) if head in late else mean
-        shown = [example.shown(weights) for example in examples]
-        borders.append([e.borders(of) for e, of in zip(examples, shown, strict=True)])
-        right.append([e.right(of) for e, of in zip(examples, shown, strict=True)])
+        borders.append([example.borders(example.shown(weights)) for example in examples])
     borders.append([example.borders(example.shown(mean)) for example in examples])
-    return [np.stack(of, 1) for of in zip(*borders, strict=True)], np.array(right).T
+    return [np.stack(of, 1) for of in zip(*borders, strict=True)]
 
 
 def _best_set(
@@ -576,7 +561,7 @@ def _best_set(
 
     def errors(heads: list[int]) -> tuple[float, float]:
         borders = [examples[number].borders(weights[number][heads].mean(0)) for number in numbers]
-        error, _ = words.errors(np.concatenate(borders)[:, None], first)
+        error, _, _ = words.evaluate(np.concatenate(borders)[:, None], first)
         return float(error[first].sum()), float(error[~first].sum())
 
     chosen: list[int] = []
