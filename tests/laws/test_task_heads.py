@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,7 +138,7 @@ STORY = [
 
 @pytest.mark.parametrize("texts", [None, STORY * 2], ids=["vocabulary", "texts"])
 @pytest.mark.parametrize("task", ["needle", "passage", "instruction"])
-def test_whoever_ignores_the_question_or_looks_at_a_place_is_right_by_chance(
+def test_the_question_alone_decides_and_every_place_is_right_equally_often(
     task: str, texts: Sequence[str] | None
 ) -> None:
     examples = task_examples(task, TOKENIZER, texts, n=24, n_tokens=CONTEXT)
@@ -168,16 +169,18 @@ def test_whoever_ignores_the_question_or_looks_at_a_place_is_right_by_chance(
     ("task", "texts", "more", "message"),
     [
         ("nedle", None, {}, "no task 'nedle'. Choose from needle, passage, instruction."),
+        ("needle", None, {"tokenizer": None}, "tokenizer=None. Give one"),
+        ("needle", None, {"tokenizer": "gpt2"}, "tokenizer='gpt2' is a str. Open it"),
         ("needle", None, {"n": 0}, "n=0, n_tokens=256. Give 1"),
         ("needle", None, {"n_tokens": 9}, "no example of needle fits n_tokens=9. Give more."),
         ("passage", STORY[:4], {}, "4 sentences of three words or more, and 13 different words"),
     ],
 )
 def test_examples_that_cannot_be_made(
-    task: str, texts: Sequence[str] | None, more: dict[str, int], message: str
+    task: str, texts: Sequence[str] | None, more: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(hw.errors.ArgumentError, match=message.replace(".", r"\.")):
-        task_examples(task, TOKENIZER, texts, **more)
+        task_examples(task, **{"tokenizer": TOKENIZER, "texts": texts} | more)
 
 
 def test_few_examples_test_nothing() -> None:

@@ -1,10 +1,9 @@
 """`headwise cache`: which tokens each kv head of a model keeps, as a plan."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from headwise.cli._options import Model, Output, Shared, check_folder, opt
+from headwise.cli._options import JsonOutput, Model, Shared, check_folder, opt
 from headwise.cli._print import print_note, print_table, progress_bar
 from headwise.errors import ArgumentError
 
@@ -12,14 +11,6 @@ _LENGTHS = (1024, 8192)  # tokens of the texts whose cache is printed
 _SINKS, _WINDOW = 4, 256  # tokens that the other heads keep
 _KEEP = 0.5  # the share of kv heads that keep all tokens, where no goal is set
 _TEXTS, _TOKENS = 16, 1024  # of generated texts
-
-
-@dataclass(frozen=True)
-class PlanOutput(Output):
-    """Where the plan goes: its file is always JSON."""
-
-    endings = (".json",)
-    out: Annotated[Path | None, opt("The plan to write: .json.", "--out", "-o")] = None
 
 
 def cache(
@@ -54,7 +45,7 @@ def cache(
         Path | None, opt("With --plan: a UTF-8 file, read as one text.", "--prompt")
     ] = None,
     *,
-    output: PlanOutput,
+    output: JsonOutput,
     shared: Shared,
 ) -> None:
     """Plan a smaller cache: which tokens each kv head keeps. Or run a plan, with --plan.
@@ -125,7 +116,7 @@ def cache(
     output.show(planned.frame(), lambda rows: print_table(rows[["name", "window", "loss"]]))
 
 
-def _run_plan(model: str, plan: Path, prompt: Path, output: Output, shared: Shared) -> None:
+def _run_plan(model: str, plan: Path, prompt: Path, output: JsonOutput, shared: Shared) -> None:
     """Print what a plan's cache costs and saves on a prompt, beside the full cache."""
     from headwise.caching import CachePlan, compare_caches
     from headwise.cli._inputs import open_model, plain_texts

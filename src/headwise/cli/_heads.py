@@ -2,15 +2,15 @@
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from headwise.cli._options import (
+    JsonOutput,
     Model,
     Nulls,
-    Output,
     Shared,
     check_output,
     names_of_nulls,
@@ -24,14 +24,6 @@ if TYPE_CHECKING:
     from headwise.corpora import Example
 
 _EXAMPLES, _TOKENS = 120, 256  # that are generated: how many, and the most tokens of each
-
-
-@dataclass(frozen=True)
-class HeadsOutput(Output):
-    """Where the heads go: their file is always JSON."""
-
-    endings = (".json",)
-    out: Annotated[Path | None, opt("The file of the heads to write: .json.", "--out", "-o")] = None
 
 
 def heads(
@@ -73,7 +65,7 @@ def heads(
     ] = None,
     nulls: Nulls = None,
     *,
-    output: HeadsOutput,
+    output: JsonOutput,
     shared: Shared,
 ) -> None:
     """Find the heads that attend to the right span of a text.

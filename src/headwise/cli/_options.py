@@ -146,6 +146,14 @@ class Output:
 
 
 @dataclass(frozen=True)
+class JsonOutput(Output):
+    """Where a result goes whose file is always JSON."""
+
+    endings = (".json",)
+    out: Annotated[Path | None, opt("The file to write: .json.", "--out", "-o")] = None
+
+
+@dataclass(frozen=True)
 class OutputWithFigure(Output):
     """Where the rows of a command go, and the figure of them."""
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from headwise.corpora import Example, Texts, list_texts
 from headwise.errors import ArgumentError
-from headwise.models.texts import token_classes, token_offsets
+from headwise.models.texts import check_tokenizer, token_classes, token_offsets
 from headwise.shapes import is_size
 
 _CANDIDATES = 4  # needles or passages in a text: chance is a quarter
@@ -55,8 +55,8 @@ def task_examples(
         n: The number of examples.
         n_tokens: The most tokens in an example and its answer.
     Raises:
-        ArgumentError: there is no such task, texts or vocabulary have too few sentences or words,
-            or no example fits.
+        ArgumentError: there is no such task or no tokenizer, texts or vocabulary have too few
+            sentences or words, or no example fits.
         UnsupportedError: the tokenizer reports no character offsets.
     Source:
         Needles: Wu et al. 2024 (arXiv 2404.15574). Passages: the inverse cloze task of Lee et al.
@@ -64,6 +64,9 @@ def task_examples(
     """
     if task not in TASKS:
         raise ArgumentError(f"task_examples: no task {task!r}. Choose from {', '.join(TASKS)}.")
+    if tokenizer is None:
+        raise ArgumentError("task_examples: tokenizer=None. Give one: hw.load_tokenizer(folder).")
+    check_tokenizer(tokenizer, "task_examples")
     if not is_size(n) or not is_size(n_tokens):
         raise ArgumentError(f"task_examples: n={n}, n_tokens={n_tokens}. Give 1 or more of each.")
     if texts is None:
@@ -119,7 +122,7 @@ def _is_word(word: str) -> bool:
     return len(word) > 2 and word.isalnum() and not word[0].isdigit()
 
 
-def _asked(number: int) -> int:
+def _right_candidate(number: int) -> int:
     """Which candidate an example asks for: every one equally often, another one in each of two."""
     pair, second = divmod(number, 2)
     return (pair + second * (1 + pair // _CANDIDATES % (_CANDIDATES - 1))) % _CANDIDATES
@@ -140,9 +143,9 @@ def _needle(
     spots = (places + np.arange(_CANDIDATES)).tolist()
     for spot, key, value in zip(spots, keys, values, strict=True):
         pieces.insert(spot, f"{key} : {value} .")
-    asked = _asked(number)
-    example = _joined(pieces, " ", f"{keys[asked]} :", spots, spots[asked])
-    return replace(example, answer=f" {values[asked]}")
+    right = _right_candidate(number)
+    example = _joined(pieces, " ", f"{keys[right]} :", spots, spots[right])
+    return replace(example, answer=f" {values[right]}")
 
 
 def _passage(
@@ -154,8 +157,8 @@ def _passage(
     starts += rng.integers(block - size, size=_CANDIDATES)
     passages = [sentences[start : start + size + 1] for start in starts]
     taken = [passage.pop(int(rng.integers(size + 1))) for passage in passages]
-    pieces, asked = [" ".join(passage) for passage in passages], _asked(number)
-    return _joined(pieces, "\n", taken[asked], range(_CANDIDATES), asked)
+    pieces, right = [" ".join(passage) for passage in passages], _right_candidate(number)
+    return _joined(pieces, "\n", taken[right], range(_CANDIDATES), right)
 
 
 def _instruction(
@@ -189,9 +192,9 @@ def _joined(
 
 
 def _as_continued(example: Example, tokenizer: Any) -> Example:
-    """The example with its answer as the tokenizer writes it after the text.
+    """The example with its answer such that its tokens alone are those that follow the text.
 
-    A space before a word is part of it in some vocabularies, and a token of its own in others.
+    Some tokenizers join a space to the next word, others add one before any text of their own.
     """
     answer = str(example.answer)
     if not answer:

@@ -360,7 +360,7 @@ def find_heads(
 
     Args:
         model: Any model that takes `input_ids` and `attention_mask`.
-        examples: Sixty or more; with fewer, no head is tested.
+        examples: Sixty or more, such as those of `task_examples`; with fewer, no head is tested.
         tokenizer: A fast tokenizer, needed if texts are strings: stretches then count characters.
         evidence: Which baselines of other weights and shuffled stretches to evaluate, and the seed.
         most: The most heads in the set. None is 5 % of all heads.
