@@ -50,8 +50,7 @@ def compare(
 
     Prints what differs, the largest size last, next to the prompt: the difference in standard
     deviations between heads. With -o, writes a page or the whole table; with --json, prints all
-    rows as JSON. Heads of pruned models are matched by their original
-    numbers.
+    rows as JSON. Heads of pruned models are matched by their original numbers.
     """
     output.check()
     _check_sides([before, after], text, shared, roles)
