@@ -99,7 +99,7 @@ def reactions(per_kind: int = 30, seed: int = 0) -> list[dict[str, Any]]:
 
     Each has its `kind`, its `text`, and `atoms`: for each atom of the product its token, and the
     tokens of the reactant atoms that it may come from. These are several where atoms of one
-    molecule cannot be told apart by its graph. `others` are all atoms before the arrow of the same
+    molecule look alike in its graph. `others` are all atoms before the arrow of the same
     element. Tokens count from 0, without special ones.
     """
     _install_rdkit()
