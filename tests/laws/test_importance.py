@@ -19,7 +19,7 @@ from headwise.models.ownership import (
 )
 from headwise.scoring import Gates, importance
 from headwise.scoring._loss import find_loss
-from headwise.scoring.methods import _gradients, draw_gates, open_chance
+from headwise.scoring.methods import _gradients, draw_gates, function_of, open_chance
 from headwise.scoring.methods._gradients import sort_by_length
 from headwise.tables import Head, Scores
 from oracles import modules_of, padded
@@ -112,6 +112,10 @@ def test_curvature_is_half_the_squared_jacobian(monkeypatch: pytest.MonkeyPatch)
     exact = jacobian.square().sum(0).flatten() / 2
     scores = importance(model, [batch], "curvature")
     np.testing.assert_allclose(scores.importance, exact.numpy(), rtol=0.1)
+
+
+def test_every_method_has_a_function_of_its_name() -> None:
+    assert all(callable(function_of(name)) for name in METHODS)
 
 
 @pytest.mark.parametrize("kind", ["Bert", "mini"])

@@ -7,10 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Shaped
 from torch import Tensor
 
-from headwise._torch_private import (
-    needs_gradient,
-    statically,
-)
+from headwise._torch_private import needs_gradient, statically
 from headwise.kernels import cpu
 from headwise.kernels._contract import (
     PACKED,

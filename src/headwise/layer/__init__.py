@@ -4,14 +4,7 @@ from headwise.layer._attention import MultiHeadAttention
 from headwise.layer._biases import ALiBi, DistanceBias, PositionBias, T5Bias
 from headwise.layer._cache import CachedKeys, KVCache, PerHeadKVCache
 from headwise.layer._core import HeadAttention, LayerOutput
-from headwise.layer._positions import (
-    LinearScaling,
-    Llama3Scaling,
-    NTKScaling,
-    RoPE,
-    Scaling,
-    YaRN,
-)
+from headwise.layer._positions import LinearScaling, Llama3Scaling, NTKScaling, RoPE, Scaling, YaRN
 
 __all__ = [
     "ALiBi",

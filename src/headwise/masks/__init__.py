@@ -7,13 +7,7 @@ aligned bottom-right and the last query sees the last key.
 
 from headwise.masks._mask import Mask
 from headwise.masks._rules import Window, causal, documents, padding, window
-from headwise.masks._tensors import (
-    as_mask,
-    from_additive,
-    from_binary,
-    from_blocked,
-    from_flex,
-)
+from headwise.masks._tensors import as_mask, from_additive, from_binary, from_blocked, from_flex
 
 __all__ = [
     "Mask",

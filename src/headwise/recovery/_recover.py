@@ -16,13 +16,7 @@ from headwise._evaluation import differentiable_evaluation, in_evaluation
 from headwise._progress import Progress, shows_progress
 from headwise.errors import ArgumentError, ShapeError
 from headwise.lab import MiniGPT
-from headwise.models import (
-    AttentionCall,
-    capture_calls,
-    check_model,
-    check_weights,
-    fingerprint,
-)
+from headwise.models import AttentionCall, capture_calls, check_model, check_weights, fingerprint
 from headwise.models.texts import tokenizer_of
 from headwise.recovery._checkpoint import RecoveryCheckpoint
 from headwise.scoring import BatchesLike, Inputs, digest_of, read_batches

@@ -13,14 +13,7 @@ from torch.nn.functional import pad
 from headwise._torch_private import in_backward, is_wrapped, without_function_modes
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowStatistics, is_packed
-from headwise.models import (
-    AttentionCall,
-    Capture,
-    InputTracker,
-    Site,
-    StackInputs,
-    open_capture,
-)
+from headwise.models import AttentionCall, Capture, InputTracker, Site, StackInputs, open_capture
 from headwise.models.ownership import output_projection
 from headwise.tables import Totals
 from headwise.watch._accumulator import Accumulator

@@ -2,6 +2,7 @@
 
 from collections import namedtuple
 from contextlib import nullcontext
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +17,12 @@ from headwise.kernels.triton._statistics import describe
 
 # The fields of a task, while they are filled in.
 Fields = dict[str, Any]
+# By the names of `RowStatistics`: [B, H, T, Dv]; [B, H, T]; [B, H, T, N], the seen in bytes;
+# [B, H, T, C].
+_OUTPUTS = " ".join(field.name for field in fields(RowStatistics) if field.name != "kernel")
 # Tensors, sizes and numbers; a field that is left out is None. Strides are those of texts, heads,
 # queries (or keys) and the last axis; without them an array is dense.
-Task = namedtuple(
+Task = namedtuple(  # type: ignore[misc]  # mypy wants a literal
     "Task",
     "q k v q_stride k_stride v_stride H G T S "
     # Logits are products * factor; under a cap, cap * tanh of that. Both are in base 2.
@@ -27,10 +31,7 @@ Task = namedtuple(
     "key_range documents mask mask_stride bias bias_stride table table_stride sinks "
     # [B, T], [B, S], without which the last query is at the last key; [B, T, N]; [B, S, C].
     "query_at key_at N keys classes "
-    # Outputs: [B, H, T, Dv]; [B, H, T]; [B, H, T, N], the seen in bytes; [B, H, T, C].
-    "heads heads_stride "
-    "n_keys lse max_logit max_weight entropy argmax participation distance even_distance sink "
-    "key_mass key_seen class_mass class_keys "
+    f"{_OUTPUTS} heads_stride "
     # Compiled in: widths and classes, powers of two that hold them, and the sides of a block.
     "D Dv C WIDTH VALUES CLASSES ROWS KEYS",
 )

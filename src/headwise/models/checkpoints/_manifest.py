@@ -27,10 +27,7 @@ from headwise.models.checkpoints._original_heads import (
     set_original_heads,
 )
 from headwise.models.checkpoints._resize import CONFIG_PREFIX, BiasHeads, LayerConfig, shrink
-from headwise.models.checkpoints._torch_layer import (
-    TorchCompatibleAttention,
-    replace_torch_layers,
-)
+from headwise.models.checkpoints._torch_layer import TorchCompatibleAttention, replace_torch_layers
 
 MANIFEST = "headwise.json"
 # How a model differs from what its configuration builds.

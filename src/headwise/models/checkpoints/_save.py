@@ -23,12 +23,7 @@ from headwise.models._model import (
 from headwise.models.checkpoints._formats import Format, write_format
 from headwise.models.checkpoints._fresh_process import SENTENCES, Reader, answer_in_fresh_process
 from headwise.models.checkpoints._source_files import copy_source_files, source_folder
-from headwise.models.ownership import (
-    example_input,
-    first_batch,
-    float_outputs,
-    output_difference,
-)
+from headwise.models.ownership import example_input, first_batch, float_outputs, output_difference
 from headwise.models.texts import check_tokenizer
 
 
