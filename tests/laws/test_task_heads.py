@@ -183,6 +183,21 @@ def test_examples_that_cannot_be_made(
         task_examples(task, **{"tokenizer": TOKENIZER, "texts": texts} | more)
 
 
+def test_stretches_that_are_written_alike_are_no_baseline_for_each_other() -> None:
+    """Which of several equal words follows the key: an exchange leaves the text as it is."""
+    examples = []
+    for example in retrieval(90):
+        ids = np.array(example.text)
+        wrong = [(end - 1, end) for _, end in example.wrong]
+        (right,) = [(end - 1, end) for _, end in example.right]
+        ids[[start for start, _ in (right, *wrong)]] = IDS[VALUES[0]]
+        examples.append(hw.Example(ids.tolist(), example.query, [right], wrong))
+    evidence = hw.Evidence(nulls=("shuffled",))
+    found = find_heads(PlantedGPT(LAYERS).eval(), examples, evidence=evidence)
+    assert found.found()["name"].tolist() == [RETRIEVAL]
+    assert "the stretches of each example are written alike: none were exchanged" in found.notes
+
+
 def test_few_examples_test_nothing() -> None:
     few = find_heads(PlantedGPT(LAYERS).eval(), retrieval(40), evidence=hw.Evidence(nulls=()))
     assert few.set_row["outcome"] == "not tested: 20 held-out texts, 30 needed"

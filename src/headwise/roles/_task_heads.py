@@ -363,6 +363,8 @@ def find_heads(
         examples: Sixty or more, such as those of `task_examples`; with fewer, no head is tested.
         tokenizer: A fast tokenizer, needed if texts are strings: stretches then count characters.
         evidence: Which baselines of other weights and shuffled stretches to evaluate, and the seed.
+            Leave `shuffled` out where the surroundings make a stretch right and not its own tokens,
+            as among the atoms of one element: a true head is right after the exchange as well.
         most: The most heads in the set. None is 5 % of all heads.
         max_tokens: The most tokens in an example and its answer. None is the model's context.
         on_progress: Called after each batch with the texts done and those of all passes together.
@@ -391,7 +393,9 @@ def find_heads(
     read = tokenized_examples(examples, tokenizer, limit, model)
     if len(read) < 2:
         raise ArgumentError(f"find_heads: {len(read)} examples. Give {2 * FEWEST_TEXTS} or more.")
-    shuffles = evidence.wants("shuffled")
+    # Stretches that are written alike would exchange nothing: the null would be the head itself.
+    exchanges = any(example.differ() for example in read)
+    shuffles = evidence.wants("shuffled") and exchanges
     passes = Passes(on_progress, len(read) * (1 + shuffles + evidence.n_models))
     masses = masses_of(model, read, passes)
     others = []
@@ -419,6 +423,8 @@ def find_heads(
         f"{counted(len(read), 'example')}: the set and the strongest baselines chosen on "
         f"{len(read) - len(held)}, all numbers from the other {len(held)}",
     ]
+    if not exchanges:
+        notes.append("the stretches of each example are written alike: none were exchanged")
     if len(held) < FEWEST_TEXTS:
         notes.append(
             f"no head was tested: {counted(len(held), 'held-out example')}, not {FEWEST_TEXTS}; "
