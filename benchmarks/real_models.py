@@ -10,12 +10,17 @@ are fetched from packages of others, see `_packages.py`; steps that were compute
 from collections.abc import Callable
 
 import torch
+from _encoders import encoders
 from _report import parser_of, show, software
 from _rxnmapper import rxnmapper
 from _whisper import whisper
 
 # Measures a model, and returns its part of the page.
-MODELS: dict[str, Callable[[], str]] = {"rxnmapper": rxnmapper, "whisper": whisper}
+MODELS: dict[str, Callable[[], str]] = {
+    "encoders": encoders,
+    "rxnmapper": rxnmapper,
+    "whisper": whisper,
+}
 
 
 def main() -> None:

@@ -32,6 +32,8 @@ WITHOUT_TIME: set[Block] = {
     *(("benchmarks/results/pruning.md", part) for part in (
         "agreement", "attractors", "babyllama", "minigpt", "minilm", "paragraphs", "treebank"
     )),
+    ("benchmarks/results/real-models.md", "encoders"),
+    ("benchmarks/results/real-models.md", "rxnmapper"),
     ("benchmarks/results/reproductions.md", "clark"),
     ("benchmarks/results/reproductions.md", "coreference"),
     ("benchmarks/results/reproductions.md", "michel"),
