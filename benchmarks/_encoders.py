@@ -37,7 +37,7 @@ ALLOWED = 0.05
 3. the planted relation is found in 95 % of the runs, and no head of the model with permuted weights
    has it.
 """
-RUNS, TEXTS, DRAWN = 10, 64, 20
+RUNS, TEXTS, DRAWN = 8, 64, 20
 # The planted relation: where a head of the model puts its largest weight, for four queries of five.
 KEPT = 0.8
 # A head is planted only if no fixed offset, and no single token, has more of its largest weights.
@@ -127,7 +127,7 @@ def stranger(folder: Path = FOLDER / "rxnfp") -> tuple[Any, Any]:
 def run(seed: int) -> dict[str, Any]:
     """What is found on a draw of reactions, of relations at random and of a planted one."""
     rng = Random(seed)
-    texts = [made["text"] for made in rng.sample(stored("reactions", reactions), TEXTS)]
+    texts = [reaction["text"] for reaction in rng.sample(stored("reactions", reactions), TEXTS)]
     model, tokenizer = stranger()
     head, planted = planted_pairs(model, tokenizer, texts, rng)
     drawn = {f"random {n}": random_pairs(tokenizer, texts, n, rng) for n in range(DRAWN)}
@@ -203,16 +203,16 @@ def _packing_table(rows: list[dict[str, Any]]) -> str:
 
 def _run_table(runs: list[dict[str, Any]]) -> str:
     random = [
-        {row["role"] for row in one["found"] if row["role"].startswith("random")} for one in runs
+        {row["role"] for row in each["found"] if row["role"].startswith("random")} for each in runs
     ]
     false, of_runs = sum(map(len, random)), sum(map(bool, random))
     planted = sum(
-        any((row["role"], row["name"]) == ("planted", one["head"]) for row in one["found"])
-        for one in runs
+        any((row["role"], row["name"]) == ("planted", each["head"]) for row in each["found"])
+        for each in runs
     )
-    nulls = [one["found by permuted weights"] for one in runs]
-    of_nulls = [found for found in nulls if found is not None]
-    known = 1 - max(one["unknown"] for one in runs)
+    nulls = [each["found by permuted weights"] for each in runs]
+    of_nulls = [roles for roles in nulls if roles is not None]
+    known = 1 - max(each["unknown"] for each in runs)
     lines = [
         ["tokens of its own texts that it knows, at least", f"{known:.0%}", ""],
         ["random relations with a head found", *_share(false, DRAWN * len(runs))],

@@ -103,14 +103,14 @@ def reactions(per_kind: int = 30, seed: int = 0) -> list[dict[str, Any]]:
     element. Tokens count from 0, without special ones.
     """
     _install_rdkit()
-    rng, made = Random(seed), []
+    rng, sample = Random(seed), []
     for kind in KINDS:
         distinct: dict[str, dict[str, Any]] = {}
         while len(distinct) < per_kind:
             if drawn := _reaction(kind, rng):
                 distinct[drawn["text"]] = drawn
-        made += distinct.values()
-    return made
+        sample += distinct.values()
+    return sample
 
 
 def _install_rdkit() -> None:
@@ -141,8 +141,8 @@ def _reaction(kind: str, rng: Random) -> dict[str, Any] | None:
     tokens: list[str] = []
     elements: dict[str, list[int]] = defaultdict(list)
     for smiles, order, number in parts:
-        at = _atoms(smiles)
-        for atom, position in zip(order, at, strict=True):
+        positions = _atoms(smiles)
+        for atom, position in zip(order, positions, strict=True):
             place[number, atom] = len(tokens) + position
             symbol = [*mols, *reagents][number].GetAtomWithIdx(atom).GetSymbol()
             elements[symbol].append(len(tokens) + position)

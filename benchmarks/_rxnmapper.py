@@ -46,11 +46,11 @@ Reactions = Sequence[dict[str, Any]]
 
 
 def rxnmapper() -> str:
-    made = stored("reactions", reactions)
+    sample = stored("reactions", reactions)
     model, tokenizer = load()
     halves = {
-        "the kinds that choose": [each for each in made if each["kind"] in CHOOSING],
-        "the other kinds": [each for each in made if each["kind"] not in CHOOSING],
+        "the kinds that choose": [each for each in sample if each["kind"] in CHOOSING],
+        "the other kinds": [each for each in sample if each["kind"] not in CHOOSING],
     }
     roles, tasks = {}, {}
     for number, (name, half) in enumerate(halves.items(), start=1):
@@ -76,12 +76,12 @@ def rxnmapper() -> str:
 
 
 def role_rows(
-    model: Any, tokenizer: Any, made: Reactions, evidence: hw.Evidence | None = None
+    model: Any, tokenizer: Any, sample: Reactions, evidence: hw.Evidence | None = None
 ) -> list[dict[str, Any]]:
     """The outcome of every head on four relations of these reactions, in one family."""
-    right = {each["text"]: pairs_of(each, "right") for each in made}
-    same_element = {each["text"]: pairs_of(each, "others") for each in made}
-    exchanged = {each["text"]: exchanged_pairs(each) for each in made}
+    right = {each["text"]: pairs_of(each, "right") for each in sample}
+    same_element = {each["text"]: pairs_of(each, "others") for each in sample}
+    exchanged = {each["text"]: exchanged_pairs(each) for each in sample}
     relations = {
         FORWARD: lambda text: right[text.text.text],
         BACKWARD: lambda text: [(key, query) for query, key in right[text.text.text]],
@@ -90,7 +90,7 @@ def role_rows(
         ),
         EXCHANGED: lambda text: exchanged[text.text.text],
     }
-    texts = [each["text"] for each in made]
+    texts = [each["text"] for each in sample]
     roles = hw.find_roles(model, tokenizer, texts, relations=relations, evidence=evidence)
     rows = roles.frame().query("role in @relations").sort_values("effect", ascending=False)
     columns = ("name", "role", "outcome", "effect", "null", "baseline", "p_adj", "stability")
@@ -106,17 +106,17 @@ def exchanged_pairs(reaction: dict[str, Any]) -> list[tuple[int, int]]:
     """The targets of the product's atoms, exchanged at random among atoms of one element."""
     rng, pairs = Random(reaction["text"]), []
     for atom in reaction["atoms"]:
-        of_element = [other for other in reaction["atoms"] if other["others"] == atom["others"]]
+        of_element = [peer for peer in reaction["atoms"] if peer["others"] == atom["others"]]
         pairs += [(1 + atom["query"], 1 + key) for key in rng.choice(of_element)["right"]]
     return pairs
 
 
 def task(
-    model: Any, tokenizer: Any, made: Reactions, evidence: hw.Evidence | None = None
+    model: Any, tokenizer: Any, sample: Reactions, evidence: hw.Evidence | None = None
 ) -> dict[str, Any]:
     """The heads of the same task from examples: an atom of each product, one of its element."""
     rng, examples = Random(0), []
-    for reaction in made:
+    for reaction in sample:
         atoms = [atom for atom in reaction["atoms"] if len(atom["right"]) < len(atom["others"])]
         atom = rng.choice(atoms)
         stretches = {key: (1 + key, 2 + key) for key in atom["others"]}
@@ -124,24 +124,24 @@ def task(
         ids = tokenizer(reaction["text"]).input_ids
         query = (1 + atom["query"], 2 + atom["query"])
         examples.append(hw.Example(ids, query, right, [*stretches.values()]))
-    found = hw.find_heads(model, examples, evidence=evidence or OF_TASK)
+    task_heads = hw.find_heads(model, examples, evidence=evidence or OF_TASK)
     columns = ("name", "in_set", "outcome", "effect", "null", "baseline", "p_adj")
-    rows = found.frame().sort_values("effect", ascending=False)[[*columns]]
+    rows = task_heads.frame().sort_values("effect", ascending=False)[[*columns]]
     names = ("outcome", "effect", "null", "baseline", "p_adj")
     return {
         "heads": json.loads(rows.to_json(orient="records")),
-        "set": {name: found.set_row[name] for name in names},
+        "set": {name: task_heads.set_row[name] for name in names},
     }
 
 
 def choice_rows(
-    model: Any, tokenizer: Any, made: Reactions, chosen: Sequence[str]
+    model: Any, tokenizer: Any, sample: Reactions, chosen: Sequence[str]
 ) -> list[dict[str, Any]]:
     """How often the right atom is chosen, for each reaction, by one head, a set, and both ways."""
     known = hw.tables.Head.parse(KNOWN)
     columns = [8 * head.layer + head.head for head in map(hw.tables.Head.parse, chosen)]
     rows = []
-    for reaction in made:
+    for reaction in sample:
         inputs = tokenizer(reaction["text"], return_tensors="pt")
         with torch.no_grad():
             maps = torch.cat([each[0] for each in hw.attentions(model, inputs)]).numpy()
@@ -166,11 +166,11 @@ def right_share(weights: Any, reaction: dict[str, Any], candidates: str | None) 
     return float(np.mean(hits))
 
 
-def null_row(tokenizer: Any, made: Reactions, weights: str, null_model: Any) -> dict[str, Any]:
+def null_row(tokenizer: Any, sample: Reactions, weights: str, null_model: Any) -> dict[str, Any]:
     """What is found in a model that learned nothing, by the same calls."""
     # Without models as nulls less stands against a head, so that more would be found falsely.
-    roles = role_rows(null_model, tokenizer, made, hw.Evidence(nulls=(), splits=1))
-    heads = task(null_model, tokenizer, made, hw.Evidence(nulls=()))
+    roles = role_rows(null_model, tokenizer, sample, hw.Evidence(nulls=(), splits=1))
+    heads = task(null_model, tokenizer, sample, hw.Evidence(nulls=()))
     return {"weights": weights, "roles": roles, "task": heads}
 
 
@@ -189,10 +189,10 @@ def _role_table(roles: dict[str, list[dict[str, Any]]]) -> str:
     for part, rows in roles.items():
         for role in (FORWARD, BACKWARD, CHOICE, EXCHANGED):
             of_role = [row for row in rows if row["role"] == role]
-            found = sum(row["outcome"] == "found" for row in of_role)
+            n_found = sum(row["outcome"] == "found" for row in of_role)
             for rank, row in enumerate(of_role, start=1):
                 if rank == 1 or row["name"] == KNOWN:
-                    lines.append([part, role, str(rank), *_cells(row), str(found)])
+                    lines.append([part, role, str(rank), *_cells(row), str(n_found)])
     titles = ("reactions", "relation", "rank", *CELLS, "found of 96")
     return table(titles, lines, left_columns=2)
 
@@ -236,11 +236,11 @@ def _choice_table(rows: list[dict[str, Any]]) -> str:
 def _null_table(rows: list[dict[str, Any]]) -> str:
     lines = []
     for row in rows:
-        found = sum(role["outcome"] == "found" for role in row["roles"])
+        n_found = sum(role["outcome"] == "found" for role in row["roles"])
         best = max(role["effect"] for role in row["roles"] if role["role"] == FORWARD)
         heads = row["task"]["heads"]
         of_task = sum(head["outcome"] == "found" for head in heads)
-        line = (row["weights"], found, f"{best:.3f}", of_task)
+        line = (row["weights"], n_found, f"{best:.3f}", of_task)
         lines.append([*map(str, line), row["task"]["set"]["outcome"]])
     titles = ("weights", "roles found of 384", f"best head, {FORWARD}")
     return table((*titles, "heads of the task found of 96", "its set"), lines)
