@@ -10,6 +10,7 @@ import json
 import re
 import struct
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 import transformers
 from _packages import FOLDER, fetch, stored
 from _report import table
-from _speech import SYNTHESIZERS, sentences
+from _speech import SYNTHESIZERS, Utterance, sentences
 from torch import Tensor
 
 import headwise as hw
@@ -77,7 +78,7 @@ def _measured(name: str) -> dict[str, Any]:
     }
     errors = stored(f"whisper-{name}-errors", lambda: errors_of(model, judged_on, sets))
     again = stored(f"whisper-{name}-errors-espeak", lambda: errors_of(model, chosen_on, sets))
-    nulls = stored(f"whisper-{name}-nulls", lambda: list(null_rows(name, model, processor)))
+    nulls = list(null_rows(name, model, processor))
     return {
         "published": published, "found": found, "errors": errors, "again": again, "nulls": nulls
     }  # fmt: skip
@@ -124,17 +125,24 @@ def errors_of(
 
 
 def null_rows(name: str, model: Any, processor: Any) -> Iterator[dict[str, Any]]:
-    """Models that learned nothing, and the word times of other utterances."""
+    """Models that learned nothing, and the word times of other utterances; stored one by one."""
     (voice, *_) = SYNTHESIZERS
-    with_times = batches(name, model, processor, voice)
-    swapped = [_with_times_of_others(batch) for batch in with_times]
-    yield _null_row("word times of other utterances", hw.find_alignment_heads(model, swapped))
+
+    def swapped() -> dict[str, Any]:
+        known = [_with_times_of_others(each) for each in batches(name, model, processor, voice)]
+        return _null_row("word times of other utterances", hw.find_alignment_heads(model, known))
+
+    yield stored(f"whisper-{name}-swapped", swapped)
     if name != "tiny.en":  # the encoder of a null model takes as long as that of the model
         return
-    for kind, make in (("initial weights", initialized), ("permuted weights", permuted)):
-        null = make(model, 0).eval()
-        known = batches(f"{name}-{kind.split()[0]}", null, processor, voice)
-        yield _null_row(kind, hw.find_alignment_heads(null, known))
+    for kind, make in (("initial", initialized), ("permuted", permuted)):
+
+        def of_null(kind: str = kind, make: Any = make) -> dict[str, Any]:
+            null = make(model, 0).eval()
+            known = batches(f"{name}-{kind}", null, processor, voice)
+            return _null_row(f"{kind} weights", hw.find_alignment_heads(null, known))
+
+        yield stored(f"whisper-{name}-{kind}", of_null)
 
 
 def _null_row(kind: str, found: Any) -> dict[str, Any]:
@@ -161,8 +169,7 @@ def _with_times_of_others(batch: AlignedBatch) -> AlignedBatch:
 
 def batches(name: str, model: Any, processor: Any, voice: str) -> list[AlignedBatch]:
     """The utterances of a synthesizer, with what the encoder makes of them, computed once."""
-    spoken = SYNTHESIZERS[voice](sentences(UTTERANCES[voice], SEEDS[voice]), SEEDS[voice])
-    known = []
+    spoken, known = _spoken(voice), []
     for start in range(0, len(spoken), BATCH):
         sounds, words = zip(*spoken[start : start + BATCH], strict=True)
         batch = AlignedBatch.of_words(processor, sounds, words)
@@ -176,6 +183,11 @@ def batches(name: str, model: Any, processor: Any, voice: str) -> list[AlignedBa
         inputs = {"encoder_outputs": (encoded,)}
         known.append(AlignedBatch(inputs, batch.outputs, batch.spans, batch.lengths, batch.first))
     return known
+
+
+@cache  # espeak-ng waits forever if it is started twice in a process
+def _spoken(voice: str) -> list[Utterance]:
+    return SYNTHESIZERS[voice](sentences(UTTERANCES[voice], SEEDS[voice]), SEEDS[voice])
 
 
 def _found_table(results: dict[str, Any]) -> str:
