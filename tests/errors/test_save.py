@@ -98,9 +98,9 @@ def _cut(name: str, gone: Any, **options: Any) -> nn.Module:
 
 def test_an_unknown_format(tmp_path: Path) -> None:
     with pytest.raises(
-        ArgumentError, match=r"format='onnx'\. Choose one of headwise, stock, padded"
+        ArgumentError, match=r"format='tflite'\. Choose one of headwise, stock, padded"
     ):
-        save(_small(), tmp_path / "small", format="onnx")  # type: ignore[arg-type]
+        save(_small(), tmp_path / "small", format="tflite")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ SLOW = {
     "research/own-relations.md",
     "research/roles.md",
     "shrink/encoder.md",
+    "shrink/formats.md",
     "shrink/language-model.md",
 }
 WITH_EXAMPLES = [source for source in sources() if ">>>" in source.path.read_text("utf-8")]

@@ -74,11 +74,11 @@ def prune(
         ),
     ] = None,
     format: Annotated[
-        Literal["headwise", "stock", "padded", "remote-code"],
+        Literal["headwise", "stock", "padded", "remote-code", "gguf", "onnx"],
         opt(
             "What can load it. headwise: this library. stock: plain Transformers. padded: "
             "plain Transformers, at the original size, with zeros for removed heads. remote-code: "
-            "Transformers with trust_remote_code.",
+            "Transformers with trust_remote_code. gguf: llama.cpp. onnx: ONNX runtimes.",
             "--format",
         ),
     ] = "headwise",
@@ -204,7 +204,10 @@ def prune(
         curves = _curves.curves_of(full, orders, read, measured, recovery)
     save(small, output.out, format=format, tokenizer=tokenizer, source=model, force=output.force)
     partial.unlink(missing_ok=True)
-    print_note("Loaded in a fresh process, the saved model gives the same outputs")
+    if format == "gguf":
+        print_note("Nothing has run the saved file: compare it where llama.cpp is installed")
+    else:
+        print_note("Loaded in a fresh process, the saved model gives the same outputs")
     losses = measured.compare(full, small, planned.removed, scores.heads) if measured else {}
     if figure is not None:
         print_note(f"A map of the plan: {save_figure(planned.plot(), figure)}")

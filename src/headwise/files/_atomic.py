@@ -24,7 +24,7 @@ from typing import Any
 from headwise.errors import ArgumentError, HeadwiseError, InputError, OutputError
 
 # A folder that holds one of these is a model's or a study's.
-MODEL_FILES = ("config.json", "headwise.json", "modules.json")
+MODEL_FILES = ("config.json", "headwise.json", "modules.json", "model.gguf")
 STUDY_FILES = ("study.json",)
 
 # A temporary name says which process writes it, so that what a killed one has left can be deleted.

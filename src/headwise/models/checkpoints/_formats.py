@@ -5,6 +5,7 @@ A model that its configuration describes is the same in every format. For others
 "stock"        a configuration that says how many heads are left
 "padded"       zeros in place of the removed heads
 "remote-code"  as "headwise", and the code that applies `headwise.json`
+"gguf", "onnx" one file for llama.cpp, or a graph for ONNX runtimes: they do not open here again
 """
 
 import inspect
@@ -26,13 +27,16 @@ from headwise.layer import MultiHeadAttention
 from headwise.models._libraries import auto_classes
 from headwise.models._model import device_of
 from headwise.models.checkpoints import _resize
+from headwise.models.checkpoints._gguf import decoder_of, write_gguf
 from headwise.models.checkpoints._manifest import (
     MANIFEST,
     describe_changes,
     differences_of,
     write_layer,
 )
+from headwise.models.checkpoints._onnx import write_onnx
 from headwise.models.checkpoints._original_heads import ORIGINAL, compose_heads, original_heads
+from headwise.models.checkpoints._per_layer import PER_LAYER, layers_of, write_layers
 from headwise.models.checkpoints._resize import BiasHeads, is_bias_table
 from headwise.models.checkpoints._torch_layer import TorchCompatibleAttention
 from headwise.models.ownership import (
@@ -48,7 +52,7 @@ from headwise.models.ownership import (
     spread,
 )
 
-Format = Literal["headwise", "stock", "padded", "remote-code"]
+Format = Literal["headwise", "stock", "padded", "remote-code", "gguf", "onnx"]
 
 # Equal models whose configurations accept numbers of heads that the first ones refuse.
 _EQUIVALENT = {"Llama": ("Mistral", {"sliding_window": None})}
@@ -75,9 +79,21 @@ class Headwise$base($base):
 ''')
 
 
-def write_format(format: Format, model: nn.Module, folder: Path, batch: Any = None) -> None:
-    """Write a model into a folder; one that its configuration describes is written unchanged."""
+def write_format(
+    format: Format, model: nn.Module, folder: Path, batch: Any = None, tokenizer: Any = None
+) -> None:
+    """Write a model into a folder; one that its configuration describes is written unchanged.
+
+    Args:
+        tokenizer: Goes into the file of the format "gguf"; others have it beside them.
+    """
     converted: Any = as_format(format, model, batch)
+    if format == "gguf":
+        write_gguf(model, tokenizer, folder)
+        return
+    if format == "onnx":
+        write_onnx(model, example_input(model) if batch is None else batch, folder)
+        return
     if isinstance(model, MiniGPT):
         cut = differences_of(model)
         save_lab(model, None, folder, cut=cut and cut | {ORIGINAL: original_heads(model)})
@@ -94,7 +110,10 @@ def write_format(format: Format, model: nn.Module, folder: Path, batch: Any = No
         with output_errors(folder / "model.safetensors"):
             converted.save_pretrained(folder)
     if changes is not None and format in ("headwise", "remote-code"):
-        (folder / MANIFEST).write_text(json.dumps(changes, indent=1) + "\n", "utf-8")
+        layers = layers_of(model)
+        content = changes | ({PER_LAYER: layers} if layers else {})
+        (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+        write_layers(model, folder)
 
 
 def as_format(format: Format, model: nn.Module, batch: Any = None) -> nn.Module:
@@ -106,7 +125,9 @@ def as_format(format: Format, model: nn.Module, batch: Any = None) -> nn.Module:
     for base in (MiniGPT, MultiHeadAttention):
         if isinstance(model, base):
             return _check_own_class(model, base, format)
-    if describe_changes(model) is None or format == "headwise":
+    if format == "gguf":
+        decoder_of(model)
+    if describe_changes(model) is None or format in ("headwise", "gguf", "onnx"):
         return model
     for name, module in model.named_modules():
         if isinstance(module, TorchCompatibleAttention):

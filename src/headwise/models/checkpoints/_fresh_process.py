@@ -1,9 +1,9 @@
 """Open a checkpoint in a process of its own and write its outputs: `python FILE READER FOLDER`.
 
-READER is `headwise`, or `transformers` or `sentence-transformers` for users without headwise: then
-nothing of headwise is imported, not even by this file. The folder's `.inputs.safetensors` holds
-the inputs of the model, `.outputs.safetensors` its outputs. A SentenceTransformer encodes
-`SENTENCES`.
+READER is `headwise`, or what users without headwise have: `transformers`, `sentence-transformers`
+or `onnxruntime`. Then nothing of headwise is imported, not even by this file. The folder's
+`.inputs.safetensors` holds the inputs of the model, `.outputs.safetensors` its outputs. A
+SentenceTransformer encodes `SENTENCES`.
 """
 
 import json
@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-Reader = Literal["headwise", "transformers", "sentence-transformers"]
+Reader = Literal["headwise", "transformers", "sentence-transformers", "onnxruntime"]
 SENTENCES = ("A man plays a guitar.", "The cat sleeps on the warm roof all day long.")
 _INPUTS, _OUTPUTS = ".inputs.safetensors", ".outputs.safetensors"
 
@@ -71,6 +71,10 @@ def _write_outputs(reader: str, folder: Path) -> None:
     if reader == "sentence-transformers":
         save_file({"000": _encode_sentences(folder)}, folder / _OUTPUTS)
         return
+    if reader == "onnxruntime":
+        outputs = _run_onnx(folder, load_file(folder / _INPUTS))
+        save_file({f"{index:03}": x for index, x in enumerate(outputs)}, folder / _OUTPUTS)
+        return
     model = (_open_with_headwise if reader == "headwise" else _open_with_transformers)(folder)
     inputs = load_file(folder / _INPUTS)
     arguments = [inputs.pop(name) for name in sorted(inputs) if name.isdigit()]
@@ -110,6 +114,16 @@ def _encode_sentences(folder: Path) -> Tensor:
     model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=remote)
     vectors = model.encode([*SENTENCES], convert_to_tensor=True, show_progress_bar=False)
     return vectors.contiguous()
+
+
+def _run_onnx(folder: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(
+        folder / "onnx" / "model.onnx", providers=["CPUExecutionProvider"]
+    )
+    outputs = session.run(None, {name: x.numpy() for name, x in inputs.items()})
+    return [torch.tensor(x) for x in outputs]
 
 
 def _block_headwise() -> None:

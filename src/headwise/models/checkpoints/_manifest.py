@@ -110,22 +110,32 @@ def changed_class(manifest: Mapping[str, Any], folder: Path) -> Any:
 
     `from_pretrained` then reads weights of the changed shapes; after it, they would not fit.
     """
-    transformers = require("transformers", "hf", "load")
-    name = manifest.get("architecture")
-    base: Any = getattr(transformers, name, None) if isinstance(name, str) else None
-    if not isinstance(base, type) or not issubclass(base, transformers.PreTrainedModel):
-        raise InputError(
-            f"load: {folder} names the class {name!r}, which transformers does not have, and "
-            f"no other code is run. Give a folder that headwise saved."
-        )
+    base = transformers_class(manifest.get("architecture"), folder)
     changes = check_changes(manifest, str(folder / MANIFEST))
 
     def build(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        base.__init__(self, config, *args, **kwargs)  # type: ignore[misc]
+        base.__init__(self, config, *args, **kwargs)
         apply_checked(self, changes)
 
     # Transformers decides how to read weights by the name and the module of the class.
     return type(base.__name__, (base,), {"__init__": build, "__module__": base.__module__})
+
+
+def is_changed(cls: type) -> bool:
+    """Whether `changed_class` has made a class."""
+    return cls.__name__ == cls.__mro__[1].__name__
+
+
+def transformers_class(name: Any, folder: Path) -> Any:
+    """The model class that a folder names, if it is one of transformers."""
+    transformers = require("transformers", "hf", "load")
+    cls: Any = getattr(transformers, name, None) if isinstance(name, str) else None
+    if not isinstance(cls, type) or not issubclass(cls, transformers.PreTrainedModel):
+        raise InputError(
+            f"load: {folder} names the class {name!r}, which transformers does not have, and "
+            f"no other code is run. Give a folder that headwise saved."
+        )
+    return cls
 
 
 def check_changes(content: Mapping[str, Any], path: str) -> Changes:

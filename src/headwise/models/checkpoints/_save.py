@@ -22,9 +22,12 @@ from headwise.models._model import (
 )
 from headwise.models.checkpoints._formats import Format, write_format
 from headwise.models.checkpoints._fresh_process import SENTENCES, Reader, answer_in_fresh_process
+from headwise.models.checkpoints._onnx import onnx_inputs
 from headwise.models.checkpoints._source_files import copy_source_files, source_folder
 from headwise.models.ownership import example_input, first_batch, float_outputs, output_difference
 from headwise.models.texts import check_tokenizer
+
+_READERS: dict[str, Reader] = {"headwise": "headwise", "onnx": "onnxruntime"}
 
 
 @shows_progress("Saving the model")
@@ -63,6 +66,12 @@ def save(
             model is as large and slow as before.
             `"remote-code"`: Transformers under `trust_remote_code=True`, and `headwise.load`.
             The folder contains the code that opens it.
+            `"gguf"`: llama.cpp and what builds on it, which read `model.gguf`, with the tokenizer
+            in it. For Llama, Mistral, Qwen2 and Qwen3, as far as llama.cpp computes the same; it
+            is not run, and nothing is compared.
+            `"onnx"`: ONNX runtimes, which read `onnx/model.onnx`, for batches of any size and
+            length. The graph returns the model's tensors, and keeps no cache.
+            headwise cannot load the last two again.
         tokenizer: A tokenizer to save in the same folder.
         source: The folder or hub name that the model was loaded from. Files beside its weights
             that stay valid when heads are removed are copied: the tokenizer's, those of a
@@ -105,17 +114,17 @@ def save(
         if inner is not model:
             _write_around(model, inner, beside)
         with progress_bar_in_terminals_only():
-            write_format(format, inner, beside, batch)
+            write_format(format, inner, beside, batch, tokenizer)
         if is_tokenizer_of_rust(tokenizer):  # the one of a Mini-GPT
             tokenizer.save(str(beside / "tokenizer.json"))
         elif tokenizer is not None:
             tokenizer.save_pretrained(beside)
         if source is not None:
             copy_source_files(source, beside)
-        reader: Reader = "headwise" if format == "headwise" else "transformers"
-        check_fresh(reader, beside, inner, batch)
-        opens_alone = format != "headwise" or not (beside / "headwise.json").is_file()
-        if opens_alone and (beside / "modules.json").is_file():
+        if format != "gguf":
+            check_fresh(_READERS.get(format, "transformers"), beside, inner, batch)
+        opens_alone = not (beside / "headwise.json").is_file() or format == "remote-code"
+        if opens_alone and format not in ("gguf", "onnx") and (beside / "modules.json").is_file():
             whole = model if source is None else _open_around(source_folder(source), model)
             if whole is not None:
                 check_encoding(beside, whole)
@@ -146,6 +155,8 @@ def check_fresh(reader: Reader, folder: Path, model: nn.Module, batch: Any = Non
     A process that has imported headwise, or holds the model, could open what no other one can.
     """
     batch = example_input(model) if batch is None else batch
+    if reader == "onnxruntime":
+        batch = onnx_inputs(model, batch)
     _compare(model, answer_in_fresh_process(reader, folder, batch), float_outputs(model, batch))
 
 
