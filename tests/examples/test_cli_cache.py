@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 
 import headwise as hw
 from command import headwise
@@ -76,11 +77,16 @@ def test_a_plan_runs_beside_the_full_cache(folder: Path, tmp_path: Path) -> None
     assert header.split() == ["loss", "bytes", "tokens_per_second"]
     ids = torch.tensor([tokenizer(text)["input_ids"][:8]])
     full = hw.cache_plan(model, full={0: [0, 1], 1: [0, 1]})
-    for row, name, cached in zip(rows, ("full cache", "this plan"), (full, plan), strict=True):
+    stock = transformers.DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(input_ids=ids, past_key_values=stock)
+    held = [sum(x.keys.nbytes + x.values.nbytes for x in stock.layers), plan.nbytes(8)]
+    names = ("full cache", "this plan")
+    for row, name, cached, kept in zip(rows, names, (full, plan), held, strict=True):
         loss, nbytes, speed = row.removeprefix(name).split()
         with torch.no_grad(), cached.cache(model) as cache:
             logits = [model(input_ids=half, cache=cache).logits for half in ids.split(4, dim=1)]
-            assert int(nbytes.replace(",", "")) == cache.nbytes
+        assert int(nbytes.replace(",", "")) == kept
         expected = F.cross_entropy(torch.cat(logits, 1)[0, 3:-1], ids[0, 4:])
         assert float(loss) == pytest.approx(float(expected), abs=6e-3)
         assert float(speed) > 0

@@ -15,6 +15,7 @@ from command import headwise
 from folders import write_llama
 from headwise.corpora import read_pairs
 from headwise.scoring import paired
+from headwise.surgery import removal_order
 
 WORDS = ("<pad>", "<s>", "</s>", "I", "work", "you", "he", "works", "they")
 OPENED = "Loaded in a fresh process, the saved model gives the same outputs"
@@ -87,8 +88,8 @@ def test_with_a_text_means_are_folded_and_curves_are_drawn(place: Path) -> None:
     # Every second text is used for recovery, the others for evaluation.
     scores, lines = hw.Scores.load(place / "scores.parquet"), TEXT.splitlines()
     drawn = hw.prune_curves(
-        model, lines[1::2], {"half-gate": [scores.order()]}, reference=lines[::2],
-        loss="lm", tokenizer=tokenizer,
+        model, lines[1::2], {"half-gate": [removal_order(scores)[0]]}, reference=lines[::2],
+        loss="lm", tokenizer=tokenizer, points=removal_order(scores)[1],
     )  # fmt: skip
     expected = drawn.frame(drawn.allowance())
     for name in ("loss", "elbow", "elbow.low", "elbow.high"):

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import headwise as hw
 from command import headwise
 from folders import write_llama
+from headwise.surgery import removal_order
 
 WORDS = ("<pad>", "<s>", "</s>", "I", "work", "you", "he", "works", "they")
 TEXT = "I work you work\nhe works\nthey work he works I work\nyou work they work\nhe works I\n"
@@ -24,7 +26,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("quality")
     (place / "some.txt").write_text(TEXT, "utf-8")
     write_llama(
-        place / "model", WORDS, hidden_size=12, num_attention_heads=6, num_key_value_heads=6
+        place / "model", WORDS, hidden_size=12, num_attention_heads=6, num_key_value_heads=3
     )
     text = ("--text", place / "some.txt")
     assert headwise("importance", place / "model", *text, "-o", place / "scores.csv").code == 0
@@ -50,7 +52,7 @@ def test_quality_is_that_of_both_models_on_every_second_text(place: Path, tmp_pa
     text = ("--text", place / "some.txt")
     code, out, err = _prune(place, tmp_path / "small", "--remove", 0.5, *text, "--json")
     assert code == 0, err
-    before, after = json.loads(out)["quality"]["nats per predicted token"]
+    before, after = json.loads(out)["quality"]["nats per predicted token, mean over texts"]
     tokenizer = hw.load_tokenizer(place / "model")
     models = [hw.load(place / "model"), hw.load(tmp_path / "small")]
     losses = [_loss(model, tokenizer, LINES[1::2]) for model in models]
@@ -61,6 +63,7 @@ def test_quality_is_that_of_both_models_on_every_second_text(place: Path, tmp_pa
 def test_auto_removes_the_heads_at_the_elbow_and_states_its_bar(
     place: Path, tmp_path: Path
 ) -> None:
+    """The bar holds for the heads that are cut: pairs of heads, which share keys and values."""
     text = ("--text", place / "some.txt")
     code, out, err = _prune(place, tmp_path / "small", "--remove", "auto", "--quality", 0.02, *text)
     assert code == 0, err
@@ -68,24 +71,30 @@ def test_auto_removes_the_heads_at_the_elbow_and_states_its_bar(
         r"auto: (?:≥ )?(\d+).* of (\d+) heads can be removed before the loss grows", err
     )
     assert said
-    assert re.search(r"by [\d.]+ \(nats per predicted token\), 0.02 of the full model's", err)
+    assert re.search(
+        r"by [\d.]+ \(nats per predicted token, mean over texts\), 0.02 of the full model's", err
+    )
     model, tokenizer = hw.load(place / "model"), hw.load_tokenizer(place / "model")
     scores = hw.Scores.load(place / "scores.csv")
     chosen_on, held_out = LINES[::2], LINES[1::2]
     curves = hw.prune_curves(
-        model, chosen_on, {"order": [scores.order()]}, reference=chosen_on, loss="lm",
-        tokenizer=tokenizer,
+        model, chosen_on, {"order": [removal_order(scores)[0]]}, reference=chosen_on, loss="lm",
+        tokenizer=tokenizer, points=removal_order(scores)[1],
     )  # fmt: skip
     assert int(said[1]) == curves.removable("order", curves.allowance(0.02))
-    removed = len(scores.heads) - sum(
-        1 for line in hw.costs(hw.load(tmp_path / "small")).heads for _ in [line]
-    )
-    assert removed == int(said[1])
+    small = hw.load(tmp_path / "small")
+    assert len(scores.heads) - len(hw.costs(small).heads) == int(said[1])
+    before, after = (_loss(each, tokenizer, chosen_on) for each in (model, small))
+    assert after - before < 0.02 * before
+    [row] = np.flatnonzero(curves.removed == int(said[1]))
+    assert after == pytest.approx(curves.mean("order")[0, row], rel=1e-4)
     told = re.search(
-        r"^nats per predicted token: (\S+) before, (\S+) after \(on every second text", out, re.M
+        r"^nats per .*, mean over texts: (\S+) before, (\S+) after \(on every second text",
+        out,
+        re.M,
     )
     assert told
-    losses = [_loss(each, tokenizer, held_out) for each in (model, hw.load(tmp_path / "small"))]
+    losses = [_loss(each, tokenizer, held_out) for each in (model, small)]
     assert [float(told[1]), float(told[2])] == pytest.approx(losses, rel=1e-3)
 
 
@@ -118,7 +127,7 @@ def test_auto_needs_two_halves(place: Path, tmp_path: Path) -> None:
         ),
         (
             ("--remove", "auto", "--text", "some.txt", "--quality", 1e-12),
-            "--remove auto: without the first head the loss grows by more than",
+            "--remove auto: without the first 2 heads the loss grows by more than",
         ),
     ],
 )

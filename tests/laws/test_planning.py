@@ -24,7 +24,7 @@ from headwise.errors import ArgumentError
 from headwise.models import ablate, capture_calls
 from headwise.models.ownership import find_attentions
 from headwise.scoring import embedding, importance, paired, prune_curves
-from headwise.surgery import Costs, PassTimes, _measure, costs, plan, time_passes
+from headwise.surgery import Costs, PassTimes, _measure, costs, plan, removal_order, time_passes
 from headwise.tables import Curves, Elbow, Scores, random_orders, removable
 from oracles import modules_of, padded
 from strategies import seeds
@@ -70,11 +70,19 @@ def test_a_plan_removes_the_requested_share_and_keeps_groups_equal(
     assert chosen.model == "abc"
 
 
-@given(seed=seeds, remove=st.floats(0.1, 0.6), rounds=st.booleans())
-def test_without_groups_heads_go_in_order(seed: int, remove: float, rounds: bool) -> None:
-    scores = _scores(seed, layers=3, groups=5, size=1, rounds=rounds)
-    gone = plan(scores, remove=remove).removed
-    assert set(gone) == set(removable(scores.order())[: len(gone)])
+@given(seed=seeds, size=st.integers(1, 3), rounds=st.booleans(), uniform=st.booleans())
+def test_what_a_curve_measures_is_what_a_plan_removes(
+    seed: int, size: int, rounds: bool, uniform: bool
+) -> None:
+    scores = _scores(seed, layers=3, groups=5, size=size, rounds=rounds)
+    order, ends = removal_order(scores, uniform=uniform)
+    assert sorted(order) == sorted(scores.heads)
+    for end in ends:
+        gone = plan(scores, remove=end / len(order), uniform=uniform).removed
+        assert set(gone) == set(removable(order)[:end])
+    assert ends[-1] == 3 * 4 * size
+    if size == 1 and not uniform:
+        assert order[: ends[-1]] == removable(scores.order())
 
 
 def test_the_importance_of_a_group_is_the_sum_of_its_heads() -> None:

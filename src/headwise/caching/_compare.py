@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
-from headwise.caching._plan import CachePlan
+from headwise.caching._plan import CachePlan, LayerCachePlan
 from headwise.errors import ArgumentError
 from headwise.models import cache_argument, check_model, device_of, head_cache
 from headwise.models.texts import pieces_of, tokenizer_of
@@ -40,7 +40,8 @@ def compare_caches(
     Returns:
         A row for each cache. `loss` is the mean cross-entropy, in nats, of the tokens in the second
         half of the prompt, each predicted from the true tokens before it (teacher forcing), as far
-        as the cache still holds them. `bytes` is what the cache holds after the prompt.
+        as the cache still holds them. `bytes` is that of the keys and values that the
+        cache holds after the prompt, without slots reserved ahead.
         `tokens_per_second` is the speed of decoding, one token at a time, without the time for the
         prompt: the median of three rounds.
     Raises:
@@ -91,10 +92,28 @@ def _read_and_decode(
     logits = model(input_ids=second, **keep).logits
     predicted = torch.cat([before, logits[:, :-1]], 1)
     loss = F.cross_entropy(predicted[0].float(), second[0]).item()
-    nbytes = cache.nbytes
+    nbytes = _nbytes(cache, ids.shape[1])
     token = logits[:, -1:].argmax(-1)
     start = time.perf_counter()
     for _ in range(n_decoded):
         token = model(input_ids=token, **keep).logits[:, -1:].argmax(-1)
     token.cpu()  # waits for a GPU
     return loss, nbytes, time.perf_counter() - start
+
+
+def _nbytes(cache: Any, n_tokens: int) -> int:
+    """The bytes of what the heads keep of a text.
+
+    `cache.nbytes` also counts the slots that heads with all tokens reserve, which are many beside
+    a short prompt.
+    """
+    layers = [
+        LayerCachePlan(
+            layer.index,
+            tuple(layer.windows),
+            token_bytes=layer.token_bytes,
+            sliding_window=layer.sliding_window,
+        )
+        for layer in cache.layers
+    ]
+    return CachePlan(tuple(layers), cache.layers[0].sinks).nbytes(n_tokens)

@@ -143,7 +143,7 @@ def prune(
             f"scores of lm, masked-lm or label, cosine and spearman with scores of embedding: "
             f"headwise importance --loss."
         )
-    orders = _removal_orders(scores, [Scores.load(path) for path in beside or ()])
+    orders = _removal_orders(scores, [Scores.load(path) for path in beside or ()], uniform)
     if share is not None:  # an impossible plan is refused before the model is opened
         surgery.plan(scores, remove=share, uniform=uniform)
     full, tokenizer = _inputs.open_model(model, shared)
@@ -163,7 +163,7 @@ def prune(
     if share is None:
         chosen_on = quality_of(training, scores.loss, full, tokenizer, shared)
         quality = _curves.AUTO_SHARE if quality is None else quality
-        share = chosen_on.removable_share(full, scores, quality, measure == "spearman")
+        share = chosen_on.removable_share(full, scores, quality, measure == "spearman", uniform)
     measured = quality_of(held_out, scores.loss, full, tokenizer, shared) if texts else None
     planned = surgery.plan(scores, remove=share, uniform=uniform, costs=full_costs)
     for line in str(planned).splitlines():
@@ -201,7 +201,8 @@ def prune(
     costs |= _milliseconds(full, small) if timed else {}
     curves = []
     if curve and measured is not None:
-        curves = _curves.curves_of(full, orders, read, measured, recovery)
+        _, ends = surgery.removal_order(scores, uniform=uniform)
+        curves = _curves.curves_of(full, orders, ends, read, measured, recovery)
     save(small, output.out, format=format, tokenizer=tokenizer, source=model, force=output.force)
     partial.unlink(missing_ok=True)
     if format == "gguf":
@@ -262,12 +263,16 @@ def _share_of(remove: str) -> float | None:
     return share
 
 
-def _removal_orders(by: "Scores", beside: "Sequence[Scores]") -> "dict[str, list[Head]]":
+def _removal_orders(
+    by: "Scores", beside: "Sequence[Scores]", uniform: bool
+) -> "dict[str, list[Head]]":
     """The order in which each method removes heads, by the method's name; that of `by` first.
 
     Raises:
         ArgumentError: scores are of another model, or two are by the same method.
     """
+    from headwise.surgery import removal_order
+
     orders: dict[str, list[Head]] = {}
     for scores in (by, *beside):
         if scores.model != by.model:
@@ -281,7 +286,7 @@ def _removal_orders(by: "Scores", beside: "Sequence[Scores]") -> "dict[str, list
             raise ArgumentError(
                 f"prune: --by and --beside have two orders by {name}. Use one order per method."
             )
-        orders[name] = scores.order()
+        orders[name], _ = removal_order(scores, uniform=uniform)
     return orders
 
 

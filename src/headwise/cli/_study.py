@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,12 @@ from headwise.cli._curves import QualityInputs, check_texts_suffice, curves_of, 
 from headwise.cli._options import Shared
 from headwise.cli._print import print_note, progress_bar
 from headwise.corpora import AnnotatedText
-from headwise.errors import ArgumentError, UnsupportedError
+from headwise.errors import UnsupportedError
 from headwise.models.texts import reads_two_texts
 from headwise.report import About, Study, study
 from headwise.roles import Evidence, Relations, Roles, check_reads_one_text, find_roles
 from headwise.scoring import importance, read_batches
-from headwise.surgery import plan
+from headwise.surgery import plan, removal_order
 
 _SECONDS_BEFORE_NOTE = 5.0
 
@@ -162,12 +161,9 @@ def _with_pruning(
         )
     reference = read_batches(texts[::2], model, tokenizer, shared.max_tokens)
     evaluation = QualityInputs.of(texts[1::2], scores.loss, model, tokenizer, shared)
-    orders = {scores.method: scores.order()}
-    (curves,) = curves_of(model, orders, reference, evaluation, {"steps": 0})
+    order, ends = removal_order(scores)
+    orders = {scores.method: order}
+    (curves,) = curves_of(model, orders, ends, reference, evaluation, {"steps": 0})
     share = share_at_elbow(curves)
-    planned = None
-    if share:
-        # Heads that share a kv head go together, and the elbow may be below one group of them.
-        with suppress(ArgumentError):
-            planned = plan(scores, remove=share)
+    planned = plan(scores, remove=share) if share else None
     return study.with_pruning(scores=scores, plan=planned, curves=curves)

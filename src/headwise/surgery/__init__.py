@@ -1,6 +1,6 @@
 """Smaller models: plan which heads to remove, prune them, or let heads share keys and values."""
 
-from headwise.surgery._choose_heads import plan
+from headwise.surgery._choose_heads import plan, removal_order
 from headwise.surgery._costs import Costs
 from headwise.surgery._measure import PassTimes, costs, time_passes
 from headwise.surgery._plan import LayerPlan, Plan, amount
@@ -18,5 +18,6 @@ __all__ = [
     "group_heads",
     "plan",
     "prune",
+    "removal_order",
     "time_passes",
 ]

@@ -5,6 +5,8 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any
 
+import numpy as np
+
 from headwise._argument_names import PLAN, suggests
 from headwise._display import counted
 from headwise.errors import ArgumentError
@@ -94,6 +96,23 @@ def plan(
         return result
     saved = {name: (costs.after((), name), costs.after(chosen, name)) for name in costs.names}
     return replace(result, costs=saved)
+
+
+def removal_order(scores: Scores, *, uniform: bool = False) -> tuple[list[Head], list[int]]:
+    """The heads in the order in which plans of growing shares remove them.
+
+    Where heads share keys and values, whole groups go, so this is not the order of the scores.
+
+    Args:
+        uniform: As for `plan`.
+    Returns:
+        All heads, those that no plan removes last; and the numbers of heads after which a plan can
+        end.
+    """
+    steps = _steps(scores, uniform)
+    removed = [head for step in steps for head in step]
+    kept = sorted({*scores.heads}.difference(removed))
+    return removed + kept, np.cumsum([len(step) for step in steps], dtype=int).tolist()
 
 
 def _steps(scores: Scores, uniform: bool) -> list[Step]:
