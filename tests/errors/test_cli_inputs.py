@@ -87,6 +87,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "image.csv cannot be read as csv (it is a picture). Give a file that headwise saved.",
         ),
         (
+            "compare model tab.csv --text t.txt",
+            "tab.csv holds results already, and model is neither a table nor a saved study. "
+            "Compare two studies, or two models.",
+        ),
+        ("look model he --from he --to he --target he", "look: --target is for an encoder-decoder"),
+        (
             "compare tab.csv image.json",
             "image.json cannot be read as json (it is a picture). Give a file",
         ),

@@ -91,7 +91,7 @@ def test_the_command_prints_links_and_writes_no_page(tmp_path: Path) -> None:
     look = ("look", _FOLDER, _TEXT, "--from", "they")
     done = headwise(*look, "--to", "animals")
     assert done.code == 0
-    assert done.err == ""
+    assert done.err == "Add --out look.html for a page.\n"
     head, weight, uniform = done.out.splitlines()[1].split()
     assert head == "L3.H1"
     assert float(weight) > 5 * float(uniform)

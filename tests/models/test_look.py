@@ -125,7 +125,9 @@ def test_the_view_in_a_notebook_is_sandboxed_and_escaped() -> None:
     [
         ({"text": "  "}, InputError, "'  ' holds no token"),
         ({"text": ["a"]}, ArgumentError, r"text is \['a'\]"),
-        ({"text": TEXT, "target": "c"}, ArgumentError, "BertModel reads one text"),
+        ({"text": TEXT, "target": "c"}, ArgumentError, "'c' alone .* BertModel reads one text"),
+        ({"text": TEXT, "source": "c"}, ArgumentError, "source='c' without target. Give both"),
+        ({"text": TEXT, "source": "c", "target": "z"}, ArgumentError, "'z' is no word of the text"),
     ],
 )
 def test_bad_input_is_refused(arguments: dict[str, Any], error: type[Exception], said: str) -> None:

@@ -97,8 +97,14 @@ def compare(
 
 def _check_sides(names: list[str], text: Path | None, shared: Shared, roles: bool) -> None:
     """Refuse models without texts, and options that would be ignored for tables and studies."""
-    for name in names:
-        is_saved = Path(name).is_file() or (Path(name) / "study.json").is_file()
+    are_saved = [Path(x).is_file() or (Path(x) / "study.json").is_file() for x in names]
+    if len(set(are_saved)) == 2:
+        saved, other = sorted(names, key=lambda name: not are_saved[names.index(name)])
+        raise ArgumentError(
+            f"compare: {saved} holds results already, and {other} is neither a table nor a saved "
+            f"study. Compare two studies, or two models."
+        )
+    for name, is_saved in zip(names, are_saved, strict=True):
         if text is None and not is_saved:
             raise ArgumentError(
                 f"compare: {name} is neither a table nor a saved study, and models need texts to "

@@ -41,11 +41,16 @@ def look(
     """Show the attention of every head of a model on one sentence.
 
     Writes a page and opens it in a browser, if there is one. With --from and --to it prints the
-    heads that link two words, and writes a page only to --out.
+    heads that link two words, and writes a page that opens on them only to --out.
     """
     check_output(out, ".html", force=force)
     if (source is None) != (to is None):
         raise ArgumentError("look: one of --from and --to. Give both words, or neither.")
+    if to is not None and target is not None:
+        raise ArgumentError(
+            "look: --target is for an encoder-decoder, and --from and --to are for other models. "
+            "Leave one out."
+        )
     if os.path.isfile(text):
         raise ArgumentError(
             f"look: {text} is a file, and TEXT is the sentence itself. Give its words in quotes, "
@@ -61,11 +66,14 @@ def look(
         links = watch.links(opened, tokenizer, text, source, to)
         print_heads(links.head(_LINKS))
         if out is None:
+            print_note("Add --out look.html for a page.")
             return
-    result = report.look(opened, tokenizer, text, target=target, title=title_of(model))
+    result = report.look(
+        opened, tokenizer, text, source=source, target=to or target, title=title_of(model)
+    )
     out = out or Path(mkdtemp(prefix="headwise-")) / "look.html"
     in_browser = result.open(out)
     print_note(result.summary())
     print_result(f"The page is {out.resolve()}")
     if not in_browser:
-        print_note("No browser was opened. Open the page in one.")
+        print_note("Open this file in a browser.")

@@ -12,7 +12,7 @@ from torch import nn
 from headwise.models.texts import Piece, beginning_of, token_strings
 from headwise.report._passes import Pair, run
 from headwise.tables import Head, HeadTable
-from headwise.watch import Request, observe
+from headwise.watch import Request, Stretch, observe
 
 # Longer texts have the strongest pairs instead of exact maps: of so many heads, so many per query.
 EXACT_TOKENS = 64
@@ -47,6 +47,7 @@ class Sample:
         tokens: The text, as the model reads it.
         weights: The exact weights of each head: a row for each query, which sums to 1;
         targets: What the decoder of an encoder-decoder reads.
+        linked: The head that links two chosen words most, and the tokens of the two.
     """
 
     tokens: tuple[str, ...]
@@ -54,6 +55,7 @@ class Sample:
     targets: tuple[str, ...] = ()
     pairs: Mapping[Head, TopPairs] = field(default_factory=dict)
     received: Mapping[tuple[str, int], Float32[np.ndarray, " S"]] = field(default_factory=dict)
+    linked: tuple[Head, Stretch, Stretch] | None = None
 
     def sides(self, head: Head) -> tuple[Side, Side]:
         """Which text the queries of a head belong to, and which its keys."""

@@ -4,7 +4,7 @@ import html
 import os
 import webbrowser
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from headwise.models.texts import (
 from headwise.report._html import write_html
 from headwise.report._samples import Sample, sample_piece
 from headwise.report.page import render_look
+from headwise.tables import Head
+from headwise.watch import Word, links, word_tokens
 
 # Tokens of an encoder-decoder's own output.
 _OUTPUT_TOKENS = 40
@@ -61,11 +63,7 @@ class Look:
             ArgumentError: the path does not end in .html.
             OutputError: the file cannot be written; no partial file is left behind.
         """
-        return write_html(
-            "look",
-            render_look(self.title, self.summary(), self.sample, self.versions),
-            as_path("Look.save", path),
-        )
+        return write_html("look", self._page(), as_path("Look.save", path))
 
     def open(self, path: str | os.PathLike[str]) -> bool:
         """Write the page and open it in a browser; false if there is none.
@@ -100,17 +98,23 @@ class Look:
 
     def _repr_html_(self) -> str:
         # The frame has an origin of its own: the page cannot reach the notebook.
-        page = html.escape(
-            render_look(self.title, self.summary(), self.sample, self.versions), quote=True
-        )
         return (
-            f'<iframe sandbox="allow-scripts" srcdoc="{page}" width="100%" '
+            f'<iframe sandbox="allow-scripts" srcdoc="{html.escape(self._page())}" width="100%" '
             f'height="{_VIEW_HEIGHT}" style="border:0" title="Attention on a text"></iframe>'
         )
 
+    def _page(self) -> str:
+        return render_look(self.title, self.summary(), self.sample, self.versions)
+
 
 def look(
-    model: nn.Module, tokenizer: Any, text: Any, *, target: str | None = None, title: str = ""
+    model: nn.Module,
+    tokenizer: Any,
+    text: Any,
+    *,
+    source: Word | None = None,
+    target: Word | None = None,
+    title: str = "",
 ) -> Look:
     """Look at the attention of every head of a model on one text.
 
@@ -121,14 +125,18 @@ def look(
             `attention_mask`.
         tokenizer: Its tokenizer. None uses that of a `SentenceTransformer`.
         text: The text, a string.
-        target: For an encoder-decoder, what its decoder reads. None takes what the model
-            itself generates, up to 40 tokens, or the text if it generates nothing.
+        source: With `target`, two words of the text, as `hw.links` takes them: the page opens on
+            them, and on the head with the strongest link from this one to `target`.
+        target: The word that is attended to. Or, for an encoder-decoder and without `source`, what
+            its decoder reads: None takes what the model itself generates, up to 40 tokens, or the
+            text if it generates nothing.
         title: The name of the page. None is the model's class.
     Returns:
         The attention: `.save("look.html")` writes a page, and a notebook shows it. A text of up
         to 64 tokens has exact maps, a longer one the four strongest pairs of each query.
     Raises:
-        ArgumentError: the text is not a string, or a model that reads one text has a target.
+        ArgumentError: the text is not a string; one of two words is missing, or `hw.links`
+            refuses them; or they stand beyond the model's context.
         InputError: the text holds no token.
         UnsupportedError: the model cannot be watched exactly, or reads more than text.
     """
@@ -139,23 +147,35 @@ def look(
     if not isinstance(text, str):
         raise ArgumentError(f"look: text is {text!r:.60}. Give one string.")
     two = reads_two_texts(model)
-    if target is not None and not two:
+    if source is not None and target is None:
+        raise ArgumentError(f"look: source={source!r:.60} without target. Give both, or neither.")
+    if source is None and target is not None and not two:
         raise ArgumentError(
-            f"look: target={target!r:.60} is for an encoder-decoder, and {type(model).__name__} "
-            f"reads one text. Leave it out."
+            f"look: target={target!r:.60} alone is for an encoder-decoder, and "
+            f"{type(model).__name__} reads one text. Give source too, or leave it out."
         )
+    linked = None
+    if source is not None and target is not None:
+        head = Head.parse(links(model, tokenizer, text, source, target)["name"][0])
+        words = word_tokens(tokenizer, text, source, target)
+        linked = head, words[0], words[1]
     with in_evaluation(model):
         if two and target is None:
             target = _generated(model, tokenizer, text) or text
         limit = context_of(model, tokenizer)
-        piece = beginning_of(tokenizer, (text, target if two else None), model, limit)
+        piece = beginning_of(tokenizer, (text, str(target) if two else None), model, limit)
         if piece is None:
             raise InputError(f"look: {text!r:.60} holds no token. Give a text with words.")
         sample = sample_piece("look", model, tokenizer, piece)
+    if linked is not None and max(linked[1][1], linked[2][1]) > len(sample.tokens):
+        raise ArgumentError(
+            f"look: {source!r} or {target!r} stands beyond the {len(sample.tokens)} tokens that "
+            f"the model can read. Leave out some of what is before."
+        )
     return Look(
         title=title or type(model).__name__,
         model=type(model).__name__,
-        sample=sample,
+        sample=replace(sample, linked=linked),
         versions={name: version(name) for name in ("headwise", "torch")},
     )
 

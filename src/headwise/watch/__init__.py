@@ -1,7 +1,7 @@
 """Watch the heads of a model while it runs; its output is unchanged to the last bit."""
 
 from headwise.watch._attentions import attentions
-from headwise.watch._links import links
+from headwise.watch._links import Word, links, word_tokens
 from headwise.watch._maps import Layer, TopKeys
 from headwise.watch._observe import check_arguments, observe
 from headwise.watch._recorder import Recorder
@@ -18,10 +18,12 @@ __all__ = [
     "Stretch",
     "TopKeys",
     "Watch",
+    "Word",
     "attentions",
     "check_arguments",
     "links",
     "observe",
     "read_stretches",
     "stretch_tokens",
+    "word_tokens",
 ]

@@ -82,3 +82,9 @@ def _span(text: str, word: Word) -> Stretch:
             f"(start, end)."
         )
     return found[0]
+
+
+def word_tokens(tokenizer: Any, text: str, *words: Word) -> list[Stretch]:
+    """The tokens of each word, as `links` takes them."""
+    [tokens] = token_offsets(tokenizer, [text])
+    return [stretch_tokens("links", text, tokens, _span(text, word)) for word in words]

@@ -49,6 +49,7 @@ def payload(study: StudyData, max_bytes: int | None = MAX_BYTES) -> Payload:
         "importance": _importance(study),
         "samples": [],
         "left_out": 0,
+        "pair": [],
     }
     bytes_left = math.inf if max_bytes is None else float(max_bytes - len(as_json(data)))
     data["samples"] = pack_samples(study.samples, heads, order, bytes_left)
@@ -59,10 +60,20 @@ def payload(study: StudyData, max_bytes: int | None = MAX_BYTES) -> Payload:
 def look_payload(sample: Sample, max_bytes: int) -> Payload:
     """The data of a page that shows one text alone: no statistics, no roles."""
     heads = list(sample.weights or sample.pairs)
-    start = max(range(len(heads)), key=lambda place: _sharpness(sample, heads[place]))
-    nothing = {"statistics": [], "findings": [], "start": start, "roles": None, "importance": None}
-    samples = pack_samples((sample,), heads, heads, float(max_bytes))
-    return {**addresses(heads), **nothing, "samples": samples, "left_out": 0}
+    sharpest = max(heads, key=lambda head: _sharpness(sample, head))
+    first, *pair = sample.linked or (sharpest,)
+    order = sorted(heads, key=lambda head: head != first)  # a long text may have no room for all
+    return {
+        **addresses(heads),
+        "statistics": [],
+        "findings": [],
+        "roles": None,
+        "importance": None,
+        "left_out": 0,
+        "start": heads.index(first),
+        "pair": [[*range(*tokens)] for tokens in pair],
+        "samples": pack_samples((sample,), heads, order, float(max_bytes)),
+    }
 
 
 def _sharpness(sample: Sample, head: Head) -> float:

@@ -7,7 +7,7 @@ const [ROLES, IMPORTANCE] = [-1, -2];
 // attention is shown and `target` one that it may attend to, or null where none was chosen.
 const chosen = {
   head: study.start, statistic: study.roles ? ROLES : study.findings[0]?.statistic ?? 0,
-  sample: 0, query: null, target: null, kept: [],
+  sample: 0, query: study.pair[0]?.[0] ?? null, target: study.pair[1]?.[0] ?? null, kept: [],
 };
 const listeners = { head: [], statistic: [], sample: [], query: [], target: [], kept: [] };
 
@@ -51,11 +51,10 @@ function headGroups() {
 
 function statisticGroups() {
   const numbered = study.statistics.map((statistic, index) => ({ ...statistic, index }));
-  const [requested, builtIn] = [true, false].map((kind) =>
-    numbered.filter((statistic) => statistic.requested === kind));
+  const ofKind = (requested) => numbered.filter((statistic) => statistic.requested === requested);
   return [
-    { label: "Built-in statistics", statistics: builtIn },
-    { label: "Requested relations and token classes", statistics: requested },
+    { label: "Built-in statistics", statistics: ofKind(false) },
+    { label: "Requested relations and token classes", statistics: ofKind(true) },
   ].filter(({ statistics }) => statistics.length);
 }
 

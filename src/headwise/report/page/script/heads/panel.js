@@ -1,17 +1,15 @@
 // The chosen head: its roles with their evidence, what ablating it does, and its statistics.
 
 function drawNumbers() {
-  const table = make("table", { class: "numbers" }, [
+  fill("numbers", make("table", { class: "numbers" }, [
     makeHeader(["Statistic", "Mean ± s.e.", "Uniform", "Maximum", "Queries"]),
     ...statisticGroups().flatMap(drawGroup),
-  ]);
-  fill("numbers", table);
+  ]));
 }
 
 function drawGroup({ label, statistics }) {
   const title = make("th", { colspan: 5, scope: "rowgroup", text: label });
-  const rows = statistics.map(drawStatistic);
-  return [make("tbody", {}, [make("tr", { class: "group" }, [title]), ...rows])];
+  return [make("tbody", {}, [make("tr", { class: "group" }, [title]), ...statistics.map(drawStatistic)])];
 }
 
 function drawStatistic(statistic) {
@@ -102,9 +100,8 @@ function drawImportance() {
   if (!value) return;
   const [importance, low, high] = value.map(formatNumber);
   const ends = value[1] === null ? "" : ` [${low}, ${high}]`;
-  const { loss, method } = study.importance;
   fill("head-importance", make("b", { text: "Importance " }),
-    `${importance}${ends} of the loss ${loss}, by ${method}`);
+    `${importance}${ends} of the loss ${study.importance.loss}, by ${study.importance.method}`);
 }
 
 // A button at each finding shows its head and statistic.
@@ -134,6 +131,4 @@ function linkHeads() {
 linkFindings();
 linkHeads();
 drawOn(["head"], () => fill("head-title", study.heads[chosen.head]));
-drawOn(["head"], drawRoles);
-drawOn(["head"], drawNumbers);
-drawOn(["head"], drawImportance);
+for (const draw of [drawRoles, drawNumbers, drawImportance]) drawOn(["head"], draw);

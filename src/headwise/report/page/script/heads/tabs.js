@@ -12,9 +12,8 @@ function drawTabs() {
   lastHead.set(current, chosen.head);
   for (const list of document.querySelectorAll("[data-tabs]")) {
     const buttons = inOrder.map((stack) => {
-      const pressed = stack === current;
       const button = make("button", {
-        type: "button", "aria-pressed": String(pressed), text: STACK_NAMES[stack] ?? stack,
+        type: "button", "aria-pressed": String(stack === current), text: STACK_NAMES[stack] ?? stack,
       });
       button.addEventListener("click", () => {
         choose("head", lastHead.get(stack) ?? study.stacks.indexOf(stack));

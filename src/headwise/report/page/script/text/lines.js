@@ -63,12 +63,10 @@ function rowAt(index) {
 function columnOf(tokens, [from, to], x, anchor, query) {
   return tokens.slice(from, to).map((token, index) => {
     const short = [...token].length > 16 ? `${[...token].slice(0, 15).join("")}…` : token;
-    const text = makeSvg("text", {
+    return makeSvg("text", {
       class: from + index === query ? "row query" : "row", x, y: rowAt(index),
-      "text-anchor": anchor, text: short,
+      "text-anchor": anchor, text: short, "data-query": query === null ? undefined : from + index,
     });
-    if (query !== null) text.dataset.query = from + index;
-    return text;
   });
 }
 

@@ -10,6 +10,8 @@ function wordsLinked(from, heads) {
   const keys = from.places.flatMap((query) => cells
     ? [...words.keys()].filter((key) => cells[query][key] === ONE_OF_SEVERAL)
     : heads.flatMap((head) => pairsOf(head)(query).map(([key]) => key)));
+  // The two words that the page opens on can be chosen, even if no head has them among its pairs.
+  if (!cells && from.places.includes(study.pair[0]?.[0])) keys.push(study.pair[1][0]);
   return [...new Set(keys.sort((a, b) => a - b).map((key) => words[key]))];
 }
 

@@ -10,9 +10,8 @@ let shownQuery = 0;
 function drawWords() {
   const { sides } = viewOf(sampleNow(), chosen.head);
   const two = sides[0] !== sides[1];
-  const [queries, keys] = [
-    makeWords(textOf("queries"), two ? "queries" : "both"), two ? makeWords(textOf("keys"), "keys") : [],
-  ];
+  const queries = makeWords(textOf("queries"), two ? "queries" : "both");
+  const keys = two ? makeWords(textOf("keys"), "keys") : [];
   const alone = (words) => words.filter((word) => word !== " ");
   wordBoxes.queries = alone(queries);
   wordBoxes.keys = two ? alone(keys) : wordBoxes.queries;
@@ -43,15 +42,19 @@ const WITHOUT_SPACES = /[\p{scx=Han}\p{scx=Hiragana}\p{scx=Katakana}\p{scx=Thai}
 const knownWords = new Map(); // a text of 8,000 tokens takes milliseconds, and each choice asks
 
 // The word of each token: its text, and the positions of all its tokens. Punctuation stands alone,
-// and so does each token of a script without spaces between words.
+// and so does each token of a script without spaces between words. The two words that the page was
+// given are as they were given: a name of several words is one.
 function wordsOf(tokens) {
   if (knownWords.has(tokens)) return knownWords.get(tokens);
   let [word, last] = [null, ""];
   knownWords.set(tokens, readTokens(tokens).map(({ bare, joined }, index) => {
     const seam = last + [...bare][0];
-    const goesOn = joined && INSIDE_A_WORD.test(seam) && !WITHOUT_SPACES.test(seam);
+    const given = study.pair.map((places) =>
+      [index - 1, index].filter((place) => places.includes(place)).length);
+    const isInside = joined && INSIDE_A_WORD.test(seam) && !WITHOUT_SPACES.test(seam);
+    const goesOn = given.includes(2) || (isInside && !given.includes(1));
     if (!goesOn) word = { text: "", places: [] };
-    word.text += bare;
+    word.text += goesOn && !joined ? ` ${bare}` : bare;
     word.places.push(index);
     last = [...bare].at(-1);
     return word;
@@ -74,10 +77,9 @@ function contentOf(tokens) {
 function makeWords(tokens, kind) {
   return readTokens(tokens).flatMap(({ bare, joined }, index) => {
     const word = make("span", {
-      class: "word", role: "option", "aria-selected": "false",
+      class: kind === "keys" ? "word still" : "word", role: "option", "aria-selected": "false",
+      "data-at": index,
     }, [make("bdi", { text: bare })]);
-    word.dataset.at = index;
-    if (kind === "keys") word.classList.add("still");
     // A real space lets the line break there.
     return joined ? [word] : [" ", word];
   });
@@ -97,9 +99,8 @@ function inParagraphs(words) {
 }
 
 function beginningOf(tokens) {
-  const first = tokens.slice(0, 60);
-  if (first.some((token) => token.startsWith("␣"))) return first.join("").replaceAll("␣", " ").trim();
-  return first.join(" ").replaceAll(" ##", "");
+  return readTokens(tokens.slice(0, 60))
+    .map(({ bare, joined }) => (joined ? bare : ` ${bare}`)).join("").trim();
 }
 
 function makeWordsNavigable(box, words) {
@@ -107,6 +108,12 @@ function makeWordsNavigable(box, words) {
   const point = (event) => { if (at(event) !== undefined) drawQuery(Number(at(event))); };
   box.addEventListener("pointerover", point);
   box.addEventListener("pointerleave", () => drawQuery());
+  // Shift would select the text between two clicks.
+  box.addEventListener("mousedown", (event) => {
+    if (!event.shiftKey) return;
+    event.preventDefault();
+    box.focus({ preventScroll: true });
+  });
   box.addEventListener("click", (event) => {
     if (at(event) !== undefined) choose(event.shiftKey ? "target" : "query", Number(at(event)));
   });
