@@ -124,22 +124,22 @@ def _tokenizer(split: str) -> Any:
 
     pages = [path.read_text("utf-8") for path in sorted(Path("docs").rglob("*.md"))]
     special = ["<unk>", "<s>", "</s>"]
-    made: Any
+    tokenizer: Any
     if split == "sentencepiece":
-        made = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-        made.normalizer = normalizers.Sequence(
+        tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+        tokenizer.normalizer = normalizers.Sequence(
             [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
         )
         tokens = special + [f"<0x{byte:02X}>" for byte in range(256)]
-        made.train_from_iterator(
+        tokenizer.train_from_iterator(
             pages, trainers.BpeTrainer(vocab_size=700, special_tokens=tokens, show_progress=False)
         )
-        state = json.loads(made.to_str())
+        state = json.loads(tokenizer.to_str())
         state["added_tokens"] = state["added_tokens"][:3]
-        made = Tokenizer.from_str(json.dumps(state))
+        tokenizer = Tokenizer.from_str(json.dumps(state))
     else:
         (steps,) = (steps for steps, name in _SPLITS.items() if name == split)
-        made = Tokenizer(models.BPE(ignore_merges=split == "llama-bpe"))
+        tokenizer = Tokenizer(models.BPE(ignore_merges=split == "llama-bpe"))
         parts: list[Any] = []
         for step in steps:
             if step == "digits":
@@ -147,9 +147,9 @@ def _tokenizer(split: str) -> Any:
             elif step is not None:
                 parts.append(pre.Split(Regex(step), "isolated"))
         parts.append(pre.ByteLevel(add_prefix_space=False, use_regex=None in steps))
-        made.pre_tokenizer = pre.Sequence(parts)
-        made.decoder = decoders.ByteLevel()
-        made.train_from_iterator(
+        tokenizer.pre_tokenizer = pre.Sequence(parts)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.train_from_iterator(
             pages,
             trainers.BpeTrainer(
                 vocab_size=700,
@@ -159,7 +159,7 @@ def _tokenizer(split: str) -> Any:
             ),
         )
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
 
 
@@ -208,8 +208,8 @@ def _in_llama_cpp(python: str, path: Path, model: Any, tokenizer: Any) -> tuple[
     import torch
 
     server = _Llama(python, path)
-    found = [server.ask("/tokenize", content=text, add_special=True)["tokens"] for text in TEXTS]
-    wrong = sum(x != tokenizer(text)["input_ids"] for x, text in zip(found, TEXTS, strict=True))
+    tokens = [server.ask("/tokenize", content=text, add_special=True)["tokens"] for text in TEXTS]
+    wrong = sum(x != tokenizer(text)["input_ids"] for x, text in zip(tokens, TEXTS, strict=True))
     ids = torch.randint(3, 700, (1, 200), generator=torch.manual_seed(1))
     with torch.no_grad():
         expected = model(ids).logits[0].double().log_softmax(-1)
@@ -222,10 +222,10 @@ def _in_llama_cpp(python: str, path: Path, model: Any, tokenizer: Any) -> tuple[
         if "completion_probabilities" not in answer:
             continue  # the one sampled token is half a character, for which it gives none
         top = answer["completion_probabilities"][0]["top_logprobs"]
-        found = torch.full((700,), float("nan"), dtype=torch.double)
+        logs = torch.full((700,), float("nan"), dtype=torch.double)
         for entry in top:
-            found[entry["id"]] = entry["logprob"]
-        gaps.append((found - expected[position]).abs().nan_to_num().max().item())
+            logs[entry["id"]] = entry["logprob"]
+        gaps.append((logs - expected[position]).abs().nan_to_num().max().item())
         same.append(top[0]["id"] == expected[position].argmax().item())
     server.close()
     return max(gaps), sum(same) / len(same), wrong

@@ -40,8 +40,12 @@ READ_ELSEWHERE = {
     "models/checkpoints/_fresh_process.py: _write_outputs": FRESH,
     "models/checkpoints/_fresh_process.py: answer_in_fresh_process": FRESH,
     "models/checkpoints/_formats.py: _write_with_code": FRESH,
+    "models/checkpoints/_gguf.py: _add_vocabulary": "reads what a tokenizer in memory says",
+    "models/checkpoints/_per_layer.py: read_layers": "tests/models/test_exports.py",
+    "models/checkpoints/_per_layer.py: write_layers": FRESH,
     "report/comparison/_comparison.py: page_style": PACKAGED,
     "report/page/_render.py: _read": PACKAGED,
+    "roles/_alignment_heads.py: _write_to_ctranslate2": "tests/laws/test_alignment.py",
 }
 # Functions that meet no full disk, or are not killed, in these tests, and why.
 ONE_FILE = "writes one file as others do"
@@ -49,6 +53,7 @@ COMMAND = {
     "cli/_options.py: check_output": "writes nothing: it tries whether a file can be written",
     "cli/_options.py: write_output": ONE_FILE,
     "cli/_prune.py: _write_curves": ONE_FILE,
+    "roles/_alignment_heads.py: _write_to_ctranslate2": ONE_FILE,
     "roles/_task_heads.py: TaskHeads.export": ONE_FILE,
 }
 NO_FULL_DISK = COMMAND | {
