@@ -41,6 +41,8 @@ MODELS: list[tuple[str, str, bool, dict[str, Any]]] = [
     ("Qwen2", "qwen2", False, {"rope_parameters": LINEAR}),
     ("Qwen3", "smollm", False, {}),
     ("Qwen3", "gpt-2", True, {"tie_word_embeddings": True}),
+    ("Llama", "gpt-2", False, {"dtype": "bfloat16"}),
+    ("Llama", "gpt-2", True, {"dtype": "bfloat16"}),
 ]
 TEXTS = [
     "Hello  world\n\n  it's 12345 o'clock, naïve café — “ok” \t x",
@@ -51,7 +53,7 @@ TEXTS = [
     "MIXED Case's 3.14159 [x]{y}\r\n z",
     "The animal didn't cross the street because it was too tired.",
 ]
-POSITIONS = (1, 2, 17, 63, 120, 199)
+N_TEXTS, N_TOKENS = 5, 200
 ROUNDS = 7
 
 
@@ -65,9 +67,11 @@ def main(python: str) -> None:
         f"Processor: {_cpu()}, one thread.\n\n"
         "Small models with random weights, queries and keys scaled up, in llama.cpp (xllamacpp "
         f"{_version(python)}) with a float32 cache: logarithms of the probabilities of all 700 "
-        f"tokens after {len(POSITIONS)} prefixes, and the tokens of {len(TEXTS)} texts.\n\n"
-        "| model | tokenizer | heads of the layers | largest difference | top-1 equal | texts with "
-        "other tokens |\n| :-- | :-- | :-- | --: | --: | --: |\n"
+        f"tokens at {N_TEXTS * N_TOKENS:,} positions, and the tokens of {len(TEXTS)} texts. Of a "
+        "model in bfloat16, the differences from the same weights in float32, and those of "
+        "torch in bfloat16.\n\n"
+        "| model | tokenizer | heads of the layers | largest difference | of torch | top-1 equal "
+        "| texts with other tokens |\n| :-- | :-- | :-- | --: | --: | --: | --: |\n"
         + "\n".join(rows)
         + "\n\nA model of 4 layers × 12 heads × 64 without 14 of its 48 heads (random weights: "
         "only size and time count), each in its engine, alternating, medians of "
@@ -84,15 +88,17 @@ def _compared(
     import headwise as hw
 
     tokenizer = _tokenizer(split)
-    model = _model(name, SIZES | changes)
+    halved = changes.get("dtype") == "bfloat16"
+    model = _model(name, SIZES | {k: v for k, v in changes.items() if k != "dtype"})
     if uneven:
         model = hw.prune(model, ["L1.H2", "L1.H3"])
+    model = model.bfloat16() if halved else model
     with tempfile.TemporaryDirectory() as folder:
         saved = hw.save(model, Path(folder, "small"), format="gguf", tokenizer=tokenizer)
-        gap, same, wrong = _in_llama_cpp(python, saved / "model.gguf", model, tokenizer)
+        gap, own, same, wrong = _in_llama_cpp(python, saved / "model.gguf", model, tokenizer)
     heads = ", ".join(str(x.self_attn.q_proj.out_features // 16) for x in model.model.layers)
     about = ", ".join(changes) or "plain"
-    return [f"{name} ({about})", split, heads, f"{gap:.1e}", f"{same:.0%}", str(wrong)]
+    return [f"{name} ({about})", split, heads, f"{gap:.1e}", own, f"{same:.1%}", str(wrong)]
 
 
 def _model(name: str, sizes: dict[str, Any]) -> Any:
@@ -203,32 +209,37 @@ class _Llama:
         self.process.wait()
 
 
-def _in_llama_cpp(python: str, path: Path, model: Any, tokenizer: Any) -> tuple[float, float, int]:
-    """The largest difference of logits, the share of equal top tokens, and texts cut otherwise."""
+def _in_llama_cpp(
+    python: str, path: Path, model: Any, tokenizer: Any
+) -> tuple[float, str, float, int]:
+    """The largest difference, torch's own, the share of equal top tokens, texts cut otherwise."""
     import torch
 
     server = _Llama(python, path)
     tokens = [server.ask("/tokenize", content=text, add_special=True)["tokens"] for text in TEXTS]
     wrong = sum(x != tokenizer(text)["input_ids"] for x, text in zip(tokens, TEXTS, strict=True))
-    ids = torch.randint(3, 700, (1, 200), generator=torch.manual_seed(1))
+    ids = torch.randint(3, 700, (N_TEXTS, N_TOKENS), generator=torch.manual_seed(1))
     with torch.no_grad():
-        expected = model(ids).logits[0].double().log_softmax(-1)
+        own = model(ids).logits.double().log_softmax(-1)
+        expected = model.float()(ids).logits.double().log_softmax(-1)
     gaps, same = [], []
-    for position in POSITIONS:
-        answer = server.ask(
-            "/completion", prompt=ids[0, : position + 1].tolist(), n_predict=1, n_probs=700,
-            temperature=1.0, cache_prompt=False,
-        )  # fmt: skip
-        if "completion_probabilities" not in answer:
-            continue  # the one sampled token is half a character, for which it gives none
-        top = answer["completion_probabilities"][0]["top_logprobs"]
-        logs = torch.full((700,), float("nan"), dtype=torch.double)
-        for entry in top:
-            logs[entry["id"]] = entry["logprob"]
-        gaps.append((logs - expected[position]).abs().nan_to_num().max().item())
-        same.append(top[0]["id"] == expected[position].argmax().item())
+    for text in range(N_TEXTS):
+        for position in range(N_TOKENS):
+            answer = server.ask(
+                "/completion", prompt=ids[text, : position + 1].tolist(), n_predict=1,
+                n_probs=700, temperature=1.0, cache_prompt=False,
+            )  # fmt: skip
+            if "completion_probabilities" not in answer:
+                continue  # the one sampled token is half a character, for which it gives none
+            top = answer["completion_probabilities"][0]["top_logprobs"]
+            logs = torch.full((700,), float("nan"), dtype=torch.double)
+            for entry in top:
+                logs[entry["id"]] = entry["logprob"]
+            gaps.append((logs - expected[text, position]).abs().nan_to_num().max().item())
+            same.append(top[0]["id"] == expected[text, position].argmax().item())
     server.close()
-    return max(gaps), sum(same) / len(same), wrong
+    by_torch = (own - expected).abs().max().item()
+    return max(gaps), f"{by_torch:.1e}" if by_torch else "", sum(same) / len(same), wrong
 
 
 def _gains(python: str) -> list[str]:

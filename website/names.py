@@ -37,7 +37,9 @@ TOPICS = {
     ),
     "importance.md": Topic("Importance", ("scoring",), ("scoring.Gates", "scoring.paired")),
     "pruning.md": Topic("Prune, group and recover", ("surgery", "recovery")),
-    "caches.md": Topic("Smaller caches", ("caching",), ("caching.compare_caches", "caching.retrieval_batches")),
+    "caches.md": Topic(
+        "Smaller caches", ("caching",), ("caching.compare_caches", "caching.retrieval_batches")
+    ),
     "roles.md": Topic(
         "Roles and behaviours",
         ("roles",),
