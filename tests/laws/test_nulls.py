@@ -15,7 +15,7 @@ from headwise.roles._nulls import initialized, null_head_baseline, permuted, str
 from headwise.roles._samples import Split
 from headwise.roles.relations import Item, Role, shuffled
 from headwise.roles.scores import RoleScores
-from planted import TOKENIZER, Planted, lines
+from planted import IDS, SUBJECTS, TOKENIZER, VERBS, Planted, clauses, lines
 
 CONFIG = MiniGPTConfig(len(TOKENIZER.get_vocab()), n_layers=1, n_heads=2, d_model=8)
 
@@ -71,6 +71,34 @@ def test_shuffled_words_keep_their_tokens_and_their_pairs(seed):
     ids = [tuple(item.ids[index] for index in pair) for pair in item.pairs["of tokens"]]
     assert ids == [(101, 105), (105, 100)]
     assert item.pairs["of words"] == TEXT.pairs["of words"]
+
+
+def test_without_tags_the_nearest_token_that_looks_like_a_key_is_a_null():
+    """Between a verb and its subject stand others, but none of its own person."""
+
+    def subject_of(*persons):
+        def pairs(text):
+            latest = {}
+            for query, token in enumerate(text.ids):
+                for person in persons:
+                    if token == IDS[SUBJECTS[person]]:
+                        latest[person] = query
+                    elif token == IDS[VERBS[person]]:
+                        yield query, latest[person]
+
+        return pairs
+
+    relations = {"one person": subject_of(0), "two persons": subject_of(0, 1)}
+    roles = find_roles(
+        Planted([("agree", "even")], causal=True), TOKENIZER, [text.text for text in clauses(70)],
+        relations=relations, evidence=Evidence(("shuffled",), splits=1),
+    )  # fmt: skip
+    rows = roles.frame().query("name == 'L0.H0'").set_index("role").loc[[*relations]]
+    assert rows["effect"].tolist() == pytest.approx([1.0, 1.0])
+    assert rows["null.class"].tolist() == pytest.approx([1.0, 0.6], abs=0.15)
+    assert rows["found"].tolist() == [False, True]
+    nulls = roles.outcomes().set_index("role")["null"]
+    assert nulls["one person"] == "nearest usual key of one person to the left"
 
 
 def test_every_null_states_its_cost():

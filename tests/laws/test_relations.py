@@ -563,6 +563,8 @@ def test_the_command_takes_a_function_of_a_file(model: Path, tmp_path: Path) -> 
     )  # fmt: skip
     assert done.code == 0, done.err
     assert "two_back" in (tmp_path / "roles.json").read_text("utf-8")
+    for role in ("two_back", "previous token"):  # the outcomes are printed beside the file
+        assert re.search(rf"^{role} +not tested", done.out, re.MULTILINE), done.out
     assert not list(tmp_path.glob("__pycache__"))
 
 

@@ -82,8 +82,8 @@ def roles(
 
     Roles are evaluated on held-out texts. Prints the roles of heads, then the outcome for each
     role: found, not found (with the nearest head and the smallest effect that these texts could
-    have shown), or not tested. With -o, writes the table instead, and prints the outcomes for your
-    own relations. With --json, prints the rows of heads with a role as JSON, and for every other
+    have shown), or not tested. With -o, writes the table of heads instead, and prints the outcomes
+    only. With --json, prints the rows of heads with a role as JSON, and for every other
     role the row of the head that comes nearest, with its outcome.
     """
     if files == CorpusFiles():
@@ -94,7 +94,7 @@ def roles(
     output.check()
     from headwise.cli._inputs import draw_texts, open_model
     from headwise.cli._study import find_roles_of
-    from headwise.roles import Evidence
+    from headwise.roles import Evidence, shown_outcomes
     from headwise.tables import save_figure
 
     texts = files.read(shared)
@@ -109,12 +109,13 @@ def roles(
     output.draw("A map of the roles", lambda path: save_figure(result.plot(), path))
     if output.as_json:
         print_json([*result.found().to_dict("records"), *nearest_rows(result)])
-    elif output.out is None:
+        return
+    if output.out is None:
         print_roles(result)
-    elif relation:
-        outcomes = result.outcomes()
-        own = outcomes["role"].isin([path.rpartition(":")[2] for path in relation])
-        print_table(outcomes[own][_OUTCOME].rename(columns={"role": "name"}))
+    outcomes = result.outcomes()
+    own = outcomes["role"].isin([path.rpartition(":")[2] for path in relation or ()])
+    shown = own | outcomes.index.isin(shown_outcomes(outcomes).index)
+    print_table(outcomes[shown][_OUTCOME].rename(columns={"role": "name"}))
 
 
 def nearest_rows(result: "Roles") -> list[dict[Hashable, Any]]:
@@ -128,9 +129,7 @@ def nearest_rows(result: "Roles") -> list[dict[Hashable, Any]]:
 
 
 def print_roles(result: "Roles") -> None:
-    """Print the roles of heads, their shapes of attention, and what became of each role."""
-    from headwise.roles import shown_outcomes
-
+    """Print the roles of heads, and their shapes of attention."""
     rows = result.found()
     print_note(str(result))
     shown = rows.assign(role=rows["label"])
@@ -140,8 +139,6 @@ def print_roles(result: "Roles") -> None:
         columns = ["name", "shape", "token", "attention", "value", "carries", "short", "long"]
         print_note("Apart from roles:")
         print_table(shapes[[*columns, "evenness"]])
-    outcomes = shown_outcomes(result.outcomes())
-    print_table(outcomes[_OUTCOME].rename(columns={"role": "name"}))
 
 
 def _load_relations(sources: Sequence[str], model: str) -> "dict[str, Relation]":

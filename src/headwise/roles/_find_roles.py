@@ -68,14 +68,14 @@ def find_roles(
     A role is a relation: a set of (query, key) pairs of a text, such as a verb and its subject.
     A head has a role if it scores higher on held-out texts than every null (a baseline without
     knowledge of the relation) that applies: chance, the best fixed offset, rules about parts of
-    speech and their order, rules that choose among candidates (the nearest, the first, the
-    longest, the most repeated), the best head of the same model with permuted or with initial
-    weights, the same words in another order, and for repetition the same positions without
-    repetition. It needs a lift of .25 (the share of the range above the null that the head
-    reaches; for trees ten points) and p < .05, adjusted over all heads and roles together that
-    clear half of that bar on the selection half, on which heuristics and null heads are
-    selected. The head must clear the whole bar there too. A role describes what a head attends
-    to, not what the model uses it for.
+    speech and their order (where no text has tags, about the tokens that are keys in other texts),
+    rules that choose among candidates (the nearest, the first, the longest, the most repeated),
+    the best head of the same model with permuted or with initial weights, the same words in
+    another order, and for repetition the same positions without repetition. It needs a lift of .25
+    (the share of the range above the null that the head reaches; for trees ten points) and
+    p < .05, adjusted over all heads and roles together that clear half of that bar on the
+    selection half, on which heuristics and null heads are selected. The head must clear the whole
+    bar there too. A role describes what a head attends to, not what the model uses it for.
 
     A relation with two ends is two roles, one in each direction. A role is tested only if the
     texts could have shown it: a planted head with the true pairs, diluted with uniform attention,

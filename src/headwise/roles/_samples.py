@@ -8,7 +8,15 @@ import numpy as np
 from jaxtyping import Bool, Float, Int64
 
 from headwise.corpora import AnnotatedText
-from headwise.roles.relations import PROBED, Item, Role, TokenText, as_item, shuffled
+from headwise.roles.relations import (
+    PROBED,
+    Item,
+    Role,
+    TokenText,
+    as_item,
+    shuffled,
+    with_usual_keys,
+)
 from headwise.roles.scores import Evaluator
 
 SEQUENCES = 100  # of random tokens
@@ -87,7 +95,6 @@ def text_sample(
     distinct = distinct_texts(texts)
     number = {text: index for index, text in enumerate(distinct)}
     items = [as_item(piece, roles) for piece in pieces]
-    tags = sorted({tag for text in texts for tag in text.tags} - {"_"})
     ordered = [role for role in roles if role.depends_on_order]
     contrast = None
     if ordered and shuffles:
@@ -95,6 +102,9 @@ def text_sample(
     digests = [digest_of_text(text) for text in distinct]
     text_of_item = np.array([number[piece.text.text] for piece in pieces])
     split = Split(text_of_item, halves_of_texts(digests, seed), digests)
+    tags = sorted({tag for text in texts for tag in text.tags} - {"_"})
+    if not tags:  # further splits have the classes of this one, whose items are indexed once
+        items, tags = with_usual_keys(items, roles, split.selection[text_of_item])
     return RoleSample(Evaluator(items, roles, tags), split, "shuffled", contrast)
 
 

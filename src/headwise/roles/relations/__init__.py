@@ -9,6 +9,7 @@ from headwise.roles.relations._items import (
     as_item,
     probe,
     shuffled,
+    with_usual_keys,
 )
 from headwise.roles.relations._relations import (
     DIFFUSE,
@@ -59,4 +60,5 @@ __all__ = [
     "texts_of",
     "token_roles",
     "tokenize",
+    "with_usual_keys",
 ]

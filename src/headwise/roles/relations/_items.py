@@ -5,15 +5,17 @@ Each has a contrast: a text with its words in another order, or a sequence that 
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from operator import index
 from reprlib import repr as shortened
 from typing import Any
 from zlib import crc32
 
 import numpy as np
+from jaxtyping import Bool
 
 from headwise.errors import ArgumentError
-from headwise.roles.relations._relations import Level, Role, content
+from headwise.roles.relations._relations import LEVELS, Level, Role, content
 from headwise.roles.relations._tokens import TokenText
 
 # The tokens of a prefix, of a period, and of a sequence, in which the longest period comes four
@@ -51,6 +53,8 @@ class Item:
         candidates: The pairs (query, candidate) of each role that is a choice, by its name.
         mentions: The characters of each node of the level of mentions.
         text: The text that mentions are counted in.
+        usual_keys: For rules in texts without tags: the nodes of each level with the tokens of a
+            key, by the name of the class.
     """
 
     ids: tuple[int, ...]
@@ -60,6 +64,7 @@ class Item:
     candidates: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
     mentions: Sequence[str] = ()
     text: str = ""
+    usual_keys: Mapping[Level, Mapping[str, Sequence[int]]] = field(default_factory=dict)
 
 
 def as_item(text: TokenText, roles: Sequence[Role]) -> Item:
@@ -134,6 +139,44 @@ def _named_pairs(
 
 def _end(end: Any, role: Role) -> Any:
     return end if isinstance(end, tuple) and role.level == "mention" else index(end)
+
+
+def with_usual_keys(
+    items: Sequence[Item], roles: Sequence[Role], selected: Bool[np.ndarray, " P"]
+) -> tuple[list[Item], list[str]]:
+    """Classes for texts without parts of speech: the nodes that have the tokens of a usual key.
+
+    The usual keys of a relation are the tokens, or words, that are keys in the selected items.
+    Without them the rule that beats most relations, the nearest word of the right kind, could not
+    be stated for such texts.
+
+    Returns:
+        The same items with their usual keys, and the names of these classes.
+    """
+    named = [(item, {level: _ids_of_nodes(item, level) for level in LEVELS}) for item in items]
+    classes: list[tuple[Level, str, set[tuple[int, ...]]]] = []
+    for role in roles:
+        if role.kind == "structure" and role.level != "mention":
+            keys = {
+                ids[role.level][key]
+                for item, ids in compress(named, selected)
+                for _, key in item.pairs[role.name]
+                if key in ids[role.level]  # a special token is no candidate
+            }
+            classes.append((role.level, f"usual key of {role.name}", keys))
+    classed = []
+    for item, ids in named:
+        usual: dict[Level, dict[str, list[int]]] = {level: {} for level in LEVELS}
+        for level, name, keys in classes:
+            usual[level][name] = [node for node, of_node in ids[level].items() if of_node in keys]
+        classed.append(replace(item, usual_keys=usual))
+    return classed, [name for _, name, _ in classes]
+
+
+def _ids_of_nodes(item: Item, level: Level) -> dict[int, tuple[int, ...]]:
+    nodes = item.nodes[level]
+    numbered = ((of[0], of) for of in nodes) if level == "token" else enumerate(nodes)
+    return {node: tuple(item.ids[token] for token in of) for node, of in numbered if of}
 
 
 def shuffled(items: Sequence[Item], roles: Sequence[Role], seed: int = 0) -> list[Item]:

@@ -31,17 +31,20 @@ class Nodes:
         self.n = S if level == "token" else max(1, *(len(nodes) for nodes in self.tokens))
 
     def by_tag(self, tags: Sequence[str]) -> tuple[Int[Tensor, "B tag m"], Int[Tensor, "B n"]]:
-        """The nodes with each part of speech, padded with −1, and the part of speech of each."""
+        """The nodes of each part of speech or usual keys, padded with −1, and the class of each."""
         number = {tag: column for column, tag in enumerate(tags)}
         tag_of_node = torch.full((len(self.items), self.n), -1)
         members: list[list[list[int]]] = []
         for row, item in enumerate(self.items):
-            of_tag: list[list[int]] = [[] for _ in tags]
+            usual = item.usual_keys.get(self.level, {})
+            of_tag: list[list[int]] = [list(usual.get(tag, ())) for tag in tags]
+            for column, nodes in enumerate(of_tag):
+                tag_of_node[row, nodes] = column
             for word, tag in enumerate(item.tags):
-                nodes = [word] if self.level == "word" else item.nodes["word"][word]
+                of_word = [word] if self.level == "word" else [*item.nodes["word"][word]]
                 if tag in number:
-                    of_tag[number[tag]] += nodes
-                    tag_of_node[row, list(nodes)] = number[tag]
+                    of_tag[number[tag]] += of_word
+                    tag_of_node[row, of_word] = number[tag]
             members.append(of_tag)
         most = max((len(nodes) for of_tag in members for nodes in of_tag), default=0)
         padded = [[nodes + [-1] * (most - len(nodes)) for nodes in of_tag] for of_tag in members]

@@ -53,7 +53,7 @@ class RoleScores:
             share of the sum over all keys of the query; NaN without a known output projection.
         causal: Whether no head may attend to later tokens.
         tag_rows: The queries of structural roles with the nearest words of every part of speech;
-            None without tags, or without detail.
+            None without tags and usual keys, or without detail.
     """
 
     heads: tuple[Head, ...]
@@ -69,7 +69,7 @@ class Evaluator:
     """Items and roles, batched and indexed once, to score any number of models on."""
 
     def __init__(self, items: Sequence[Item], roles: Sequence[Role], tags: Sequence[str] = ()):
-        """Index the items; `tags` are the parts of speech that rules may use."""
+        """Index the items; `tags` are the parts of speech, or other classes, for rules."""
         self.roles, self.tags = tuple(roles), tuple(tags)
         self.items = tuple(items)
         self._use_batches_of(len(self.items))

@@ -2,6 +2,7 @@
 
 Such a rule needs no parse: it names the nearest or the second nearest word on one side whose part
 of speech belongs to a set. The sets are grown greedily, on the queries that a caller selects.
+Where no text has parts of speech, the usual keys of each relation stand in for them.
 """
 
 from collections.abc import Sequence
