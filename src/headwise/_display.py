@@ -11,8 +11,9 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """The nearest of some names as a question with a space before it; empty if none is near."""
-    close = get_close_matches(name, list(names), 1)
-    return f" Did you mean {close[0]}?" if close else ""
+    by_lower = {known.lower(): known for known in names}  # to difflib, It and it are far apart
+    close = get_close_matches(name.lower(), by_lower, 1)
+    return f" Did you mean {by_lower[close[0]]}?" if close else ""
 
 
 def first_line(error: BaseException, most: int = 160) -> str:

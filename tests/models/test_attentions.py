@@ -111,15 +111,17 @@ def test_what_does_not_fit_is_refused_with_its_size() -> None:
     ("arguments", "error", "match"),
     [
         ({"layers": [0], "heads": "L0.H0"}, ArgumentError, r"layers=\[0\] and heads='L0.H0'"),
+        ({"layers": [-1]}, ArgumentError, r"attentions: layers=\[-1\]. Give a list of numbers"),
         ({"layers": [3]}, ArgumentError, r"layers \[3\] do not exist"),
         ({"heads": "L0.H7"}, HeadError, "no head L0.H7"),
         ({"queries": 7}, ArgumentError, "queries has 7, where a layer has 7 queries"),
         ({"queries": [0, -8]}, ArgumentError, "queries has -8"),
+        ({"inputs": "A text."}, ArgumentError, "attentions: 'A text.' is a text. Give its token"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
-        hw.attentions(hw.MultiHeadAttention(8, 2), torch.randn(1, 7, 8), **arguments)
+        hw.attentions(hw.MultiHeadAttention(8, 2), **{"inputs": torch.randn(1, 7, 8), **arguments})
 
 
 @pytest.mark.parametrize(

