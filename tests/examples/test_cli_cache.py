@@ -79,7 +79,7 @@ def test_a_plan_runs_beside_the_full_cache(folder: Path, tmp_path: Path) -> None
     full = hw.cache_plan(model, full={0: [0, 1], 1: [0, 1]})
     stock = transformers.DynamicCache(config=model.config)
     with torch.no_grad():
-        model(input_ids=ids, past_key_values=stock)
+        model(input_ids=ids, cache=stock)
     held = [sum(x.keys.nbytes + x.values.nbytes for x in stock.layers), plan.nbytes(8)]
     names = ("full cache", "this plan")
     for row, name, cached, kept in zip(rows, names, (full, plan), held, strict=True):

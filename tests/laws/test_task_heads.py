@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 import headwise as hw
 from headwise.roles import TaskHeads, find_heads, load_heads, task_examples
@@ -171,6 +174,12 @@ def test_the_question_alone_decides_and_every_place_is_right_equally_often(
         ("nedle", None, {}, "no task 'nedle'. Choose from needle, passage, instruction."),
         ("needle", None, {"tokenizer": None}, "tokenizer=None. Give one"),
         ("needle", None, {"tokenizer": "gpt2"}, "tokenizer='gpt2' is a str. Open it"),
+        (
+            "needle",
+            None,
+            {"tokenizer": PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0})))},
+            "the vocabulary has 0 whole words of three letters or more, and examples need 12. Give",
+        ),
         ("needle", None, {"n": 0}, "n=0, n_tokens=256. Give 1"),
         ("needle", None, {"n_tokens": 9}, "no example of needle fits n_tokens=9. Give more."),
         ("passage", STORY[:4], {}, "4 sentences of three words or more, and 13 different words"),

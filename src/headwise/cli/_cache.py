@@ -103,7 +103,8 @@ def cache(
         )
     print_note(str(planned))
     for name, value in planned.measured.items():
-        print_note(f"{name}: {value:.4g}")
+        of_what = " (rank correlation of the scores of kv heads)" if "agreement" in name else ""
+        print_note(f"{name}{of_what}: {value:.4g}")
     for n_tokens in _LENGTHS:
         kept, share = planned.nbytes(n_tokens), planned.share(n_tokens)
         print_note(

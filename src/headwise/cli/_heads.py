@@ -41,7 +41,8 @@ def heads(
             "Instead of --examples, generate 120 (or --max-texts) of at most 256 tokens (or "
             "--max-tokens). needle: one of four facts in a text is asked for. passage: a sentence "
             "is traced to one of four passages. instruction: a real instruction, and one that is "
-            "injected into a text."
+            "injected into a text. An encoder gives no answers: its heads are judged by where they "
+            "look."
         ),
     ] = None,
     text: Annotated[

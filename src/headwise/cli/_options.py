@@ -33,7 +33,11 @@ TextFile = Annotated[
     Path | None, opt("The texts: a UTF-8 file with one text per line, or - for standard input.")
 ]
 PairsFile = Annotated[
-    Path | None, opt("Instead of --text: a CSV file of sentence pairs and their similarity.")
+    Path | None,
+    opt(
+        "Instead of --text: a CSV file of sentence pairs and their similarity. Without a header: "
+        "sentence,sentence,number, on any scale."
+    ),
 ]
 Target = Annotated[
     Path | None,

@@ -75,11 +75,16 @@ def task_examples(
         lines = [line for text in list_texts("task_examples", texts) for line in _ENDS.split(text)]
         sentences = [" ".join(words[:_LONGEST]) for words in map(str.split, lines) if words[2:]]
     words = sorted({word for line in sentences for word in line.split() if _is_word(word)})
+    if texts is None and len(words) < 3 * _CANDIDATES:
+        raise ArgumentError(
+            f"task_examples: the vocabulary has {len(words)} whole words of three letters or more, "
+            f"and examples need {3 * _CANDIDATES}. Give texts= to make them of."
+        )
     if len(sentences) < 3 * _CANDIDATES or len(words) < 3 * _CANDIDATES:
         raise ArgumentError(
             f"task_examples: {len(sentences)} sentences of three words or more, and {len(words)} "
-            f"different words of three letters or more, in the "
-            f"{'vocabulary' if texts is None else 'texts'}. Give texts with 12 of each or more."
+            f"different words of three letters or more, in the texts. Give texts with 12 of each "
+            f"or more."
         )
     examples: list[Example] = []
     for first in range(0, n, 2):

@@ -305,12 +305,16 @@ class AnswerEffect:
     ci_high: float
 
     def __str__(self) -> str:
+        right = (
+            f"{self.accuracy_without:.0%} are right instead of {self.accuracy:.0%} "
+            f"({self.accuracy_random:.0%})"
+        )
+        if not max(self.accuracy, self.accuracy_without, self.accuracy_random):
+            right = "the model answers none correctly, with or without them"
         return (
             f"without these heads the loss of {self.n} answers grows by "
             f"{self.loss_without - self.loss:.3f} nats [{self.ci_low:.3f}, {self.ci_high:.3f}] "
-            f"({self.loss_random - self.loss:.3f} without as many random heads), and "
-            f"{self.accuracy_without:.0%} are right instead of {self.accuracy:.0%} "
-            f"({self.accuracy_random:.0%})"
+            f"({self.loss_random - self.loss:.3f} without as many random heads), and {right}"
         )
 
 

@@ -136,7 +136,10 @@ class Plan(JsonFile):
         lines = [f"{self._count}: {names}{why}"]
         for name, (before, after) in self.costs.items():
             saved = f" ({after / before - 1:+.1%})" if before else ""
-            lines.append(f"{name} of heads: {amount(before)} before, {amount(after)} after{saved}")
+            unit = " per token" if name == "cache_bytes" else ""
+            lines.append(
+                f"{name} of heads{unit}: {amount(before)} before, {amount(after)} after{saved}"
+            )
         return "\n".join(lines)
 
     @property
