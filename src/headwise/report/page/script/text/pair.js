@@ -15,24 +15,24 @@ function wordsLinked(from, heads) {
   return [...new Set(keys.sort((a, b) => a - b).map((key) => words[key]))];
 }
 
-// The weight of each head from a word to a target, and that of uniform attention. A word's tokens
-// are summed over where they are attended to, and averaged over where they attend: over those that
-// may attend to the target and have a choice.
+// The weight of each head from a word to a target, that of uniform attention, and what the other
+// tokens give the target. A word's tokens are summed over where they are attended to, and averaged
+// over where they attend: over those that may attend to the target and have a choice.
 function linksTo(target, from, heads) {
   const { cells } = viewOf(sampleNow(), chosen.head);
-  const isTarget = new Set(target.places);
-  const queries = cells ? from.places.filter((query) =>
-    target.places.some((key) => cells[query][key] === ONE_OF_SEVERAL)) : from.places;
-  const average = (pairsFrom) => queries.flatMap(pairsFrom)
-    .reduce((sum, [key, weight]) => sum + (isTarget.has(key) ? weight : 0), 0) / queries.length;
+  const mayAttend = (query) => !cells || target.places.some((key) => cells[query][key] === ONE_OF_SEVERAL);
+  const queries = from.places.filter(mayAttend);
+  const others = [...wordsOf(textOf("queries")).keys()].filter((q) => mayAttend(q) && !from.places.includes(q));
+  const average = (pairsFrom, rows) => rows.flatMap(pairsFrom).reduce((sum, [key, weight]) =>
+    sum + (target.places.includes(key) ? weight : 0), 0) / (rows.length || 1);
   const uniform = (query) => {
     const seen = [...cells[query]].flatMap((sign, key) => sign === "." ? [] : [key]);
     return seen.map((key) => [key, 1 / seen.length]);
   };
+  const weights = (head) => [queries, others].map((rows) => average(pairsOf(head), rows));
   return {
-    even: cells && average(uniform),
-    links: heads.map((head) => ({ head, weight: average(pairsOf(head)) }))
-      .sort((a, b) => b.weight - a.weight),
+    even: cells && average(uniform, queries),
+    links: heads.map((head) => [head, ...weights(head)]).sort((a, b) => b[1] - b[2] - a[1] + a[2]),
   };
 }
 
@@ -50,20 +50,19 @@ function drawLinks() {
   const isRepeated = (word) => words.some((other) => other !== word && other.text === word.text);
   byId("target").replaceChildren(...words.map((word) => make("option", {
     value: word.places[0],
-    text: isRepeated(word) ? `${word.text} (${word.places[0]})` : word.text,
+    text: isRepeated(word) ? `${word.text} (${word.places[0]})` : word.text, selected: word === target,
   })));
-  byId("target").value = String(target.places[0]);
   fill("links-from", tokenText(from.text));
   const { even, links } = linksTo(target, from, heads);
   const rows = links.slice(0, LINKS).map((link) => drawLink(link, even));
-  const header = makeHeader(["Head", "Weight", "", "Uniform"]);
-  fill("links", make("table", { class: "numbers" }, [header, make("tbody", {}, rows)]));
+  fill("links", make("table", { class: "numbers" },
+    [makeHeader(["Head", "Weight", "", "Uniform", "Others"]), make("tbody", {}, rows)]));
   byId("links-note").textContent = (even === null
     ? "Of this text the page has only the strongest pairs of each query: all others count as 0. " : "") +
     (links.length > LINKS ? `The ${LINKS} strongest of ${formatCount(links.length)} heads.` : "");
 }
 
-function drawLink({ head, weight }, even) {
+function drawLink([head, weight, others], even) {
   const button = make("button", { type: "button", class: "plain", text: study.heads[head] });
   button.addEventListener("click", () => choose("head", head));
   return make("tr", head === chosen.head ? { class: "chosen" } : {}, [
@@ -71,6 +70,7 @@ function drawLink({ head, weight }, even) {
     make("td", { class: "main", text: formatWeight(weight) }),
     make("td", {}, [makeBar(weight, even)]),
     make("td", { text: even === null ? NONE : formatWeight(even) }),
+    make("td", { text: formatWeight(others) }),
   ]);
 }
 
