@@ -97,7 +97,7 @@ def _compared(
         saved = hw.save(model, Path(folder, "small"), format="gguf", tokenizer=tokenizer)
         gap, own, same, wrong = _in_llama_cpp(python, saved / "model.gguf", model, tokenizer)
     heads = ", ".join(str(x.self_attn.q_proj.out_features // 16) for x in model.model.layers)
-    about = ", ".join(changes) or "plain"
+    about = ", ".join("bfloat16" if name == "dtype" else name for name in changes) or "plain"
     return [f"{name} ({about})", split, heads, f"{gap:.1e}", own, f"{same:.1%}", str(wrong)]
 
 
