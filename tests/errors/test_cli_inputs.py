@@ -34,6 +34,7 @@ READ_TEXTS = (
     "group model --kv-heads 3 -o out",
     "compare model model",
     "cache model",
+    "heads model --task needle",
 )
 
 

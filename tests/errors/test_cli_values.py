@@ -151,7 +151,7 @@ def test_an_argument_that_is_no_number(place: Path, command: str, value: str) ->
         ("train --heads 3 --out lab", "d_model=128 is not a multiple of n_heads=3. "),
         ("train --lr 0 --out lab", "learning_rate is 0.0. "),
         ("count --d-model 10 --heads 3", "of n_heads=3. Give a multiple, or head_dim."),
-        ("look model words --target x", "target='x' is for an encoder-decoder"),
+        ("look model words --target x", "target='x' alone is for an encoder-decoder"),
         ("look model good.txt", "good.txt is a file, and TEXT is the sentence itself. "),
     ],
 )

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwise.cli._roles import print_roles
+from headwise.cli._roles import print_outcomes
 from headwise.kernels import HeadBlock
 from headwise.report.page import render
 from headwise.report.page._role_table import role_table
@@ -87,7 +87,7 @@ def test_every_view_names_the_choices_that_texts_cannot_decide(undecided, capsys
     study = study.with_roles(replace(undecided, model=study.table.model))
     page = " ".join(render(study).split())
     assert re.search(rf">{len(CHOICES)}</a> of \d+ roles could not be tested on these texts", page)
-    print_roles(undecided)
+    print_outcomes(undecided)
     printed = capsys.readouterr().out
     for role in CHOICES:
         assert f"\n  {role}: {UNDECIDED} for it" in undecided.why("L0.H0")

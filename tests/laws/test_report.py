@@ -51,6 +51,8 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
+        if tag == "wbr":  # a place where a title may break: its text goes on
+            return
         self._open = tag
         self.inside.setdefault(tag, []).append("")
 

@@ -94,7 +94,7 @@ def roles(
     output.check()
     from headwise.cli._inputs import draw_texts, open_model
     from headwise.cli._study import find_roles_of
-    from headwise.roles import Evidence, shown_outcomes
+    from headwise.roles import Evidence
     from headwise.tables import save_figure
 
     texts = files.read(shared)
@@ -112,10 +112,7 @@ def roles(
         return
     if output.out is None:
         print_roles(result)
-    outcomes = result.outcomes()
-    own = outcomes["role"].isin([path.rpartition(":")[2] for path in relation or ()])
-    shown = own | outcomes.index.isin(shown_outcomes(outcomes).index)
-    print_table(outcomes[shown][_OUTCOME].rename(columns={"role": "name"}))
+    print_outcomes(result, [path.rpartition(":")[2] for path in relation or ()])
 
 
 def nearest_rows(result: "Roles") -> list[dict[Hashable, Any]]:
@@ -139,6 +136,15 @@ def print_roles(result: "Roles") -> None:
         columns = ["name", "shape", "token", "attention", "value", "carries", "short", "long"]
         print_note("Apart from roles:")
         print_table(shapes[[*columns, "evenness"]])
+
+
+def print_outcomes(result: "Roles", own: Sequence[str] = ()) -> None:
+    """Print what became of each role, of relations of one's own also without a pair."""
+    from headwise.roles import shown_outcomes
+
+    outcomes = result.outcomes()
+    shown = outcomes["role"].isin(own) | outcomes.index.isin(shown_outcomes(outcomes).index)
+    print_table(outcomes[shown][_OUTCOME].rename(columns={"role": "name"}))
 
 
 def _load_relations(sources: Sequence[str], model: str) -> "dict[str, Relation]":

@@ -129,9 +129,9 @@ def _checked(layers: Any, config: Any, path: Path) -> dict[int, dict[str, int]]:
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, int, nn.Module]]:
     """The name, number and module of each layer, in the one list of so many modules."""
-    config: Any = model.config
+    n_layers = getattr(model.config, "num_hidden_layers", None)
     for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers:
+        if isinstance(module, nn.ModuleList) and len(module) == n_layers:
             for number, layer in enumerate(module):
                 yield f"{name}.{number}", number, layer
             return
