@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import headwise as hw
+from folders import tiny_llama
 from headwise.caching import CachePlan, save_duo_attention
 from headwise.corpora import Example, Grammar
 from headwise.errors import OutputError
@@ -78,6 +79,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "report.html": STUDY.report,
     "lab": _lab,
     "layer": lambda path: hw.save(hw.MultiHeadAttention(6, 2), path, force=True),
+    "gguf": lambda path: hw.save(tiny_llama(), path, format="gguf", force=True),
 }
 STARTED: dict[str, Callable[[Path], Any]] = {
     "run": lambda path: train(SETTINGS, path, lines_judged=1),

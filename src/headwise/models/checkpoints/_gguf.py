@@ -6,6 +6,7 @@ layers differ is written as the one of those that computes the same.
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from headwise._packages import require
-from headwise._tensors import output_errors
 from headwise.errors import UnsupportedError
 
 GGUF = "model.gguf"
@@ -83,11 +83,10 @@ def write_gguf(model: nn.Module, tokenizer: Any, folder: Path) -> None:
         kind = kinds.F32 if weight.ndim == 1 else stored.get(weight.dtype, kinds.F32)
         values = gguf.quants.quantize(weight.detach().float().cpu().numpy(), kind)
         writer.add_tensor(name, values, raw_dtype=kind)
-    with output_errors(path):
+    with closing(writer):  # also where the disk is full
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
-        writer.close()
 
 
 def decoder_of(model: nn.Module) -> Any:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from headwise._display import first_line
 from headwise._evaluation import in_evaluation
 from headwise._packages import require
-from headwise._tensors import output_errors
 from headwise.errors import ArgumentError, OutputError
 
 # Where transformers.js, optimum and sentence-transformers look for it.
@@ -74,9 +73,8 @@ def write_onnx(model: nn.Module, batch: Any, folder: Path) -> None:
     path = folder / ONNX
     path.parent.mkdir(exist_ok=True)
     config: Any = model.config
-    with output_errors(path):
-        program.save(path)
-        config.save_pretrained(folder)
+    program.save(path)
+    config.save_pretrained(folder)
 
 
 class _Outputs(nn.Module):
