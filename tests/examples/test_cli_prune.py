@@ -152,7 +152,12 @@ def test_pairs_are_scored_by_their_task(place: Path, tmp_path: Path) -> None:
     inputs, loss = paired(read_pairs(tmp_path / "pairs.csv")[::2], model, tokenizer)
     scores = hw.Scores.load(tmp_path / "scores.csv")
     drawn = hw.prune_curves(
-        model, inputs, {"one": [scores.order()]}, reference=inputs, loss=loss, points=range(12)
+        model,
+        inputs,
+        {"one": [removal_order(scores)[0]]},
+        reference=inputs,
+        loss=loss,
+        points=range(12),
     )
     within = drawn.scores["one"][0] > drawn.scores["one"][0, 0] - 0.2
     heads = drawn.removed[within.cumprod().sum() - 1]
@@ -237,9 +242,10 @@ def test_orders_of_other_methods_are_drawn_as_well(place: Path) -> None:
         r"^(.+): (?:≥ )?\d+ \(.*\d\) heads can be removed before the loss grows by \S+$", out, re.M
     )
     assert names == ["half-gate", "gradient, 3 rounds", "random"]
+    order, steps = removal_order(scores)
     drawn = hw.prune_curves(
-        model, lines[1::2], {"one": [scores.order()]}, reference=lines[::2],
-        loss="lm", tokenizer=tokenizer,
+        model, lines[1::2], {"one": [order]}, reference=lines[::2],
+        loss="lm", tokenizer=tokenizer, points=[0, *steps],
     )  # fmt: skip
     curves = pd.read_csv(place / "beside" / "curves.csv").set_index("order")
     assert curves.loc["gradient, 3 rounds", "loss"].tolist() == pytest.approx(drawn.mean("one")[0])
