@@ -14,7 +14,7 @@ from headwise.cli._print import print_note, progress_bar
 from headwise.corpora import SentencePair
 from headwise.errors import ArgumentError
 from headwise.recovery import recovering
-from headwise.scoring import Inputs, Loss, paired, prune_curves, read_batches
+from headwise.scoring import Inputs, Loss, in_fifths, paired, prune_curves, read_batches
 from headwise.surgery import removal_order
 from headwise.tables import Curves, Head, Scores
 
@@ -104,7 +104,7 @@ class QualityInputs:
         with progress_bar("Finding how many heads can be removed") as on_progress:
             curves = prune_curves(
                 full, self.batches, {"order": [order]}, reference=self.batches,
-                loss=self.loss, points=_fifths(ends), on_progress=on_progress,
+                loss=self.loss, points=in_fifths(ends), on_progress=on_progress,
             )  # fmt: skip
         unit, change = _UNITS.get(curves.loss, curves.loss), "the loss grows"
         if by_score:  # a curve like any other: what the score lacks grows
@@ -141,15 +141,6 @@ def share_at_elbow(curves: Curves, quality: float = AUTO_SHARE) -> float:
     return float(np.nextafter(heads / curves.n_heads, 1)) if heads else 0.0
 
 
-def _fifths(ends: list[int]) -> list[int]:
-    """Some of these numbers, each about a fifth above the one before, as in `prune_curves`."""
-    points, last = [], 0
-    for end in ends:
-        if end >= last + max(1, last // 5):
-            points.append(last := end)
-    return points
-
-
 def curves_of(
     model: nn.Module,
     orders: Mapping[str, list[Head]],
@@ -168,7 +159,7 @@ def curves_of(
         curves = [
             prune_curves(
                 model, evaluation.batches, {name: [order] for name, order in orders.items()},
-                reference=reference, loss=evaluation.loss, points=_fifths(ends),
+                reference=reference, loss=evaluation.loss, points=in_fifths(ends),
                 on_progress=on_progress,
             )
         ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from headwise.scoring._batches import BatchesLike, paired, read_batches
 from headwise.scoring._checkpoint import digest_of
-from headwise.scoring._curves import prune_curves
+from headwise.scoring._curves import in_fifths, prune_curves
 from headwise.scoring._importance import importance
 from headwise.scoring._loss import Inputs, Loss, Score, embedding, find_loss, rank_correlation
 from headwise.scoring.methods import Gates
@@ -17,6 +17,7 @@ __all__ = [
     "embedding",
     "find_loss",
     "importance",
+    "in_fifths",
     "paired",
     "prune_curves",
     "rank_correlation",

@@ -125,12 +125,17 @@ def _removals(
 
 
 def _points(points: Iterable[int] | None, most: int) -> list[int]:
-    if points is None:
-        points, last = [], 0
-        while last < most:
-            last += max(1, last // _STEP)
-            points.append(last)
+    points = in_fifths(range(1, most + 1)) if points is None else points
     return sorted({0, *(point for point in points if 0 <= point <= most)})
+
+
+def in_fifths(numbers: Iterable[int]) -> list[int]:
+    """Some of these rising numbers, each about a fifth above the one before."""
+    chosen, last = [], 0
+    for number in numbers:
+        if number >= last + max(1, last // _STEP):
+            chosen.append(last := number)
+    return chosen
 
 
 # The loss of each text without some heads, and the task score (NaN without one).
