@@ -16,7 +16,7 @@ from headwise._packages import require
 from headwise._progress import shows_progress
 from headwise._size_limits import limit_model_size
 from headwise.errors import ArgumentError, HeadwiseError, InputError
-from headwise.files import check_not_moved, read_object
+from headwise.files import check_not_moved
 from headwise.lab import read_model, read_tokenizer
 from headwise.models._libraries import progress_bar_in_terminals_only
 from headwise.models._model import check_device
@@ -32,13 +32,11 @@ from headwise.models.checkpoints._manifest import (
     LAYER,
     apply_changes,
     changed_class,
-    is_changed,
     read_layer,
     read_manifest,
-    transformers_class,
 )
 from headwise.models.checkpoints._original_heads import ORIGINAL, read_original
-from headwise.models.checkpoints._per_layer import PER_LAYER, read_layers
+from headwise.models.checkpoints._per_layer import read_layers
 from headwise.models.checkpoints._source_files import TOKENIZER_FILES
 
 # As the hub allows them: an owner and a slash may stand before the name.
@@ -219,7 +217,7 @@ def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None)
         )
         # Open the revision that was checked, not one that was pushed since.
         pinned = {} if folder or checked is None else {"revision": checked.name}
-        config, cls = _with_layers(checked, cls)
+        config, cls = (None, cls) if checked is None else read_layers(checked, cls)
         cls = cls or _model_class(str(source), **pinned)
         with limit, progress_bar_in_terminals_only():
             model, report = cls.from_pretrained(
@@ -242,32 +240,7 @@ def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None)
             f"Give the whole checkpoint."
         )
     read_original(getattr(model.config, ORIGINAL, None), str(source))
-    if is_changed(cls):  # only building needed it
-        model.__class__ = cls.__mro__[1]
     return model
-
-
-def _with_layers(folder: Path | None, cls: Any) -> tuple[Any, Any]:
-    """The configuration and the class for a folder whose layers differ by `per_layer_config`.
-
-    Args:
-        cls: The class of a manifest, which says how layers differ, and in more detail; or None.
-    Returns:
-        None for what Transformers finds by itself.
-    """
-    path = None if folder is None else folder / "config.json"
-    if folder is None or path is None or not path.is_file():
-        return None, cls
-    content = read_object(path, "load", "Save the model again.")
-    name = next(iter(content.get("architectures") or ()), None)
-    if PER_LAYER not in content or not isinstance(name, str):
-        return None, cls
-    base = transformers_class(name, folder) if cls is None else cls
-    found = read_layers(base, folder)
-    if found is None:
-        return None, cls
-    config, changes = found
-    return config, cls or changed_class({"architecture": name, **changes}, folder)
 
 
 def _why_not(error: Exception, source: str | Path, folder: Path | None) -> str:

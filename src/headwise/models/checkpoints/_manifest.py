@@ -106,7 +106,7 @@ def apply_changes(model: nn.Module, content: Any) -> None:
 
 
 def changed_class(manifest: Mapping[str, Any], folder: Path) -> Any:
-    """A class that builds a model by its configuration and applies the changes at once.
+    """A class that builds a model of its base by its configuration, and changes it at once.
 
     `from_pretrained` then reads weights of the changed shapes; after it, they would not fit.
     """
@@ -116,14 +116,10 @@ def changed_class(manifest: Mapping[str, Any], folder: Path) -> Any:
     def build(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         base.__init__(self, config, *args, **kwargs)
         apply_checked(self, changes)
+        self.__class__ = base  # only building needs the changed class
 
     # Transformers decides how to read weights by the name and the module of the class.
     return type(base.__name__, (base,), {"__init__": build, "__module__": base.__module__})
-
-
-def is_changed(cls: type) -> bool:
-    """Whether `changed_class` has made a class."""
-    return cls.__name__ == cls.__mro__[1].__name__
 
 
 def transformers_class(name: Any, folder: Path) -> Any:

@@ -14,7 +14,12 @@ from torch import nn
 
 from headwise.errors import InputError
 from headwise.files import read_object
-from headwise.models.checkpoints._manifest import Changes, differences_between
+from headwise.models.checkpoints._manifest import (
+    Changes,
+    changed_class,
+    differences_between,
+    transformers_class,
+)
 
 PER_LAYER = "per_layer_config"
 _HEADS, _KV_HEADS = "num_attention_heads", "num_key_value_heads"
@@ -43,18 +48,15 @@ def layers_of(model: Any) -> dict[str, dict[str, int]]:
     return layers
 
 
-def write_layers(model: Any, folder: Path) -> None:
+def write_layers(layers: Mapping[str, Any], cls: type, folder: Path) -> None:
     """Add `per_layer_config` to the configuration in a folder, if this Transformers applies it.
 
     Elsewhere the entry would make a configuration that opens into one that does not.
     """
-    layers = layers_of(model)
     path = folder / "config.json"
-    if not layers:
-        return
-    content = json.loads(path.read_text("utf-8"))
-    if applies(type(model), content | {PER_LAYER: layers}):
-        path.write_text(json.dumps(content | {PER_LAYER: layers}, indent=2) + "\n", "utf-8")
+    content = json.loads(path.read_text("utf-8")) | {PER_LAYER: layers}
+    if layers and applies(cls, content):
+        path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 
 
 def applies(cls: Any, content: Mapping[str, Any]) -> bool:
@@ -75,25 +77,40 @@ def applies(cls: Any, content: Mapping[str, Any]) -> bool:
     return True
 
 
-def read_layers(cls: Any, folder: Path) -> tuple[Any, Changes] | None:
-    """The configuration of a folder without `per_layer_config`, and what that changes in a model.
+def read_layers(folder: Path, cls: Any) -> tuple[Any, Any]:
+    """The configuration without `per_layer_config`, and a class that builds what that says.
 
+    Args:
+        cls: The class of a manifest, which says in more detail how layers differ; or None.
     Returns:
-        None if the folder has none, or Transformers applies it.
+        None and `cls` if the folder has no such entry, or Transformers applies it.
     Raises:
         InputError: it changes something other than numbers of heads and widths of MLPs.
     """
     path = folder / "config.json"
-    content = read_object(path, "load", "Save the model again.")
+    content = read_object(path, "load", "Save the model again.") if path.is_file() else {}
     layers = content.pop(PER_LAYER, None)
-    if not layers or applies(cls, content | {PER_LAYER: layers}):
-        return None
-    config = cls.config_class.from_dict(content)
+    name = next(iter(content.get("architectures") or ()), None)
+    if not layers or not isinstance(name, str):
+        return None, cls
+    base = cls or transformers_class(name, folder)
+    if applies(base, content | {PER_LAYER: layers}):
+        return None, cls
+    config = base.config_class.from_dict(content)
+    if cls is None:
+        changes = _changes_of(layers, base, content, path)
+        cls = changed_class({"architecture": name, **changes}, folder)
+    return config, cls
+
+
+def _changes_of(layers: Any, cls: Any, content: Mapping[str, Any], path: Path) -> Changes:
+    """What `per_layer_config` changes in the model that the rest of a configuration builds."""
+    config = cls.config_class.from_dict(dict(content))
     with torch.device("meta"):
         built = cls(config)
     changes: Changes = {"tensors": {}, "counts": {}, "heads": {}}
     for number, overrides in _checked(layers, config, path).items():
-        variant = cls.config_class.from_dict(content)
+        variant = cls.config_class.from_dict(dict(content))
         # Set afterwards: the checks of a configuration refuse heads that do not divide its width.
         for name, count in overrides.items():
             setattr(variant, name, count)
@@ -104,7 +121,7 @@ def read_layers(cls: Any, folder: Path) -> tuple[Any, Changes] | None:
             inside = {name: x for name, x in entries.items() if name.startswith(prefixes)}
             changes[part] |= inside
     changes["tensors"] = {name: [*shape] for name, shape in changes["tensors"].items()}
-    return config, changes
+    return changes
 
 
 def _checked(layers: Any, config: Any, path: Path) -> dict[int, dict[str, int]]:

@@ -27,7 +27,12 @@ from headwise.models.checkpoints._source_files import copy_source_files, source_
 from headwise.models.ownership import example_input, first_batch, float_outputs, output_difference
 from headwise.models.texts import check_tokenizer
 
-_READERS: dict[str, Reader] = {"headwise": "headwise", "onnx": "onnxruntime"}
+# Which library opens a format in a fresh process, if not Transformers; llama.cpp may not be there.
+_READERS: dict[str, Reader | None] = {
+    "headwise": "headwise",
+    "gguf": None,
+    "onnx": "onnxruntime",
+}
 
 
 @shows_progress("Saving the model")
@@ -121,10 +126,11 @@ def save(
             tokenizer.save_pretrained(beside)
         if source is not None:
             copy_source_files(source, beside)
-        if format != "gguf":
-            check_fresh(_READERS.get(format, "transformers"), beside, inner, batch)
-        opens_alone = not (beside / "headwise.json").is_file() or format == "remote-code"
-        if opens_alone and format not in ("gguf", "onnx") and (beside / "modules.json").is_file():
+        reader = _READERS.get(format, "transformers")
+        if reader is not None:
+            check_fresh(reader, beside, inner, batch)
+        is_stock = reader == "headwise" and not (beside / "headwise.json").is_file()
+        if (reader == "transformers" or is_stock) and (beside / "modules.json").is_file():
             whole = model if source is None else _open_around(source_folder(source), model)
             if whole is not None:
                 check_encoding(beside, whole)
