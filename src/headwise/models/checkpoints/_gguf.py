@@ -159,7 +159,7 @@ def _refuse(model: nn.Module, checks: Mapping[str, bool]) -> None:
     found = [what for what, present in checks.items() if present]
     if found:
         raise UnsupportedError(
-            f"save: llama.cpp would leave out {found[0]} of this {type(model).__name__}. Choose "
+            f"save: of this {type(model).__name__}, llama.cpp would leave out {found[0]}. Choose "
             f"the format 'headwise', 'padded' or 'onnx'."
         )
 
