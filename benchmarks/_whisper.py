@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import transformers
 from _packages import FOLDER, fetch, stored
-from _report import table
+from _report import table, titled
 from _speech import SYNTHESIZERS, Utterance, sentences
 from torch import Tensor
 
@@ -63,7 +63,7 @@ def whisper() -> str:
         ("Offsets", _offset_table(results)),
         ("Negatives", _null_table(results)),
     )
-    return "\n\n".join(f"**{title}**\n\n{text}" for title, text in parts)
+    return titled(parts)
 
 
 def _measured(name: str) -> dict[str, Any]:

@@ -1,23 +1,27 @@
 """Saves models as GGUF and ONNX, and runs them in their engines.
 
-    python benchmarks/formats.py PYTHON
+    OMP_NUM_THREADS=1 python benchmarks/formats.py PYTHON --into benchmarks/results/formats.md
 
-PYTHON is an interpreter of an environment with xllamacpp, which brings llama.cpp built. Writes
-`results/formats.md`: how far logits and tokens agree, and what an encoder and a decoder gain.
+PYTHON is an interpreter of an environment with xllamacpp, which brings llama.cpp built. Measures
+how far logits and tokens agree, and what an encoder and a decoder gain.
 """
 
 import json
 import subprocess
-import sys
 import tempfile
-import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results" / "formats.md"
+import torch
+import transformers
+from _report import cpu_name, parser_of, show, software, table, titled
+from _timing import interleaved
+
+import headwise as hw
+
 SIZES = {
     "vocab_size": 700, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -57,36 +61,31 @@ N_TEXTS, N_TOKENS = 5, 200
 ROUNDS = 7
 
 
-def main(python: str) -> None:
-    rows = []
-    for case in MODELS:
-        rows.append(f"| {' | '.join(_compared(python, *case))} |")
-        print(rows[-1], file=sys.stderr, flush=True)
-    RESULTS.write_text(
-        "# Formats\n\n`python benchmarks/formats.py`. "
-        f"Processor: {_cpu()}, one thread.\n\n"
-        "Small models with random weights, queries and keys scaled up, in llama.cpp (xllamacpp "
-        f"{_version(python)}) with a float32 cache: logarithms of the probabilities of all 700 "
-        f"tokens at {N_TEXTS * N_TOKENS:,} positions, and the tokens of {len(TEXTS)} texts. Of a "
-        "model in bfloat16, the differences from the same weights in float32, and those of "
-        "torch in bfloat16.\n\n"
-        "| model | tokenizer | heads of the layers | largest difference | of torch | top-1 equal "
-        "| texts with other tokens |\n| :-- | :-- | :-- | --: | --: | --: | --: |\n"
-        + "\n".join(rows)
-        + "\n\nA model of 4 layers × 12 heads × 64 without 14 of its 48 heads (random weights: "
-        "only size and time count), each in its engine, alternating, medians of "
-        f"{ROUNDS}.\n\n| model, engine | size | time |\n| :-- | --: | --: |\n"
-        + "\n".join(_gains(python))
-        + "\n"
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("python")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    where = f"{software()}, 1 thread, {cpu_name()}; xllamacpp {_version(options.python)}"
+    compared = [_compared(options.python, *case) for case in MODELS]
+    titles = ("model", "tokenizer", "heads of the layers", "largest difference", "of torch")
+    parts = (
+        (
+            f"Logarithms of the probabilities of all 700 tokens at {N_TEXTS * N_TOKENS:,} "
+            f"positions, and the tokens of {len(TEXTS)} texts",
+            table((*titles, "top-1 equal", "texts with other tokens"), compared, 3),
+        ),
+        (
+            f"Without 14 of 48 heads, over all of them: medians of {ROUNDS} rounds",
+            table(("model, engine", "size", "time"), _gains(options.python)),
+        ),
     )
-    print(RESULTS.read_text())
+    show(f"{where}.\n\n{titled(parts)}", options.into)
 
 
 def _compared(
     python: str, name: str, split: str, uneven: bool, changes: dict[str, Any]
 ) -> list[str]:
-    import headwise as hw
-
     tokenizer = _tokenizer(split)
     halved = changes.get("dtype") == "bfloat16"
     model = _model(name, SIZES | {k: v for k, v in changes.items() if k != "dtype"})
@@ -102,9 +101,6 @@ def _compared(
 
 
 def _model(name: str, sizes: dict[str, Any]) -> Any:
-    import torch
-    import transformers
-
     torch.manual_seed(0)
     cls = getattr(transformers, f"{name}ForCausalLM")
     known = sizes if name != "Qwen2" else {k: v for k, v in sizes.items() if k != "head_dim"}
@@ -213,8 +209,6 @@ def _in_llama_cpp(
     python: str, path: Path, model: Any, tokenizer: Any
 ) -> tuple[float, str, float, int]:
     """The largest difference, torch's own, the share of equal top tokens, texts cut otherwise."""
-    import torch
-
     server = _Llama(python, path)
     tokens = [server.ask("/tokenize", content=text, add_special=True)["tokens"] for text in TEXTS]
     wrong = sum(x != tokenizer(text)["input_ids"] for x, text in zip(tokens, TEXTS, strict=True))
@@ -242,24 +236,20 @@ def _in_llama_cpp(
     return max(gaps), f"{by_torch:.1e}" if by_torch else "", sum(same) / len(same), wrong
 
 
-def _gains(python: str) -> list[str]:
+def _gains(python: str) -> list[tuple[str, ...]]:
     """Size and time of an encoder and a decoder without 14 of 48 heads, over the full ones."""
     import numpy as np
-    import torch
-    import transformers
     from onnxruntime import InferenceSession, SessionOptions
 
-    import headwise as hw
-
     torch.manual_seed(0)
-    sizes = {
+    sizes: dict[str, Any] = {
         "vocab_size": 700, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 4,
         "num_attention_heads": 12,
     }  # fmt: skip
     gone = [f"L{number % 4}.H{number // 4}" for number in range(14)]
-    encoder = transformers.BertModel(transformers.BertConfig(**sizes)).eval()  # type: ignore[arg-type]
+    encoder = transformers.BertModel(transformers.BertConfig(**sizes)).eval()
     decoder = _model("Llama", {**sizes, "head_dim": 64, "max_position_embeddings": 1024})
-    rows = []
+    rows: list[tuple[str, ...]] = []
     ids = torch.randint(3, 700, (1, 512)).numpy()
     options = SessionOptions()
     options.intra_op_num_threads = 1
@@ -274,50 +264,32 @@ def _gains(python: str) -> list[str]:
                     x.name: np.ones_like(ids) if "mask" in x.name else ids * (x.name == "input_ids")
                     for x in session.get_inputs()
                 }
-                runs.append(lambda session=session, batch=batch: session.run(None, batch))
-            rows.append(f"| {name}, onnxruntime, 512 tokens | {_ratios(files, runs)} |")
+                runs.append(partial(session.run, None, batch))
+            rows.append((f"{name}, onnxruntime, 512 tokens", *_ratios(files, runs)))
         servers, files = [], []
         for part, kept in (("full", decoder), ("small", hw.prune(decoder, gone))):
             saved = hw.save(kept, Path(folder, part), format="gguf", tokenizer=_tokenizer("gpt-2"))
             files.append(saved / "model.gguf")
             servers.append(_Llama(python, files[-1]))
         prompt = ids[0].tolist()
-        runs = [
-            lambda server=server: server.ask(
-                "/completion", prompt=prompt, n_predict=1, cache_prompt=False
-            )
-            for server in servers
-        ]
-        rows.append(f"| Llama, llama.cpp, prompt of 512 tokens | {_ratios(files, runs)} |")
-        runs = [
-            lambda server=server: server.ask(
-                "/completion", prompt=prompt[:8], n_predict=64, cache_prompt=True, ignore_eos=True
-            )
-            for server in servers
-        ]
-        rows.append(f"| Llama, llama.cpp, 64 new tokens | {_ratios(files, runs)} |")
+        for task, question in (
+            ("prompt of 512 tokens", {"prompt": prompt, "n_predict": 1, "cache_prompt": False}),
+            ("64 new tokens", {"prompt": prompt[:8], "n_predict": 64, "ignore_eos": True}),
+        ):
+            runs = [partial(server.ask, "/completion", **question) for server in servers]
+            rows.append((f"Llama, llama.cpp, {task}", *_ratios(files, runs)))
         for server in servers:
             server.close()
     return rows
 
 
-def _ratios(files: list[Path], runs: list[Callable[[], Any]]) -> str:
+def _ratios(files: Sequence[Path], works: Sequence[Callable[[], Any]]) -> tuple[str, str]:
+    """The size and the time of the second file over those of the first."""
     full, small = (
         sum(x.stat().st_size for x in file.parent.iterdir() if x.is_file()) for file in files
     )
-    times: list[list[float]] = [[], []]
-    for _ in range(ROUNDS + 1):  # the first is a warm-up
-        for run, taken in zip(runs, times, strict=True):
-            start = time.perf_counter()
-            run()
-            taken.append(time.perf_counter() - start)
-    ratio = median(b / a for a, b in zip(times[0][1:], times[1][1:], strict=True))
-    return f"{small / full:.2f} | {ratio:.2f}"
-
-
-def _cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((x.partition(":")[2].strip() for x in lines if x.startswith("model name")), "?")
+    times = interleaved(dict(zip(("full", "small"), works, strict=True)), ROUNDS)
+    return f"{small / full:.2f}", str(times.ratio("small", "full"))
 
 
 def _version(python: str) -> str:
@@ -326,4 +298,4 @@ def _version(python: str) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()
