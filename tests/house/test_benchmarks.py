@@ -48,6 +48,7 @@ WITHOUT_TIME: set[Block] = {
 }  # fmt: skip
 # Blocks of times that no step writes, and what their command needs beyond the checkout.
 BY_HAND: dict[Block, str] = {
+    ("benchmarks/results/formats.md", ""): "needs an environment with llama.cpp",
     ("benchmarks/results/reading-the-page.md", ""): "Chromium",
     ("benchmarks/results/rivals.md", "torch-pruning"): "make rivals",
     ("benchmarks/results/shrink.md", ""): "models and texts that are not part of the project",
