@@ -1,5 +1,6 @@
 """What the attention implementation refuses, by name and value."""
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -80,16 +81,31 @@ def test_a_mask_of_another_kind(mask: Any, kind: str) -> None:
         _call(nn.Linear(2, 2), mask)
 
 
-class ChoosesByName(nn.Linear):
-    """A layer whose source does something for `sdpa` alone."""
+CHOICES = {
+    "attribute": 'config._attn_implementation in ("eager", "sdpa")',
+    "variable": "(implementation := config._attn_implementation) == 'sdpa'",
+    "turned": '"sdpa" != config._attn_implementation',
+    "lines": 'config._attn_implementation not in (\n    "eager",\n    "sdpa",\n)',
+    "beside": 'config._attn_implementation == "flash_attention_2" or name in ["sdpa"]',
+}
 
-    def adds_a_bias(self, config: transformers.PreTrainedConfig) -> bool:
-        return config._attn_implementation in ("eager", "sdpa")
 
-
-def test_a_module_that_chooses_by_name() -> None:
-    with pytest.raises(UnsupportedError, match=r"source of ChoosesByName treats .*'sdpa'"):
-        _call(ChoosesByName(2, 2))
+@pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
+@pytest.mark.parametrize("part", ["Layer", "Config"])
+def test_a_source_that_chooses_by_name(
+    part: str, choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"chooses_{part}_{abs(hash(choice))}"
+    (tmp_path / f"{name}.py").write_text(
+        "from torch import nn\nclass Layer(nn.Linear): pass\nclass Config: pass\n"
+        f"def adds_a_bias(config, name):\n    return {choice}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    parts = importlib.import_module(name)
+    module = parts.Layer(2, 2) if part == "Layer" else nn.Linear(2, 2)
+    module.config = parts.Config() if part == "Config" else None
+    with pytest.raises(UnsupportedError, match=r"source of (Layer|Linear) treats .*'sdpa'"):
+        _call(module)
 
 
 def test_continuous_batching_refuses_it_by_name() -> None:

@@ -81,7 +81,7 @@ def attention_forward(
         UnsupportedError: an argument is unknown, the mask is neither of booleans nor of floats, or
             the module does for `sdpa` alone what its answer depends on.
     """
-    check_source(type(module))
+    check_source(module)
     _check_arguments(module, attention_mask, more)
     given = {"dropout": dropout, "scaling": scaling, **more}
     call = Call.of(module, NAME, query, key, value, attention_mask, given)

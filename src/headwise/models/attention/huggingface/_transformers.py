@@ -93,8 +93,10 @@ def combined(function: MaskFunction) -> list[MaskFunction]:
     return [each for part in parts for each in combined(part)] or [function]
 
 
-# A condition on the name of the implementation, as in `if implementation in ("eager", "sdpa")`.
-_CHOICE = re.compile(r"_attn_implementation\b.*(==|!=|\bin\b).*[\"']sdpa[\"']")
+# A condition on the name, whatever variable holds it: `if implementation in ("eager", "sdpa")`.
+_CHOICE = re.compile(
+    r"""(==|!=|\bcase|\bin\s*[(\[{](\s*["']\w+["'],)*)\s*["']sdpa["']|["']sdpa["']\s*(==|!=)"""
+)
 _INDICES = "it passes `indices=`, which are read"
 # Models that choose by the name, and why they compute the same under ours.
 KNOWN_CHOICES = {
@@ -122,18 +124,24 @@ def _chooses(file: str) -> bool:
     return _CHOICE.search(source) is not None
 
 
-def check_source(module: type[nn.Module]) -> None:
-    """Refuse a module that would leave out for us what it does for `sdpa`.
+def check_source(module: nn.Module) -> None:
+    """Refuse a module that would leave out for us what it, or its model, does for `sdpa`.
 
     Raises:
-        UnsupportedError: its file chooses by the name of the implementation, in an unknown way.
+        UnsupportedError: the module's file, or that of the model whose configuration it has,
+            chooses by the name of the implementation, in an unknown way.
     """
-    if not _is_known(module.__module__):
+    config = type(getattr(module, "config", None))
+    if not (_is_known(type(module).__module__) and _is_known(_file_of_models(config))):
         raise UnsupportedError(
-            f"headwise attention: the source of {module.__name__} treats "
+            f"headwise attention: the source of {type(module).__name__} treats "
             f"attn_implementation='sdpa' in a way of its own. Load the model with "
             f"attn_implementation='sdpa'."
         )
+
+
+def _file_of_models(config: type[Any]) -> str:
+    return config.__module__.replace("configuration_", "modeling_")
 
 
 @constant_when_traced  # a compiler would look through a cached function
@@ -149,8 +157,7 @@ def is_written_for_eager(cls: type[Any]) -> bool:
     `sdpa`, or that choose by the implementation's name, may rely on it: DeepSeek-V4 extends its
     mask by a bias, which it would leave out where `sdpa` has no mask, and turn around in booleans.
     """
-    file = cls.__module__.replace("configuration_", "modeling_")
-    return _file_is_written_for_eager(file, cls.__name__)
+    return _file_is_written_for_eager(_file_of_models(cls), cls.__name__)
 
 
 @constant_when_traced
