@@ -14,7 +14,7 @@ import headwise as hw
 from command import headwise
 from folders import write_llama
 from headwise.corpora import read_pairs
-from headwise.scoring import paired
+from headwise.scoring import in_fifths, paired
 from headwise.surgery import removal_order
 
 WORDS = ("<pad>", "<s>", "</s>", "I", "work", "you", "he", "works", "they")
@@ -151,13 +151,14 @@ def test_pairs_are_scored_by_their_task(place: Path, tmp_path: Path) -> None:
     model, tokenizer = hw.load(tmp_path / "base"), hw.load_tokenizer(tmp_path / "base")
     inputs, loss = paired(read_pairs(tmp_path / "pairs.csv")[::2], model, tokenizer)
     scores = hw.Scores.load(tmp_path / "scores.csv")
+    order, ends = removal_order(scores)
     drawn = hw.prune_curves(
         model,
         inputs,
-        {"one": [removal_order(scores)[0]]},
+        {"one": [order]},
         reference=inputs,
         loss=loss,
-        points=range(12),
+        points=in_fifths(ends),
     )
     within = drawn.scores["one"][0] > drawn.scores["one"][0, 0] - 0.2
     heads = drawn.removed[within.cumprod().sum() - 1]

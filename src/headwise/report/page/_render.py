@@ -25,10 +25,11 @@ _FOLDER = Path(__file__).parent
 # In this order: each script uses those before it.
 _TEXT_SCRIPTS = (
     *("core/dom", "core/study", "core/numbers", "core/grid", "text/attention", "core/heads"),
-    *("heads/tabs", "text/words", "text/lines", "text/map", "text/pair", "text/thumbs"),
+    *("heads/tabs", "text/words", "text/map", "text/pair", "text/thumbs"),
 )
 _HEAD_SCRIPTS = ("heads/overview", "heads/heatmap", "heads/panel", "heads/table")
-_LAST_SCRIPTS = ("core/scroll", "heads/links")
+# The lines ask for their width, which lays the page out: once, after the others have filled it.
+_LAST_SCRIPTS = ("text/lines", "core/scroll", "heads/links")
 _STYLES = ("base", "page", "pictures", "words", "narrow")
 # Rows of the table that is there without a script.
 _STATIC_ROWS = 300
