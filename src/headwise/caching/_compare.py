@@ -14,9 +14,10 @@ from headwise._evaluation import in_evaluation
 from headwise.caching._plan import CachePlan, LayerCachePlan
 from headwise.errors import ArgumentError
 from headwise.models import cache_argument, check_model, device_of, head_cache
-from headwise.models.texts import pieces_of, tokenizer_of
+from headwise.models.texts import pieces_of, tokenizer_of, without_logits
 
 _ALL = 1 << 30  # tokens: more than any prompt has
+_PART = 512  # tokens of a prompt whose logits are in memory: 0.5 GB with a vocabulary of 262,144
 _ROUNDS = 3  # of both caches in turn, so that other work on the machine slows both
 
 
@@ -88,12 +89,16 @@ def _read_and_decode(
     """The loss of the second half of a prompt, the bytes after it, and the seconds of decoding."""
     keep = {str(cache_argument(model)): cache, "use_cache": True}
     first, second = ids.tensor_split(2, dim=1)
-    before = model(input_ids=first, **keep).logits[:, -1:]
-    logits = model(input_ids=second, **keep).logits
-    predicted = torch.cat([before, logits[:, :-1]], 1)
-    loss = F.cross_entropy(predicted[0].float(), second[0]).item()
+    last = model(input_ids=first, **keep, **without_logits(model)).logits[:, -1:]
+    losses = []
+    for part in torch.split(second, _PART, dim=1):
+        logits = model(input_ids=part, **keep).logits
+        predicted = torch.cat([last, logits[:, :-1]], 1)
+        losses.append(F.cross_entropy(predicted[0].float(), part[0], reduction="none"))
+        last = logits[:, -1:]
+    loss = torch.cat(losses).mean().item()
     nbytes = _nbytes(cache, ids.shape[1])
-    token = logits[:, -1:].argmax(-1)
+    token = last.argmax(-1)
     start = time.perf_counter()
     for _ in range(n_decoded):
         token = model(input_ids=token, **keep).logits[:, -1:].argmax(-1)

@@ -40,6 +40,7 @@ from headwise.models.texts import (
     reads_two_texts,
     text_alone,
     tokenizer_of,
+    without_logits,
 )
 from headwise.scoring import Loss, importance
 from headwise.tables import HeadTable, Scores
@@ -354,7 +355,7 @@ def _measure(
                 pieces = [*iter_pieces(tokenizer, pairs, model, max_tokens)]
                 for batch in inputs_of(pieces, size, device):
                     with text_alone("corpus", model):
-                        model(**batch)
+                        model(**batch, **without_logits(model))
                     any_batch = True
             return watch.table() if any_batch else None
 

@@ -13,7 +13,7 @@ from headwise._progress import Progress
 from headwise.corpora import list_pairs, list_texts
 from headwise.errors import ArgumentError
 from headwise.models import device_of
-from headwise.models.texts import Piece, inputs_of, reads_two_texts, text_alone
+from headwise.models.texts import Piece, inputs_of, reads_two_texts, text_alone, without_logits
 from headwise.tables import HeadTable, TextSums, Totals
 from headwise.watch import Request, observe
 
@@ -84,7 +84,7 @@ def run(
     done = 0
     for batch in inputs_of(pieces, size, device_of(model)):
         with text_alone(caller, model):
-            model(**batch)
+            model(**batch, **without_logits(model))
         done += len(batch["input_ids"])
         if on_progress is not None:
             on_progress(done, len(pieces))

@@ -23,7 +23,7 @@ from headwise.models.ownership import (
     mean_heads,
     replace_heads,
 )
-from headwise.models.texts import batches
+from headwise.models.texts import batches, without_logits
 from headwise.roles._behaviours import Behaviour, BehaviourBatch
 from headwise.roles._hypotheses import FEWEST_TEXTS
 from headwise.roles._significance import step_down
@@ -438,7 +438,7 @@ def _batch_scores(
 ) -> dict[Head, Sums]:
     """The sum of the scores of each head over the keys of each sequence, and their number."""
     with observe(model, Request(statistics=(), maps=True)) as watch:
-        model(**inputs)
+        model(**inputs, **without_logits(model))
     ids, real = inputs["input_ids"], inputs["attention_mask"].bool()
     rows, centered = unembedding
     scores: dict[Head, Sums] = {}
@@ -448,8 +448,8 @@ def _batch_scores(
                 return {}  # what returns the output is no unembedding of a residual stream
             written = written.float()
             written = written - written.mean(-1, keepdim=True) if centered else written
-            of_keys = ids[:, None].expand(-1, written.shape[1], -1)
-            scores[head] = _ranks((written @ rows.T).gather(2, of_keys), ids, real)
+            # Only the logits of the text's own tokens, of a vocabulary that may be large.
+            scores[head] = _ranks(written @ rows[ids].mT, ids, real)
     return scores
 
 

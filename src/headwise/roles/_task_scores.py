@@ -21,7 +21,14 @@ from headwise.corpora import Example, Several, list_items
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import device_of
 from headwise.models.ownership import ablate
-from headwise.models.texts import Batch, TokenOffsets, pad, text_alone, token_offsets
+from headwise.models.texts import (
+    Batch,
+    TokenOffsets,
+    pad,
+    text_alone,
+    token_offsets,
+    without_logits,
+)
 from headwise.roles.scores import right_share, rows_of_batches
 from headwise.tables import Head, bootstrap_means
 from headwise.watch import Request, Stretch, observe, read_stretches, stretch_tokens
@@ -236,7 +243,7 @@ def masses_of(
                 queries=[list(example.query) for example in batch],
             )
             with text_alone("find_heads", model):
-                model(**vars(_padded(batch, model)))
+                model(**vars(_padded(batch, model)), **without_logits(model))
             order += rows
             if on_progress is not None:
                 on_progress(len(order), len(examples))

@@ -17,7 +17,13 @@ from headwise._torch_private import without_function_modes
 from headwise.errors import UnsupportedError
 from headwise.kernels import HeadBlock
 from headwise.models import device_of
-from headwise.models.texts import check_reads_text, pad, reads_two_texts, text_alone
+from headwise.models.texts import (
+    check_reads_text,
+    pad,
+    reads_two_texts,
+    text_alone,
+    without_logits,
+)
 from headwise.roles.relations import LEVELS, Item, Role
 from headwise.roles.scores._eligible import (
     EligiblePairs,
@@ -155,7 +161,8 @@ class _Batch:
 
     def run(self, model: nn.Module) -> None:
         device = device_of(model)
-        model(**{name: x.to(device) for name, x in vars(self._inputs).items()})
+        inputs = {name: x.to(device) for name, x in vars(self._inputs).items()}
+        model(**inputs, **without_logits(model))
 
     def check(self, model: nn.Module, layers: Sequence[Layer]) -> None:
         """Refuse attention that is not self-attention within each of these texts."""
