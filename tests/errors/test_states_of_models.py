@@ -5,6 +5,7 @@ import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,12 @@ def _adapted() -> nn.Module:
     return peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["q_proj"]), _llama())
 
 
+def _from_gguf() -> nn.Module:
+    model = _llama()
+    model.hf_quantizer = SimpleNamespace(is_serializable=lambda: False)
+    return model
+
+
 def _clip(model: nn.Module) -> None:
     with hw.HeadMonitor(model, every=1, statistics=["max_logit"]) as monitor:
         hw.QKClip(monitor, 1.0)
@@ -88,6 +95,11 @@ DOORS: dict[str, Callable[[nn.Module], object]] = {
             for door in DOORS
         ),
         *((_empty, door, "has no values: it is on the meta device. Load the") for door in DOORS),
+        (
+            _from_gguf,
+            "save",
+            "opened by SimpleNamespace, which writes nothing back.*delete quantiz",
+        ),
         (_adapted, "save", "holds adapters. Merge them first"),
         (lambda: _packed("lm_head"), "save", "_packed_params.* is a dtype.*before it is quantized"),
         (

@@ -147,6 +147,15 @@ def _check_weights(model: nn.Module) -> None:
                 f"merge_and_unload() of PEFT does, or save them with PEFT."
             )
     check_weights("save", model)
+    quantizer = getattr(model, "hf_quantizer", None)
+    # Transformers refuses to write what such a quantizer has opened, plain floats as well.
+    if quantizer is not None and not quantizer.is_serializable():
+        cls = type(model).__name__
+        raise UnsupportedError(
+            f"save: {cls} was opened by {type(quantizer).__name__}, which writes nothing back. If "
+            f"its weights are floats, as those read from a GGUF file, delete quantization_config "
+            f"from its config, and save a {cls}(config) with its state_dict()."
+        )
     for name, value in model.state_dict().items():
         if type(value) is not Tensor or value.is_quantized:
             raise UnsupportedError(
