@@ -174,18 +174,39 @@ def test_a_tokenizer_that_llama_cpp_does_not_have(kind: str, message: str, tmp_p
     assert not any(tmp_path.iterdir())
 
 
+LAYERS = {"1": {"num_attention_heads": 2, "num_key_value_heads": 1}}
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A model whose layers differ by `per_layer_config` alone, as other tools write it."""
-    model = _model("Qwen3", ["L1.H2", "L1.H3"])
-    folder = hw.save(model, tmp_path / "small")
-    manifest = json.loads((folder / "headwise.json").read_text())
-    assert manifest["per_layer_config"] == {
-        "1": {"num_attention_heads": 2, "num_key_value_heads": 1}
-    }
+    folder = hw.save(_model("Qwen3", ["L1.H2", "L1.H3"]), tmp_path / "small")
     (folder / "headwise.json").unlink()
-    _write(folder, manifest["per_layer_config"])
+    content = json.loads((folder / "config.json").read_text())
+    del content["allow_global_per_layer_attribute_access"]
+    (folder / "config.json").write_text(json.dumps(content))
     return folder
+
+
+@pytest.mark.parametrize("name", ["Qwen3", "Llama"])
+@pytest.mark.parametrize("format", ["headwise", "remote-code"])
+def test_a_configuration_names_the_layers_that_differ_and_still_opens(
+    name: str, format: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its switch, Transformers refuses to open the configuration or to build the model."""
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "code"))
+    small = _model(name, ["L1.H2", "L1.H3"])
+    folder = hw.save(small, tmp_path / "small", format=format)
+    for file in ("config.json", "headwise.json"):
+        assert json.loads((folder / file).read_text())["per_layer_config"] == LAYERS
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    assert config.per_layer_config[1].num_attention_heads == 2
+    loaded = hw.load(folder)
+    assert torch.equal(loaded(IDS).logits, small(IDS).logits)
+    assert not loaded.config.is_heterogeneous
+    if format == "remote-code":
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+        assert torch.equal(model(IDS).logits, small(IDS).logits)
 
 
 def _write(folder: Path, layers: Any) -> None:
@@ -206,7 +227,17 @@ def test_layers_that_differ_by_their_configuration(folder: Path) -> None:
     [
         ({"1": {"skip": ["attention"]}}, r"sets skip of layer 1 to \['attention'\]"),
         ({"1": {"num_attention_heads": 0}}, "sets num_attention_heads of layer 1 to 0"),
+        ({"1": {"num_attention_heads": -2}}, "sets num_attention_heads of layer 1 to -2"),
+        ({"1": {"num_attention_heads": "2"}}, "sets num_attention_heads of layer 1 to '2'"),
+        ({"1": {"intermediate_size": {"a": 1}}}, r"sets intermediate_size .* to {'a': 1}"),
+        ({"1": {"intermediate_size": 2**40}}, "describes a model of more than 18,264,576 par"),
+        ({"1": {"num_attention_heads": 2**62}}, "has num_attention_heads=4611686018427387904"),
+        ({"1": {"num_attention_heads": 3}}, "gives layer 1 3 heads and 2 kv heads, which cannot"),
+        ({"1": {"num_key_value_heads": 1}}, "weights have other sizes than its configuration"),
         ({"3": {"num_attention_heads": 2}}, "has the entry '3' .* no layer of its 3"),
+        ({"-1": {"num_attention_heads": 2}}, "has the entry '-1'"),
+        ({"9" * 5000: {"num_attention_heads": 2}}, "has the entry '9{80}' in per_layer_config,"),
+        ({"1": [2]}, "has the entry '1'"),
         ({"one": {}}, "has the entry 'one'"),
         ([1], "has the entry ''"),
     ],
@@ -215,6 +246,28 @@ def test_layers_that_cannot_be_built(layers: Any, message: str, folder: Path) ->
     _write(folder, layers)
     with pytest.raises(InputError, match=message):
         hw.load(folder)
+
+
+def test_layers_of_a_model_too_large_for_its_weights(folder: Path) -> None:
+    """The sketches that `per_layer_config` needs are built within the limits of the weights."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 2**40}))
+    with pytest.raises(InputError, match="describes a model of more than 18,264,576 parameters"):
+        hw.load(folder)
+
+
+@pytest.mark.skipif(not hasattr(transformers, "Gemma4ForCausalLM"), reason="before Gemma 4")
+def test_a_model_with_layers_of_its_own_kept_as_they_are(tmp_path: Path) -> None:
+    config = transformers.Gemma4TextConfig(
+        **SIZES, head_dim=16, global_head_dim=32, hidden_size_per_layer_input=0,
+        layer_types=["sliding_attention", "full_attention", "full_attention"],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    small = hw.prune(transformers.Gemma4ForCausalLM(config).eval(), ["L0.H2", "L0.H3"])
+    folder = hw.save(small, tmp_path / "small")
+    layers = {"1": {"head_dim": 32}, "2": {"head_dim": 32}}
+    assert json.loads((folder / "config.json").read_text())["per_layer_config"] == layers
+    assert torch.equal(hw.load(folder)(IDS).logits, small(IDS).logits)
 
 
 @pytest.mark.full
@@ -288,10 +341,12 @@ def test_a_transformers_that_applies_the_configuration_is_used(
     def by_layer(self: Any, config: Any, layer_idx: int) -> None:
         build(self, config.per_layer_config[layer_idx], layer_idx)
 
+    manifest = hw.save(_model("Qwen3", ["L1.H2", "L1.H3"]), folder.parent / "manifest")
     monkeypatch.setattr(qwen3.Qwen3DecoderLayer, "__init__", by_layer)
     model = hw.load(folder)
     assert model.config.is_heterogeneous
     assert model.model.layers[1].self_attn.q_proj.weight.shape == (32, 64)
+    assert torch.equal(hw.load(manifest)(IDS).logits, model(IDS).logits)
     again = hw.save(model, folder.parent / "again")
     assert not (again / "headwise.json").exists()
     assert "per_layer_config" in json.loads((again / "config.json").read_text())

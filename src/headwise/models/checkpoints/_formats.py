@@ -113,7 +113,8 @@ def write_format(
         layers = layers_of(model)
         content = changes | ({PER_LAYER: layers} if layers else {})
         (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-        write_layers(layers, type(model), folder)
+        if layers:
+            write_layers(layers, type(model), folder)
 
 
 def as_format(format: Format, model: nn.Module, batch: Any = None) -> nn.Module:

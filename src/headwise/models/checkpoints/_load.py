@@ -3,6 +3,7 @@
 import os
 import re
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -212,14 +213,14 @@ def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None)
     require("transformers", "hf", "load")
     try:
         checked = folder or fetch(str(source))
-        limit = (
-            nullcontext() if checked is None else limit_model_size(check_folder(checked), source)
-        )
+        limit: Any = nullcontext
+        if checked is not None:
+            limit = partial(limit_model_size, check_folder(checked), source)
         # Open the revision that was checked, not one that was pushed since.
         pinned = {} if folder or checked is None else {"revision": checked.name}
-        config, cls = (None, cls) if checked is None else read_layers(checked, cls)
+        config, cls = (None, cls) if checked is None else read_layers(checked, cls, limit)
         cls = cls or _model_class(str(source), **pinned)
-        with limit, progress_bar_in_terminals_only():
+        with limit(), progress_bar_in_terminals_only():
             model, report = cls.from_pretrained(
                 str(source),
                 config=config,

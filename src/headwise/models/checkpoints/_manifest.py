@@ -209,7 +209,7 @@ def _check_counts(
             field = key.removeprefix(CONFIG_PREFIX)
             place = module.config if key.startswith(CONFIG_PREFIX) else module
             before = getattr(place, field, None)
-            if field not in _SHARES or type(before) is not int:
+            if field not in _SHARES or type(before) is not int or before == count:
                 continue
             # A weight of queries, keys and values together changes by another share.
             fits = (
