@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -194,8 +195,11 @@ def _hugging_face(folder: Path) -> Loaders:
         small = hw.prune(hw.load(folder / "model"), {0: [1]})
         hw.save(small, folder / "small", format="headwise")
     pruned = folder / "small" / "headwise.json"
+    layers = Path(shutil.copytree(folder / "small", folder / "layers"))
+    (layers / "headwise.json").unlink()
     loaders = {
         "pruned headwise.json": Loader(pruned, lambda p: hw.load(p.parent)),
+        "per_layer_config": Loader(layers / "config.json", lambda p: hw.load(p.parent)),
         "modules.json": Loader(_modules(folder / "sentences"), lambda p: source_files(p.parent)),
     }
     for path in _files(folder / "model"):

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from html import escape
 from importlib import import_module
@@ -154,7 +154,8 @@ def _show(steps: _Steps, finished: threading.Event) -> None:
         return
     wait = SECONDS_BETWEEN_LINES - SECONDS_BEFORE_BAR
     while not finished.wait(wait):
-        print(steps.line(), file=sys.stderr, flush=True)
+        with suppress(OSError):  # a log on a full disk, which the work itself may report
+            print(steps.line(), file=sys.stderr, flush=True)
         wait = SECONDS_BETWEEN_LINES
 
 

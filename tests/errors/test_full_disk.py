@@ -80,6 +80,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "lab": _lab,
     "layer": lambda path: hw.save(hw.MultiHeadAttention(6, 2), path, force=True),
     "gguf": lambda path: hw.save(tiny_llama(), path, format="gguf", force=True),
+    "onnx": lambda path: hw.save(tiny_llama(), path, format="onnx", force=True),
 }
 STARTED: dict[str, Callable[[Path], Any]] = {
     "run": lambda path: train(SETTINGS, path, lines_judged=1),
@@ -116,7 +117,9 @@ def _content(place: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("trouble", [full_disk, read_only])
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=pytest.mark.full) if x == "onnx" else x for x in WRITERS]
+)
 def test_the_old_result_stays(
     name: str, trouble: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

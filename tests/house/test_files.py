@@ -41,7 +41,6 @@ READ_ELSEWHERE = {
     "models/checkpoints/_fresh_process.py: answer_in_fresh_process": FRESH,
     "models/checkpoints/_formats.py: _write_with_code": FRESH,
     "models/checkpoints/_gguf.py: _add_vocabulary": "reads what a tokenizer in memory says",
-    "models/checkpoints/_per_layer.py: read_layers": "tests/models/test_exports.py",
     "models/checkpoints/_per_layer.py: write_layers": FRESH,
     "report/comparison/_comparison.py: page_style": PACKAGED,
     "report/page/_render.py: _read": PACKAGED,

@@ -1,5 +1,6 @@
 """Progress is shown for long work alone, fits beside any label, and never changes a result."""
 
+import errno
 import io
 import re
 import sys
@@ -72,6 +73,22 @@ def test_a_bar_fits_beside_any_label(
 @pytest.mark.usefixtures("_terminal")
 def test_short_work_prints_nothing() -> None:
     assert _shown() == ""
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_a_log_on_a_full_disk_does_not_stop_the_work() -> None:
+    class Full(io.StringIO):
+        writes = 0
+
+        def write(self, text: str) -> int:
+            self.writes += 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    log = Full()
+    with redirect_stderr(log), progress_bar("Studying") as on_progress:
+        on_progress(1, 6)
+        time.sleep(0.3)
+    assert log.writes > 1
 
 
 @pytest.mark.usefixtures("_at_once")

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
+import onnxruntime
 import torch
 
 import headwise as hw
+from folders import tiny_llama
 from headwise import _checkpoint
 from headwise.caching import CachePlan, load_duo_attention, save_duo_attention
 from headwise.corpora import Example, Grammar
@@ -84,6 +87,20 @@ def _importance(folder: Path, seed: int = 0) -> None:
 def _prune(folder: Path, remove: tuple[int, ...] = (1, 2)) -> None:
     small = hw.prune(_model(), {1: list(remove)})
     hw.save(small, folder / "small", tokenizer=_tokenizer(), force=True)
+
+
+def _export(folder: Path, format: Any, seed: int = 0) -> None:
+    hw.save(tiny_llama(seed), folder / "small", format=format, force=True)
+
+
+def _read_gguf(folder: Path) -> str:
+    tensors = gguf.GGUFReader(folder / "model.gguf").tensors
+    return repr([(x.name, x.data.sum()) for x in tensors]) + _digest(folder, *os.listdir(folder))
+
+
+def _read_onnx(folder: Path) -> str:
+    session = onnxruntime.InferenceSession(folder / "onnx" / "model.onnx")
+    return repr(session.get_inputs()[0].name) + _digest(folder, "config.json", "onnx/model.onnx")
 
 
 def _recover(folder: Path, remove: tuple[int, ...] = (0, 3)) -> None:
@@ -207,6 +224,16 @@ VERBS = {
     ),
     "prune": Verb(
         _prune, lambda folder: _read_small(folder / "small"), lambda folder: _prune(folder, (0,))
+    ),
+    "gguf": Verb(
+        lambda folder: _export(folder, "gguf"),
+        lambda folder: _read_gguf(folder / "small"),
+        lambda folder: _export(folder, "gguf", seed=1),
+    ),
+    "onnx": Verb(
+        lambda folder: _export(folder, "onnx"),
+        lambda folder: _read_onnx(folder / "small"),
+        lambda folder: _export(folder, "onnx", seed=1),
     ),
     "recover": Verb(
         _recover, lambda folder: _read_small(folder / "small"), lambda folder: _prune(folder, (0,))
