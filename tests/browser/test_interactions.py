@@ -457,13 +457,15 @@ def test_large_pages_open_within_a_second(
     study = make_study(layers, heads, sentences=())
     long = long_study(tokens).samples[0]
     study = replace(study, samples=(long,)).with_roles(make_roles(study, with_role=range(60)))
-    context = browser.new_context()
-    page = context.new_page()
-    session = context.new_cdp_session(page)
-    # The clock of the page's own thread, which other programs do not slow down.
-    session.send("Performance.enable", {"timeDomain": "threadTicks"})
-    page.goto(study.report(tmp_path / "large.html").as_uri(), wait_until="load")
-    metrics = session.send("Performance.getMetrics")["metrics"]
-    spent = {metric["name"]: metric["value"] for metric in metrics}
-    context.close()
-    assert 0 < spent["TaskDuration"] < 1.0
+    path, seconds = study.report(tmp_path / "large.html"), []
+    for _ in range(3):
+        context = browser.new_context()
+        page = context.new_page()
+        session = context.new_cdp_session(page)
+        # The clock of the page's own thread; other programs slow it down, but never speed it up.
+        session.send("Performance.enable", {"timeDomain": "threadTicks"})
+        page.goto(path.as_uri(), wait_until="load")
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        seconds += [m["value"] for m in metrics if m["name"] == "TaskDuration"]
+        context.close()
+    assert 0 < min(seconds) < 1.0
