@@ -62,7 +62,7 @@ test-sanitized: .venv/dev $(NATIVE)
 	        OMP_NUM_THREADS=1 $(BIN)/pytest -m "not full" -k "not pool and not without" \
 	        tests/laws/test_native.py tests/laws/test_native_gradients.py \
 	        tests/laws/test_native_decoding.py tests/laws/test_native_tiles.py \
-	        tests/errors/test_native.py || exit 1; \
+	        tests/laws/test_pages.py tests/errors/test_native.py || exit 1; \
 	done
 
 # Tests with the lowest version that pyproject.toml allows of each package but torch.

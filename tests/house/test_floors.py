@@ -19,7 +19,7 @@ FLOORS = (
     ("layer", "counts"),
     ("lab",),
     ("models",),
-    ("watch", "scoring"),
+    ("watch", "scoring", "vllm"),
     ("roles", "surgery", "caching", "monitor"),
     ("report", "recovery", "jobs"),
     ("cli",),

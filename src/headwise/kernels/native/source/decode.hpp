@@ -121,13 +121,6 @@ template <class Element> class PartialRows {
         }
     }
 
-    // Calls f for R rows, or for half as many while that is more than n. Returns for how many.
-    template <int R, class Call> static int widest(int64_t n, Call f) {
-        if constexpr (R > 1)
-            if (n < R) return widest<R / 2>(n, f);
-        f.template operator()<R>();
-        return R;
-    }
     int64_t kv_head_of(int row) const {
         int64_t group = problem.H / problem.Hkv * problem.T;
         return (queries.h * problem.T + queries.first + row) / group;

@@ -67,6 +67,29 @@ struct Problem {
     int64_t threads;
 };
 
+// A layer whose keys are in vLLM's pages (`vllm/_pages.py`, field by field): what does not change
+// between steps.
+struct PageLayer {
+    int64_t dtype, layout;  // an ElementType; 0: [D][page], 1: [page / 16][D / 2][16][2]
+    int64_t H, Hkv, D, page;
+    int64_t window;  // keys that a query sees, itself included; 0: all
+    double scale, softcap;
+    int64_t query_stride[2];  // of token, head
+    const void *keys;
+    int64_t key_stride[2];  // of block, kv head
+    double *total, *count, *even, *maximum;  // [cells,H,columns]; without H: count, even
+};
+
+// The rows of a step.
+struct PageStep {
+    int64_t threads;
+    const int32_t *table;  // [requests,blocks]: the number of each block
+    int64_t table_stride, n_groups;
+    const int64_t *groups;  // [n_groups,4]: first row, one past the last row, request, cell
+    const int64_t *rows;    // [rows,2]: token in the batch, position in its request
+    const int64_t *spans;   // [cells,4,2]: first position, one past the last
+};
+
 // A field of a problem as the compiler lays it out. Python compares these with its own structure
 // when it loads a library: two pointers that were swapped on one side would load and compute.
 struct Field {
@@ -82,6 +105,8 @@ EXPORTED int64_t headwise_forward(const Problem *);
 EXPORTED int64_t headwise_heads(const Problem *, const void *q, const void *k, const void *v,
                                 void *heads, int64_t threads);
 EXPORTED int64_t headwise_backward(const Problem *);
+// Adds the row statistics of a step over paged keys to a layer's sums (`pages.hpp`).
+EXPORTED int64_t headwise_pages(const PageLayer *, const PageStep *, const void *q);
 // Multiplies and adds in registers alone, as pairs of bfloat16 if requested: the peak of a kernel.
 // Returns the number of operations, or 0 where there are no pairs.
 EXPORTED int64_t headwise_peak(int64_t rounds, int64_t uses_pairs);

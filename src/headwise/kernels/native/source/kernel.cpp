@@ -8,6 +8,7 @@
 #include "decode.hpp"
 #include "fields.hpp"
 #include "packed_head.hpp"
+#include "pages.hpp"
 #include "threads.hpp"
 
 namespace {
@@ -297,5 +298,9 @@ int64_t headwise_backward(const Problem *pointer) {
             std::min(start + size, problem.S)}
             .differentiate();
     });
+}
+
+int64_t headwise_pages(const PageLayer *layer, const PageStep *step, const void *q) {
+    return add_paged_rows({*layer, *step, q});
 }
 }

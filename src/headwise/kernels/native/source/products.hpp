@@ -19,6 +19,14 @@ template <class Element> constexpr int PER_LANE = std::is_same_v<Element, BFloat
 
 INLINE int64_t padded_width(int64_t n) { return (n + W - 1) / W * W; }
 
+// Calls f for R rows, or for half as many while that is more than n. Returns for how many.
+template <int R, class Call> inline int widest(int64_t n, Call f) {
+    if constexpr (R > 1)
+        if (n < R) return widest<R / 2>(n, f);
+    f.template operator()<R>();
+    return R;
+}
+
 // Rows as products read them.
 template <class Element> struct Rows {
     const Element *data;

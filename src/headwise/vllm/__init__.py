@@ -1,0 +1,1 @@
+"""Every head of a model that vLLM serves, on a CPU (experimental)."""
