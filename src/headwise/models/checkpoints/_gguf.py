@@ -121,21 +121,16 @@ def _counts(attention: Any, head_dim: int) -> tuple[int, int]:
 def _architecture(model: Any, uneven: bool, scaled: bool) -> str:
     """The architecture of llama.cpp that computes the same as a model."""
     name = _ARCHITECTURES[type(model).__name__]
-    if not uneven and not (scaled and name == "qwen2"):
-        _refuse(model, {"its scaled RoPE": scaled and name == "qwen3"})
-        return name
-    only_llama = name == "qwen3"
-    _refuse(
-        model,
-        {
-            "its scaled RoPE": scaled and only_llama,
-            "an output layer of its own beside layers with different numbers of heads": only_llama
-            and not model.config.tie_word_embeddings,
-            "biases of its attention beside layers with different numbers of heads": only_llama
-            and any(name.endswith("_proj.bias") for name in model.state_dict()),
-        },
-    )
-    return _BY_LAYER[name]
+    is_openelm = uneven and name == "qwen3"
+    biased = any(key.endswith("_proj.bias") for key in model.state_dict())
+    beside = "beside layers with different numbers of heads"
+    checks = {
+        "its scaled RoPE": scaled and name == "qwen3",
+        f"an output layer of its own {beside}": is_openelm and not model.config.tie_word_embeddings,
+        f"biases of its attention {beside}": is_openelm and biased,
+    }
+    _refuse(model, checks)
+    return _BY_LAYER[name] if uneven or (scaled and name == "qwen2") else name
 
 
 def _rope_factors(model: Any, head_dim: int) -> Tensor | None:
@@ -208,10 +203,12 @@ def _add_vocabulary(writer: Any, tokenizer: Any, size: int) -> None:
         _refuse_tokenizer(tokenizer, f"its model is {model.get('type') or 'not one of tokenizers'}")
     tokens = [f"[PAD{number}]" for number in range(size)]
     kinds = [_UNUSED] * size
+    by_byte = bool(model.get("byte_fallback"))
     for token, number in model["vocab"].items():
-        tokens[number], kinds[number] = token, _NORMAL
+        tokens[number] = token
+        kinds[number] = _BYTE if by_byte and token.startswith("<0x") else _NORMAL
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-    if model.get("byte_fallback"):
+    if by_byte:
         writer.add_tokenizer_model("llama")
         writer.add_add_space_prefix(_prepends_space(state, tokenizer))
         # llama.cpp merges the pair whose token has the highest score: the rank of its first merge.
@@ -219,10 +216,6 @@ def _add_vocabulary(writer: Any, tokenizer: Any, size: int) -> None:
         for rank, pair in enumerate(merges):
             ranks.setdefault(pair.replace(" ", "", 1), rank)
         writer.add_token_scores([-float(ranks.get(token, 0)) for token in tokens])
-        kinds = [
-            _BYTE if token.startswith("<0x") and kind == _NORMAL else kind
-            for token, kind in zip(tokens, kinds, strict=True)
-        ]
     else:
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(_split_name(state, tokenizer))

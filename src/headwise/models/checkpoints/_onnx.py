@@ -66,9 +66,10 @@ def write_onnx(model: nn.Module, batch: Any, folder: Path) -> None:
                 verbose=False,
             )
     except Exception as error:  # the exporter raises any exception
+        why = error.__cause__ or error  # the exporter's own error says only at which step
         raise OutputError(
             f"save: torch cannot export this {type(model).__name__} as ONNX "
-            f"({type(error).__name__}: {first_line(error, 200)}). Choose another format."
+            f"({type(why).__name__}: {first_line(why, 200)}). Choose another format."
         ) from error
     path = folder / ONNX
     path.parent.mkdir(exist_ok=True)
