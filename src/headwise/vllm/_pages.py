@@ -45,7 +45,7 @@ class Sums(NamedTuple):
         return cls(np.zeros(by_head), np.zeros(of_layer), np.zeros(of_layer), maximum)
 
 
-class Layer(ctypes.Structure):
+class PageLayer(ctypes.Structure):
     """What does not change between steps: `PageLayer` of the kernel, field by field."""
 
     _fields_ = (
@@ -79,7 +79,7 @@ class Step(ctypes.Structure):
 def open_layer(
     name: str, isa: str, cache: Float[Tensor, "blocks Hkv page twice_D"], n_heads: int,
     *, scale: float, softcap: float = 0.0, window: int = -1,
-) -> Layer:  # fmt: skip
+) -> PageLayer:  # fmt: skip
     """Describe a layer: `isa` says how its pages lie; a window counts the query's own position.
 
     Raises:
@@ -101,7 +101,7 @@ def open_layer(
         )
     if why is not None:
         raise UnsupportedError(f"vllm.watch: {name}: {why}")
-    layer = Layer(
+    layer = PageLayer(
         DTYPES[cache.dtype], layout, n_heads, Hkv, both // 2, page, max(window, 0), scale, softcap,
         (0, 0), cache.data_ptr(), cache.stride()[:2],
     )  # fmt: skip
@@ -131,7 +131,7 @@ def make_step(
     return step
 
 
-def add_rows(layer: Layer, step: Step, query: Float[Tensor, "tokens H D"]) -> None:
+def add_rows(layer: PageLayer, step: Step, query: Float[Tensor, "tokens H D"]) -> None:
     """Add the statistics of a step's rows to the sums of a layer."""
     layer.query_stride = query.stride()[:2]
     arguments = ctypes.byref(layer), ctypes.byref(step), ctypes.c_void_p(query.data_ptr())

@@ -1,0 +1,187 @@
+"""What it costs to watch the requests that vLLM serves on a CPU.
+
+    python benchmarks/serving.py --into benchmarks/results/vllm.md
+
+Watched and unwatched runs alternate in one engine; seconds are those of the process on the CPU, so
+that other programs count little. Each case is kept in `build/serving.json` as soon as it is
+measured, and is not measured again. Needs vLLM: `make vllm`.
+"""
+
+import gc
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from _report import cpu_name, parser_of, show, software, table
+from _timing import Paired
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+import headwise.vllm
+from headwise.vllm import _recorder
+
+DONE = Path("build/serving.json")
+MODELS = {
+    "4 layers of 512": {"num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8},
+    "12 layers of 1,024": {"num_hidden_layers": 12, "hidden_size": 1024, "num_attention_heads": 16},
+}
+# From the quickest to the slowest; the large model is not asked for 16 long prompts.
+CASES = [
+    ("4 layers of 512", 1, 512), ("4 layers of 512", 4, 512), ("12 layers of 1,024", 1, 512),
+    ("4 layers of 512", 1, 2048), ("12 layers of 1,024", 4, 512), ("12 layers of 1,024", 1, 2048),
+    ("4 layers of 512", 16, 512), ("4 layers of 512", 4, 2048), ("12 layers of 1,024", 4, 2048),
+    ("4 layers of 512", 16, 2048), ("12 layers of 1,024", 16, 512),
+]  # fmt: skip
+GENERATED = 64
+# By name: how many tokens are generated, and the options of the watch.
+WORKS: dict[str, tuple[int, dict[str, Any] | None]] = {
+    "unwatched": (GENERATED, None),
+    "every 16th": (GENERATED, {"every": 16}),
+    "every query": (GENERATED, {"every": 1}),
+    "prompt": (1, None),
+    "prompt, exact=False": (1, {"every": 16, "exact": False}),
+}
+TITLES = (
+    "model", "requests × prompt", "every 16th", "inside", "every query", "inside",
+    "prompts, exact=False", "rounds",
+)  # fmt: skip
+
+
+def main() -> None:
+    options = parser_of(__doc__, rounds=5).parse_args()
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    results = json.loads(DONE.read_text("utf-8")) if DONE.exists() else {}
+    inside = clock_inside()
+    with tempfile.TemporaryDirectory() as folder:
+        for model in MODELS:
+            cases = [case for case in CASES if case[0] == model and str(case) not in results]
+            if not cases:
+                continue
+            llm = engine(model, Path(folder) / model.replace(" ", "-").replace(",", ""))
+            for case in cases:
+                results[str(case)] = measured(llm, *case[1:], options.rounds, inside)
+                DONE.parent.mkdir(exist_ok=True)
+                DONE.write_text(json.dumps(results, indent=1), "utf-8")
+                print(case, summary(results[str(case)]), flush=True)
+            llm.llm_engine.engine_core.shutdown()
+            del llm
+            gc.collect()
+    show(page(results), options.into)
+
+
+def engine(model: str, folder: Path) -> Any:
+    """An engine in this process, for a Llama with random weights in bfloat16."""
+    from vllm import LLM
+
+    sizes = MODELS[model]
+    config = LlamaConfig(
+        **sizes, vocab_size=8192, intermediate_size=4 * sizes["hidden_size"],
+        num_key_value_heads=sizes["num_attention_heads"] // 4, max_position_embeddings=4096,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(folder)
+    return LLM(
+        str(folder), skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True,
+        max_model_len=2048 + GENERATED, enable_prefix_caching=False, max_num_seqs=16,
+        gpu_memory_utilization=0.3, max_num_batched_tokens=8192,
+    )  # fmt: skip
+
+
+def measured(
+    llm: Any, n_requests: int, length: int, rounds: int, inside: Counter[str]
+) -> dict[str, list[list[float]]]:
+    """Seconds of each work in each round, and those inside the plugin."""
+    from vllm import SamplingParams
+
+    generator = torch.Generator().manual_seed(0)
+    given = [
+        {"prompt_token_ids": torch.randint(1, 8192, (length,), generator=generator).tolist()}
+        for _ in range(n_requests)
+    ]
+
+    def run(n_tokens: int, watched: dict[str, Any] | None) -> list[float]:
+        parameters = SamplingParams(
+            max_tokens=n_tokens, temperature=0, ignore_eos=True, detokenize=False
+        )
+        watching: AbstractContextManager[Any] = (
+            nullcontext() if watched is None else headwise.vllm.watch(llm, **watched)
+        )
+        before, start = inside["seconds"], time.process_time()
+        with watching:
+            llm.generate(given, parameters, use_tqdm=False)
+        return [time.process_time() - start, inside["seconds"] - before]
+
+    run(2, {"every": 1})  # everything is loaded
+    times: dict[str, list[list[float]]] = {name: [] for name in WORKS}
+    for number in range(rounds):
+        names = list(WORKS)
+        for name in names if number % 2 else reversed(names):
+            times[name].append(run(*WORKS[name]))
+    return times
+
+
+def clock_inside() -> Counter[str]:
+    """Count the seconds that the plugin takes: rows, bookkeeping, start and end."""
+    inside: Counter[str] = Counter()
+
+    def clocked(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = time.process_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                inside["seconds"] += time.process_time() - start  # type: ignore[assignment]
+
+        return call
+
+    _recorder.add_rows = clocked(_recorder.add_rows)
+    for name in ("_read", "_finish", "take", "header"):
+        setattr(_recorder.RequestRecorder, name, clocked(getattr(_recorder.RequestRecorder, name)))
+    return inside
+
+
+def summary(times: dict[str, list[list[float]]]) -> list[str]:
+    """The cells of a case."""
+
+    def ratio(name: str, base: str) -> str:
+        pairs = zip(times[name], times[base], strict=True)
+        return str(Paired.of(seconds[0] / plain[0] for seconds, plain in pairs))
+
+    def inside(name: str) -> str:
+        pairs = zip(times[name], times["unwatched"], strict=True)
+        return f"{statistics.median(seconds[1] / plain[0] for seconds, plain in pairs):.3f}"
+
+    return [
+        ratio("every 16th", "unwatched"), inside("every 16th"),
+        ratio("every query", "unwatched"), inside("every query"),
+        ratio("prompt, exact=False", "prompt"), str(len(times["unwatched"])),
+    ]  # fmt: skip
+
+
+def page(results: dict[str, dict[str, list[list[float]]]]) -> str:
+    rows = [
+        [model, f"{n_requests} × {length:,}", *summary(results[str((model, n_requests, length))])]
+        for model, n_requests, length in CASES
+        if str((model, n_requests, length)) in results
+    ]
+    medians = sorted(float(row[2].split()[0]) for row in rows)
+    where = f"{software()}, vLLM {version('vllm-cpu')}, 1 thread, {cpu_name()}, cpu clock"
+    return (
+        f"{where}. {len(rows)} of {len(CASES)} cases. Every 16th: the median of all cases is "
+        f"{statistics.median(medians):.2f}, the largest {medians[-1]:.2f}.\n\n"
+        f"{table(TITLES, sorted(rows, key=lambda row: row[0], reverse=True), 2)}"
+    )
+
+
+if __name__ == "__main__":
+    main()

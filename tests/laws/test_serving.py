@@ -1,0 +1,240 @@
+"""What serving counts and refuses, without vLLM: positions, spans, options, lines and tables."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headwise as hw
+from headwise.errors import (
+    ArgumentError,
+    HeadError,
+    InputError,
+    MissingPackageError,
+    OutputError,
+    UnsupportedError,
+)
+from headwise.vllm import ServedWatch, register, spans, watch
+from headwise.vllm._options import make_options, server_options
+from headwise.vllm._pages import Sums
+from headwise.vllm._plugin import line_writer, raise_error, request_line
+from headwise.vllm._positions import counted_positions, read_spans
+from headwise.vllm._recorder import Recorded
+
+DEFAULTS = (1, None, None, True)
+
+
+@pytest.fixture(autouse=True)
+def _no_annotation_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for users, and for what a server reads from its environment."""
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+
+
+@pytest.mark.parametrize("every", [1, 3, 16])
+@pytest.mark.parametrize("steps", [[40], [16, 16, 8], [1] * 40, [33, 7]])
+def test_a_query_counts_once_by_its_position_whatever_the_steps(
+    every: int, steps: list[int]
+) -> None:
+    prompt, start = 34, 0
+    by_phase: list[list[int]] = [[], []]
+    for size in steps:
+        parts = counted_positions(start, start + size, prompt, every)
+        for positions, part in zip(by_phase, parts, strict=True):
+            positions += part.tolist()
+        start += size
+    counted = [i for i in range(start) if i % every == 0 or i == prompt - 1]
+    assert by_phase == [[i for i in counted if i < prompt], [i for i in counted if i >= prompt]]
+
+
+def test_a_client_names_spans_that_the_worker_reads() -> None:
+    given = spans(passage=(4, 90), question=(90, 101))
+    stretches = {"passage": (4, 90), "question": (90, 101)}
+    assert read_spans(given["headwise"], ["question", "passage"]) == stretches
+    assert read_spans("", ["passage"]) == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["passage", "passage=4", "passage=9:4", "other=1:2", "passage=1:2 passage=3:4", 7, {}]
+)
+def test_spans_that_cannot_be_read_are_refused_by_name(text: Any) -> None:
+    shown = text.split()[0] if isinstance(text, str) else repr(text)
+    with pytest.raises(ArgumentError, match=shown):
+        read_spans(text, ["passage"])
+    with pytest.raises(ArgumentError, match="a b=1:2"):
+        spans(**{"a b": (1, 2)})
+
+
+@pytest.mark.parametrize(
+    ("request_", "named"),
+    [
+        ({"statistics": ("entropy", "participation")}, "participation"),
+        ({"classes": {"comma": [1]}}, "classes"),
+        ({"relations": {"same": lambda ids: []}}, "relations"),
+        ({"pairs": ("links",)}, "pairs"),
+        ({"top": ("first",)}, "top"),
+        ({"value": ("first",)}, "value"),
+        ({"received": True}, "received"),
+        ({"spans": ("a",), "per_query": True}, "per_query"),
+        ({"maps": True}, "maps"),
+        ({"queries": "all"}, "queries='all'"),
+        ({"spans": tuple("abcde")}, "at most 4"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(request_: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedError, match=named):
+        make_options(hw.Request(**request_), *DEFAULTS)
+
+
+def test_invalid_arguments_are_refused_by_name() -> None:
+    with pytest.raises(ArgumentError, match="request='entropy'"):
+        make_options("entropy", *DEFAULTS)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="every=0"):
+        make_options(None, 0, None, None, True)
+    with pytest.raises(ArgumentError, match="'a=b'"):
+        make_options(hw.Request(spans=("a=b",)), *DEFAULTS)
+    with pytest.raises(MissingPackageError, match=r"headwise\[vllm\]"), watch(None):
+        pass
+
+
+@pytest.mark.parametrize(
+    "heads", ["L5.H3", (5, 3), [(5, 3)], [[5, 3]], {5: [3]}, ["L5.H3"], hw.Head("", 5, 3)]
+)
+def test_heads_of_any_form_travel_as_names(heads: Any) -> None:
+    options = make_options(None, 16, {1, 5}, heads, True)
+    assert (options["heads"], options["layers"]) == (["L5.H3"], [1, 5])
+    assert json.loads(json.dumps(options)) == options  # plain values: nothing is pickled
+
+
+def test_options_of_a_server_are_those_of_a_watch() -> None:
+    text = '{"path": "heads.jsonl", "statistics": ["entropy"], "spans": ["passage"], "every": 4}'
+    of_a_watch = make_options(hw.Request(("entropy",), spans=("passage",)), 4, None, None, True)
+    assert server_options(text) == of_a_watch | {"path": "heads.jsonl"}
+    with pytest.raises(InputError, match="'yes' is not JSON"):
+        server_options("yes")
+    for wrong in ('{"path": "a", "evry": 4}', '["path"]', "{}", '{"path": 3}'):
+        with pytest.raises(ArgumentError, match=r"evry|path"):
+            server_options(wrong)
+
+
+def test_the_entry_point_does_nothing_until_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADWISE_VLLM", raising=False)
+    register()  # without vLLM, whatever it imported would raise
+    monkeypatch.setenv("HEADWISE_VLLM", "{}")
+    with pytest.raises(ArgumentError, match="no path"):
+        register()
+
+
+def test_an_error_of_the_worker_keeps_its_type() -> None:
+    with pytest.raises(HeadError, match="no head L9"):
+        raise_error({"error": "HeadError", "message": "no head L9"})
+    raise_error({"heads": []})
+
+
+def _record(name: str, seed: int, problem: str = "") -> Recorded:
+    """A request with two heads, one statistic in both phases and one without decoded queries."""
+    numbers = np.random.default_rng(seed)
+    count = np.array([[[4.0, 4.0], [4.0, 4.0]], [[2.0, 0.0], [2.0, 0.0]]])  # phases heads columns
+    total = numbers.random((2, 2, 2)) * (count > 0)
+    maximum = np.where(count > 0, numbers.random((2, 2, 2)), np.nan)
+    about = {
+        "name": f"{name}-0123abcd", "request": name, "queries": [4, 2], "tokens": [10, 2],
+        "problem": problem,
+    }  # fmt: skip
+    return Recorded(about, Sums(total, count, count / 2, maximum))
+
+
+class _TwoHeads:
+    heads = (hw.Head("", 0, 1), hw.Head("", 1, 0))
+    statistics = ("entropy", "previous")
+
+
+def test_a_line_is_json_whatever_a_stranger_calls_a_request(tmp_path: Path) -> None:
+    path = tmp_path / "heads.jsonl"
+    write = line_writer(str(path), _TwoHeads)
+    name = 'x", "y": 1}\n{"z": \u2028<script>'
+    write(_record(name, 0))
+    write(_record("b", 1, "spans: 'a' names no stretch"))
+    lines = [json.loads(line) for line in path.read_text("utf-8").split("\n")[:-1]]
+    assert [line["request"] for line in lines] == [name, "b"]
+    assert lines[1]["problem"].startswith("spans")
+    sums = _record(name, 0).sums
+    assert lines[0]["decode"].keys() == {"entropy"}  # no decoded query had a previous token
+    assert lines[0]["prefill"]["previous"]["L1.H0"] == pytest.approx(
+        sums.total[0, 1, 1] / 4, abs=1e-5
+    )
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    for path in (tmp_path, tmp_path / "link", tmp_path / "no" / "folder", Path("/dev/null")):
+        with pytest.raises(OutputError, match=str(path)):
+            line_writer(str(path), _TwoHeads)
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_full_disk_loses_lines_and_says_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "heads.jsonl"
+    write = line_writer(str(path), _TwoHeads)
+
+    def full(file: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.write", full)
+        write(_record("a", 0))
+        write(_record("b", 1))
+    write(_record("c", 2))
+    write(_record("d", 3))
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    assert [(line["request"], line.get("lost")) for line in lines] == [("c", 2), ("d", None)]
+
+
+def _served(records: list[Recorded], request: hw.Request) -> ServedWatch:
+    options = make_options(request, 4, None, None, True)
+    header = {"heads": ["L0.H1", "L1.H0"], "kv_heads": [0, 0], "model": "m", "vllm": "0.32.0"}
+    file = io.BytesIO()
+    about = np.frombuffer(json.dumps([record.about for record in records]).encode(), np.uint8)
+    parts = {name: np.stack([getattr(r.sums, name) for r in records]) for name in Sums._fields}
+    np.savez(file, about=about, **parts)  # type: ignore[arg-type]
+    return ServedWatch(request, options, header, lambda *_: file.getvalue())
+
+
+def test_tables_of_requests_and_phases_add_up() -> None:
+    request = hw.Request(("entropy", "previous", "next", "sink"))
+    served = _served([_record("a", 0), _record("b", 1)], request)
+    whole = served.table()
+    assert served.requests == ["a", "b"]
+    assert [str(head) for head in whole.heads] == ["L0.H1", "L1.H0"]
+    for parts in (
+        [served.table("a"), served.table("b")],
+        [served.table(phase="prefill"), served.table(phase="decode")],
+    ):
+        added = parts[0] + parts[1]
+        for name in ("entropy", "previous"):
+            np.testing.assert_allclose(added.mean(name), whole.mean(name))
+            np.testing.assert_allclose(added.maximum(name), whole.maximum(name))
+            np.testing.assert_allclose(added.even(name), whole.even(name))
+    assert whole.coverage.tolist() == [0.5, 0.5]
+    assert whole.count("entropy").tolist() == [12, 12]
+    assert np.isnan(whole.mean("next")).all()
+    assert whole.totals["entropy"].texts.tolist() == [2, 2]
+    assert _served([_record("a", 0)], hw.Request(("entropy",), per_text=True)).table().per_text(
+        "entropy"
+    ).count.tolist() == [[6, 6]]
+
+
+def test_tables_that_do_not_exist_are_refused_by_name() -> None:
+    served = _served([_record("a", 0, "spans: 'x' names no stretch")], hw.Request(("entropy",)))
+    with pytest.raises(ArgumentError, match=r"request='z'\. There are a"):
+        served.table("z")
+    with pytest.raises(ArgumentError, match="phase='both'"):
+        served.table(phase="both")
+    with pytest.raises(ArgumentError, match="'x' names no stretch"):
+        served.table("a")
+    assert request_line(_record("a", 0), ["L0.H1", "L1.H0"], ("entropy", "previous"))
