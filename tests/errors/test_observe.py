@@ -311,7 +311,7 @@ def test_all_heads_of_a_layer_have_their_weights_together() -> None:
     assert layer.shape == (1, 3, 2, 3)
     for head in range(3):
         assert torch.equal(layer[:, head], watch.weights((1, head), rows=slice(1, 3)))
-    with pytest.raises(HeadError, match="'L2' names no head"):
+    with pytest.raises(HeadError, match=r"'L2' is neither a head nor a layer.*from L0 to L1"):
         watch.weights("L2")
     with observe(_bert()) as watch:
         watch._model(**padded([[1, 2, 3]], "right"))

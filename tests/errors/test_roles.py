@@ -119,7 +119,7 @@ class Both(Planted):
     ("model", "nulls", "message"),
     [
         (Weightless(), ("permuted",), "Weightless has no weight matrix to permute"),
-        (MODEL, ("random",), "Planted has no known initialization .*Leave 'random' out"),
+        (MODEL, ("random",), "Evidence: Planted has no known initialization .*Leave 'random' out"),
         (Deaf(), None, "no self-attention of Deaf was captured"),
         (Hasty([("first",)], causal=True), None, r"Hasty was given 3 texts of 2\d .* to 3 of"),
         (Both(), None, "find_roles: Both reads two texts, and .* encoder"),

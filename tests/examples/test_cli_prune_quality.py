@@ -13,6 +13,7 @@ import torch
 import headwise as hw
 from command import headwise
 from folders import write_llama
+from headwise.scoring import in_fifths
 from headwise.surgery import removal_order
 
 WORDS = ("<pad>", "<s>", "</s>", "I", "work", "you", "he", "works", "they")
@@ -67,6 +68,8 @@ def test_auto_removes_the_heads_at_the_elbow_and_states_its_bar(
     text = ("--text", place / "some.txt")
     code, out, err = _prune(place, tmp_path / "small", "--remove", "auto", "--quality", 0.02, *text)
     assert code == 0, err
+    points = re.search(r"auto: the loss is measured at (\d+) numbers of heads, each in", err)
+    assert points
     said = re.search(
         r"auto: (?:≥ )?(\d+).* of (\d+) heads can be removed before the loss grows", err
     )
@@ -82,6 +85,7 @@ def test_auto_removes_the_heads_at_the_elbow_and_states_its_bar(
         tokenizer=tokenizer, points=removal_order(scores)[1],
     )  # fmt: skip
     assert int(said[1]) == curves.removable("order", curves.allowance(0.02))
+    assert int(points[1]) == 1 + len(in_fifths(removal_order(scores)[1]))
     small = hw.load(tmp_path / "small")
     assert len(scores.heads) - len(hw.costs(small).heads) == int(said[1])
     before, after = (_loss(each, tokenizer, chosen_on) for each in (model, small))

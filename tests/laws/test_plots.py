@@ -120,8 +120,14 @@ def test_weights_are_drawn_as_the_watch_has_them() -> None:
         layer(torch.randn(3, 5, 8), causal=True)
     ax = watch.plot("L0.H1", text=2)
     assert _image(ax).get_array().tolist() == watch.weights("L0.H1")[2].tolist()
+    words = ["a$b", "it", "was", "so", "tired"]
+    named = watch.plot("L0.H1", tokens=words)
+    for axis in (named.xaxis, named.yaxis):
+        assert [label.get_text() for label in axis.get_ticklabels()] == words
     with pytest.raises(ArgumentError, match="text=3"):
         watch.plot("L0.H1", text=3)
+    with pytest.raises(ArgumentError, match="4 tokens for 5 keys"):
+        watch.plot("L0.H1", tokens=words[:4])
 
 
 def _curves(names: dict[str, int], scale: float = 1.0) -> Curves:

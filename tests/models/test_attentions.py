@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_refused_with_its_size() -> None:
     [
         ({"layers": [0], "heads": "L0.H0"}, ArgumentError, r"layers=\[0\] and heads='L0.H0'"),
         ({"layers": [-1]}, ArgumentError, r"attentions: layers=\[-1\]. Give a list of numbers"),
-        ({"layers": [3]}, ArgumentError, r"layers \[3\] do not exist"),
+        ({"layers": [3]}, ArgumentError, r"attentions: layers \[3\] do not exist"),
         ({"heads": "L0.H7"}, HeadError, "no head L0.H7"),
         ({"queries": 7}, ArgumentError, "queries has 7, where a layer has 7 queries"),
         ({"queries": [0, -8]}, ArgumentError, "queries has -8"),
@@ -129,7 +129,7 @@ def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], match:
     [
         ("FunnelModel", r"encoder.blocks.1.0.attention attends in several parts \(8 queries"),
         ("LEDForConditionalGeneration", "layers.0.self_attn.* has attention that cannot be foll"),
-        ("FNetModel", "no attention call was captured"),
+        ("FNetModel", "attentions: no attention call was captured"),
     ],
 )
 def test_models_without_such_weights_are_refused(name: str, match: str) -> None:

@@ -101,10 +101,17 @@ class QualityInputs:
             ArgumentError: not even one head can be removed under the bar.
         """
         order, ends = removal_order(scores, uniform=uniform)
+        points = in_fifths(ends)
+        print_note(
+            f"auto: the loss is measured at {counted(1 + len(points), 'number')} of heads, each in "
+            f"{counted(len(self.batches), 'pass', 'passes')} over half of the texts"
+        )
         with progress_bar("Finding how many heads can be removed") as on_progress:
+            # An order that is given twice is measured once, and gets no random orders beside it,
+            # which would take five times as long and of which nothing is read here.
             curves = prune_curves(
-                full, self.batches, {"order": [order]}, reference=self.batches,
-                loss=self.loss, points=in_fifths(ends), on_progress=on_progress,
+                full, self.batches, {"order": [order, order]}, reference=self.batches,
+                loss=self.loss, points=points, on_progress=on_progress,
             )  # fmt: skip
         unit, change = _UNITS.get(curves.loss, curves.loss), "the loss grows"
         if by_score:  # a curve like any other: what the score lacks grows

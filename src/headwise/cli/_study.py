@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from headwise._display import counted
 from headwise.cli import _inputs
 from headwise.cli._curves import QualityInputs, check_texts_suffice, curves_of, share_at_elbow
 from headwise.cli._options import Shared
@@ -15,7 +16,14 @@ from headwise.corpora import AnnotatedText
 from headwise.errors import UnsupportedError
 from headwise.models.texts import reads_two_texts
 from headwise.report import About, Study, study
-from headwise.roles import Evidence, Relations, Roles, check_reads_one_text, find_roles
+from headwise.roles import (
+    FEWEST_TEXTS,
+    Evidence,
+    Relations,
+    Roles,
+    check_reads_one_text,
+    find_roles,
+)
 from headwise.scoring import importance, read_batches
 from headwise.surgery import plan, removal_order
 
@@ -120,6 +128,11 @@ def find_roles_of(
         without: How to do without the roles; it is noted, with the time that they take, once that
             turns out to be long.
     """
+    if len(texts) // 2 < FEWEST_TEXTS:
+        print_note(
+            f"Of {counted(len(texts), 'text')} no role of text can be tested, only roles on "
+            f"sequences of random tokens: give {2 * FEWEST_TEXTS} distinct texts or more"
+        )
     start, noted = time.monotonic(), not without
     with progress_bar(f"Finding the roles of the heads of {name}") as bar:
 

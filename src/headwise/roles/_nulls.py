@@ -117,7 +117,7 @@ class Evidence:
                     yield name, null_model
                 elif self.nulls is not None:
                     raise UnsupportedError(
-                        f"find_roles: {type(model).__name__} {missing}. "
+                        f"Evidence: {type(model).__name__} {missing}. "
                         f"Leave {name!r} out of the nulls."
                     )
 

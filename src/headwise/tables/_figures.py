@@ -190,12 +190,24 @@ def plot_ranking(
     return ax
 
 
-def plot_weights(function: str, weights: Float[np.ndarray, "T S"], title: str, ax: Any) -> Any:
-    """Draw attention weights, 0 to 1: a row per query, a column per key."""
+def plot_weights(
+    function: str,
+    weights: Float[np.ndarray, "T S"],
+    title: str,
+    ax: Any,
+    tokens: Sequence[str] | None = None,
+) -> Any:
+    """Draw attention weights, 0 to 1: a row per query, a column per key, named by its token."""
     ax = plot_axes(function, ax, 4.6, 4.0)
     drawn = ax.imshow(weights, vmin=0, vmax=1, cmap="viridis", interpolation="nearest")
     ax.set_xlabel("key")
     ax.set_ylabel("query")
+    if tokens is not None:
+        names = [printable(token) for token in tokens]
+        ax.set_xticks(range(len(names)), names, rotation=90, parse_math=False)
+        # The queries of a text that goes on over a cache are its last tokens.
+        queries = names[len(names) - len(weights) :]
+        ax.set_yticks(range(len(queries)), queries, parse_math=False)
     ax.set_title(printable(title), parse_math=False, fontsize="medium")
     ax.figure.colorbar(drawn, ax=ax).set_label("weight")
     return ax

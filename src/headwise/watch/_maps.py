@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from headwise.errors import ArgumentError
+from headwise.errors import ArgumentError, HeadError
 from headwise.kernels import HeadBlock, weights_in_blocks, weights_of_head
 from headwise.masks.tiles import Tile
 from headwise.models import AttentionCall, Site
@@ -124,6 +124,12 @@ class Maps:
     def weights(self, head: HeadLike, rows: Rows) -> Float[Tensor, "B *H R S"]:
         layers = {str(site.heads()[0]).rpartition(".")[0]: site for site in self._calls}
         layer = layers.get(head) if isinstance(head, str) else None
+        if layers and not layer and isinstance(head, str) and "H" not in head:
+            first, *_, last = [*layers, *layers]
+            raise HeadError(
+                f"Watch.weights: {head!r} is neither a head nor a layer that is watched. Write "
+                f"'{first}.H0', or a layer from {first} to {last}."
+            )
         call, index, queries = self._select("weights", layer.heads()[0] if layer else head, rows)
         heads = range(layer.n_heads) if layer else [index]
         weights = weights_of_heads(call, heads, [queries])

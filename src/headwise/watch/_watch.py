@@ -64,7 +64,7 @@ class Watch:
 
     def _table(self) -> HeadTable:
         sites, totals = self._recorder.totals()
-        _check_captured(self._model, self._recorder, self._layers, sites)
+        self._check_captured("observe", sites)
         heads = tuple(head for site in sites for head in site.heads())
         covered = [self._recorder.covered[site][:2] for site in sites for _ in range(site.n_heads)]
         return HeadTable(
@@ -166,17 +166,27 @@ class Watch:
         """
         return self._recorder.maps.weights(head, rows)
 
-    def plot(self, head: HeadLike, *, text: int = 0, ax: Any = None) -> Any:
+    def plot(
+        self,
+        head: HeadLike,
+        *,
+        text: int = 0,
+        tokens: Sequence[str] | None = None,
+        ax: Any = None,
+    ) -> Any:
         """Draw the attention weights of one head on a text of the last batch.
 
         Args:
             head: `"L5.H3"`, `(5, 3)` or a `Head`.
             text: The row of the batch, from 0.
+            tokens: The tokens of this text, one per column of the batch, to stand along the axes:
+                `tokenizer.convert_ids_to_tokens(ids)`. None shows numbers.
             ax: Matplotlib axes to draw on. None makes a figure.
         Returns:
             The axes, with a row per query and a column per key.
         Raises:
-            ArgumentError: the request has no maps, there is no such text, or `ax` is not axes.
+            ArgumentError: the request has no maps, there is no such text, `tokens` are not one per
+                key, or `ax` is not axes.
             HeadError: the head does not exist.
             MissingPackageError: matplotlib is not installed.
         """
@@ -185,7 +195,12 @@ class Watch:
             raise ArgumentError(
                 f"Watch.plot: text={text}. The last batch has texts 0 to {len(weights) - 1}."
             )
-        return plot_weights("Watch.plot", weights[text].float().cpu().numpy(), str(head), ax)
+        if tokens is not None and len(tokens) != weights.shape[-1]:
+            raise ArgumentError(
+                f"Watch.plot: {len(tokens)} tokens for {weights.shape[-1]} keys. Give one per key."
+            )
+        drawn = weights[text].float().cpu().numpy()
+        return plot_weights("Watch.plot", drawn, str(head), ax, tokens)
 
     def calls(self) -> dict[Site, AttentionCall]:
         """The last attention call of each layer.
@@ -196,13 +211,16 @@ class Watch:
             UnsupportedError: no attention call was captured, or the queries of a layer are split
                 among several calls.
         """
+        return self._calls("Watch.calls")
+
+    def _calls(self, caller: str) -> dict[Site, AttentionCall]:
         calls = self._recorder.maps.all()
-        _check_captured(self._model, self._recorder, self._layers, calls)
+        self._check_captured(caller, calls)
         for site in calls:
             covered = self._recorder.covered[site]
             if covered.captured < covered.tokens:
                 raise UnsupportedError(
-                    f"Watch.calls: {site.name} attends in several parts ({covered}), and no call "
+                    f"{caller}: {site.name} attends in several parts ({covered}), and no call "
                     f"holds all of its weights. Leave its layer out with layers=."
                 )
         return calls
@@ -256,31 +274,25 @@ class Watch:
         """
         return self._recorder.maps.received(head)
 
+    def _check_captured(self, caller: str, watched: Collection[Site]) -> None:
+        """Refuse layers that do not exist, and a watch without a call.
 
-def _check_captured(
-    model: nn.Module,
-    recorder: Recorder,
-    layers: Collection[int] | None,
-    watched: Collection[Site],
-) -> None:
-    """Refuse layers that do not exist, and a watch without a call.
-
-    Raises:
-        ArgumentError: `layers` names a layer that the model does not have.
-        UnsupportedError: no attention call was captured.
-    """
-    sites = recorder.capture.sites
-    missing = set(layers or ()) - {site.layer for site in sites}
-    if missing and sites:
-        raise ArgumentError(
-            f"observe: layers {sorted(missing)} do not exist. "
-            f"There are 0 to {max(site.layer for site in sites)}."
-        )
-    if not watched:
-        raise UnsupportedError(
-            f"observe: no attention call was captured in {recorder.passes} forward passes of "
-            f"{type(model).__name__}. {_advice(recorder)}"
-        )
+        Raises:
+            ArgumentError: `layers` names a layer that the model does not have.
+            UnsupportedError: no attention call was captured.
+        """
+        sites = self._recorder.capture.sites
+        missing = set(self._layers or ()) - {site.layer for site in sites}
+        if missing and sites:
+            raise ArgumentError(
+                f"{caller}: layers {sorted(missing)} do not exist. "
+                f"There are 0 to {max(site.layer for site in sites)}."
+            )
+        if not watched:
+            raise UnsupportedError(
+                f"{caller}: no attention call was captured in {self._recorder.passes} forward "
+                f"passes of {type(self._model).__name__}. {_advice(self._recorder)}"
+            )
 
 
 def _advice(recorder: Recorder) -> str:
