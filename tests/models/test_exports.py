@@ -120,6 +120,21 @@ def test_what_llama_cpp_does_not_compute(
     assert not any(tmp_path.iterdir())
 
 
+def test_a_precision_that_a_gguf_file_does_not_have(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="leave out the precision of some weights"):
+        hw.save(_model("Llama").double(), tmp_path / "small", format="gguf")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("format", ["gguf", "onnx"])
+def test_a_folder_of_others_is_not_replaced(format: Any, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    for force, message in ((False, "exists"), (True, r"holds thesis\.txt, which headwise did")):
+        with pytest.raises(hw.errors.OutputError, match=message):
+            hw.save(_model("Llama"), tmp_path, format=format, force=force)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
 def _tokenizer(kind: str) -> Any:
     """A tokenizer of 50 tokens with one merge."""
     letters = {chr(97 + number): number for number in range(26)}
@@ -245,14 +260,6 @@ def test_layers_that_differ_by_their_configuration(folder: Path) -> None:
 def test_layers_that_cannot_be_built(layers: Any, message: str, folder: Path) -> None:
     _write(folder, layers)
     with pytest.raises(InputError, match=message):
-        hw.load(folder)
-
-
-def test_layers_of_a_model_too_large_for_its_weights(folder: Path) -> None:
-    """The sketches that `per_layer_config` needs are built within the limits of the weights."""
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 2**40}))
-    with pytest.raises(InputError, match="describes a model of more than 18,264,576 parameters"):
         hw.load(folder)
 
 

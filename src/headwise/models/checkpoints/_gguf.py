@@ -39,6 +39,7 @@ _SPLITS = {
     (_CONTRACTIONS + _WORDS + r"\p{N}" + _REST,): "qwen2",
     (_CONTRACTIONS + _WORDS + r"\p{N}{1,3}" + _REST,): "llama-bpe",
 }
+_STORED = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _NORMAL, _UNKNOWN, _CONTROL, _ADDED, _UNUSED, _BYTE = range(1, 7)  # gguf.TokenType
 
 
@@ -77,10 +78,9 @@ def write_gguf(model: nn.Module, tokenizer: Any, folder: Path) -> None:
     else:
         _add_vocabulary(writer, tokenizer, config.vocab_size)
     kinds = gguf.GGMLQuantizationType
-    stored = {torch.float16: kinds.F16, torch.bfloat16: kinds.BF16}
     for name, weight in _tensors(model, gguf, architecture, counts, factors):
         # Vectors are kept in float32: llama.cpp has no other kernels for them.
-        kind = kinds.F32 if weight.ndim == 1 else stored.get(weight.dtype, kinds.F32)
+        kind = kinds.F32 if weight.ndim == 1 else kinds[_STORED[weight.dtype]]
         values = gguf.quants.quantize(weight.detach().float().cpu().numpy(), kind)
         writer.add_tensor(name, values, raw_dtype=kind)
     with closing(writer):  # also where the disk is full
@@ -107,6 +107,7 @@ def decoder_of(model: nn.Module) -> Any:
         f"its window of {window} tokens": window is not None
         and window < config.max_position_embeddings,
         f"the activation {config.hidden_act!r}": config.hidden_act != "silu",
+        "the precision of some weights": any(x.dtype not in _STORED for x in model.parameters()),
     }
     _refuse(model, checks)
     return model.model
