@@ -2,7 +2,9 @@
 
 import io
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from headwise.vllm._options import make_options, server_options
 from headwise.vllm._pages import Sums
 from headwise.vllm._plugin import line_writer, raise_error, request_line
 from headwise.vllm._positions import counted_positions, read_spans
-from headwise.vllm._recorder import Recorded
+from headwise.vllm._recorder import Recorded, _why_no_layer, _why_not_served
 
 DEFAULTS = (1, None, None, True)
 
@@ -238,3 +240,66 @@ def test_tables_that_do_not_exist_are_refused_by_name() -> None:
     with pytest.raises(ArgumentError, match="'x' names no stretch"):
         served.table("a")
     assert request_line(_record("a", 0), ["L0.H1", "L1.H0"], ("entropy", "previous"))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"version": "0.31.2"}, r"0\.31\.2 was not tested"),
+        ({"device_config.device_type": "cuda"}, "on a CPU"),
+        ({"parallel_config.world_size": 2}, "split over several processes"),
+        ({"parallel_config.data_parallel_size": 2}, "split over several processes"),
+        ({"parallel_config.prefill_context_parallel_size": 2}, "context parallelism"),
+        ({"parallel_config.decode_context_parallel_size": 2}, "context parallelism"),
+        ({"speculative_config": "ngram"}, "speculative decoding"),
+        ({"model_config.use_mla": True}, "MLA"),
+        ({"cache_config.cache_dtype": "fp8_e4m3"}, "fp8"),
+        ({"cache_config.kv_sharing_fast_prefill": True}, "kv_sharing_fast_prefill"),
+        ({"runner": SimpleNamespace()}, "runner V2"),
+    ],
+)
+def test_an_engine_that_cannot_be_watched_exactly_is_refused_by_name(
+    change: dict[str, Any], named: str
+) -> None:
+    parallel = "world_size data_parallel_size prefill_context_parallel_size"
+    parallel += " decode_context_parallel_size"
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(**dict.fromkeys(parallel.split(), 1)),
+        device_config=SimpleNamespace(device_type="cpu"),
+        cache_config=SimpleNamespace(cache_dtype="auto", kv_sharing_fast_prefill=False),
+        model_config=SimpleNamespace(use_mla=False),
+        speculative_config=None,
+    )
+    parts = {"version": "0.32.0", "runner": SimpleNamespace(requests={}, input_batch=None)}
+    assert _why_not_served(parts["version"], config, parts["runner"]) is None
+    for path, value in change.items():
+        *folders, name = path.split(".")
+        if path in parts:
+            parts[path] = value
+        else:
+            setattr(getattr(config, folders[0]) if folders else config, name, value)
+    assert re.search(named, _why_not_served(parts["version"], config, parts["runner"]) or "")
+
+
+@pytest.mark.parametrize(
+    ("of_impl", "of_layer", "named"),
+    [
+        ({"alibi_slopes": [1.0]}, {}, "ALiBi"),
+        ({"sinks": [1.0]}, {}, "sinks"),
+        ({"attn_type": "encoder_only"}, {}, "no decoder"),
+        ({"forward": None}, {}, "watched already"),
+        ({}, {"isa": "neon"}, "'neon'"),
+        ({}, {"use_mm_prefix": True}, "both directions"),
+    ],
+)
+def test_a_layer_that_cannot_be_watched_exactly_is_refused_by_name(
+    of_impl: dict[str, Any], of_layer: dict[str, Any], named: str
+) -> None:
+    kind = type("CPUAttentionBackendImpl", (SimpleNamespace,), {})
+    plain = {"alibi_slopes": None, "sinks": None, "attn_type": "decoder"}
+    assert _why_no_layer(SimpleNamespace(impl=kind(**plain), isa="vec"), True) is None
+    layer = SimpleNamespace(**{"impl": kind(**plain | of_impl), "isa": "vec"} | of_layer)
+    assert named in (_why_no_layer(layer, True) or "")
+    assert "not plain attention" in (_why_no_layer(layer, False) or "")
+    other = SimpleNamespace(impl=SimpleNamespace(**plain), isa="vec")
+    assert "not vLLM's CPU backend" in (_why_no_layer(other, True) or "")
