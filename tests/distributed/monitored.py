@@ -43,7 +43,6 @@ def main(rank: int, world: int, store: str) -> None:
     assert len(alarms) == (1 if rank == 0 else 0)
     said = {
         "scalars": scalars,
-        "highest": {layer: row.tolist() for layer, row in monitor.max_logit().items()},
         "alarms": [str(alarm) for alarm in monitor.alarms],
     }
     Path(f"{store}.{rank}.json").write_text(json.dumps(said))

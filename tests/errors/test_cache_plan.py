@@ -296,13 +296,17 @@ TEXTS = [{"input_ids": IDS}]
         ({"bytes": 1}, "bytes=1, but the windows alone take"),
         ({"full": {0: [0]}, "window": (2, 3)}, r"window=\(2, 3\)"),
         ({"keep": 0.5, "texts": [{"inputs_embeds": torch.zeros(1, 9, 16)}]}, "inputs_embeds"),
-        ({"keep": 0.5, "objective": "embedding"}, "'embedding' compares embeddings"),
     ],
 )
 def test_goals_and_texts(arguments: dict[str, Any], message: str) -> None:
     texts = arguments.pop("texts", TEXTS)
     with pytest.raises(ArgumentError, match=message):
         hw.cache_plan(llama(), texts, **{"window": 3, "sinks": 1} | arguments)
+
+
+def test_a_model_without_a_head_has_no_loss_of_tokens() -> None:
+    with pytest.raises(ArgumentError, match="'embedding' compares embeddings"):
+        hw.cache_plan(llama().model, TEXTS, keep=0.5, window=3, sinks=1)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,6 @@ def test_a_closed_monitor_is_refused_but_can_be_read() -> None:
         monitor.step()
     with pytest.raises(ArgumentError, match=r"HeadMonitor.resume: the monitor is closed"):
         monitor.resume(3)
-    assert monitor.max_logit()["L0"].shape == (2,)
     assert monitor.alarms == []
 
 
@@ -82,26 +81,6 @@ def test_one_cannot_go_on_from_what_is_no_number_of_steps(steps: Any) -> None:
     ):
         monitor.resume(steps)
     assert monitor.steps == 0
-
-
-def test_max_logit_before_anything_was_seen_is_refused() -> None:
-    model = _layer()
-    with HeadMonitor(model) as monitor:
-        with pytest.raises(ArgumentError, match="no step was watched since the last reset"):
-            monitor.max_logit()
-        model(X)
-        monitor.step()
-        monitor.reset_max_logit()
-        with pytest.raises(ArgumentError, match="no step was watched since the last reset"):
-            monitor.max_logit()
-
-
-def test_max_logit_must_be_watched() -> None:
-    with (
-        HeadMonitor(_layer(), statistics=["first"]) as monitor,
-        pytest.raises(ArgumentError, match=r"not watched.*statistics=\('first', 'max_logit'\)"),
-    ):
-        monitor.max_logit()
 
 
 @pytest.mark.parametrize("how", ["evaluation", "no gradients", "no pass", "no attention"])

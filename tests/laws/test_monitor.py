@@ -338,20 +338,6 @@ def test_sites_say_whose_layers_they_are() -> None:
     assert found == {n: block.attention.attention for n, block in enumerate(model.blocks)}
 
 
-def test_max_logit_is_the_largest_since_the_last_reset() -> None:
-    model = _model()
-    with HeadMonitor(model, every=1) as monitor:
-        list(_train(model, BATCHES, monitor.step, rate=0.0))
-        whole = monitor.max_logit()
-        monitor.reset_max_logit()
-        list(_train(model, BATCHES[2:], monitor.step, rate=0.0))
-        last = monitor.max_logit()
-    for found, batches in ((whole, BATCHES), (last, BATCHES[2:])):
-        expected = _table(model, batches).maximum("max_logit").reshape(2, 4)
-        assert list(found) == ["L0", "L1"]
-        np.testing.assert_array_equal([found[f"L{n}"].numpy() for n in (0, 1)], expected)
-
-
 def test_a_log_is_a_writer_or_a_function() -> None:
     class Writer:
         def __init__(self) -> None:

@@ -1,6 +1,5 @@
 """Scores of kv heads follow from their definition, and plans from the scores."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -126,13 +125,6 @@ def test_a_plan_keeps_the_heads_that_lose_most(keep: float) -> None:
         assert plan.measured["loss of the full cache"] == plan.measured["loss of this cache"]
 
 
-def test_the_same_share_in_each_layer() -> None:
-    plan = hw.cache_plan(
-        zoo.make("Llama"), batches(), keep=0.5, sinks=SINKS, window=WINDOW, per_layer=True
-    )
-    assert [len(heads) for heads in plan.full.values()] == [1, 1]
-
-
 @pytest.mark.full
 def test_bytes_are_those_of_the_cache() -> None:
     model, texts = zoo.make("Llama"), batches()
@@ -157,12 +149,8 @@ def test_a_loss_is_kept_with_the_fewest_full_heads() -> None:
 
 
 @pytest.mark.full
-def test_agreement_is_reported_between_halves_and_domains() -> None:
-    model, texts = zoo.make("Llama"), batches(4)
-    how: Mapping[str, Any] = {"keep": 0.5, "sinks": SINKS, "window": WINDOW}
-    plan = hw.cache_plan(model, texts, **how, domains={"itself": texts, "others": batches(2, 4)})
-    assert plan.measured["agreement with itself"] == pytest.approx(1)
-    assert -1 <= plan.measured["agreement with others"] <= 1
+def test_agreement_is_reported_between_halves() -> None:
+    plan = hw.cache_plan(zoo.make("Llama"), batches(4), keep=0.5, sinks=SINKS, window=WINDOW)
     assert -1 <= plan.measured["agreement between halves of the texts"] <= 1
 
 

@@ -11,10 +11,10 @@ from torch import nn
 
 from headwise._progress import Progress, shows_progress
 from headwise.caching._plan import CachePlan, LayerCachePlan
-from headwise.caching._scores import CacheScores, KVHead, ScoringTexts
+from headwise.caching._scores import CacheScores, ScoringTexts
 from headwise.errors import ArgumentError
 from headwise.models import check_model, find_cache_layers, fingerprint
-from headwise.scoring import BatchesLike, rank_correlation
+from headwise.scoring import BatchesLike
 from headwise.shapes import is_size
 
 
@@ -27,7 +27,6 @@ def cache_scores(
     tokenizer: Any = None,
     sinks: int = 4,
     window: int = 256,
-    objective: Any = None,
     max_tokens: int | None = None,
     on_progress: Progress | None = None,
 ) -> CacheScores:
@@ -39,7 +38,6 @@ def cache_scores(
 
     Args:
         texts: Texts or batches, in every form that `importance` takes.
-        objective: The loss, as `loss` of `importance`; labels may leave tokens out.
         max_tokens: The most tokens in one text. None is the model's limit.
     Returns:
         A loss for each kv head and text, in units of the loss.
@@ -50,7 +48,7 @@ def cache_scores(
     """
     _check_sizes(sinks, window)
     model = check_model("cache_scores", model)
-    reading = ScoringTexts.read(model, texts, tokenizer, max_tokens, objective)
+    reading = ScoringTexts.read(model, texts, tokenizer, max_tokens)
     return reading.score(sinks, window, on_progress)
 
 
@@ -68,9 +66,6 @@ def cache_plan(
     sinks: int = 4,
     window: int = 256,
     n_tokens: int | None = None,
-    objective: Any = None,
-    per_layer: bool = False,
-    domains: Mapping[str, BatchesLike] | None = None,
     max_tokens: int | None = None,
     on_progress: Progress | None = None,
 ) -> CachePlan:
@@ -78,7 +73,7 @@ def cache_plan(
 
     Heads are scored by `cache_scores`; the model is not changed. The plan records the measured
     loss of the texts with the full cache and with its own, and how well the scores agree between
-    halves of the texts and with those of other domains.
+    halves of the texts.
 
     Args:
         texts: Long texts on which heads are scored, in every form that `importance` takes;
@@ -89,8 +84,6 @@ def cache_plan(
         loss: The largest increase of the mean loss; found by measuring plans.
         window: How many of the last tokens the others keep, a query's own included.
         n_tokens: The length of a text for which bytes are counted. None is the longest text.
-        per_layer: Whether all layers keep the same share.
-        domains: Other texts by name, to report how far their scores agree.
     Returns:
         A plan, which needs no model to be saved; `plan.cache(model)` uses it.
     Raises:
@@ -111,10 +104,11 @@ def cache_plan(
         return _of_heads(model, full, sinks, window)
     if texts is None:
         raise ArgumentError(f"cache_plan: {goal}={goals[goal]} without texts. Give texts.")
-    reading = ScoringTexts.read(model, texts, tokenizer, max_tokens, objective)
+    reading = ScoringTexts.read(model, texts, tokenizer, max_tokens)
     scores = reading.score(sinks, window, on_progress)
     losses, weights = scores.by_head(), fingerprint(model)
-    order = _in_order(losses, per_layer)
+    # From the one that loses most when it streams to the one that loses least.
+    order = sorted(losses, key=lambda head: -losses[head])
 
     def planned(n_full: int) -> CachePlan:
         """The plan in which so many kv heads keep all tokens."""
@@ -142,11 +136,6 @@ def cache_plan(
     lost = reading.loss_of(plan)
     measured = {"loss of the full cache": base, "loss of this cache": lost}
     measured["agreement between halves of the texts"] = scores.stability()
-    for name, other in (domains or {}).items():
-        texts_of = ScoringTexts.read(model, other, tokenizer, max_tokens, objective)
-        measured[f"agreement with {name}"] = rank_correlation(
-            scores.mean, texts_of.score(sinks, window).mean
-        )
     # The agreement between halves of one text is NaN, and is left out.
     known = {name: x for name, x in measured.items() if "agreement" not in name or np.isfinite(x)}
     why = f"{goal}={value:g} by half-gate of the loss {reading.loss.name}"
@@ -164,19 +153,6 @@ def _most_that_fit(
             f"bytes for a text of {n_tokens} tokens. Give more bytes, or a smaller window."
         )
     return max(fitting)
-
-
-def _in_order(losses: Mapping[KVHead, float], per_layer: bool) -> list[KVHead]:
-    """The kv heads from the one that loses most when it streams to the one that loses least.
-
-    Args:
-        per_layer: Whether the first ones of all layers come before all second ones.
-    """
-    ordered = sorted(losses, key=lambda head: -losses[head])
-    if not per_layer:
-        return ordered
-    within = {head: [x for x in ordered if x[0] == head[0]].index(head) for head in ordered}
-    return sorted(ordered, key=lambda head: within[head])
 
 
 def _of_heads(

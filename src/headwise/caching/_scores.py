@@ -85,7 +85,7 @@ class ScoringTexts:
 
     @classmethod
     def read(
-        cls, model: nn.Module, texts: BatchesLike, tokenizer: Any, max_tokens: int | None, loss: Any
+        cls, model: nn.Module, texts: BatchesLike, tokenizer: Any, max_tokens: int | None
     ) -> "ScoringTexts":
         """The texts in every form that `importance` takes."""
         layers = find_cache_layers(model)
@@ -96,11 +96,11 @@ class ScoringTexts:
                     f"cache_plan: a batch of {', '.join(batch)}. Give texts, or batches with "
                     f"input_ids."
                 )
-        resolved = find_loss(loss, model, batches[0])
+        resolved = find_loss(None, model, batches[0])
         if resolved.compares:
             raise ArgumentError(
                 f"cache_plan: the loss {resolved.name!r} compares embeddings. Give a model that "
-                f"predicts tokens, or another loss."
+                f"predicts tokens."
             )
         return cls(model, layers, batches, resolved)
 

@@ -5,10 +5,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 import torch.distributed as dist
-from jaxtyping import Float, Float64
-from torch import Tensor, nn
+from torch import nn
 
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import Site, device_of
@@ -102,7 +100,6 @@ class HeadMonitor(TrainerEvents):
         self._every, self._log, self._on_alarm = every, log, on_alarm
         self._recorder = Recorder(self.model, Request(self.statistics), layers, every=1)
         self._rules, self._alarms = tuple(rules), Alarms(rules)
-        self._highest: dict[str, Float64[np.ndarray, " H"]] = {}
         self._watched = 0
         self._step_watch = StepWatch(self.model, self._recorder)
         # A monitor that is dropped, or still open when Python ends, leaves no hooks.
@@ -160,36 +157,6 @@ class HeadMonitor(TrainerEvents):
         self.latest = None
         self._recorder.take_totals()
         self._step_watch.open()
-
-    def max_logit(self) -> dict[str, Float[Tensor, " H"]]:
-        """The largest logit of each head over the watched steps since the last reset.
-
-        That is `scale · q·k` over visible keys, over all ranks, as your own QK-clip would
-        need it. It takes no communication beyond that of `step()`.
-
-        Returns:
-            One number per query head, by layer (`L5`), on the model's device.
-        Raises:
-            ArgumentError: `max_logit` is not watched, or no step was watched since the last reset.
-        """
-        if "max_logit" not in self.statistics:
-            raise ArgumentError(
-                "HeadMonitor.max_logit: max_logit is not watched. Make the monitor with statistics="
-                f"{(*self.statistics, 'max_logit')}."
-            )
-        if not self._highest:
-            raise ArgumentError(
-                "HeadMonitor.max_logit: no step was watched since the last reset. Call it after "
-                "step() of a watched step."
-            )
-        return {
-            layer: torch.tensor(values, dtype=torch.float32, device=device_of(self.model))
-            for layer, values in self._highest.items()
-        }
-
-    def reset_max_logit(self) -> None:
-        """Reset the largest logits, for example after a clip."""
-        self._highest = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by `transformers.Trainer` first: continue the count of a resumed training.
@@ -250,10 +217,6 @@ class HeadMonitor(TrainerEvents):
         self._check_captured(sites)
         statistics = step_statistics(sites, totals, device_of(self.model), self.group)
         self._watched, self.latest = self.steps, statistics
-        if "max_logit" in statistics.values:
-            for layer, rows in statistics.layers().items():
-                values = statistics.values["max_logit"][rows]
-                self._highest[layer] = np.fmax(self._highest.get(layer, values), values)
         new = self._alarms.update(self.steps, statistics)
         scalars = statistics.scalars()
         if self._rules:
