@@ -74,7 +74,7 @@ def attentions(
     inner = check_arguments("attentions", model, layers, 1)
     with observe(model, Request(statistics=(), maps=True), layers) as watch, in_evaluation(inner):
         call_model(inner, model_inputs(inputs), "attentions")
-    calls = watch._calls("attentions")
+    calls = watch._complete_calls("attentions")
     if heads is None:
         _refuse_uncaptured(watch)
     chosen = _chosen_heads(calls, heads)

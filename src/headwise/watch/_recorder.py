@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,6 @@ from headwise.models import AttentionCall, Capture, InputTracker, Site, StackInp
 from headwise.models.ownership import output_projection
 from headwise.tables import Totals
 from headwise.watch._accumulator import Accumulator
-from headwise.watch._maps import Maps
 from headwise.watch._queue import Queue
 from headwise.watch._request import Request
 from headwise.watch._row_sums import output_norms, row_request, sum_rows, without_autocast
@@ -55,7 +54,9 @@ class Recorder:
     Attributes:
         capture: The capture of the model, which knows its sites.
         covered: Which share of the texts' queries was captured at each site.
-        maps: The tensors of the last batch.
+        calls: The last call of every site, if the request has maps.
+        received: For each site the first text, and the attention that its keys received since the
+            texts began.
         pairs: The pairs of queries and keys of the current texts.
         spans: The named stretches of the current texts.
     """
@@ -75,9 +76,10 @@ class Recorder:
         self._verified: set[Site] = set()
         self.covered: dict[Site, Covered] = {}
         self._latest: dict[Site, Covered] = {}  # by the latest call of the site's module
-        self.maps = Maps(request.maps, request.received)
+        self.calls: dict[Site, AttentionCall] = {}
+        self.received: dict[Site, tuple[int, Float[Tensor, "B H S"]]] = {}
         # The current pass, and what was before it.
-        self._before = 0, self.covered, self._latest, self.maps
+        self._before: tuple[Any, ...] = (0, {}, {}, {}, {})
         self._inputs.on_begin, self._inputs.on_failure = self._begin, self._drop
 
     @property
@@ -150,8 +152,8 @@ class Recorder:
 
     def _begin(self) -> None:
         """A forward pass begins: remember what was there before it."""
-        maps = self.maps.copy() if self._request.maps or self._request.received else self.maps
-        self._before = self.passes, dict(self.covered), dict(self._latest), maps
+        calls, received = dict(self.calls), dict(self.received)
+        self._before = self.passes, dict(self.covered), dict(self._latest), calls, received
         if self._request.spans:
             self.spans.begin()
         self._queue.begin_pass()
@@ -160,9 +162,10 @@ class Recorder:
 
     def _drop(self) -> None:
         """Forget the current forward pass, which has ended in an exception: it counts nowhere."""
-        number, covered, latest, maps = self._before
+        number, covered, latest, calls, received = self._before
         if number == self.passes:
-            self.covered, self._latest, self.maps = covered, latest, maps
+            self.covered, self._latest = covered, latest
+            self.calls, self.received = calls, received
             self._queue.drop(number)
             self._accumulator.drop(number)
             self.spans.drop()
@@ -186,7 +189,7 @@ class Recorder:
         # The function mode must not capture what is computed from the call.
         with without_function_modes():
             if not (need_heads or request.names or request.received):  # maps alone
-                self.maps.record(site, call, 0, None)
+                self.calls[site] = call
                 return None
             kind = _kind(site, call, inputs)
             self._cover(site, call, inputs.text.tokens)
@@ -238,14 +241,26 @@ class Recorder:
             _verify_heads(site, call.heads, heads, rows.lse, positions)
             self._verified.add(site)
         self._accumulator.add(sums, {(site, self.passes): [(0, first)]})
-        if request.maps or request.received:
-            received, among, columns = rows.received, positions.query_columns, positions.columns
-            if received is not None and among is not None and columns is not None:
-                received = pad(received, (columns.stop - among.stop, 0))  # what the cache evicted
-            self.maps.record(site, call, first, received)
+        if request.maps:
+            self.calls[site] = call
+        if rows.received is not None:
+            self._add_received(site, rows.received, positions, first)
         if request.per_query:
             self.spans.keep(site, positions, layout.spans, rows)
         return rows
+
+    def _add_received(
+        self, site: Site, received: Float[Tensor, "B H S"], positions: Positions, first: int
+    ) -> None:
+        """Add what keys received to what they received from earlier queries of the same texts."""
+        among, columns = positions.query_columns, positions.columns
+        if among is not None and columns is not None:
+            received = pad(received, (columns.stop - among.stop, 0))  # what the cache evicted
+        earlier, sums = self.received.get(site, (-1, received))
+        if earlier == first and sums.shape[2] <= received.shape[2]:
+            # A cache only grows: new keys have received nothing yet.
+            received = received + pad(sums, (0, received.shape[2] - sums.shape[2]))
+        self.received[site] = first, received
 
     def _compute(self) -> None:
         """Compute and add up the calls that wait."""

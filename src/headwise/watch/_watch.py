@@ -6,19 +6,29 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from headwise._display import counted
 from headwise._torch_private import without_function_modes
-from headwise.errors import ArgumentError, UnsupportedError
+from headwise.errors import ArgumentError, HeadError, UnsupportedError
 from headwise.models import AttentionCall, Site, fingerprint
 from headwise.models.checkpoints import originals_of
 from headwise.tables import HeadLike, HeadTable, plot_weights
-from headwise.watch._maps import Layer, Rows, TopKeys
+from headwise.watch._maps import (
+    Layer,
+    Rows,
+    TopKeys,
+    find_head,
+    in_blocks,
+    layer_of,
+    visible_keys,
+    weights_of_heads,
+)
 from headwise.watch._recorder import Recorder
 from headwise.watch._request import Request
-from headwise.watch.layout import TextPairs, TextSpans
+from headwise.watch.layout import NONE, TextPairs, TextSpans
 
 
 @cache
@@ -150,6 +160,7 @@ class Watch:
         """
         return self._recorder.spans.per_query(span, head)
 
+    @torch.no_grad()
     def weights(self, head: HeadLike, rows: Rows = None) -> Float[Tensor, "B *H R S"]:
         """The exact attention weights of one head, or of all heads of a layer, on the last batch.
 
@@ -164,7 +175,18 @@ class Watch:
             ArgumentError: the request has no maps, or rows lie outside the text.
             HeadError: the head does not exist.
         """
-        return self._recorder.maps.weights(head, rows)
+        calls = self._calls("weights")
+        layers = {str(site.heads()[0]).rpartition(".")[0]: site for site in calls}
+        layer = layers.get(head) if isinstance(head, str) else None
+        if layers and not layer and isinstance(head, str) and "H" not in head:
+            first, *_, last = [*layers, *layers]
+            raise HeadError(
+                f"Watch.weights: {head!r} is neither a head nor a layer that is watched. Write "
+                f"'{first}.H0', or a layer from {first} to {last}."
+            )
+        call, index, queries = self._select("weights", layer.heads()[0] if layer else head, rows)
+        weights = weights_of_heads(call, range(layer.n_heads) if layer else [index], [queries])
+        return weights if layer else weights[:, 0]
 
     def plot(
         self,
@@ -190,7 +212,7 @@ class Watch:
             HeadError: the head does not exist.
             MissingPackageError: matplotlib is not installed.
         """
-        weights = self._recorder.maps.weights(head, None)
+        weights = self.weights(head)
         if not 0 <= text < len(weights):
             raise ArgumentError(
                 f"Watch.plot: text={text}. The last batch has texts 0 to {len(weights) - 1}."
@@ -211,10 +233,10 @@ class Watch:
             UnsupportedError: no attention call was captured, or the queries of a layer are split
                 among several calls.
         """
-        return self._calls("Watch.calls")
+        return self._complete_calls("Watch.calls")
 
-    def _calls(self, caller: str) -> dict[Site, AttentionCall]:
-        calls = self._recorder.maps.all()
+    def _complete_calls(self, caller: str) -> dict[Site, AttentionCall]:
+        calls = self._calls("calls")
         self._check_captured(caller, calls)
         for site in calls:
             covered = self._recorder.covered[site]
@@ -223,7 +245,7 @@ class Watch:
                     f"{caller}: {site.name} attends in several parts ({covered}), and no call "
                     f"holds all of its weights. Leave its layer out with layers=."
                 )
-        return calls
+        return dict(calls)
 
     def layers(self) -> list[Layer]:
         """Every layer with self-attention, on the last batch.
@@ -231,7 +253,9 @@ class Watch:
         Raises:
             ArgumentError: the request has no maps.
         """
-        return self._recorder.maps.layers(self._model)
+        calls = self._calls("layers")
+        order = sorted(calls, key=lambda site: (site.stack, site.layer))
+        return [layer_of(self._model, site, calls[site]) for site in order if not site.cross]
 
     def visible(self, head: HeadLike) -> Bool[Tensor, "B T S"]:
         """Which keys each query of a head may attend to on the last batch.
@@ -240,8 +264,10 @@ class Watch:
             ArgumentError: the request has no maps.
             HeadError: the head does not exist.
         """
-        return self._recorder.maps.visible(head)
+        call, index, _ = self._select("visible", head, None)
+        return visible_keys(call, slice(index, index + 1))[:, 0]
 
+    @torch.no_grad()
     def top_keys(self, head: HeadLike, k: int = 5, rows: Rows = None) -> TopKeys:
         """The `k` keys that each query of a head attends to most on the last batch.
 
@@ -257,7 +283,14 @@ class Watch:
                 keys, or rows lie outside the text.
             HeadError: the head does not exist.
         """
-        return self._recorder.maps.top_keys(head, k, rows)
+        call, index, queries = self._select("top_keys", head, rows)
+        S = call.k.shape[2]
+        if not 1 <= k <= S:
+            raise ArgumentError(f"Watch.top_keys: k={k} among {S} keys. Give 1 to {S}.")
+        blocks = [weights.topk(k, dim=-1) for weights in in_blocks(call, index, queries)]
+        weights = torch.cat([block.values for block in blocks], 1)
+        keys = torch.cat([block.indices for block in blocks], 1)
+        return TopKeys(keys.masked_fill(weights == 0, NONE), weights)
 
     def received(self, head: HeadLike) -> Float[Tensor, "B S"]:
         """The attention each key received from all queries of the latest texts: column sums.
@@ -272,7 +305,32 @@ class Watch:
             ArgumentError: the request has `received=False`.
             HeadError: the head does not exist.
         """
-        return self._recorder.maps.received(head)
+        if not self._request.received:
+            raise ArgumentError(
+                "Watch.received: received=False. Observe with Request(received=True)."
+            )
+        site, index = find_head(head, self._recorder.received)
+        return self._recorder.received[site][1][:, index]
+
+    def _calls(self, method: str) -> dict[Site, AttentionCall]:
+        """The last call of each site."""
+        if not self._request.maps:
+            raise ArgumentError(f"Watch.{method}: maps=False. Observe with Request(maps=True).")
+        return self._recorder.calls
+
+    def _select(self, method: str, head: HeadLike, rows: Rows) -> tuple[AttentionCall, int, range]:
+        """The last call of a head, its index there, and the chosen queries."""
+        site, index = find_head(head, self._calls(method))
+        call = self._recorder.calls[site]
+        T = call.q.shape[2]
+        queries = range(T) if rows is None else rows
+        if isinstance(queries, slice):
+            queries = range(*queries.indices(T))
+        if not isinstance(queries, range) or queries.step != 1:
+            raise ArgumentError(f"Watch.{method}: rows={rows!r}. Give a slice or range of step 1.")
+        if not (0 <= queries.start <= queries.stop <= T):
+            raise ArgumentError(f"Watch.{method}: {rows} in a text of {T}. Stay within it.")
+        return call, index, queries
 
     def _check_captured(self, caller: str, watched: Collection[Site]) -> None:
         """Refuse layers that do not exist, and a watch without a call.

@@ -28,7 +28,14 @@ def open_capture(
     answers_others: bool = True,
     keep_graph: bool = False,
 ) -> Iterator[Capture]:
-    """Capture while a block runs; see `capture_calls`."""
+    """Capture while a block runs, as `capture_calls` does.
+
+    Args:
+        answer: Computes heads in place of a fused kernel, where that is possible: without
+            gradients, dropout or a compiler. The model continues with these heads.
+        answers_others: Whether `answer` may replace kernels that are not ours; its heads are
+            equal to those of ours to the last bit.
+    """
     capture.receiver, capture.answer = on_call, answer
     capture.answers_others, capture.keep_graph = answers_others, keep_graph
     clear_leftovers(capture.model.modules())
@@ -79,12 +86,7 @@ def _interface_of(capture: Capture) -> AbstractContextManager[None]:
 
 @contextmanager
 def capture_calls(
-    model: nn.Module,
-    on_call: OnCall,
-    answer: Answer | None = None,
-    *,
-    answers_others: bool = True,
-    keep_graph: bool = False,
+    model: nn.Module, on_call: OnCall, *, keep_graph: bool = False
 ) -> Iterator[Capture]:
     """Call `on_call` with each attention call of `model`, after the model has computed it.
 
@@ -93,19 +95,13 @@ def capture_calls(
     or implement softmax attention by hand: the latter if the first pass does so.
 
     Args:
-        answer: Computes heads in place of a fused kernel, where that is possible: without
-            gradients, dropout or a compiler. The model continues with these heads.
-        answers_others: Whether `answer` may replace kernels that are not ours; its heads are
-            equal to those of ours to the last bit.
         keep_graph: Whether captured tensors stay attached to the autograd graph, so that
             gradients reach the weights they were computed from.
     Yields:
         The capture, which knows the sites of calls, and what was not captured.
     """
     capture = Capture(model)
-    with open_capture(
-        capture, on_call, answer, answers_others=answers_others, keep_graph=keep_graph
-    ):
+    with open_capture(capture, on_call, keep_graph=keep_graph):
         yield capture
 
 

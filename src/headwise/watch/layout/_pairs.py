@@ -20,7 +20,7 @@ class Pairs:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._offsets = _Offsets([name for name in OFFSETS if request.wants(name)])
+        self._offsets = [name for name in OFFSETS if request.wants(name)]
         self._pairs: Mapping[str, Sequence[TextPairs]] = {}
         self._pairs_pass = -1
         # Of the latest pass: a relation is called once for each text, and not for every layout.
@@ -42,7 +42,7 @@ class Pairs:
 
         In cross-attention there are none, because a relation holds within one text.
         """
-        columns = self._offsets.columns(positions)
+        columns = _offset_columns(self._offsets, positions)
         names = [*self._request.relations, *self._request.pairs]
         if positions.is_cross:
             no_keys = torch.full_like(positions.query_position, NONE).unsqueeze(-1)
@@ -95,30 +95,21 @@ class Pairs:
 _FROM_QUERY = {"first": (0, 0), "self": (1, 0), "previous": (1, -1), "next": (1, 1)}
 
 
-class _Offsets:
-    """The keys of each query that `first`, `self`, `previous` or `next` denote."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
-        numbers = [_FROM_QUERY[name] for name in names]
-        self._factor = torch.tensor([factor for factor, _ in numbers])
-        self._distance = torch.tensor([distance for _, distance in numbers])
-
-    def columns(self, positions: Positions) -> Columns:
-        """The columns of these keys, by name."""
-        if not self._names:
-            return {}
-        device = positions.query_position.device
-        factor, distance = self._factor.to(device), self._distance.to(device)
-        position = positions.query_position.unsqueeze(-1) * factor + distance
-        if positions.evicted is not None:
-            position -= positions.evicted.to(device).unsqueeze(-1) * (1 - factor)
-        keys = positions.index_of(position)
-        if positions.is_cross:  # a query has no neighbors in another text
-            keys = keys.masked_fill(factor == 1, NONE)
-        elif not positions.keys.is_whole:  # nor does padding
-            keys = keys.masked_fill((factor == 1) & ~positions.query_real.unsqueeze(-1), NONE)
-        return {name: keys[..., n : n + 1] for n, name in enumerate(self._names)}
+def _offset_columns(names: Sequence[str], positions: Positions) -> Columns:
+    """The columns of the keys that `first`, `self`, `previous` or `next` denote, by name."""
+    if not names:
+        return {}
+    device = positions.query_position.device
+    factor, distance = torch.tensor([_FROM_QUERY[name] for name in names], device=device).T
+    position = positions.query_position.unsqueeze(-1) * factor + distance
+    if positions.evicted is not None:
+        position -= positions.evicted.to(device).unsqueeze(-1) * (1 - factor)
+    keys = positions.index_of(position)
+    if positions.is_cross:  # a query has no neighbors in another text
+        keys = keys.masked_fill(factor == 1, NONE)
+    elif not positions.keys.is_whole:  # nor does padding
+        keys = keys.masked_fill((factor == 1) & ~positions.query_real.unsqueeze(-1), NONE)
+    return {name: keys[..., n : n + 1] for n, name in enumerate(names)}
 
 
 def _key_columns(positions: Positions) -> list[list[int]]:
