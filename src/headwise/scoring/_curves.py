@@ -116,12 +116,21 @@ def _removals(
     orders: Mapping[str, Sequence[HeadsLike]], heads: Sequence[Head], *, add_random: bool
 ) -> dict[str, list[list[Head]]]:
     """The heads that each order removes, with random orders added where they are missing."""
-    if add_random and all(len(same_name) == 1 for same_name in orders.values()):
-        orders = {**orders, "random": random_orders(heads, _RANDOM_ORDERS)}
+    # One order, as `scores.order()` is, has heads where several have orders.
+    listed: dict[str, Any] = {
+        name: [given] if all(map(_is_head, given)) else given for name, given in orders.items()
+    }
+    if add_random and all(len(same_name) == 1 for same_name in listed.values()):
+        listed = {**listed, "random": random_orders(heads, _RANDOM_ORDERS)}
     return {
         name: [removable(resolve_heads(order, heads)) for order in same_name]
-        for name, same_name in orders.items()
+        for name, same_name in listed.items()
     }
+
+
+def _is_head(entry: Any) -> bool:
+    of_numbers = isinstance(entry, tuple) and all(isinstance(x, int | np.integer) for x in entry)
+    return isinstance(entry, str | Head) or of_numbers
 
 
 def _points(points: Iterable[int] | None, most: int) -> list[int]:
