@@ -52,15 +52,14 @@ def sentences(n: int, seed: int) -> list[str]:
     return [f"{text[0].upper()}{text[1:]}." for text in drawn]
 
 
-def espeak(texts: Sequence[str], seed: int) -> list[Utterance]:
-    """Spoken by espeak-ng, at 120 to 200 words a minute.
+def espeak(texts: Sequence[str], seed: int, voices: Sequence[str] = ("en-us",)) -> list[Utterance]:
+    """Spoken by espeak-ng, at 120 to 200 words a minute, by each of the voices in turn.
 
     Its events say where a word and a phoneme begin: a word ends where the next one begins, or a
     pause, which is a phoneme named `_` and further letters.
     """
     library = ctypes.CDLL("libespeak-ng.so.1")
     rate = library.espeak_Initialize(2, 0, None, 1)  # synchronous; with events of phonemes
-    library.espeak_SetVoiceByName(b"en-us")
     samples: list[np.ndarray] = []
     events: list[tuple[int, int, int, int, bytes]] = []
 
@@ -77,9 +76,10 @@ def espeak(texts: Sequence[str], seed: int) -> list[Utterance]:
 
     library.espeak_SetSynthCallback(receive)
     rng, spoken = Random(seed), []
-    for text in texts:
+    for number, text in enumerate(texts):
         samples.clear()
         events.clear()
+        library.espeak_SetVoiceByName(voices[number % len(voices)].encode())
         library.espeak_SetParameter(1, rng.randint(120, 200), 0)
         encoded = text.encode()
         library.espeak_Synth(encoded, len(encoded) + 1, 0, 1, 0, 1, None, None)
@@ -94,7 +94,7 @@ def espeak(texts: Sequence[str], seed: int) -> list[Utterance]:
             )
             for _, at, n, start, _ in words
         ]
-        spoken.append((_resampled(np.concatenate(samples), rate), times))
+        spoken.append((_resampled(np.concatenate(samples) / 32768, rate), times))
     library.espeak_Terminate()
     return _led_in(texts, spoken, rng)
 
@@ -140,8 +140,15 @@ def festival(texts: Sequence[str], seed: int) -> list[Utterance]:
                 before = end
             with wave.open(f"{name}.wav") as file:
                 sound = np.frombuffer(file.readframes(file.getnframes()), np.int16)
-                spoken.append((_resampled(sound, file.getframerate()), times))
+                spoken.append((_resampled(sound / 32768, file.getframerate()), times))
     return _led_in(texts, spoken, rng)
+
+
+def faster(utterance: Utterance, factor: float) -> Utterance:
+    """Played faster: shorter by a factor, and higher by it, with the times of its words."""
+    sound, words = utterance
+    played = _resampled(sound, round(RATE * factor))
+    return played, [(start / factor, end / factor, word) for start, end, word in words]
 
 
 def _labels(path: str) -> list[tuple[float, str]]:
@@ -153,7 +160,7 @@ def _labels(path: str) -> list[tuple[float, str]]:
 def _resampled(sound: np.ndarray, rate: int) -> np.ndarray:
     """A waveform at `RATE`, by cutting its spectrum off."""
     length = round(len(sound) * RATE / rate)
-    spectrum = np.fft.rfft(sound / 32768)[: length // 2 + 1]
+    spectrum = np.fft.rfft(sound)[: length // 2 + 1]
     return np.fft.irfft(spectrum, length).astype(np.float32) * np.float32(length / len(sound))
 
 

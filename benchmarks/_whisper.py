@@ -58,18 +58,27 @@ def whisper() -> str:
     """Measure both models; the tables of the page."""
     results = {name: _measured(name) for name in PACKAGES}
     parts = (
-        ("Found on espeak-ng", _found_table(results)),
-        ("Errors on festival, constant offsets removed", _error_table(results)),
+        ("Found on espeak-ng", found_table(results)),
+        ("Errors on festival, constant offsets removed", error_table(results)),
         ("Offsets", _offset_table(results)),
-        ("Negatives", _null_table(results)),
+        ("Negatives", null_table(results)),
     )
     return titled(parts)
 
 
 def _measured(name: str) -> dict[str, Any]:
     model, processor = load(name)
+    known = {
+        voice: batches(f"{name}-{voice}", model, processor, _spoken(voice))
+        for voice in SYNTHESIZERS
+    }
+    return tables_of(name, model, known) | {"nulls": [*null_rows(name, model, processor, known)]}
+
+
+def tables_of(name: str, model: Any, known: dict[str, list[AlignedBatch]]) -> dict[str, Any]:
+    """What is found on the first synthesizer, and how the sets do on both."""
     published = [tuple(head) for head in model.generation_config.alignment_heads]
-    chosen_on, judged_on = (batches(name, model, processor, voice) for voice in SYNTHESIZERS)
+    chosen_on, judged_on = known.values()
     found = stored(f"whisper-{name}-found", lambda: found_heads(model, chosen_on))
     sets = {
         "published heads": published,
@@ -78,10 +87,7 @@ def _measured(name: str) -> dict[str, Any]:
     }
     errors = stored(f"whisper-{name}-errors", lambda: errors_of(model, judged_on, sets))
     again = stored(f"whisper-{name}-errors-espeak", lambda: errors_of(model, chosen_on, sets))
-    nulls = list(null_rows(name, model, processor))
-    return {
-        "published": published, "found": found, "errors": errors, "again": again, "nulls": nulls
-    }  # fmt: skip
+    return {"published": published, "found": found, "errors": errors, "again": again}
 
 
 def found_heads(model: Any, known: Sequence[AlignedBatch]) -> dict[str, Any]:
@@ -124,25 +130,26 @@ def errors_of(
     return {"utterance": words.example.tolist(), "signed": signed}
 
 
-def null_rows(name: str, model: Any, processor: Any) -> Iterator[dict[str, Any]]:
-    """Models that learned nothing, and the word times of other utterances; stored one by one."""
+def null_rows(
+    name: str, model: Any, processor: Any, known: dict[str, list[AlignedBatch]]
+) -> Iterator[dict[str, Any]]:
+    """The word times of other utterances, and models that learned nothing; stored one by one."""
     (voice, *_) = SYNTHESIZERS
-
-    def swapped() -> dict[str, Any]:
-        known = [_with_times_of_others(each) for each in batches(name, model, processor, voice)]
-        return _null_row("word times of other utterances", hw.find_alignment_heads(model, known))
-
-    yield stored(f"whisper-{name}-swapped", swapped)
-    if name != "tiny.en":  # the encoder of a null model takes as long as that of the model
-        return
+    yield stored(f"whisper-{name}-swapped", lambda: swapped_row(model, known[voice]))
     for kind, make in (("initial", initialized), ("permuted", permuted)):
 
         def of_null(kind: str = kind, make: Any = make) -> dict[str, Any]:
             null = make(model, 0).eval()
-            known = batches(f"{name}-{kind}", null, processor, voice)
-            return _null_row(f"{kind} weights", hw.find_alignment_heads(null, known))
+            of_kind = batches(f"{name}-{kind}-{voice}", null, processor, _spoken(voice))
+            return _null_row(f"{kind} weights", hw.find_alignment_heads(null, of_kind))
 
         yield stored(f"whisper-{name}-{kind}", of_null)
+
+
+def swapped_row(model: Any, known: Sequence[AlignedBatch]) -> dict[str, Any]:
+    """What is found if each utterance has the word times of another one."""
+    swapped = [*map(_with_times_of_others, known)]
+    return _null_row("word times of other utterances", hw.find_alignment_heads(model, swapped))
 
 
 def _null_row(kind: str, found: Any) -> dict[str, Any]:
@@ -167,13 +174,15 @@ def _with_times_of_others(batch: AlignedBatch) -> AlignedBatch:
     return AlignedBatch(batch.inputs, batch.outputs, swapped, batch.lengths, batch.first)
 
 
-def batches(name: str, model: Any, processor: Any, voice: str) -> list[AlignedBatch]:
-    """The utterances of a synthesizer, with what the encoder makes of them, computed once."""
-    spoken, known = _spoken(voice), []
+def batches(
+    name: str, model: Any, processor: Any, spoken: Sequence[Utterance]
+) -> list[AlignedBatch]:
+    """Utterances, with what the encoder makes of them, computed once."""
+    known = []
     for start in range(0, len(spoken), BATCH):
         sounds, words = zip(*spoken[start : start + BATCH], strict=True)
         batch = AlignedBatch.of_words(processor, sounds, words)
-        path = FOLDER / f"whisper-{name}-{voice}-{start}.pt"
+        path = FOLDER / f"whisper-{name}-{start}.pt"
         if not path.exists():
             with torch.no_grad():
                 encoded = model.get_encoder()(batch.inputs["input_features"]).last_hidden_state
@@ -190,7 +199,7 @@ def _spoken(voice: str) -> list[Utterance]:
     return SYNTHESIZERS[voice](sentences(UTTERANCES[voice], SEEDS[voice]), SEEDS[voice])
 
 
-def _found_table(results: dict[str, Any]) -> str:
+def found_table(results: dict[str, Any]) -> str:
     lines = []
     for name, result in results.items():
         rows, published = result["found"]["rows"], set(map(tuple, result["published"]))
@@ -213,7 +222,7 @@ def _found_table(results: dict[str, Any]) -> str:
     return table((*titles, "heads found", "published heads found"), lines, 2)
 
 
-def _without_offset(errors: dict[str, Any]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def without_offset(errors: dict[str, Any]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The absolute errors of starts and ends in ms.
 
     The offset of each half of the utterances is the median on the other half.
@@ -229,22 +238,20 @@ def _without_offset(errors: dict[str, Any]) -> tuple[np.ndarray, dict[str, np.nd
     return utterance, known | {"random heads, mean of 20 sets": np.stack(random)}
 
 
-def _error_table(results: dict[str, Any]) -> str:
+def error_table(results: dict[str, Any]) -> str:
     lines = []
     for name, result in results.items():
-        utterance, errors = _without_offset(result["errors"])
+        utterance, errors = without_offset(result["errors"])
         base = errors["published heads"]
         late = errors["all heads of the last half"]
         for who, error in errors.items():
             cells = []
             for end in (0, 1):
                 of, known = error[..., end], base[..., end]
-                cells += [f"{of.mean():.0f}", _difference(utterance, of, known)]
+                cells += [f"{of.mean():.0f}", difference(utterance, of, known)]
                 cells.append(f"{(of > FAR_MS).mean():.1%}")
-                cells.append(
-                    _difference(utterance, 100.0 * (of > FAR_MS), 100.0 * (known > FAR_MS))
-                )
-            both = _difference(utterance, error.mean(-1), late.mean(-1))
+                cells.append(difference(utterance, 100.0 * (of > FAR_MS), 100.0 * (known > FAR_MS)))
+            both = difference(utterance, error.mean(-1), late.mean(-1))
             lines.append((name, who, *cells, both))
     titles = [
         f"{border}: {what}"
@@ -254,7 +261,7 @@ def _error_table(results: dict[str, Any]) -> str:
     return table(("model", "heads", *titles, "both − last half, ms"), lines, 2)
 
 
-def _difference(utterance: np.ndarray, ours: np.ndarray, theirs: np.ndarray) -> str:
+def difference(utterance: np.ndarray, ours: np.ndarray, theirs: np.ndarray) -> str:
     """The interval of a paired difference (95 %, over utterances); random sets as their mean."""
     gap = (ours if ours.ndim == theirs.ndim else ours.mean(0)) - theirs
     if not gap.any():
@@ -280,7 +287,7 @@ def _offset_table(results: dict[str, Any]) -> str:
     return table(("model", "heads", *(f"{title} (ms)" for title in titles)), lines, 2)
 
 
-def _null_table(results: dict[str, Any]) -> str:
+def null_table(results: dict[str, Any]) -> str:
     lines = [
         (name, row["what"], row["outcome"], row["found"], f"{row['least p']:.2g}",
          f"{row['accuracy']:.2f}", f"{row['line']:.2f}")

@@ -13,12 +13,14 @@ import torch
 from _encoders import encoders
 from _report import parser_of, show, software
 from _rxnmapper import rxnmapper
+from _tuned_whisper import tuned_whisper
 from _whisper import whisper
 
 # Measures a model, and returns its part of the page.
 MODELS: dict[str, Callable[[], str]] = {
     "encoders": encoders,
     "rxnmapper": rxnmapper,
+    "tuned-whisper": tuned_whisper,
     "whisper": whisper,
 }
 
