@@ -32,12 +32,13 @@ RIGHT = 0.5
 2. on the other kinds it is found as well, with the largest effect again, and its largest weight of
    all tokens lies on the right atom for more than half of the product's atoms;
 3. a set is better than it if the interval of the paired difference on the other kinds lies above 0;
-4. no head is found in two models with initial and two with permuted weights, and none of the
+4. no head is found in three models with initial and three with permuted weights, and none of the
    trained model where the targets are exchanged among atoms of the same element.
 """
 FORWARD, BACKWARD = "product → reactant", "reactant → product"
 CHOICE, EXCHANGED = "among the same element", "exchanged targets"
-SEEDS = 2  # of models with permuted and with initial weights
+# Of models with permuted and with initial weights; there was no time for the third of each.
+SEEDS = 2
 # Of examples. Without `shuffled`, which exchanges the tokens of the candidates: atoms of an element
 # are written alike, so that a head that follows the bonds around them is right all the same.
 OF_TASK = hw.Evidence(nulls=("permuted", "random"))

@@ -3,7 +3,7 @@
 tiny.en is fine-tuned on speech that is played one and a half times as fast and as high, in windows
 of ten seconds. `generation_config` keeps the list of the model that it comes from, as every
 fine-tuned Whisper does. Heads are chosen on the fast speech of espeak-ng, and compared on that of
-festival, which the training never hears; no sentence of the training is among the others.
+festival, a voice that the training does not have; none of its sentences is among the others.
 """
 
 from functools import cache, partial
@@ -80,8 +80,8 @@ def _speech() -> tuple[list[Utterance], list[Utterance], list[Utterance]]:
     """The fast utterances that choose, those that judge, and those that train."""
     judging = festival(sentences(JUDGE, 3), 3)
     spoken = espeak(sentences(SENTENCES, 2), 2, VOICES)
-    heard = {_text(utterance) for utterance in [*spoken[:CHOOSE], *judging]}
-    training = [utterance for utterance in spoken[CHOOSE:] if _text(utterance) not in heard]
+    others = {_text(utterance) for utterance in [*spoken[:CHOOSE], *judging]}
+    training = [utterance for utterance in spoken[CHOOSE:] if _text(utterance) not in others]
     choosing, judging, training = (
         [faster(utterance, FACTOR) for utterance in part]
         for part in (spoken[:CHOOSE], judging, training)
