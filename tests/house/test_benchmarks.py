@@ -50,6 +50,7 @@ WITHOUT_TIME: set[Block] = {
 BY_HAND: dict[Block, str] = {
     ("benchmarks/results/formats.md", ""): "needs an environment with llama.cpp",
     ("benchmarks/results/reading-the-page.md", ""): "Chromium",
+    ("benchmarks/results/real-models-gemma.md", "gemma"): "texts that are not part of the project",
     ("benchmarks/results/rivals.md", "torch-pruning"): "make rivals",
     ("benchmarks/results/shrink.md", ""): "models and texts that are not part of the project",
     ("benchmarks/results/smaller.md", ""): "a model that is not part of the project",
