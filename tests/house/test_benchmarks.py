@@ -34,6 +34,7 @@ WITHOUT_TIME: set[Block] = {
     )),
     ("benchmarks/results/real-models.md", "encoders"),
     ("benchmarks/results/real-models.md", "rxnmapper"),
+    ("benchmarks/results/real-models-whisper.md", "tuned-whisper"),
     ("benchmarks/results/real-models-whisper.md", "whisper"),
     ("benchmarks/results/reproductions.md", "clark"),
     ("benchmarks/results/reproductions.md", "coreference"),
