@@ -70,6 +70,7 @@ class HeadMonitor(TrainerEvents):
             or a rule is on a statistic that is not watched.
 
     Example:
+        >>> import torch
         >>> from headwise.layer import MultiHeadAttention
         >>> layer = MultiHeadAttention(8, 2)
         >>> with HeadMonitor(layer, every=100) as monitor:
