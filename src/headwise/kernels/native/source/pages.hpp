@@ -15,8 +15,7 @@ namespace {
 // [D][page], or [page / 16][D / 2][16][2].
 enum PageLayout : int64_t { TRANSPOSED, PAIRED };
 constexpr int PAIRED_KEYS = 16;
-enum Column { ENTROPY, MAX_WEIGHT, FIRST, SELF, PREVIOUS, DISTANCE, MAX_LOGIT, LSE, OF_SPANS };
-constexpr int SPANS = 4, COLUMNS = OF_SPANS + SPANS;
+constexpr int OF_ROWS = 8, SPANS = 4, COLUMNS = OF_ROWS + SPANS;
 // Rows of a tile, keys whose logits are computed at once, and a common divisor of all pages.
 constexpr int PAGE_ROWS = 32, PIECE = 128, PAGE_STEP = 32;
 // Rows in a register tile, with two vectors of keys each: as many as the registers hold.
@@ -107,43 +106,38 @@ struct PagedRow {
     // Adds the statistics to the sums of a cell. Which rows count, and what uniform attention
     // gives, is the rule of `watch/_row_sums.py` for a causal model.
     void finish(const PagedProblem &problem, int64_t cell, const int64_t *all_spans) const {
-        auto add = [](Floats a, Floats b) { return a + b; };
-        const double all = reduced(sum, add), log_sum = std::log(all), lse = largest + log_sum;
-        const double n_keys = position + 1 - start, none = NAN;
-        double value[COLUMNS], uniform[COLUMNS];
-        bool counts[COLUMNS];
-        std::fill_n(uniform, COLUMNS, 1 / n_keys);
-        std::fill_n(counts, COLUMNS, n_keys > 1);
-        value[ENTROPY] = log_sum - reduced(moment, add) / all;
-        if (value[ENTROPY] < 0) value[ENTROPY] = 0;  // by rounding
-        uniform[ENTROPY] = std::log(n_keys);
-        value[MAX_WEIGHT] = 1 / all;
-        value[FIRST] = std::exp(first - lse);
-        counts[FIRST] &= start == 0;
-        value[SELF] = std::exp(self - lse);
-        value[PREVIOUS] = std::exp(previous - lse);
-        value[DISTANCE] = reduced(distance, add) / all;
-        uniform[DISTANCE] = (n_keys - 1) / 2;
-        value[MAX_LOGIT] = all == all ? largest : none;
-        value[LSE] = lse;
-        counts[MAX_LOGIT] = counts[LSE] = true;
-        uniform[MAX_LOGIT] = uniform[LSE] = none;
+        auto reduce = [](Floats x) { return reduced(x, [](Floats a, Floats b) { return a + b; }); };
+        const double all = reduce(sum), log_sum = std::log(all), lse = largest + log_sum;
+        const double n_keys = position + 1 - start, even = 1 / n_keys;
+        const bool several = n_keys > 1;
+        struct {
+            double value, uniform;
+            bool counts;
+        } columns[COLUMNS] = {  // in the order of `vllm/_pages.py: STATISTICS`
+            // An entropy is not negative; the larger of NaN and 0 is NaN in this order.
+            {std::max(log_sum - reduce(moment) / all, 0.0), std::log(n_keys), several},
+            {1 / all, even, several},
+            {std::exp(first - lse), even, several && start == 0},
+            {std::exp(self - lse), even, several},
+            {std::exp(previous - lse), even, several},
+            {reduce(distance) / all, (n_keys - 1) / 2, several},
+            {all == all ? largest : NAN, NAN, true},
+            {lse, NAN, true}};
         for (int c = 0; c < SPANS; c++) {
-            int64_t a = std::max(all_spans[2 * c], start),
-                    b = std::min(all_spans[2 * c + 1], position + 1);
-            value[OF_SPANS + c] = reduced(spans[c], add) / all;
-            counts[OF_SPANS + c] &= b > a;
-            uniform[OF_SPANS + c] = (b - a) / n_keys;
+            int64_t seen = std::min(all_spans[2 * c + 1], position + 1) -
+                std::max(all_spans[2 * c], start);
+            columns[OF_ROWS + c] = {reduce(spans[c]) / all, seen * even, several && seen > 0};
         }
         const int64_t of_head = (cell * problem.H + head) * COLUMNS, of_layer = cell * COLUMNS;
         for (int k = 0; k < COLUMNS; k++) {
-            if (!counts[k]) continue;
-            problem.total[of_head + k] += value[k];
+            auto [value, uniform, counts] = columns[k];
+            if (!counts) continue;
+            problem.total[of_head + k] += value;
             double &maximum = problem.maximum[of_head + k];
-            if (!(maximum >= value[k])) maximum = value[k];
+            if (!(maximum >= value)) maximum = value;
             if (head > 0) continue;
             problem.count[of_layer + k] += 1;
-            problem.even[of_layer + k] += uniform[k];
+            problem.even[of_layer + k] += uniform;
         }
     }
 
