@@ -4,7 +4,15 @@ from headwise.scoring._batches import BatchesLike, paired, read_batches
 from headwise.scoring._checkpoint import digest_of
 from headwise.scoring._curves import in_fifths, prune_curves
 from headwise.scoring._importance import importance
-from headwise.scoring._loss import Inputs, Loss, Score, embedding, find_loss, rank_correlation
+from headwise.scoring._loss import (
+    Inputs,
+    Loss,
+    Score,
+    embedding,
+    find_loss,
+    rank_correlation,
+    token_losses,
+)
 from headwise.scoring.methods import Gates
 
 __all__ = [
@@ -22,4 +30,5 @@ __all__ = [
     "prune_curves",
     "rank_correlation",
     "read_batches",
+    "token_losses",
 ]

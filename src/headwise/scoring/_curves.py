@@ -17,7 +17,15 @@ from headwise.models.texts import tokenizer_of
 from headwise.scoring._batches import BatchesLike, read_batches
 from headwise.scoring._gated_model import GatedModel
 from headwise.scoring._loss import Inputs, Loss, find_loss
-from headwise.tables import Curves, Head, HeadsLike, random_orders, removable, resolve_heads
+from headwise.tables import (
+    Curves,
+    Head,
+    HeadsLike,
+    is_head,
+    random_orders,
+    removable,
+    resolve_heads,
+)
 
 Cut = Callable[[Sequence[Head]], nn.Module]
 
@@ -118,7 +126,7 @@ def _removals(
     """The heads that each order removes, with random orders added where they are missing."""
     # One order, as `scores.order()` is, has heads where several have orders.
     listed: dict[str, Any] = {
-        name: [given] if all(map(_is_head, given)) else given for name, given in orders.items()
+        name: [given] if all(map(is_head, given)) else given for name, given in orders.items()
     }
     if add_random and all(len(same_name) == 1 for same_name in listed.values()):
         listed = {**listed, "random": random_orders(heads, _RANDOM_ORDERS)}
@@ -126,11 +134,6 @@ def _removals(
         name: [removable(resolve_heads(order, heads)) for order in same_name]
         for name, same_name in listed.items()
     }
-
-
-def _is_head(entry: Any) -> bool:
-    of_numbers = isinstance(entry, tuple) and all(isinstance(x, int | np.integer) for x in entry)
-    return isinstance(entry, str | Head) or of_numbers
 
 
 def _points(points: Iterable[int] | None, most: int) -> list[int]:

@@ -18,7 +18,7 @@ from headwise.tables._figures import (
 )
 from headwise.tables._grid import category_marks
 from headwise.tables._head_table import HeadTable
-from headwise.tables._heads import Head, HeadLike, HeadsLike, resolve_heads
+from headwise.tables._heads import Head, HeadLike, HeadsLike, is_head, list_heads, resolve_heads
 from headwise.tables._scores import Scores, random_orders, removable
 from headwise.tables._statistics import STATISTICS, statistic_label
 from headwise.tables._svg import (
@@ -57,6 +57,8 @@ __all__ = [
     "draw_grid",
     "grid_html",
     "in_columns",
+    "is_head",
+    "list_heads",
     "mean_interval",
     "numbers_of",
     "placing",

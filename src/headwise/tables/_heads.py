@@ -58,15 +58,20 @@ def resolve_heads(heads: HeadsLike, existing: Iterable[Head]) -> list[Head]:
             stacks.
     """
     known = set(existing)
-    resolved = [_resolve(head, known) for head in _listed(heads)]
+    resolved = [_resolve(head, known) for head in list_heads(heads)]
     for head in resolved:
         if resolved.count(head) > 1:
             raise HeadError(f"heads: {head} is named twice. Name each head once.")
     return resolved
 
 
-def _listed(heads: HeadsLike) -> list[HeadLike]:
-    if isinstance(heads, Head | str) or _is_pair(heads):
+def list_heads(heads: HeadsLike) -> list[HeadLike]:
+    """The names of heads in any form, one by one; they may not exist.
+
+    Raises:
+        HeadError: it names no heads.
+    """
+    if is_head(heads):
         return [heads]
     try:
         if isinstance(heads, Mapping):
@@ -79,9 +84,10 @@ def _listed(heads: HeadsLike) -> list[HeadLike]:
         ) from error
 
 
-def _is_pair(heads: object) -> TypeIs[tuple[int, int]]:
+def is_head(heads: object) -> TypeIs[HeadLike]:
+    """Whether this names one head, and not several."""
     whole = isinstance(heads, tuple) and all(isinstance(part, Integral) for part in heads)
-    return isinstance(heads, tuple) and len(heads) == 2 and whole
+    return isinstance(heads, Head | str) or (isinstance(heads, tuple) and len(heads) == 2 and whole)
 
 
 def _resolve(head: HeadLike, known: set[Head]) -> Head:

@@ -2,13 +2,13 @@
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from headwise.errors import ArgumentError, InputError, UnsupportedError
 from headwise.roles import load_heads
-from headwise.tables import Head, HeadsLike
+from headwise.tables import Head, HeadsLike, list_heads
 from headwise.vllm._pages import SPANS, STATISTICS
 from headwise.vllm._positions import SPAN
 from headwise.watch import Request
@@ -102,11 +102,5 @@ def _names_of(heads: Any) -> list[str]:
     """The names of heads in any form, or those of a head file."""
     if isinstance(heads, Path) or (isinstance(heads, str) and heads.endswith(".json")):
         return [str(head) for head in load_heads(heads).heads]
-    if isinstance(heads, str | Head):
-        return [str(heads)]
-    if isinstance(heads, Mapping):
-        heads = [(layer, head) for layer, several in heads.items() for head in several]
-    if isinstance(heads, tuple) and len(heads) == 2 and all(isinstance(x, int) for x in heads):
-        heads = [heads]
-    pairs = (head if isinstance(head, str | Head) else Head("", *head) for head in heads)
-    return [str(head) for head in pairs]
+    names = list_heads(heads)
+    return [str(head if isinstance(head, str | Head) else Head("", *head)) for head in names]
