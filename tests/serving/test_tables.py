@@ -1,5 +1,6 @@
 """Tables of served requests are those of `observe` on the same tokens, and answers stay."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,21 @@ def test_speculation_and_fp8_are_refused(tmp_path: Path, engines: Any) -> None:
     llm = engines(folder, "bfloat16", kv_cache_dtype="fp8_e5m2")
     with pytest.raises(UnsupportedError, match="fp8"), watch(llm):
         pass
+
+
+def test_the_code_of_the_page_runs(tmp_path: Path, engines: Any) -> None:
+    page = Path(__file__).parents[2].joinpath("docs/serving.md").read_text("utf-8")
+    [code] = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    # A small model in place of the one that has to be downloaded, which reads token ids.
+    for theirs, ours in (
+        ('LLM("Qwen/Qwen3-0.6B"', "engine(folder, max_model_len=1024"),
+        ("SamplingParams(", "SamplingParams(detokenize=False, "),
+    ):
+        assert theirs in code
+        code = code.replace(theirs, ours)
+    given = [{"prompt_token_ids": text} for text in prompts(901, 950)]
+    names = {"engine": engines, "folder": make("qwen3", tmp_path), "prompts": given}
+    exec(code, names)  # the page is ours
+    frame = names["served"].table(names["outputs"][0].request_id, phase="decode").frame()
+    assert frame["entropy"].notna().all()
+    assert frame["passage"].between(0, 1).all()

@@ -11,7 +11,8 @@ from torch import Tensor
 from headwise.kernels import AttentionRule, RowRequest, make_rule, row_statistics
 from headwise.vllm._pages import SPANS, PageLayer
 
-Tokens = Float[Tensor, "n H D"]
+Queries = Float[Tensor, "n H D"]
+Keys = Float[Tensor, "n Hkv D"]
 
 
 def rule_of(impl: Any) -> AttentionRule:
@@ -26,8 +27,8 @@ def rule_of(impl: Any) -> AttentionRule:
 def answer_prompts(
     layer: PageLayer,
     rule: AttentionRule,
-    tokens: tuple[Tokens, Tokens, Tokens],
-    output: Tokens,
+    tokens: tuple[Queries, Keys, Keys],
+    output: Queries,
     starts: list[int],
     groups: Int64[np.ndarray, "groups four"],
     rows: Int64[np.ndarray, "rows two"],
@@ -41,7 +42,7 @@ def answer_prompts(
         starts: The first token of each prompt, and one past the last.
         groups: First row, one past the last row, prompt, cell; see `make_step`.
     """
-    by_prompt = {int(prompt): (first, stop, cell) for first, stop, prompt, cell in groups}
+    by_prompt = {prompt: (first, stop, cell) for first, stop, prompt, cell in groups.tolist()}
     for prompt, (start, end) in enumerate(pairwise(starts)):
         q, k, v = (x[start:end].transpose(0, 1)[None] for x in tokens)
         first, stop, cell = by_prompt.get(prompt, (0, 0, 0))

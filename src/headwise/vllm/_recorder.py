@@ -373,7 +373,7 @@ def _open(layer: Any) -> PageLayer:
     _check_pages(layer.layer_name, layer.isa, cache)
     return open_layer(
         layer.layer_name, layer.isa, cache, layer.num_heads,
-        scale=impl.scale, softcap=impl.logits_soft_cap, window=impl.sliding_window,
+        scale=impl.scale, softcap=float(impl.logits_soft_cap), window=impl.sliding_window,
     )  # fmt: skip
 
 
