@@ -2,9 +2,10 @@
 
     python benchmarks/serving.py --into benchmarks/results/vllm.md
 
-Watched and unwatched runs alternate in one engine; seconds are those of the process on the CPU, so
-that other programs count little. Each case is kept in `build/serving.json` as soon as it is
-measured, and is not measured again. Needs vLLM: `make vllm`.
+A watched run stands beside an unwatched one in the same engine, now before and now after it; the
+watch is open already. Seconds are those of the process on the CPU, so that other programs count
+little. Each case is kept in `build/serving.json` as soon as it is measured, and is not measured
+again. Needs vLLM: `make vllm`.
 """
 
 import gc
@@ -40,13 +41,12 @@ CASES = [
     ("4 layers of 512", 16, 2048), ("12 layers of 1,024", 16, 512),
 ]  # fmt: skip
 GENERATED = 64
+SECONDS = 100  # short cases have as many rounds as fit
 # By name: how many tokens are generated, and the options of the watch.
-WORKS: dict[str, tuple[int, dict[str, Any] | None]] = {
-    "unwatched": (GENERATED, None),
+WORKS: dict[str, tuple[int, dict[str, Any]]] = {
     "every 16th": (GENERATED, {"every": 16}),
     "every query": (GENERATED, {"every": 1}),
-    "prompt": (1, None),
-    "prompt, exact=False": (1, {"every": 16, "exact": False}),
+    "exact=False": (1, {"every": 16, "exact": False}),
 }
 TITLES = (
     "model", "requests × prompt", "every 16th", "inside", "every query", "inside",
@@ -99,7 +99,7 @@ def engine(model: str, folder: Path) -> Any:
 def measured(
     llm: Any, n_requests: int, length: int, rounds: int, inside: dict[str, float]
 ) -> dict[str, list[list[float]]]:
-    """Seconds of each work in each round, and those inside the plugin."""
+    """Of each work and round, the ratio to the unwatched run beside it, and the part inside."""
     from vllm import SamplingParams
 
     generator = torch.Generator().manual_seed(0)
@@ -108,29 +108,34 @@ def measured(
         for _ in range(n_requests)
     ]
 
-    def run(n_tokens: int, watched: dict[str, Any] | None) -> list[float]:
+    def run(n_tokens: int, watched: dict[str, Any] | None) -> tuple[float, float]:
+        """Seconds of `generate`, and those of them in the plugin."""
         parameters = SamplingParams(
             max_tokens=n_tokens, temperature=0, ignore_eos=True, detokenize=False
         )
         watching: AbstractContextManager[Any] = (
             nullcontext() if watched is None else headwise.vllm.watch(llm, **watched)
         )
-        before, start = inside["seconds"], time.process_time()
         with watching:
+            before, start = inside["seconds"], time.process_time()
             llm.generate(given, parameters, use_tqdm=False)
-        return [time.process_time() - start, inside["seconds"] - before]
+            return time.process_time() - start, inside["seconds"] - before
 
     run(2, {"every": 1})  # everything is loaded
-    times: dict[str, list[list[float]]] = {name: [] for name in WORKS}
-    for number in range(rounds):
-        names = list(WORKS)
-        for name in names if number % 2 else reversed(names):
-            times[name].append(run(*WORKS[name]))
-    return times
+    ratios: dict[str, list[list[float]]] = {name: [] for name in WORKS}
+    start = time.monotonic()
+    while len(ratios["every 16th"]) < rounds or time.monotonic() < start + SECONDS:
+        for name, (n_tokens, options) in WORKS.items():
+            is_first = len(ratios[name]) % 2 == 0
+            plain = run(n_tokens, None)[0] if is_first else 0.0
+            seconds, part = run(n_tokens, options)
+            plain = plain or run(n_tokens, None)[0]
+            ratios[name].append([seconds / plain, part / plain])
+    return ratios
 
 
 def clock_inside() -> dict[str, float]:
-    """Count the seconds that the plugin takes: rows, bookkeeping, start and end."""
+    """Count the seconds that the plugin takes: rows, bookkeeping, the end of a request."""
     inside = {"seconds": 0.0}
 
     def clocked(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -144,26 +149,19 @@ def clock_inside() -> dict[str, float]:
         return call
 
     _recorder.add_rows = clocked(_recorder.add_rows)
-    for name in ("_read", "_finish", "take", "header"):
+    for name in ("_read", "_finish"):
         setattr(_recorder.RequestRecorder, name, clocked(getattr(_recorder.RequestRecorder, name)))
     return inside
 
 
-def summary(times: dict[str, list[list[float]]]) -> list[str]:
+def summary(ratios: dict[str, list[list[float]]]) -> list[str]:
     """The cells of a case."""
-
-    def ratio(name: str, base: str) -> str:
-        pairs = zip(times[name], times[base], strict=True)
-        return str(Paired.of(seconds[0] / plain[0] for seconds, plain in pairs))
-
-    def inside(name: str) -> str:
-        pairs = zip(times[name], times["unwatched"], strict=True)
-        return f"{statistics.median(seconds[1] / plain[0] for seconds, plain in pairs):.3f}"
-
+    whole = {name: str(Paired.of(x[0] for x in rounds)) for name, rounds in ratios.items()}
+    inside = {name: statistics.median(x[1] for x in rounds) for name, rounds in ratios.items()}
     return [
-        ratio("every 16th", "unwatched"), inside("every 16th"),
-        ratio("every query", "unwatched"), inside("every query"),
-        ratio("prompt, exact=False", "prompt"), str(len(times["unwatched"])),
+        whole["every 16th"], f"{inside['every 16th']:.3f}",
+        whole["every query"], f"{inside['every query']:.3f}",
+        whole["exact=False"], str(len(ratios["every 16th"])),
     ]  # fmt: skip
 
 
