@@ -16,6 +16,7 @@ import torch
 import headwise as hw
 from corpus_files import write_parquet, write_texts
 from folders import write_llama
+from headwise._checkpoint import Checkpoint, TrainingCheckpoint
 from headwise.caching import CachePlan, load_duo_attention, save_duo_attention
 from headwise.corpora import Example, Grammar, read_examples
 from headwise.corpora.streams import open_source
@@ -27,7 +28,6 @@ from headwise.lab import save as save_lab
 from headwise.lab._run import TrainingRun
 from headwise.models.checkpoints import _save
 from headwise.models.checkpoints._source_files import source_files
-from headwise.recovery._checkpoint import RecoveryCheckpoint
 from headwise.report import compare_tables
 from headwise.report.comparison import Comparison
 from headwise.roles import Roles
@@ -154,13 +154,13 @@ def _unfinished_scores(path: Path) -> Loader:
 
 def _unfinished_training(path: Path) -> Loader:
     settings = TrainSettings(steps=3, batch_size=2, d_model=6, n_heads=2, n_layers=1, mlp_ratio=1)
-    run = TrainingRun(settings)
+    run = TrainingRun(settings, path)
     run.advance()
-    run.checkpoint(path)
-    resumed = TrainingRun(settings)
+    run.checkpoint.save()
 
     def resume(path: Path) -> TrainingRun:
-        resumed.resume(path)
+        resumed = TrainingRun(settings, path)
+        resumed.checkpoint.resume(settings.steps)
         return resumed
 
     # The optimizer takes what was read.
@@ -168,15 +168,16 @@ def _unfinished_training(path: Path) -> Loader:
 
 
 def _unfinished_recovery(path: Path) -> Loader:
-    def checkpoint(path: Path) -> RecoveryCheckpoint:
+    def checkpoint(path: Path) -> TrainingCheckpoint:
         weights = [*torch.nn.Linear(2, 3).parameters()]
         optimizer = torch.optim.AdamW(weights)
         for weight in weights:
             weight.grad = torch.ones_like(weight)
         optimizer.step()
-        return RecoveryCheckpoint(path, {"of": "these"}, weights, optimizer)
+        file = Checkpoint(path, {"of": "these"}, "recover", "unfinished recovery is")
+        return TrainingCheckpoint(file, weights, optimizer)
 
-    def resume(path: Path) -> RecoveryCheckpoint:
+    def resume(path: Path) -> TrainingCheckpoint:
         kept = checkpoint(path)
         kept.resume(3)
         return kept

@@ -108,10 +108,7 @@ def test_impossible_arguments(place: Path, arguments: tuple[str, ...], tells: st
         (("--kv-heads", "0"), "n_heads=4 is not a multiple of n_kv_heads=0."),
         (("--steps", "0"), "steps is 0. Give 1 or more."),
         (("--context", "5"), "context is 5. Give 33 or more."),
-        (("--dropout", "1.5"), "dropout is 1.5. Give a share"),
-        (("--lr", "-1"), "learning_rate is -1.0. Give a positive number."),
         (("--layers", "0"), "n_layers is 0. Give a positive number."),
-        (("--repeat-share", "2"), "repeat_share is 2.0. Give a share"),
         (
             ("--d-model", "100000"),
             "d_model=100000, n_layers=3, mlp_ratio=2, context=40 give 240,004,000,000",

@@ -201,10 +201,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "load_study: model is not the folder of a study: it has no ",
         ),
         (
-            "cache model --keep 0.5 --bytes 100",
-            "cache: --keep and --bytes are both given. Give one of them.",
-        ),
-        (
             "corpus nobody/nothing --data t.txt -o new",
             "nobody/nothing is neither a folder nor a reachable hub model",
         ),

@@ -33,7 +33,6 @@ FOLDERS = {
     "prune": "prune ./any --by no.csv --remove 0.3 -o",
     "group": "group ./any --kv-heads 2 -o",
     "report --save": "report ./any --text good.txt --save",
-    "cache --duo-attention": "cache ./any --text good.txt --duo-attention",
 }
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,14 +126,16 @@ def test_less_than_one_of_what_is_counted(name, tmp_path):
 def test_another_run_is_not_resumed(tmp_path):
     train(SMALL, tmp_path, lines_judged=3)
     before = (tmp_path / "model.safetensors").read_bytes()
-    with pytest.raises(ArgumentError, match=r"batch_size=3, but batch_size=5 is requested"):
+    with pytest.raises(InputError, match=r"is of batch_size='3', not '5'\. Name another folder"):
         train(dataclasses.replace(SMALL, batch_size=5), tmp_path)
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
 def test_a_file_that_is_no_checkpoint(tmp_path):
     save_file({"w": torch.zeros(2)}, tmp_path / "training.safetensors")
-    with pytest.raises(InputError, match=r"training\.safetensors is not a checkpoint .*has \[\]"):
+    with pytest.raises(
+        InputError, match=r"training\.safetensors is of headwise_training=None, not"
+    ):
         train(SMALL, tmp_path)
 
 
@@ -142,7 +143,7 @@ def test_a_truncated_checkpoint(tmp_path):
     train(SMALL, tmp_path, lines_judged=3)
     path = tmp_path / "training.safetensors"
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(InputError, match=r"training\.safetensors is not a complete safetensors"):
+    with pytest.raises(InputError, match=r"training\.safetensors holds no training \(.*\)\."):
         train(SMALL, tmp_path)
 
 
@@ -298,131 +299,58 @@ def test_a_full_disk_is_an_output_error(model, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-# A broken checkpoint of a training run is refused by name before the optimizer sees it.
+# A broken checkpoint of a training run is refused by name before the optimizer sees it. Those of a
+# recovery, which are read by the same code, have a test for each kind of damage.
 
 
 THREE_STEPS = TrainSettings(steps=3, batch_size=2, d_model=6, n_heads=2, n_layers=1, mlp_ratio=1)
-# The embedding of tokens is the first weight, and a matrix.
-FIRST, SECOND, STEP = (f"optimizer.0.{name}" for name in ("exp_avg", "exp_avg_sq", "step"))
-Change = Callable[[dict[str, Tensor]], object]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint of a run after its second step."""
     path = tmp_path_factory.mktemp("run") / "training.safetensors"
-    run = TrainingRun(THREE_STEPS)
+    run = TrainingRun(THREE_STEPS, path)
     run.advance()
     run.advance()
-    run.checkpoint(path)
-    return path
-
-
-def _about(path: Path) -> dict[str, str]:
-    with safe_open(path, "pt") as file:
-        return dict(file.metadata())
-
-
-def _changed(whole: Path, folder: Path, change: Change, **about: str) -> Path:
-    tensors = load_file(whole)
-    change(tensors)
-    path = folder / "training.safetensors"
-    save_file(tensors, path, _about(whole) | about)
+    run.checkpoint.save()
     return path
 
 
 def _state(run: TrainingRun) -> list[Any]:
     moments = run.optimizer.state_dict()["state"]
-    return [run.step, run.seconds, len(moments), *[x.clone() for x in run.model.parameters()]]
-
-
-def _same(before: list[Any], after: list[Any]) -> bool:
-    return all(
-        torch.equal(x, y) if isinstance(x, Tensor) else x == y
-        for x, y in zip(before, after, strict=True)
-    )
-
-
-def _set(name: str, make: Callable[[Tensor], Tensor]) -> Change:
-    return lambda tensors: tensors.update({name: make(tensors[name]).contiguous()})
-
-
-BROKEN: list[tuple[Change, str]] = [
-    (_set(FIRST, lambda x: x[:1]), r"exp_avg \(exp_avg of tokens\.weight\) .* is \(1, 6\) float32"),
-    (_set(SECOND, lambda x: x.flatten()), r"exp_avg_sq of tokens\.weight\) .* not \(\d+, 6\)"),
-    (_set(FIRST, lambda x: x.double()), r"exp_avg of tokens\.weight\) .* float64, not .* float32"),
-    (_set(SECOND, lambda x: x.to(torch.int64)), r"exp_avg_sq of .* int64, not .* float32"),
-    (_set(STEP, lambda x: x.expand(3)), r"step of tokens\.weight\) .* is \(3,\) float32, not \(\)"),
-    (_set(STEP, lambda x: x.double()), r"step of tokens\.weight\) .* float64, not \(\) float32"),
-    (_set(STEP, lambda x: x + 5), r"step of tokens\.weight\) .* is 7, but the run is at step 2"),
-    (_set(FIRST, lambda x: x * torch.nan), r"exp_avg of tokens\.weight\) .* is not finite"),
-    (_set(SECOND, lambda x: x + torch.inf), r"exp_avg_sq of tokens\.weight\) .* is not finite"),
-    (
-        _set(SECOND, lambda x: x - 2),
-        r"exp_avg_sq of tokens\.weight\) .* holds -2.*squares are not",
-    ),
-    (_set("model.norm.weight", lambda x: x * torch.nan), r"model\.norm\.weight .* is not finite"),
-    (_set("model.norm.weight", lambda x: x.half()), r"model\.norm\.weight .* float16, not"),
-    (lambda tensors: tensors.pop(SECOND), r"lacks optimizer\.0\.exp_avg_sq"),
-    (lambda tensors: tensors.pop("model.norm.weight"), r"lacks model\.norm\.weight"),
-    (lambda tensors: tensors.update({"optimizer.x.step": torch.zeros(())}), r"holds optimizer\.x"),
-    (lambda tensors: tensors.update({"optimizer.99.step": torch.zeros(())}), r"optimizer\.99\.st"),
-    (lambda tensors: tensors.update({"spare": torch.zeros(2)}), "holds spare, which the run does"),
-]
-
-
-@pytest.mark.parametrize(("change", "says"), BROKEN)
-def test_a_broken_state_is_refused_and_changes_nothing(
-    change: Change, says: str, whole: Path, tmp_path: Path
-) -> None:
-    path = _changed(whole, tmp_path, change)
-    run = TrainingRun(THREE_STEPS)
-    before = _state(run)
-    with pytest.raises(InputError, match=says):
-        run.resume(path)
-    assert _same(before, _state(run))
-
-
-@pytest.mark.parametrize(
-    ("about", "says"),
-    [
-        ({"step": "0"}, "is of step 0, not 1 to 3"),
-        ({"step": "4"}, "is of step 4, not 1 to 3"),
-        ({"step": "-1"}, "is of step -1"),
-        ({"step": "two"}, r"cannot be read \(.*'two'"),
-        ({"seconds": "nan"}, "has seconds=nan"),
-        ({"seconds": "-1"}, "has seconds=-1"),
-        ({"settings": "{"}, "cannot be read"),
-        ({"settings": "[3]"}, r"has settings \[3\]"),
-    ],
-)
-def test_broken_facts_are_refused(
-    about: dict[str, str], says: str, whole: Path, tmp_path: Path
-) -> None:
-    _changed(whole, tmp_path, lambda _: None, **about)
-    with pytest.raises(InputError, match=says):
-        train(THREE_STEPS, tmp_path, lines_judged=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["training.safetensors"]
+    numbers = [run.step, run.checkpoint.seconds, len(moments)]
+    return [*numbers, *[x.clone() for x in run.model.parameters()]]
 
 
 @given(st.data())
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_tensor_of_another_shape_is_refused(
+def test_a_tensor_of_another_shape_or_without_numbers_is_refused_and_changes_nothing(
     whole: Path, tmp_path: Path, data: st.DataObject
 ) -> None:
+    with safe_open(whole, "pt") as file:
+        about = dict(file.metadata())
     tensors = load_file(whole)
     name = data.draw(st.sampled_from(sorted(tensors)))
     shape = data.draw(st.lists(st.integers(0, 9), max_size=3))
-    if tuple(shape) != tensors[name].shape:
-        path = _changed(whole, tmp_path, lambda all_: all_.update({name: torch.zeros(shape)}))
-        with pytest.raises(InputError, match=name.removeprefix("model.").replace(".", r"\.")):
-            TrainingRun(THREE_STEPS).resume(path)
+    broken = torch.zeros(shape)
+    if tuple(shape) == tensors[name].shape:
+        broken = tensors[name] * torch.nan
+    path = tmp_path / "training.safetensors"
+    save_file(tensors | {name: broken}, path, about)
+    run = TrainingRun(THREE_STEPS, path)
+    before = _state(run)
+    with pytest.raises(InputError, match=rf"training in .* is broken \(.*{name}"):
+        run.checkpoint.resume(THREE_STEPS.steps)
+    assert all(
+        torch.equal(x, y) if isinstance(x, Tensor) else x == y
+        for x, y in zip(before, _state(run), strict=True)
+    )
 
 
 def test_an_intact_state_is_resumed(whole: Path) -> None:
-    run = TrainingRun(THREE_STEPS)
-    run.resume(whole)
+    run = TrainingRun(THREE_STEPS, whole)
+    run.checkpoint.resume(THREE_STEPS.steps)
     assert run.step == 2
-    assert run.seconds == float(_about(whole)["seconds"])
-    assert json.loads(_about(whole)["settings"])["steps"] == 3
+    assert run.checkpoint.seconds > 0
     assert run.advance() > 0

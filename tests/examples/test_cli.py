@@ -1,5 +1,6 @@
 """The commands, from the training of a tiny Mini-GPT to its page."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -12,10 +13,10 @@ import pytest
 
 from command import headwise
 from headwise.cli._train import train
-from headwise.lab import TrainSettings
+from headwise.lab import MiniGPTConfig, TrainSettings
 from headwise.tables import HeadTable
 
-TINY = ("--steps", 3, "--d-model", 8, "--layers", 2, "--heads", 2, "--batch", 5)
+TINY = ("--steps", 3, "--d-model", 8, "--layers", 2, "--heads", 2)
 TEXT = "I work , you work\nhe works\nthey work\n"
 
 
@@ -212,7 +213,8 @@ def test_help_shows_the_true_defaults() -> None:
     shown = {name: get_args(hints[name])[1].show_default for name in settings if name in hints}
     assert shown.pop("n_kv_heads") == "heads"
     assert shown == {name: str(settings[name]) for name in shown}
-    assert settings.keys() == shown.keys() | {"n_kv_heads"}
+    sizes = {field.name for field in dataclasses.fields(MiniGPTConfig)}
+    assert shown.keys() >= sizes - {"vocab_size", "n_kv_heads", "dropout"}
 
 
 def test_the_version_names_torch_and_the_native_kernel() -> None:

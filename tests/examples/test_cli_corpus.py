@@ -8,6 +8,7 @@ import pytest
 import headwise as hw
 from command import headwise
 from corpus_files import random_texts, write_model, write_texts
+from headwise.jobs import ImportanceRequest
 from headwise.tables import HeadTable, Scores
 
 
@@ -38,10 +39,10 @@ def test_shards_are_computed_one_by_one_and_merged(place: Path) -> None:
     assert "entropy" in headwise("merge", run).out
 
 
-def test_importance_of_a_corpus(place: Path) -> None:
+def test_the_importance_of_a_corpus_is_merged(place: Path) -> None:
     run = place / "scores"
-    command = ("corpus", place / "model", "--data", place / "a.txt", "-o", run)
-    assert headwise(*command, "--importance", "gradient").code == 0
+    job = hw.corpus(place / "model", str(place / "a.txt"), ImportanceRequest("gradient"), out=run)
+    job.run()
     assert headwise("merge", run, "-o", place / "scores.csv").code == 0
     assert Scores.load(place / "scores.csv").method == "gradient"
 
@@ -49,7 +50,6 @@ def test_importance_of_a_corpus(place: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("--importance", "gradient", "--per-text"), "--importance gradient with --statistics"),
         (("--shards", "2", "--shard", "2"), "shard=2 of 2 shards"),
         (("--statistics", "nothing"), "no statistic 'nothing'"),
         (("--data", "absent*.txt"), "no file matches 'absent*.txt'"),

@@ -11,7 +11,7 @@ from command import headwise
 from headwise.scoring._gated_model import GatedModel
 from headwise.tables import Head
 
-TINY = ("--steps", 3, "--d-model", 8, "--layers", 2, "--heads", 2, "--batch", 5)
+TINY = ("--steps", 3, "--d-model", 8, "--layers", 2, "--heads", 2)
 TEXT = "I work , you work\nhe works\nthey work\n"
 
 

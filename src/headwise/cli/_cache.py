@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-from headwise.cli._options import JsonOutput, Model, Shared, check_folder, opt
+from headwise.cli._options import JsonOutput, Model, Shared, opt
 from headwise.cli._print import print_note, print_table, progress_bar
 from headwise.errors import ArgumentError
 
 _LENGTHS = (1024, 8192)  # tokens of the texts whose cache is printed
 _SINKS, _WINDOW = 4, 256  # tokens that the other heads keep
-_KEEP = 0.5  # the share of kv heads that keep all tokens, where no goal is set
+_KEEP = 0.5  # the share of kv heads that keep all tokens
 _TEXTS, _TOKENS = 16, 1024  # of generated texts
 
 
@@ -23,16 +23,7 @@ def cache(
             "1024 tokens, or --max-tokens, or the model's context",
         ),
     ] = None,
-    duo_attention: Annotated[
-        Path | None, opt("Also write the plan to this folder, in the format of DuoAttention.")
-    ] = None,
-    keep: Annotated[
-        float | None, opt("The largest share of kv heads that keep all tokens.", shown="0.5")
-    ] = None,
-    bytes: Annotated[
-        int | None, opt("The largest size of the cache of one text, in bytes.")
-    ] = None,
-    loss: Annotated[float | None, opt("The largest increase of the mean loss.")] = None,
+    keep: Annotated[float, opt("The largest share of kv heads that keep all tokens.")] = _KEEP,
     sinks: Annotated[int, opt("How many first tokens the other heads keep.", min=0)] = _SINKS,
     window: Annotated[
         int, opt("How many last tokens the other heads keep, fewer than the texts have.", min=1)
@@ -54,18 +45,11 @@ def cache(
     With --plan, prints loss, bytes and tokens per second of the plan's cache beside the full one.
     """
     output.check()
-    check_folder(duo_attention, force=output.force)
-    goal = {"keep": keep, "bytes": bytes, "loss": loss}
-    named = [f"--{name}" for name, value in goal.items() if value is not None]
     if plan is not None or prompt_file is not None:
-        ours: dict[str, Any] = {
-            "--text": text,
-            "--out": output.out,
-            "--duo-attention": duo_attention,
-        }
+        ours: dict[str, Any] = {"--text": text, "--out": output.out, "--keep": keep - _KEEP or None}
         ours |= {"--sinks": sinks - _SINKS or None, "--window": window - _WINDOW or None}
         ours |= {"--seed": shared.seed, "--max-texts": shared.max_texts}
-        named += [name for name, value in ours.items() if value is not None]
+        named = [name for name, value in ours.items() if value is not None]
         if plan is None or prompt_file is None or named:
             given = f" and {named[0]}" if named else ""
             raise ArgumentError(
@@ -74,9 +58,7 @@ def cache(
             )
         _run_plan(model, plan, prompt_file, output, shared)
         return
-    if len(named) > 1:
-        raise ArgumentError(f"cache: {' and '.join(named[:2])} are both given. Give one of them.")
-    from headwise.caching import cache_plan, retrieval_batches, save_duo_attention
+    from headwise.caching import cache_plan, retrieval_batches
     from headwise.cli._inputs import note_split_texts, open_model, read_drawn_texts
     from headwise.models.texts import context_of
 
@@ -92,9 +74,7 @@ def cache(
         planned = cache_plan(
             opened,
             texts,
-            keep=keep if named else _KEEP,
-            bytes=bytes,
-            loss=loss,
+            keep=keep,
             sinks=sinks,
             window=window,
             tokenizer=tokenizer,
@@ -112,8 +92,6 @@ def cache(
             f"({share - 1:+.1%})"
         )
     output.save("The plan", planned.save)
-    if duo_attention is not None:
-        print_note(f"The pattern: {save_duo_attention(planned, duo_attention)}")
     output.show(planned.frame(), lambda rows: print_table(rows[["name", "window", "loss"]]))
 
 

@@ -1,20 +1,13 @@
 """`headwise corpus` and `headwise merge`: a study of a corpus in shards, and its result."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated
 
 import typer
 
 from headwise._display import counted
-from headwise._methods import METHODS
 from headwise.cli._options import MaxTokens, Model, ModelOptions, Output, PerText, Statistics, opt
 from headwise.cli._print import print_heads, print_note, progress_bar
-from headwise.errors import ArgumentError
-
-if TYPE_CHECKING:
-    TextMethodName = str
-else:
-    TextMethodName = Literal[*(name for name, method in METHODS.items() if method.by_text)]
 
 
 def corpus(
@@ -35,10 +28,6 @@ def corpus(
     column: Annotated[str, opt("The column or JSON key with the texts.")] = "text",
     statistics: Statistics = None,
     per_text: PerText = False,
-    importance: Annotated[
-        TextMethodName | None,
-        opt("Score heads by this method instead of computing statistics."),
-    ] = None,
     max_tokens: MaxTokens = None,
     *,
     options: ModelOptions,
@@ -48,11 +37,6 @@ def corpus(
     Finished shards are skipped: to resume an interrupted command, run it again. Several processes
     may share one folder, each with a --shard of its own. `headwise merge OUT` adds up the shards.
     """
-    if importance and (statistics is not None or per_text):
-        raise ArgumentError(
-            f"corpus: --importance {importance} with --statistics or --per-text, which it does not "
-            f"use. Leave one of them out."
-        )
     from headwise import jobs
     from headwise.cli._inputs import check_statistics, request_of
     from headwise.models import check_device, load_tokenizer
@@ -61,11 +45,10 @@ def corpus(
     device = str(check_device(options.device or "cpu", "--device"))
     source = jobs.ModelSource(model, device, options.dtype, options.attention)
     tokenizer = load_tokenizer(model)
-    request: Any = jobs.ImportanceRequest(importance) if importance else None
     job = jobs.corpus(
         source,
         data,
-        request or request_of(statistics, per_text, tokenizer),
+        request_of(statistics, per_text, tokenizer),
         out=out,
         shards=shards,
         tokenizer=tokenizer,

@@ -78,7 +78,7 @@ Figure = Annotated[Path | None, opt("Draw the result into a file: .svg, .png or 
 Json = Annotated[bool, opt("Print JSON.", "--json")]
 
 
-_OUTPUTS = ("out", "figure", "save", "save_examples", "duo_attention")
+_OUTPUTS = ("out", "figure", "save", "save_examples")
 _MODELS = ("model", "before", "after")
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 _CHECKPOINT, FACTS = "training.safetensors", "training.json"
 
 _Count = int | None
-_Number = float | None
 
 
 def _setting(name: str, default: object, description: str) -> typer.models.OptionInfo:
@@ -33,12 +32,6 @@ def train(
     as_json: Json = False,
     seed: Seed = None,
     steps: Annotated[_Count, _setting("--steps", 2000, "Training steps, a batch each.")] = None,
-    batch_size: Annotated[_Count, _setting("--batch", 32, "Lines per batch.")] = None,
-    learning_rate: Annotated[_Number, _setting("--lr", 0.002, "The peak learning rate.")] = None,
-    warmup: Annotated[_Count, _setting("--warmup", 50, "Steps of warmup to the peak rate.")] = None,
-    weight_decay: Annotated[
-        _Number, _setting("--weight-decay", 0.01, "The weight decay of AdamW.")
-    ] = None,
     n_layers: Annotated[_Count, _setting("--layers", 3, "The number of layers.")] = None,
     n_heads: Annotated[_Count, _setting("--heads", 4, "Query heads per layer.")] = None,
     n_kv_heads: Annotated[
@@ -49,13 +42,6 @@ def train(
         _Count, _setting("--mlp-ratio", 2, "The width of an MLP divided by d_model.")
     ] = None,
     context: Annotated[_Count, _setting("--context", 40, "The longest input, in tokens.")] = None,
-    dropout: Annotated[_Number, _setting("--dropout", 0.1, "The dropout rate in training.")] = None,
-    repeat_share: Annotated[
-        _Number, _setting("--repeat-share", 0.5, "The share of lines that repeat a sequence.")
-    ] = None,
-    adverb_share: Annotated[
-        _Number, _setting("--adverb-share", 0.5, "The share of clauses with an adverb.")
-    ] = None,
 ) -> None:
     """Train a Mini-GPT on a generated grammar and evaluate it.
 
@@ -63,11 +49,11 @@ def train(
     An interrupted run resumes from its last checkpoint. A finished run is not repeated, so you
     can use --prompt as often as you like.
     """
-    values = dict(locals())  # all parameters; most have the name of a setting
+    values = dict(locals())  # all parameters; those of sizes have the name of a setting
     from headwise.lab import TrainSettings, sample
 
     names = [field.name for field in fields(TrainSettings)]
-    settings = {name: values[name] for name in names if values[name] is not None}
+    settings = {name: values[name] for name in names if values.get(name) is not None}
     trained = train_mini_gpt(out, settings, prompt)
     sampled = None if prompt is None else sample(trained.model, trained.tokenizer, prompt)
     if as_json:

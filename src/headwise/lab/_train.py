@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from headwise.errors import ArgumentError
-from headwise.files import check_writable, make_folder, write_json
+from headwise.files import as_path, check_writable, make_folder, write_json
 from headwise.lab._checkpoint import save
 from headwise.lab._evaluate import Evaluation, evaluate
 from headwise.lab._model import MiniGPT
@@ -71,29 +71,28 @@ def train(
         checkpoint_every: The number of steps between checkpoints. The last step writes one too.
         lines_judged: The number of lines of each kind to evaluate the trained model on.
     Raises:
-        ArgumentError: the folder holds a run with other settings, or an argument is out of range.
-        InputError: the checkpoint in the folder cannot be read.
+        ArgumentError: an argument is out of range.
+        InputError: the checkpoint in the folder is damaged, or of a run with other settings.
         OutputError: the folder cannot be created or written.
     """
     for name, number in (("checkpoint_every", checkpoint_every), ("lines_judged", lines_judged)):
         if number < 1:
             raise ArgumentError(f"train: {name} is {number}. Give 1 or more.")
-    run = TrainingRun(settings)  # first: impossible settings leave no folder behind
-    folder = make_folder(folder, "train")
-    check_writable(folder / _STATE)
-    if (folder / _STATE).exists():
-        run.resume(folder / _STATE)
+    folder = as_path("train", folder)
+    run = TrainingRun(settings, folder / _STATE)  # impossible settings leave no folder behind
+    check_writable(make_folder(folder, "train") / _STATE)
+    run.checkpoint.resume(settings.steps)
     if on_start is not None:
         on_start(run.model, run.step)
     while run.step < settings.steps:
         loss = run.advance()
         if run.step % checkpoint_every == 0 or run.step == settings.steps:
-            run.checkpoint(folder / _STATE)
+            run.checkpoint.save()
         if on_progress is not None:
             on_progress(run.step, settings.steps, loss)
     model = run.model.eval()
     judged = evaluate(model, run.tokenizer, run.grammar, lines=lines_judged, seed=settings.seed)
-    trained = Trained(model, run.tokenizer, settings, judged, run.seconds)
+    trained = Trained(model, run.tokenizer, settings, judged, run.checkpoint.seconds)
     save(model, run.tokenizer, folder)
     write_json({"settings": asdict(settings), "facts": trained.facts()}, folder / _FACTS)
     return trained

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
+from headwise._checkpoint import Checkpoint, TrainingCheckpoint
 from headwise._evaluation import differentiable_evaluation, in_evaluation
 from headwise._progress import Progress, shows_progress
 from headwise.errors import ArgumentError, ShapeError
 from headwise.lab import MiniGPT
 from headwise.models import AttentionCall, capture_calls, check_model, check_weights, fingerprint
 from headwise.models.texts import tokenizer_of
-from headwise.recovery._checkpoint import RecoveryCheckpoint
 from headwise.scoring import BatchesLike, Inputs, digest_of, read_batches
 from headwise.surgery import prune
 from headwise.tables import Head
@@ -90,7 +90,8 @@ def recover(
     with _training(model) as weights, in_evaluation(teacher):
         optimizer = torch.optim.AdamW(weights, lr=rate)
         path = None if resume is None else Path(resume)
-        checkpoint = RecoveryCheckpoint(path, about, weights, optimizer)
+        file = Checkpoint(path, about, "recover", "unfinished recovery is")
+        checkpoint = TrainingCheckpoint(file, weights, optimizer)
         checkpoint.resume(steps)
         losses = checkpoint.losses
         for step in range(len(losses), steps):
@@ -115,7 +116,8 @@ def recover(
 def _about(model: nn.Module, teacher: nn.Module, inputs: Sequence[Inputs]) -> dict[str, str]:
     """What a resumed recovery has in common with the interrupted one."""
     models = {"model": fingerprint(model), "teacher": fingerprint(teacher)}
-    return models | {"texts": digest_of(inputs), "torch": version("torch")}
+    settings = {"texts": digest_of(inputs), "torch": version("torch")}
+    return {"headwise_recovery": "2"} | models | settings
 
 
 def _order(batches: int, steps: int, seed: int) -> list[int]:

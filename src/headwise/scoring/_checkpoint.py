@@ -25,7 +25,7 @@ class ScoringCheckpoint:
 
     def __init__(self, path: Path | None = None, about: Mapping[str, str] | None = None) -> None:
         about = {"headwise_unfinished": "1", **(about or {})}
-        self._file = Checkpoint(path, about, "importance", "scores are")
+        self._file = Checkpoint(path, about, "importance", "unfinished scores are")
         self._tables: dict[str, Tensor] = self._file.read() or {}
 
     def table(self, name: str, texts: int, heads: int) -> Float64[Tensor, "texts heads"]:
