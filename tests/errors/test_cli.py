@@ -1,7 +1,5 @@
 """Bad input to a command: one clear line, exit code 2, no traceback, nothing written."""
 
-import errno
-import pickle
 from pathlib import Path
 
 import pytest
@@ -28,36 +26,6 @@ def refused(place: Path, *arguments: object) -> str:
     assert done.err.count("\n") == 1
     assert sorted(place.rglob("*")) == before
     return done.err
-
-
-@pytest.mark.parametrize("command", ["report", "observe"])
-class TestModelsAndTexts:
-    def run(self, place: Path, command: str, model: object, text: object) -> str:
-        out = {"report": "page.html", "observe": "table.csv"}[command]
-        return refused(place, command, model, "--text", text, "--out", out)
-
-    def test_an_unknown_model_folder(self, place: Path, command: str) -> None:
-        line = self.run(place, command, "./nowhere", "good.txt")
-        assert "nowhere is not a folder" in line
-
-    def test_a_checkpoint_that_is_a_pickle(self, place: Path, command: str) -> None:
-        (place / "model").mkdir()
-        (place / "model" / "config.json").write_text("{}", "utf-8")
-        (place / "model" / "pytorch_model.bin").write_bytes(pickle.dumps({}))
-        line = self.run(place, command, "model", "good.txt")
-        assert "pytorch_model.bin, a pickle" in line
-
-    def test_a_missing_text(self, place: Path, command: str) -> None:
-        assert "no.txt" in self.run(place, command, "./any", "no.txt")
-
-    def test_an_empty_text(self, place: Path, command: str) -> None:
-        (place / "empty.txt").write_text(" \n", "utf-8")
-        assert "empty.txt holds no text" in self.run(place, command, "./any", "empty.txt")
-
-    def test_a_text_that_is_not_utf8(self, place: Path, command: str) -> None:
-        (place / "latin.txt").write_bytes("él trabaja".encode("latin-1"))
-        line = self.run(place, command, "./any", "latin.txt")
-        assert "latin.txt is not UTF-8 text (byte 0 is 0xe9" in line
 
 
 @pytest.mark.parametrize(
@@ -138,15 +106,6 @@ def test_facts_that_cannot_be_read(place: Path, facts: str) -> None:
     (place / "lab").mkdir()
     (place / "lab" / "training.json").write_text(facts, "utf-8")
     assert "lab/training.json" in refused(place, "report", "--lab-folder", "lab")
-
-
-def test_a_full_disk(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> list[str]:
-        raise OSError(errno.ENOSPC, "No space left on device", "table.csv")
-
-    monkeypatch.setattr("headwise.cli._inputs.read_texts", full)
-    line = refused(place, "observe", "./any", "--text", "good.txt", "--json")
-    assert line == "table.csv: No space left on device.\n"
 
 
 def test_a_terminal_without_unicode(place: Path) -> None:

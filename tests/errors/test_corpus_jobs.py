@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import headwise as hw
 from corpus_files import random_texts, write_jsonl, write_model, write_parquet, write_texts
@@ -412,8 +411,3 @@ def test_a_folder_that_may_not_be_written(
     monkeypatch.setattr(os, "open", refuse)  # root may write anywhere
     with pytest.raises(OutputError, match=r"cannot be written \(Permission denied\)"):
         job.run(shard=0)
-
-
-class Unsendable(torch.nn.Linear):
-    def __reduce__(self) -> Any:
-        raise TypeError("cannot pickle 'Unsendable'")

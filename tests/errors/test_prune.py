@@ -65,49 +65,53 @@ def test_a_layer_that_removes_missing_heads() -> None:
         LayerPlan("", 4, 3, (1, 1))
 
 
-def test_a_plan_for_another_model() -> None:
-    plan = Plan.of({0: [1]}, HEADS, model="0123456789abcdef")
-    with pytest.raises(ArgumentError, match="for the model 0123456789abcdef"):
-        prune(_llama(), plan)
-
-
-def test_a_plan_for_other_sizes() -> None:
-    with pytest.raises(ArgumentError, match=r"layers of \[3, 3\] heads.*has \[6, 6\]"):
-        prune(_llama(6), Plan.of({0: [1]}, HEADS))
-
-
-def test_an_unknown_fold() -> None:
-    with pytest.raises(ArgumentError, match="fold='median'"):
-        prune(_llama(), {0: [1]}, fold="median")  # type: ignore[arg-type]
-
-
-def test_a_fold_of_nothing() -> None:
-    with pytest.raises(ArgumentError, match="without a reference"):
-        prune(_llama(), {0: [1]}, fold="mean")
-
-
-def test_one_bias_for_the_means_of_several_layers() -> None:
+def _shared() -> nn.Module:
     config = transformers.AlbertConfig(
         hidden_size=12, num_attention_heads=3, num_hidden_layers=2, vocab_size=13,
         intermediate_size=16, embedding_size=8, max_position_embeddings=16,
     )  # fmt: skip
-    reference = [{"input_ids": torch.tensor([[3, 5, 7]])}]
-    with pytest.raises(UnsupportedError, match="one bias for all"):
-        prune(transformers.AlbertModel(config), [(0, 1), (1, 1)], fold="mean", reference=reference)
+    return transformers.AlbertModel(config)
+
+
+def _of_int8() -> nn.Module:
+    layer = MultiHeadAttention(12, 4)
+    layer.q_proj.weight = nn.Parameter(torch.ones(12, 12, dtype=torch.int8), requires_grad=False)
+    return layer
+
+
+def _with_a_further_key() -> nn.Module:
+    return nn.MultiheadAttention(12, 4, add_bias_kv=True, batch_first=True)
+
+
+OF_ANOTHER = Plan.of({0: [1]}, HEADS, model="0123456789abcdef")
+MEAN = {"fold": "mean", "reference": [{"input_ids": torch.tensor([[3, 5, 7]])}]}
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
-def test_adapters() -> None:
-    adapted = get_peft_model(_llama(), LoraConfig(target_modules=["q_proj"]))
-    with pytest.raises(UnsupportedError, match=r"holds adapters. Call merge_and_unload\(\)"):
-        prune(adapted, {0: [1]})
-
-
-def test_packed_weights() -> None:
-    layer = MultiHeadAttention(12, 4)
-    layer.q_proj.weight = nn.Parameter(torch.ones(12, 12, dtype=torch.int8), requires_grad=False)
-    with pytest.raises(UnsupportedError, match=r"q_proj.weight is Tensor of torch.int8"):
-        prune(layer, (0, 1))
+@pytest.mark.parametrize(
+    ("make", "remove", "options", "kind", "message"),
+    [
+        (_llama, OF_ANOTHER, {}, ArgumentError, "for the model 0123456789abcdef"),
+        (lambda: _llama(6), Plan.of({0: [1]}, HEADS), {}, ArgumentError, r"of \[3, 3\] heads.*\[6"),
+        (_llama, {0: [1]}, {"fold": "median"}, ArgumentError, "fold='median'"),
+        (_llama, {0: [1]}, {"fold": "mean"}, ArgumentError, "without a reference"),
+        (_shared, [(0, 1), (1, 1)], MEAN, UnsupportedError, "one bias for all"),
+        (
+            lambda: _adapted(),
+            {0: [1]},
+            {},
+            UnsupportedError,
+            r"adapters. Call merge_and_unload\(\)",
+        ),
+        (_of_int8, (0, 1), {}, UnsupportedError, "q_proj.weight is Tensor of torch.int8"),
+        (_with_a_further_key, (0, 1), {}, UnsupportedError, "add_bias_kv or add_zero_attn attends"),
+    ],
+)
+def test_what_cannot_be_pruned(
+    make: Callable[[], nn.Module], remove: Any, options: Any, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        prune(make(), remove, **options)
 
 
 def test_sharded_weights() -> None:
@@ -120,12 +124,6 @@ def test_sharded_weights() -> None:
             prune(layer, (0, 1))
     finally:
         distributed.destroy_process_group()
-
-
-def test_a_further_key_of_torch_s_layer() -> None:
-    layer = nn.MultiheadAttention(12, 4, add_bias_kv=True, batch_first=True)
-    with pytest.raises(UnsupportedError, match="add_bias_kv or add_zero_attn attends to a key"):
-        prune(layer, (0, 1))
 
 
 def test_masks_of_another_number_of_heads() -> None:
@@ -331,67 +329,18 @@ def test_an_unusable_reference(reference: list[Any], message: str) -> None:
         group_heads(_grouped(), 2, reference=reference)
 
 
-@pytest.mark.parametrize("name", ["Bert", "GPT2", "GPTNeoX", "BloomForCausalLM"])
-def test_a_configuration_without_kv_heads(name: str) -> None:
-    with pytest.raises(UnsupportedError, match=r"has no num_key_value_heads or num_kv_heads in"):
-        group_heads(zoo.make(name), 2)
-
-
-def test_a_layer_without_a_configuration() -> None:
-    with pytest.raises(UnsupportedError, match="MultiHeadAttention has no num_key_value_heads"):
-        group_heads(MultiHeadAttention(12, 4), 2)
-
-
-def test_heads_pruned_before() -> None:
-    small = prune(_grouped(), {0: [0, 1]})
-    message = r"differs from its configuration \(in model.layers.0.self_attn.q_proj.weight\)"
-    with pytest.raises(UnsupportedError, match=message):
-        group_heads(small, 2)
-
-
-def _with_4(config: Any) -> Any:
-    config = deepcopy(config)
-    config.num_key_value_heads = 4
-    return config
+def _grouped(n_kv_heads: int = 4, cls: Any = transformers.LlamaForCausalLM) -> Any:
+    return cls(tiny_llama(num_key_value_heads=n_kv_heads).config).eval()
 
 
 class _Always4(transformers.LlamaForCausalLM):
     """Attention with 4 kv heads whatever its configuration says."""
 
     def __init__(self, config: Any) -> None:
-        super().__init__(_with_4(config))
+        with_4 = deepcopy(config)
+        with_4.num_key_value_heads = 4
+        super().__init__(with_4)
         self.config = config
-
-
-def test_attention_that_ignores_the_number_of_kv_heads() -> None:
-    message = "model.layers.0.self_attn has 4 kv heads where the configuration says 2"
-    with pytest.raises(UnsupportedError, match=message):
-        group_heads(_grouped(4, _Always4), 2)
-
-
-def test_latent_attention() -> None:
-    with pytest.raises(UnsupportedError, match=r"the keys of the heads of model.layers.0.self_at"):
-        group_heads(zoo.make("DeepseekV3"), 2)
-
-
-def test_a_norm_over_all_heads() -> None:
-    with pytest.raises(UnsupportedError, match=r"the queries of the heads of model.layers.0.self"):
-        group_heads(zoo.make("Olmo2"), 1)
-
-
-def test_norms_of_each_kv_head() -> None:
-    message = r"self_attn.k_norm.weight holds numbers for each of 2 kv heads"
-    with pytest.raises(UnsupportedError, match=message):
-        group_heads(zoo.make("Cohere"), 1)
-
-
-def test_attention_implemented_by_hand() -> None:
-    config = transformers.FalconConfig(
-        hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_kv_heads=4,
-        vocab_size=23, new_decoder_architecture=True, alibi=True, attn_implementation="eager",
-    )  # fmt: skip
-    with pytest.raises(UnsupportedError, match=r"the queries of .*h.0.self_attention cannot be"):
-        group_heads(transformers.FalconForCausalLM(config).eval(), 2)
 
 
 class _Biased(transformers.LlamaForCausalLM):
@@ -406,18 +355,6 @@ class _Biased(transformers.LlamaForCausalLM):
         return super().forward(input_ids=input_ids, attention_mask=bias)
 
 
-@torch.no_grad()
-def test_positions_that_depend_on_heads() -> None:
-    model = _grouped(4, _Biased)
-    for layer in model.model.layers:  # the first head and the third are alike
-        for part in (layer.self_attn.k_proj, layer.self_attn.v_proj):
-            heads = part.weight.view(4, 6, 24)
-            heads[2] = heads[0]
-    message = "in another order the output of _Biased would be off by .* such as position biases"
-    with pytest.raises(UnsupportedError, match=message):
-        group_heads(model, 2)
-
-
 class _Counting(transformers.LlamaForCausalLM):
     """Attention whose forward pass assumes 4 kv heads."""
 
@@ -426,31 +363,66 @@ class _Counting(transformers.LlamaForCausalLM):
         return super().forward(input_ids=input_ids)
 
 
-def test_a_model_that_depends_on_its_kv_heads() -> None:
-    message = "_Counting does not run with 2 kv heads .shape '.4, 6, 24.' is invalid"
-    with pytest.raises(UnsupportedError, match=message):
-        group_heads(_grouped(4, _Counting), 2)
+@torch.no_grad()
+def _biased() -> nn.Module:
+    model = _grouped(4, _Biased)
+    for layer in model.model.layers:  # the first kv head and the third are alike
+        for part in (layer.self_attn.k_proj, layer.self_attn.v_proj):
+            heads = part.weight.view(4, 6, 24)
+            heads[2] = heads[0]
+    return model
+
+
+def _falcon_with_alibi() -> nn.Module:
+    config = transformers.FalconConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_kv_heads=4,
+        vocab_size=23, new_decoder_architecture=True, alibi=True, attn_implementation="eager",
+    )  # fmt: skip
+    return transformers.FalconForCausalLM(config).eval()
+
+
+def _packed() -> nn.Module:
+    model = _grouped()
+    packed = nn.Parameter(torch.ones(12, 12, dtype=torch.int8), requires_grad=False)
+    model.model.layers[0].self_attn.q_proj.weight = packed
+    return model
+
+
+def _adapted() -> nn.Module:
+    return get_peft_model(_grouped(), LoraConfig(target_modules=["q_proj"]))
+
+
+NO_COUNT = "has no num_key_value_heads or num_kv_heads in"
+ATTENTION = "model.layers.0.self_attn"
+CUT_BEFORE = rf"differs from its configuration \(in {ATTENTION}.q_proj.weight\)"
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
-def test_adapters_are_not_grouped() -> None:
-    adapted = get_peft_model(_grouped(), LoraConfig(target_modules=["q_proj"]))
-    with pytest.raises(UnsupportedError, match=r"group_heads: .* holds adapters. Call merge_and"):
-        group_heads(adapted, 2)
-
-
-def test_packed_weights_are_not_grouped() -> None:
-    model = _grouped()
-    layer = model.model.layers[0].self_attn.q_proj
-    layer.weight = nn.Parameter(torch.ones(12, 12, dtype=torch.int8), requires_grad=False)
-    with pytest.raises(
-        UnsupportedError, match=r"group_heads: .*q_proj.weight is Tensor of torch.i"
-    ):
-        group_heads(model, 2)
-
-
-def _grouped(n_kv_heads: int = 4, cls: Any = transformers.LlamaForCausalLM) -> Any:
-    return cls(tiny_llama(num_key_value_heads=n_kv_heads).config).eval()
+@pytest.mark.parametrize(
+    ("make", "n", "message"),
+    [
+        (lambda: zoo.make("Bert"), 2, NO_COUNT),
+        (lambda: zoo.make("GPT2"), 2, NO_COUNT),
+        (lambda: zoo.make("GPTNeoX"), 2, NO_COUNT),
+        (lambda: zoo.make("BloomForCausalLM"), 2, NO_COUNT),
+        (lambda: MultiHeadAttention(12, 4), 2, "MultiHeadAttention has no num_key_value_heads"),
+        (lambda: prune(_grouped(), {0: [0, 1]}), 2, CUT_BEFORE),
+        (lambda: _grouped(4, _Always4), 2, f"{ATTENTION} has 4 kv heads where the config.* says 2"),
+        (lambda: zoo.make("DeepseekV3"), 2, f"the keys of the heads of {ATTENTION}"),
+        (lambda: zoo.make("Olmo2"), 1, f"the queries of the heads of {ATTENTION}"),
+        (lambda: zoo.make("Cohere"), 1, "k_norm.weight holds numbers for each of 2 kv heads"),
+        (_falcon_with_alibi, 2, "the queries of .*h.0.self_attention cannot be"),
+        (_biased, 2, "output of _Biased would be off by .* position biases"),
+        (lambda: _grouped(4, _Counting), 2, "_Counting does not run with 2 kv heads .shape '.4, 6"),
+        (_adapted, 2, "group_heads: .* holds adapters. Call merge_and"),
+        (_packed, 2, "group_heads: .*q_proj.weight is Tensor of torch.i"),
+    ],
+)
+def test_heads_that_cannot_share_keys_and_values(
+    make: Callable[[], nn.Module], n: int, message: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        group_heads(make(), n)
 
 
 # What cannot be recovered is refused by name, and both models are unchanged.
@@ -579,48 +551,26 @@ def test_a_file_of_another_model(unfinished: Path) -> None:
     )
 
 
-def _without(tensors: dict[str, torch.Tensor]) -> None:
-    del tensors["weight.3"]
-
-
-def _infinite(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["weight.3"].fill_(torch.inf)
-
-
-def _transposed(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["exp_avg.0"] = tensors["exp_avg.0"].T
-
-
-def _negative(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["exp_avg_sq.0"].fill_(-1.0)
-
-
-def _late(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["step.0"].fill_(9.0)
-
-
-def _longer(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["losses"] = torch.ones(3, dtype=torch.float64)
-
-
-def _foreign(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["another"] = torch.ones(1)
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_without, r"is broken \(it lacks weight\.3\)"),
-        (_infinite, r"weight\.3 is not finite"),
-        (_transposed, r"exp_avg\.0 is \(\d+, \d+\) float32, not"),
-        (_negative, r"exp_avg_sq\.0 holds -1\.0"),
-        (_late, "its optimizer is not at step 2"),
-        (_longer, r"its losses are \(3,\) float64, of 2 steps at most"),
-        (_foreign, "it holds another besides"),
+        (lambda x: x.pop("weight.3"), r"is broken \(it lacks weight\.3\)"),
+        (lambda x: x["weight.3"].fill_(torch.inf), r"weight\.3 is not finite"),
+        (
+            lambda x: x.update({"exp_avg.0": x["exp_avg.0"].T}),
+            r"exp_avg\.0 is \(\d+, \d+\) float32, not",
+        ),
+        (lambda x: x["exp_avg_sq.0"].fill_(-1.0), r"exp_avg_sq\.0 holds -1\.0"),
+        (lambda x: x["step.0"].fill_(9.0), "its optimizer is not at step 2"),
+        (
+            lambda x: x.update(losses=torch.ones(3, dtype=torch.float64)),
+            r"its losses are \(3,\) float64, of 2 steps at most",
+        ),
+        (lambda x: x.update(another=torch.ones(1)), "it holds another besides"),
     ],
 )
 def test_a_damaged_file(
-    unfinished: Path, damage: Callable[[dict[str, torch.Tensor]], None], message: str
+    unfinished: Path, damage: Callable[[dict[str, torch.Tensor]], object], message: str
 ) -> None:
     tensors, about = read_with_metadata(unfinished)
     damage(tensors)

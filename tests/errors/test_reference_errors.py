@@ -5,17 +5,10 @@ import re
 import numpy as np
 import pytest
 import torch
-from jaxtyping import config
 
 from headwise import masks, reference
 from headwise.errors import ArgumentError, MaskError, ShapeError
 from headwise.reference import MultiHeadAttention
-
-
-@pytest.fixture(autouse=True)
-def _as_users_meet_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Shapes in signatures are checked in tests only, and would raise before our own errors.
-    monkeypatch.setattr(config, "jaxtyping_disable", True)
 
 
 def zeros(*shape: int) -> np.ndarray:

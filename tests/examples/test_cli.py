@@ -50,15 +50,6 @@ def test_a_trained_folder_is_not_trained_again(folder: Path) -> None:
     assert (folder / "model.safetensors").read_bytes() == before
 
 
-def test_training_resumes_where_it_was_interrupted(folder: Path, tmp_path: Path) -> None:
-    # An interrupted run leaves only its checkpoint.
-    checkpoint = (folder / "training.safetensors").read_bytes()
-    (tmp_path / "training.safetensors").write_bytes(checkpoint)
-    headwise("train", "--out", tmp_path, *TINY)
-    weights = (tmp_path / "model.safetensors").read_bytes()
-    assert weights == (folder / "model.safetensors").read_bytes()
-
-
 def test_a_prompt_is_continued(folder: Path) -> None:
     done = headwise("train", "--out", folder, "--prompt", "I work , you work , he")
     assert done.out.startswith("I work , you work , he ")
@@ -82,16 +73,6 @@ def test_the_report_of_any_model(folder: Path, text: Path, tmp_path: Path) -> No
     assert done.code == 0
     assert done.out.endswith(f"The page is {page}\n")
     assert "some.txt" in page.read_text("utf-8")
-
-
-@pytest.mark.parametrize("ending", ["parquet", "csv", "json"])
-def test_a_table_file_is_loaded_again(
-    folder: Path, text: Path, tmp_path: Path, ending: str
-) -> None:
-    out = tmp_path / f"table.{ending}"
-    done = headwise("observe", folder, "--text", text, "-o", out)
-    assert (done.code, done.out) == (0, "")
-    assert [str(head) for head in HeadTable.load(out).heads] == ["L0.H0", "L0.H1", "L1.H0", "L1.H1"]
 
 
 def test_json_has_the_rows_of_the_frame(folder: Path, text: Path, tmp_path: Path) -> None:

@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 import typer
-from safetensors.torch import save_file
 
 from command import headwise
 from folders import write_llama
@@ -71,22 +69,3 @@ def test_existing_heads_and_figures_are_kept_without_force(place: Path, tmp_path
         done = headwise(command, place / "model", *options)
         assert "already exists. Add --force" in done.err
     assert headwise("observe", place / "model", *text, "--force", "--json").code == 0
-
-
-def _wrong_files(folder: Path) -> dict[str, str]:
-    contents = {
-        "a Parquet file": b"PAR1....", "a PDF": b"%PDF-1.7", "a ZIP archive": b"PK\x03\x04...",
-        "compressed by gzip": b"\x1f\x8b\x08", "a picture": b"\x89PNG\r\n",
-        "text in UTF-16": "work".encode("utf-16"),
-    }  # fmt: skip
-    for kind, content in contents.items():
-        (folder / kind).write_bytes(content)
-    save_file({"x": torch.zeros(3)}, folder / "a safetensors file")
-    return dict.fromkeys([*contents, "a safetensors file"], "not text")
-
-
-def test_a_file_of_the_wrong_kind_is_named_for_what_it_is(place: Path, tmp_path: Path) -> None:
-    for kind in _wrong_files(tmp_path):
-        done = headwise("observe", place / "model", "--text", tmp_path / kind)
-        assert done.code == 2
-        assert f"is not UTF-8 text (it is {kind}" in done.err

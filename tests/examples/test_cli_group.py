@@ -85,23 +85,3 @@ def test_a_text_is_the_reference_for_grouping(place: Path) -> None:
     with torch.no_grad():
         expected = small(**reference[0]).logits
         torch.testing.assert_close(loaded(**reference[0]).logits, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ((), "taken already exists. Add --force"),
-        (("--force", "--kv-heads", 3), "n_kv_heads=3, but the model has 4"),
-        (("--force", "--text", "none.txt"), r"none.txt cannot be read"),
-    ],
-)
-def test_a_refused_command_leaves_the_folder_unchanged(
-    place: Path, more: tuple[object, ...], message: str
-) -> None:
-    (place / "taken").mkdir(exist_ok=True)
-    (place / "taken" / "config.json").touch()  # else --force would not replace it
-    (place / "taken" / "mine").write_text("mine")
-    code, out, err = _group(place, "taken", *more)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert (place / "taken" / "mine").read_text() == "mine"

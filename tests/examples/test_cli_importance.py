@@ -82,17 +82,6 @@ def test_the_scores_are_drawn_or_refused_before_any_work(
     assert f"A map of the scores: {figure}" in done.err
 
 
-def test_force_overwrites_an_existing_file(folder: Path, text: Path) -> None:
-    out = text.parent / "scores.csv"
-    out.write_text("mine")
-    arguments = ("importance", folder, "--text", text, "-o", out)
-    done = headwise(*arguments)
-    assert (done.code, out.read_text()) == (2, "mine")
-    assert "scores.csv already exists. Add --force" in done.err
-    assert headwise(*arguments, "--force").code == 0
-    assert len(hw.Scores.load(out).heads) == 4
-
-
 def test_pairs_are_read_as_sentences(folder: Path, tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.csv"
     pairs.write_text('"I work , you work",he works,3.5\nthey work,he works,1\n', "utf-8")

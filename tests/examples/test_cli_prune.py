@@ -173,21 +173,6 @@ def test_pairs_are_scored_by_their_task(place: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.full
-@pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize(("format", "heads"), [("stock", (4, 2)), ("padded", (6, 3))])
-def test_plain_transformers_opens_the_stock_and_padded_formats(
-    place: Path, format: str, heads: tuple[int, int]
-) -> None:
-    code, _, err = _prune(place, format, "--uniform", "--format", format)
-    assert code == 0, err
-    assert "Loaded in a fresh process, the saved model gives the same outputs" in err
-    assert ("as large and as slow as before" in err) == (format == "padded")
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(place / format)
-    assert (loaded.config.num_attention_heads, loaded.config.num_key_value_heads) == heads
-    assert transformers.AutoTokenizer.from_pretrained(place / format)("I work").input_ids == [3, 4]
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [

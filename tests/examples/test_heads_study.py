@@ -15,7 +15,6 @@ SCRIPT = ROOT / "examples" / "heads_and_output_projection.py"
 PAGE, RESULTS = ROOT / "docs" / "heads-study.md", ROOT / "benchmarks" / "results"
 RUNS = RESULTS / "heads-study.json"
 TINY = ("--steps", "2", "--d-model", "6", "--layers", "1", "--batch", "3", "--lines", "5")
-SMALL = TrainSettings(d_model=6, n_layers=2, steps=2, batch_size=3)
 
 _spec = importlib.util.spec_from_file_location("heads_study", SCRIPT)
 study = importlib.util.module_from_spec(_spec)

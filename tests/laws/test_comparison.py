@@ -19,7 +19,6 @@ from transformers import T5Config, T5ForConditionalGeneration
 import headwise as hw
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.report import Comparison, compare_tables
-from headwise.report.comparison._compare import _stages
 from headwise.report.comparison._comparison import page_style, render
 from headwise.tables import Head, HeadTable, ratio_interval
 from planted import TOKENIZER, lines
@@ -65,18 +64,6 @@ def test_a_model_and_itself_have_exactly_no_difference(model: MiniGPT) -> None:
     assert len(rows) > 100
     assert (rows["difference"] == 0).all()
     assert comparison.changed().empty
-
-
-def test_the_stages_of_a_comparison_are_one_progress() -> None:
-    calls: list[tuple[int, int]] = []
-    first, second = _stages(lambda done, total: calls.append((done, total)), 2)
-    assert first is not None
-    assert second is not None
-    first(5, 5)
-    second(1, 4)
-    second(4, 4)
-    assert [done / total for done, total in calls] == [0.5, 0.625, 1.0]
-    assert _stages(None, 3) == [None] * 3
 
 
 def _alarms(draws: int, texts: int, resamples: int) -> int:

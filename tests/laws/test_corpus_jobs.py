@@ -82,13 +82,6 @@ def test_every_kind_of_file_gives_the_same_table(model: Path, data: Path, tmp_pa
         check_equal(job.merge(), expected)
 
 
-def test_merging_needs_no_model(model: Path, data: Path, tmp_path: Path) -> None:
-    job = hw.corpus(model, data, out=tmp_path / "run", shards=2)
-    job.run()
-    table = merge_corpus(tmp_path / "run")
-    assert saved(table, tmp_path / "a.parquet") == saved(job.merge(), tmp_path / "b.parquet")
-
-
 def test_finished_shards_are_not_computed_again(model: Path, data: Path, tmp_path: Path) -> None:
     hw.corpus(model, data, out=tmp_path / "run", shards=3).run(shard=1)
     written = (tmp_path / "run/shards/00001.parquet").stat().st_mtime_ns

@@ -323,15 +323,6 @@ def test_measuring_again_replaces_earlier_effects(model: PlantedGPT, roles: Role
     assert "without.repetition" not in replaced.frame()
 
 
-def test_the_model_is_unchanged(roles: Roles) -> None:
-    model = PlantedGPT(ONE).train()
-    before = {name: x.clone() for name, x in model.state_dict().items()}
-    roles.effects(model, [repetition(model, TOKENIZER, TEXTS, sequences=5)], heads=[(1, 0)])
-    assert model.training
-    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
-    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
-
-
 def test_heads_with_a_role_are_ablated_by_default(two: Roles) -> None:
     assert set(effects(two).index) == set(two.found()["name"])
     assert Head.parse("L0.H0") in {Head.parse(name) for name in effects(two).index}

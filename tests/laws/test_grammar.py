@@ -243,19 +243,6 @@ def test_relations_of_a_written_out_line():
     }
 
 
-def test_relations_of_a_written_out_repetition():
-    words = words_of("<bos> = ya work él ya work él ya")
-    #          0   1  2  3   4  5   6   7  8
-    relation_pairs = relations(words)
-    assert relation_pairs["earlier copy"] == [(5, 2), (6, 3), (7, 4), (8, 2), (8, 5)]
-    assert relation_pairs["after earlier copy"] == [(5, 3), (6, 4), (7, 5), (8, 3), (8, 6)]
-    assert relation_pairs["previous token"] == [
-        (position, position - 1) for position in range(1, 9)
-    ]
-    grammatical = RELATIONS.keys() - {"earlier copy", "after earlier copy", "previous token"}
-    assert all(relation_pairs[name] == [] for name in grammatical)
-
-
 def test_a_wrong_translation_is_no_relation():
     relation_pairs = relations(words_of("I eat , he eats = yo como , ella vivía"))
     assert relation_pairs["verb translation"] == [(7, 1)]

@@ -10,7 +10,6 @@ import zoo
 from torch import Tensor, nn
 
 from gates import gate_heads
-from headwise._evaluation import differentiable_evaluation
 from headwise._methods import METHODS
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.models import ablate
@@ -22,7 +21,7 @@ from headwise.scoring._loss import find_loss
 from headwise.scoring.methods import _gradients, draw_gates, function_of, open_chance
 from headwise.scoring.methods._gradients import sort_by_length
 from headwise.tables import Head, Scores
-from oracles import modules_of, padded
+from oracles import padded
 
 TEXTS = [[5, 9, 7, 3, 11, 8, 4], [4, 6], [10, 3, 3, 12, 9]]
 NAMES = [name for name in METHODS if name != "gates"]  # which `SHORT` stands for
@@ -137,59 +136,6 @@ def test_the_only_important_head_is_found(kind: str, method: str) -> None:
     assert scores.order()[-1] == only
     others = np.delete(np.abs(scores.importance), scores.row(only))
     assert others.max() < 1e-5 * scores.importance[scores.row(only)]
-
-
-@pytest.mark.parametrize("method", [*NAMES, SHORT])
-def test_the_model_is_unchanged(method: str | Gates) -> None:
-    model = zoo.make("Bert").train()
-    model.encoder.layer[0].eval()
-    model.embeddings.requires_grad_(False)
-    weight = model.encoder.layer[1].output.dense.weight
-    weight.grad = torch.ones_like(weight)
-    state = _state(model)
-    importance(model, _batches(), method, loss=None if method == "curvature" else _squared)
-    _assert_equal(_state(model), state)
-
-    def broken(output: Any, batch: Any) -> Tensor:
-        raise RuntimeError("broken")
-
-    if method != "curvature":
-        with pytest.raises(RuntimeError, match="broken"):
-            importance(model, _batches(), method, loss=broken)
-        _assert_equal(_state(model), state)
-
-
-def _state(model: nn.Module) -> list[Any]:
-    flags = [(module.training, "forward" in vars(module)) for module in model.modules()]
-    weights = [
-        (weight.requires_grad, weight.detach().clone(), weight.grad)
-        for weight in model.parameters()
-    ]
-    return [flags, modules_of(model), weights]
-
-
-def _assert_equal(after: list[Any], before: list[Any]) -> None:
-    assert after[:2] == before[:2]
-    for weight, expected in zip(after[2], before[2], strict=True):
-        assert weight[0] == expected[0]
-        assert torch.equal(weight[1], expected[1])
-        assert weight[2] is expected[2]
-
-
-@pytest.mark.parametrize("weights", [True, False])
-def test_differentiable_evaluation_restores_flags(weights: bool) -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.Linear(2, 1)).train()
-    model[2].eval()
-    model[0].bias.requires_grad_(False)
-    before = _state(model)
-    gates = torch.ones(1, 2, requires_grad=True)
-    with torch.inference_mode(), differentiable_evaluation(model, weights=weights):
-        assert not any(module.training for module in model.modules())
-        inputs = gates * torch.ones(1, 2)
-        differentiable = [weight for weight in model.parameters() if weight.requires_grad]
-        torch.autograd.grad(model(inputs).sum(), [gates, *differentiable])
-    assert len(differentiable) == (3 if weights else 0)
-    _assert_equal(_state(model), before)
 
 
 def test_rounds_separate_heads_that_back_each_other_up() -> None:

@@ -29,25 +29,6 @@ def _layer(kind: str) -> MultiHeadAttention:
     return MultiHeadAttention(D_MODEL, 4, 2, **KINDS[kind])
 
 
-def _plain(layer: MultiHeadAttention, x: Tensor) -> Tensor:
-    """The plainest implementation in the same precision."""
-    heads = [linear(x).unflatten(-1, (-1, 3)).transpose(1, 2) for linear in
-             (layer.q_proj, layer.k_proj, layer.v_proj)]  # fmt: skip
-    q, k, v = heads[0], *(y.repeat_interleave(2, 1) for y in heads[1:])
-    hidden = torch.ones(T, T, dtype=torch.bool).triu(1)
-    weights = (q @ k.mT / 3**0.5).masked_fill(hidden, -torch.inf).softmax(-1)
-    return layer.out_proj((weights @ v).transpose(1, 2).flatten(2))
-
-
-@each_half
-def test_half_precision_is_as_good_as_a_plain_implementation(half: torch.dtype) -> None:
-    layer, x = _layer("plain").to(half).requires_grad_(False), torch.randn(B, T, D_MODEL).to(half)
-    output, plain = layer(x, causal=True), _plain(layer, x)
-    exact = layer.double()(x.double(), causal=True)
-    assert output.dtype == half
-    assert (output.double() - exact).abs().max() <= 2 * (plain.double() - exact).abs().max()
-
-
 @each_kind
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_dtype_is_kept_and_gradients_are_finite(kind: str, dtype: torch.dtype) -> None:

@@ -180,15 +180,6 @@ def test_threads_do_not_change_a_bit(threads: int) -> None:
         assert actual is expected or torch.equal(actual, expected), name
 
 
-@pytest.mark.usefixtures("built")
-def test_ties_go_to_the_first_key() -> None:
-    q, k = torch.zeros(1, 1, 70, 8), torch.randn(1, 1, 150, 8)
-    request = RowRequest(argmax=True)
-    result = row_statistics(q, k, k, make_rule(head_dim=8, near=(9, 9)), request, backend="native")
-    positions = torch.arange(80, 150)
-    assert torch.equal(result.argmax[0, 0], (positions - 9).clamp(min=0))
-
-
 TIED = {
     "full": masks.window((None, None)),
     "causal": masks.causal(),
@@ -352,35 +343,6 @@ def test_errors_of_half_precision_are_at_most_twice_those_of_torch(
     plain = _errors(T, D, size, True, half, computed_in=torch.float32)
     for name, (ours, torchs) in errors.items():
         assert ours <= 2 * max(torchs, plain[name][0] if name != "heads" else 0) + 1e-7, name
-
-
-@HALVES
-@pytest.mark.usefixtures("built_for_halves")
-def test_half_precision_of_any_strides_is_read(half: torch.dtype) -> None:
-    plain = [torch.randn(2, 3, 70, D).to(half) for D in (18, 18, 7)]
-    known = attend(*plain, causal=True, backend="native")
-    for step in (18, 19, 20):  # pairs are read in place if each row has an even number of values
-        wide = [torch.full((2, 71, 3, step), torch.nan, dtype=half) for _ in plain]
-        given_ = [
-            w[:, 1:, :, step - x.shape[-1] :].transpose(1, 2)
-            for w, x in zip(wide, plain, strict=True)
-        ]
-        for x, y in zip(given_, plain, strict=True):
-            x.copy_(y)
-        _heads_near(attend(*given_, causal=True, backend="native"), known, half)
-
-
-@HALVES
-@pytest.mark.usefixtures("built_for_halves")
-def test_hidden_half_precision_changes_nothing(half: torch.dtype) -> None:
-    q, k, v = (torch.randn(2, 2, 75, 16).to(half) for _ in range(3))
-    hidden = masks.padding([70, 33])
-    known = attend(q, k, v, mask=hidden, backend="native", need_lse=True)
-    k[0, :, 70:], v[1, :, 33:] = torch.nan, torch.inf
-    output = attend(q, k, v, mask=hidden, backend="native", need_lse=True)
-    assert torch.equal(output.heads, known.heads)
-    assert torch.equal(output.lse, known.lse)
-    assert output.heads.dtype == half
 
 
 @pytest.mark.full

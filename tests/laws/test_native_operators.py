@@ -33,11 +33,6 @@ def _inputs() -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(B, H, T, D), torch.randn(B, Hkv, S, D), torch.randn(B, Hkv, S, Dv)
 
 
-@each
-def test_the_operator_can_be_traced(words: Lowered) -> None:
-    torch.library.opcheck(attention, (*_inputs(), True, *words))
-
-
 def _learned(words: Lowered) -> tuple[list[Tensor], Lowered]:
     """Queries, keys, values and sinks that require gradients, and their lowered arguments."""
     if words.sinks is not None:

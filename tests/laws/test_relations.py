@@ -104,26 +104,6 @@ def test_texts_are_cut_at_the_ends_of_sentences():
     assert (tokenized.cut_at_sentences, tokenized.cut_within) == (1, 0)
 
 
-def test_clarks_words_from_tokens_by_hand():
-    item = Item((0, 1, 2, 3), {"word": [(0,), (1, 2), (3,)]}, {})
-    weights = torch.tensor(
-        [
-            [
-                [
-                    [0.1, 0.2, 0.3, 0.4],
-                    [0.5, 0.5, 0.0, 0.0],
-                    [0.1, 0.1, 0.4, 0.4],
-                    [0.0, 0.25, 0.75, 0.0],
-                ]
-            ]
-        ]
-    )
-    expected = torch.tensor([[0.1, 0.5, 0.4], [0.3, 0.5, 0.2], [0.0, 1.0, 0.0]])
-    folded = Nodes("word", [item], 4).fold(weights)
-    torch.testing.assert_close(folded[0, 0], expected)
-    torch.testing.assert_close(expected.sum(-1), torch.ones(3))
-
-
 def drawn_nodes(rng, S):
     """Words of one to four tokens; some share a token, some are in another piece."""
     nodes = []
@@ -225,19 +205,6 @@ def test_heads_that_see_different_keys_are_counted_apart():
         assert eligible.count.tolist() == [[2, 1]]
         torch.testing.assert_close(value, torch.tensor([[1 / 3 + 1 / 2, 1 / 2]]))
         torch.testing.assert_close(eligible.even, value)
-
-
-def test_exactly_uniform_attention_scores_chance():
-    visible = torch.ones(7, 7, dtype=torch.bool).tril()
-    weights = visible / visible.sum(-1, keepdim=True)
-    pairs = [(query, query - 1) for query in range(1, 7)]
-    value, count, chance = scored(weights, visible, TOP, pairs)
-    assert count == 6
-    assert (
-        value
-        == pytest.approx(chance)
-        == pytest.approx(sum(1 / (query + 1) for query in range(1, 7)))
-    )
 
 
 def test_a_word_is_no_candidate_for_itself():
@@ -794,11 +761,6 @@ def test_special_tokens_may_be_candidates_and_keep_their_places_in_another_order
     row = roles.frame().set_index("role").loc["own"]
     assert row["n"] == 2 * row["texts"]
     assert 0 <= row["null.shuffled"] <= 1
-
-
-def own_effects(roles: Roles) -> pd.DataFrame:
-    frame = roles.frame().set_index(["role", "name"])
-    return frame.loc[["own", "own back"], ["effect", "rule.first", "null.candidate", "outcome"]]
 
 
 OWN_CHOICE = """

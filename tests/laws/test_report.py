@@ -285,10 +285,6 @@ def test_report_writes_the_page(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_study_without_samples_has_a_page() -> None:
-    assert payload(replace(make_study(), samples=()))["samples"] == []
-
-
 def test_a_planted_head_is_found() -> None:
     (line,) = study_of([0.1, 0.12, 0.9, 0.08]).findings()
     assert re.fullmatch(

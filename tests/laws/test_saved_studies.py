@@ -15,7 +15,7 @@ import torch
 
 import headwise as hw
 from headwise import masks
-from headwise._display import counted, first_line
+from headwise._display import first_line
 from headwise.caching import CachePlan
 from headwise.cli._print import print_table
 from headwise.errors import ArgumentError, InputError, OutputError
@@ -420,13 +420,6 @@ def test_only_a_terminal_limits_the_width(
         lines = stream.getvalue().splitlines()
         assert max(map(len, lines)) <= most
         assert (len(lines) == 31) == (most == 1000)
-
-
-def test_nouns_agree_with_their_numbers() -> None:
-    assert counted(1, "text") == "1 text"
-    assert counted(0, "text") == "0 texts"
-    assert counted(1200, "query", "queries") == "1,200 queries"
-    assert counted(1, "query", "queries") == "1 query"
 
 
 def test_an_error_in_another_message_is_its_first_line_or_its_type() -> None:

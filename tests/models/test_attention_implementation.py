@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 import headwise as hw
-from headwise._library import library
 from headwise.errors import HeadwiseError, UnsupportedError
 from headwise.kernels import AttentionProblem, _attend
 from headwise.models import cache_argument
@@ -206,7 +205,6 @@ def test_a_bias_of_zeros_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 # Calls of models like earlier ones: decided once, computed as if they were the first.
 
 
-native = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
 LAYER = nn.Identity()
 LAYER.num_key_value_groups = 2
 CALLS: dict[str, dict[str, Any]] = {
@@ -245,37 +243,6 @@ def test_a_call_after_others_is_what_it_is_alone(
     assert torch.equal(_heads(**call, inputs=inputs), alone)
     monkeypatch.setattr(_attend, "_PREPARED", {})
     assert torch.equal(_heads(**call, inputs=inputs), alone)
-
-
-@torch.no_grad()
-def test_dropout_and_autocast_are_not_those_of_an_earlier_call(left_to_torch: list[str]) -> None:
-    inputs = _inputs()
-    plain = _heads(24, inputs)
-    assert left_to_torch == []
-    assert not torch.equal(_heads(24, inputs, dropout=0.5), plain)
-    assert left_to_torch == ["Identity"]
-    with torch.autocast("cpu", torch.bfloat16):
-        for _ in range(2):
-            assert _heads(24, inputs).dtype == torch.bfloat16
-    assert torch.equal(_heads(24, inputs), plain)
-
-
-def test_gradients_are_those_of_the_call_that_asks_for_them() -> None:
-    q, k, v = _inputs()
-    with torch.no_grad():
-        plain = _heads(24, (q, k, v))
-    learned = q.clone().requires_grad_()
-    heads = _heads(24, (learned, k, v))
-    torch.testing.assert_close(heads, plain)
-    assert torch.autograd.grad(heads.sum(), learned)[0].any()
-
-
-@torch.no_grad()
-def test_what_was_left_to_torch_is_so_again(left_to_torch: list[str]) -> None:
-    inputs = _inputs(torch.float64)
-    first, second = (_heads(1, inputs) for _ in range(2))
-    assert left_to_torch == ["Identity", "Identity"]
-    assert torch.equal(first, second)
 
 
 # A model on our kernel is watched in the pass that computes it: its bits are the same.

@@ -93,15 +93,6 @@ def test_encoder_decoders_decode(make: Callable[[], nn.Module]) -> None:
 
 
 @torch.no_grad()
-def test_a_text_may_be_read_in_pieces() -> None:
-    model, ids = zoo.make("Mistral"), torch.tensor([[5, 9, 7, 3, 11, 8, 4, 6, 2]])
-    model.set_attn_implementation("headwise")
-    whole, cache = model(ids).logits, DynamicCache(config=model.config)
-    pieces = [model(piece, cache=cache).logits for piece in ids.split([4, 3, 1, 1], 1)]
-    torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-4, atol=1e-5)
-
-
-@torch.no_grad()
 def test_packed_texts_stay_apart() -> None:
     model = zoo.make("Llama")
     model.set_attn_implementation("headwise")

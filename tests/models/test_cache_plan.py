@@ -148,12 +148,6 @@ def test_a_loss_is_kept_with_the_fewest_full_heads() -> None:
         assert plan.windows in [other.windows for other in plans]
 
 
-@pytest.mark.full
-def test_agreement_is_reported_between_halves() -> None:
-    plan = hw.cache_plan(zoo.make("Llama"), batches(4), keep=0.5, sinks=SINKS, window=WINDOW)
-    assert -1 <= plan.measured["agreement between halves of the texts"] <= 1
-
-
 def test_retrieval_batches_ask_for_a_span_that_occurs_before() -> None:
     model = zoo.make("Llama")
     made = retrieval_batches(model, 3, 40, span=6, seed=1)

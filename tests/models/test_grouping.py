@@ -19,7 +19,6 @@ from headwise import group_heads
 from headwise.models import fingerprint
 from headwise.models.ownership import find_attentions
 from headwise.surgery import GroupedLayer
-from oracles import modules_of
 
 HEADS, D = 8, 8
 IDS = torch.tensor([[9, 7, 12, 11, 8, 14, 10], [10, 9, 13, 12, 9, 8, 17]])
@@ -283,15 +282,6 @@ def test_frozen_weights_and_the_mode_are_kept() -> None:
     flags = {key: x.requires_grad for key, x in small.named_parameters()}
     assert flags == {key: x.requires_grad for key, x in model.named_parameters()}
     assert all(module.training for module in small.modules())
-
-
-def test_no_hooks_remain() -> None:
-    model = _make("Llama", 8)
-    before = modules_of(model)
-    small = group_heads(model, 2)
-    assert modules_of(model) == before
-    assert not [hook for module in small.modules() for hook in module._forward_hooks]
-    assert not [hook for module in small.modules() for hook in module._forward_pre_hooks]
 
 
 # Every architecture with kv heads in its configuration, except those refused in tests/errors, and

@@ -21,11 +21,10 @@ from torch.overrides import _get_current_function_mode_stack
 import headwise as hw
 from headwise.errors import UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
-from headwise.models import AttentionCall, capture_calls, hooked
+from headwise.models import hooked
 from headwise.models.capture._functions import FunctionCapture
 from headwise.tables import HeadTable
 from headwise.watch import Request, observe
-from headwise.watch._row_sums import EligibleRows
 from on_our_kernel import at_any_size as at_any_size
 from on_our_kernel import left_to_torch as left_to_torch
 
@@ -354,36 +353,6 @@ def test_a_layer_in_another_thread_is_refused() -> None:
     assert refused
 
 
-def test_parts_whose_calls_meet_in_two_threads_are_refused() -> None:
-    model, refused = _bert(), []
-
-    def run() -> None:
-        with torch.no_grad(), pytest.raises(UnsupportedError, match="two threads") as error:
-            model.encoder.layer[1](torch.zeros(2, 5, 12))
-        refused.append(error)
-
-    def disturb(_: AttentionCall) -> None:
-        if not refused:
-            other = Thread(target=run)
-            other.start()
-            other.join()
-
-    with torch.no_grad(), capture_calls(model, disturb):
-        model.encoder.layer[0](torch.zeros(2, 5, 12))
-        model.encoder.layer[1](torch.zeros(2, 5, 12))
-    assert len(refused) == 1
-
-
-def test_a_part_by_itself_is_another_pass() -> None:
-    model = _albert()
-    with _known(model, IDS) as watch:
-        hidden = model.embeddings(IDS)
-        for _ in range(2):
-            model.encoder(hidden)
-    assert (watch.table().count("lse") == 40).all()
-    assert len(watch.sites()) == 2
-
-
 def test_watches_of_one_model_do_not_disturb_each_other() -> None:
     model = Model()
     with torch.no_grad(), observe(model) as outer:
@@ -407,28 +376,6 @@ def test_a_monitor_follows_functions_in_its_first_pass_alone(intercepted: list[o
             model(IDS).last_hidden_state.sum().backward()
             assert monitor.step()
     assert not intercepted
-
-
-def test_rows_that_count_are_found_once_for_texts_of_one_form(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found: list[int] = []
-    inner = EligibleRows.of.__func__
-
-    def count(*args: Any) -> EligibleRows:
-        found.append(1)
-        return inner(*args)
-
-    monkeypatch.setattr(EligibleRows, "of", classmethod(count))
-    model = Model()
-    with torch.no_grad(), observe(model) as watch:
-        for _ in range(3):
-            model(X)
-        watch.table()
-        assert len(found) == 1
-        model(X[:1])
-        watch.table()
-        assert len(found) == 2
 
 
 def _operations(model: nn.Module, x: Tensor, request: Request) -> int:

@@ -370,14 +370,6 @@ def test_the_fused_function_is_captured(options: dict[str, Any], ours: dict[str,
             np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6, err_msg=statistic)
 
 
-def test_a_model_of_several_plain_layers_has_as_many() -> None:
-    model = nn.Sequential(Plain(), nn.GELU(), Plain(is_causal=True))
-    with torch.no_grad(), observe(model, layers=[1]) as watch:
-        model(X)
-    assert [site.name for site in watch.sites()] == ["0", "2"]
-    assert {head.layer for head in watch.table().heads} == {1}
-
-
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("training", [True, False])
@@ -450,14 +442,3 @@ def test_keys_that_stand_for_no_token_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="add_zero_attn"), observe(layer):
         layer(X, X, X)
     assert not layer._forward_hooks
-
-
-def test_attention_of_odd_shape_is_listed() -> None:
-    class Odd(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return F.scaled_dot_product_attention(x, x, x)
-
-    with torch.no_grad(), observe(Odd()) as watch:
-        watch._model(torch.zeros(1, 2, 3, 4, 5))
-    (site,) = watch.sites()
-    assert site.watched.startswith("not supported: which axes of its queries (1, 2, 3, 4, 5)")

@@ -163,13 +163,6 @@ def test_removing_a_whole_group_shrinks_the_cache() -> None:
         assert {layer.keys.shape[1] for layer in cache.layers} == {heads}
 
 
-def test_a_pruned_model_can_be_pruned_again() -> None:
-    model = _model("Llama")
-    twice = prune(prune(model, {0: [0, 1]}), {0: [1], 1: [0, 1]})
-    gone = {0: [0, 1, 3], 1: [0, 1]}
-    assert _gap(model, twice, gone) <= 1e-12
-
-
 _TEXT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
 _TEXT |= {"intermediate_size": 32}
 _IMAGE = _TEXT | {"image_size": 16, "patch_size": 4}
@@ -491,15 +484,6 @@ def test_every_format_records_the_original_heads(format: Any, tmp_path: Path) ->
 def test_padded_heads_have_no_original(tmp_path: Path) -> None:
     padded = load(save(prune(zoo.make("Llama"), GONE_FIRST), tmp_path / "small", format="padded"))
     assert _original(prune(padded, {0: [2, 3], 1: [0, 1]})) == ["L0.H2", "L0.H3", "", ""]
-
-
-def test_a_llama_written_as_a_mistral_records_the_original_heads(tmp_path: Path) -> None:
-    small = prune(
-        tiny_llama(hidden_size=16, num_key_value_heads=4, vocab_size=23), {0: [1], 1: [2]}
-    )
-    loaded = load(save(small, tmp_path / "small", format="stock"))
-    assert type(loaded) is transformers.MistralForCausalLM
-    assert _original(loaded) == ["L0.H0", "L0.H2", "L0.H3", "L1.H0", "L1.H1", "L1.H3"]
 
 
 def test_a_mini_gpt_records_the_original_heads(tmp_path: Path) -> None:

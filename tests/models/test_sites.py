@@ -91,12 +91,6 @@ def test_sites_lists_every_layer_and_its_implementation() -> None:
     assert [len(site.heads()) for site in sites] == [2, 2, 2, 2, 0, 0, 0]
 
 
-def test_a_hugging_face_model_reports_its_implementation() -> None:
-    model = transformers.GPT2Model(transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2))
-    (site,) = _watched(model.eval(), torch.tensor([[1, 2, 3]])).sites()
-    assert (site.name, site.watched, site.kernel) == ("h.0.attn", "the attention interface", "sdpa")
-
-
 def test_a_table_of_a_model_that_cannot_be_watched_is_refused_by_name() -> None:
     model = transformers.LongformerModel(
         transformers.LongformerConfig(
