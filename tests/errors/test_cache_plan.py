@@ -289,10 +289,7 @@ TEXTS = [{"input_ids": IDS}]
         ({"full": {0: 0}}, r"full=\{0: 0\}"),
         ({"keep": 0.5, "sinks": -1}, "sinks=-1"),
         ({"keep": 0.5, "texts": None}, "keep=0.5 without texts"),
-        (
-            {"keep": 0.5, "window": 99},
-            "keep all 12 tokens .*over 100 tokens, or a window up to 10.",
-        ),
+        ({"keep": 0.5, "window": 99}, "keep all 12 tokens .*over 100 tokens, or a window up to 10"),
         ({"bytes": 1}, "bytes=1, but the windows alone take"),
         ({"full": {0: [0]}, "window": (2, 3)}, r"window=\(2, 3\)"),
         ({"keep": 0.5, "texts": [{"inputs_embeds": torch.zeros(1, 9, 16)}]}, "inputs_embeds"),

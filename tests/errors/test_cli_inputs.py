@@ -63,25 +63,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            "observe model --text tab.csv -o tab.csv --force",
-            "--out tab.csv is the input --text tab",
-        ),
-        (
-            "report model --text t.txt -o link.html --force",
-            "--out link.html is the input --text t.",
-        ),
-        (
-            "prune model --by tab.csv --remove 0.3 -o model --force",
-            "model is the input MODEL model",
-        ),
+        ("observe model --text tab.csv -o tab.csv --force", "--out tab.csv is the input --text"),
+        ("report model --text t.txt -o link.html --force", "--out link.html is the input --text t"),
+        ("prune model --by tab.csv --remove 0.3 -o model --force", "model is the input MODEL"),
         ("report model --text t.txt --save model --force", "--save model is the input MODEL model"),
         ("observe model --text tab.csv", "tab.csv is a table or a plan that headwise saved, not"),
         ("prune model --by t.txt --remove 0.3 -o out", "t.txt does not end in .parquet, .csv, .js"),
-        (
-            "prune model --by model --remove 0.3 -o out",
-            "table file: model is a folder. Give a file",
-        ),
+        ("prune model --by model --remove 0.3 -o out", "table file: model is a folder. Give a"),
         ("prune model --by tab.csv --remove 0.3 -o out", "not the importance of heads (Scores)"),
         (
             "prune model --by image.csv --remove 0.3 -o out",
@@ -93,10 +81,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "Compare two studies, or two models.",
         ),
         ("look model he --from he --to he --target he", "look: --target is for an encoder-decoder"),
-        (
-            "compare tab.csv image.json",
-            "image.json cannot be read as json (it is a picture). Give a file",
-        ),
+        ("compare tab.csv image.json", "image.json cannot be read as json (it is a picture). Give"),
         (
             "prune model --by image.parquet --remove 0.3 -o out",
             "image.parquet cannot be read as parquet (it is a picture). Give a file",
@@ -115,10 +100,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         ("count image.json", "count: image.json is not JSON (it is a picture). Name a config.json"),
         ("count latin.csv", "count: latin.csv is not JSON (byte 2 is 0xe9, which is not UTF-8)."),
-        (
-            "explain --weights image.json",
-            "explain: image.json is not JSON (it is a picture). Write a JSON file like",
-        ),
+        ("explain --weights image.json", "explain: image.json is not JSON (it is a picture)."),
         (
             "explain --values image.json",
             'image.json is not JSON (it is a picture). Write a JSON file like {"animal": [0.8, ',
@@ -140,14 +122,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "report model --text t.txt --target t.txt --paragraphs -o r.html",
             "--paragraphs with --target t.txt, which has a target for each line. Leave",
         ),
-        (
-            "observe model --text lines.jsonl",
-            "lines.jsonl is JSON, not plain text. Write its texts",
-        ),
-        (
-            "observe model --text pretty.json",
-            "pretty.json is JSON, not plain text. Write its texts",
-        ),
+        ("observe model --text lines.jsonl", "lines.jsonl is JSON, not plain text. Write its"),
+        ("observe model --text pretty.json", "pretty.json is JSON, not plain text. Write its"),
         ("observe model --text trees.conllu", "trees.conllu is CoNLL-U, not plain text. Name it"),
         (
             "observe model --text cut.safetensors",
@@ -196,14 +172,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "observe model --text t.txt --statistics top(first),top(first)",
             "top of 'first' is requested twice. Leave one of them out.",
         ),
-        (
-            "report --study model",
-            "load_study: model is not the folder of a study: it has no ",
-        ),
-        (
-            "corpus nobody/nothing --data t.txt -o new",
-            "nobody/nothing is neither a folder nor a reachable hub model",
-        ),
+        ("report --study model", "load_study: model is not the folder of a study: it has no "),
+        ("corpus nobody/nothing --data t.txt -o new", "nobody/nothing is neither a folder nor a"),
         ("merge model", "corpus: model is not the folder of a corpus job: it has no job.json. Giv"),
         ("merge t.txt", "corpus: t.txt is a file, not the folder of a corpus job. Give a folder"),
         ("merge nowhere", "corpus: nowhere does not exist. Give a folder that a corpus job made."),
@@ -213,10 +183,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         ("prune model --by tab.csv --remove 1 -o out", "prune: --remove 1. Give a share above 0"),
         ("prune model --by tab.csv --remove 0 -o out", "prune: --remove 0. Give a share above 0"),
-        (
-            "report model --text t.txt --save t.txt",
-            "output: --save t.txt is the input --text t.txt",
-        ),
+        ("report model --text t.txt --save t.txt", "output: --save t.txt is the input --text t"),
     ],
 )
 def test_an_input_of_the_wrong_kind_is_named(
@@ -234,11 +201,7 @@ def test_an_input_of_the_wrong_kind_is_named(
     ("arguments", "content", "message"),
     [
         *((arguments, b"", "standard input holds no text") for arguments in READ_TEXTS),
-        (
-            "observe model",
-            b"\xff\xfeI\0",
-            "standard input is not UTF-8 text (it is text in",
-        ),
+        ("observe model", b"\xff\xfeI\0", "standard input is not UTF-8 text (it is text in"),
     ],
 )
 def test_standard_input_is_called_by_its_name(

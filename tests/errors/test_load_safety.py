@@ -273,10 +273,7 @@ def test_shards_in_the_cache_are_read(cached: Path) -> None:
     ("entries", "says"),
     [
         ({"attn_implementation": "a/b"}, "has attn_implementation='a/b', a kernel whose code"),
-        (
-            {"transformers_weights": "adapter_model.bin"},
-            "'adapter_model.bin', which is not a ",
-        ),
+        ({"transformers_weights": "adapter_model.bin"}, "'adapter_model.bin', which is not a "),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000, but the weight files hold"),
         ({"intermediate_size": 10**9}, "mine/llama describes a model of more than .* parameters"),
     ],
@@ -409,12 +406,7 @@ def test_no_number_in_a_configuration_allocates_memory(
 @pytest.mark.parametrize(
     ("write", "where", "value", "says"),
     [
-        (
-            _mini_gpt,
-            ("config", "d_model"),
-            20_000,
-            r"more than [\d,]+ parameters, but its weight f",
-        ),
+        (_mini_gpt, ("config", "d_model"), 20_000, r"more than [\d,]+ parameters, but its weight"),
         (_mini_gpt, ("config", "n_layers"), 10**9, r"more than [\d,]+ modules"),
         (_mini_gpt, ("config", "context"), 10**12, r"more than [\d,]+ parameters"),
         (_layer, ("config", "d_model"), 20_000, r"out_proj\.weight in .* is \(8, 8\) but"),

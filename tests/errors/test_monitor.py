@@ -189,113 +189,81 @@ class SeparateProjections(nn.Module):
         return F.scaled_dot_product_attention(*self.change(q, k), k)
 
 
-def _mixed(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    return q + q.flip(1), k
+def _of(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> nn.Module:
+    return SeparateProjections(change)
 
 
-def _normed(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    return F.normalize(q, dim=-1), k
+def _with_a_shared_norm() -> nn.Module:
+    model = SeparateProjections(lambda q, k: (model.norm(q), k))
+    return model
 
 
-def _shifted(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    return q + 1.0, k
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (_mixed, r"the heads of .* share the weights of q \(Linear\), .* scale their queries"),
-        (lambda q, k: (q, k + k.flip(1)), None),  # the queries take the whole factor
-        (_normed, "scaling the queries and keys of head 0 of .* does not scale its logits"),
-        (_shifted, "scaling the queries and keys of head 0 of .* does not scale its logits"),
-    ],
-)
-def test_heads_that_weights_cannot_scale_alone_are_refused(
-    change: Callable[..., Any], message: str | None
-) -> None:
-    model = SeparateProjections(change)
-    before = {name: x.clone() for name, x in model.state_dict().items()}
-    with _monitor(model) as monitor:
-        if message is None:
-            QKClip(monitor, reference=(WIDE,))
-        else:
-            with pytest.raises(UnsupportedError, match=message):
-                QKClip(monitor, reference=(WIDE,))
-    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
-
-
-@pytest.mark.parametrize("which", ["qk_norm", "a norm of torch"])
-def test_a_norm_whose_gain_all_heads_share_is_refused_by_name(which: str) -> None:
-    if which == "qk_norm":
-        model, name = MultiHeadAttention(8, 2, qk_norm=True), r"q_norm \(HeadNorm\)"
-    else:
-        model, name = SeparateProjections(lambda q, k: (model.norm(q), k)), r"norm \(LayerNorm\)"
-    with (
-        _monitor(model) as monitor,
-        pytest.raises(
-            UnsupportedError, match=f"share the weights of {name}.*gain of a norm over all"
-        ),
-    ):
-        QKClip(monitor, reference=(WIDE,))
-
-
-def test_clamped_queries_are_refused() -> None:
+def _clamped() -> nn.Module:
     model = SeparateProjections(lambda q, k: (q.clamp(-8, 8), k))
     model.config = SimpleNamespace(attn_config=SimpleNamespace(clip_qkv=8.0))
-    with (
-        _monitor(model) as monitor,
-        pytest.raises(UnsupportedError, match=r"SeparateProjections clamps .* at clip_qkv=8\.0"),
-    ):
-        QKClip(monitor, reference=(WIDE,))
+    return model
 
 
-def test_tied_and_frozen_weights_are_refused() -> None:
+def _tied() -> nn.Module:
     layer = MultiHeadAttention(8, 2)
     layer.k_proj.weight = layer.q_proj.weight
-    with (
-        _monitor(layer) as monitor,
-        pytest.raises(UnsupportedError, match=r"is tied to q_proj\.weight and k_proj\.weight"),
-    ):
-        QKClip(monitor)
+    return layer
+
+
+def _frozen() -> nn.Module:
     layer = MultiHeadAttention(8, 2)
     layer.k_proj.weight.requires_grad_(False)
-    with (
-        _monitor(layer) as monitor,
-        pytest.raises(UnsupportedError, match=r"k_proj\.weight, .* attention, is frozen"),
-    ):
-        QKClip(monitor)
+    return layer
+
+
+def _adapted() -> nn.Module:
+    config = peft.LoraConfig(target_modules=["q_proj", "k_proj"])
+    return peft.get_peft_model(zoo.make("Llama").train(), config)
+
+
+class ByHand(SeparateProjections):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = (p(x).view(2, 5, 2, 4).transpose(1, 2) for p in (self.q, self.k))
+        return torch.softmax(q @ k.mT + torch.arange(5.0), -1) @ k
+
+
+MIXED = r"the heads of .* share the weights of q \(Linear\), .* scale their queries"
+UNSCALED = "scaling the queries and keys of head 0 of .* does not scale its logits"
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # in peft
-def test_the_weights_below_a_lora_adapter_are_frozen() -> None:
-    adapted = peft.get_peft_model(
-        zoo.make("Llama").train(), peft.LoraConfig(target_modules=["q_proj", "k_proj"])
-    )
-    with (
-        _monitor(adapted) as monitor,
-        pytest.raises(UnsupportedError, match=r"[qk]_proj\.base_layer\.weight, .*, is frozen"),
-    ):
-        QKClip(monitor)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: _of(lambda q, k: (q + q.flip(1), k)), MIXED),
+        (lambda: _of(lambda q, k: (F.normalize(q, dim=-1), k)), UNSCALED),
+        (lambda: _of(lambda q, k: (q + 1.0, k)), UNSCALED),
+        (
+            lambda: MultiHeadAttention(8, 2, qk_norm=True),
+            r"q_norm \(HeadNorm\).*gain of a norm over",
+        ),
+        (_with_a_shared_norm, r"of norm \(LayerNorm\).*gain of a norm over all"),
+        (_clamped, r"SeparateProjections clamps .* at clip_qkv=8\.0"),
+        (_tied, r"is tied to q_proj\.weight and k_proj\.weight"),
+        (_frozen, r"k_proj\.weight, .* attention, is frozen"),
+        (_adapted, r"[qk]_proj\.base_layer\.weight, .*, is frozen"),
+        (lambda: ByHand(lambda q, k: (q, k)), r"largest logit of .* is unknown.*position bias"),
+        (lambda: nn.Linear(8, 8), "QKClip: no attention was captured in Linear"),
+    ],
+)
+def test_heads_that_weights_cannot_scale_alone_are_refused(
+    make: Callable[[], nn.Module], message: str
+) -> None:
+    model = make()
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    batch = {"input_ids": torch.tensor([[5, 9, 7]])} if make is _adapted else (WIDE,)
+    with _monitor(model) as monitor, pytest.raises(UnsupportedError, match=message):
+        QKClip(monitor, reference=batch)
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
 
-def test_logits_that_a_bias_hides_are_refused() -> None:
-    class ByHand(SeparateProjections):
-        def forward(self, x: Tensor) -> Tensor:
-            q, k = (p(x).view(2, 5, 2, 4).transpose(1, 2) for p in (self.q, self.k))
-            return torch.softmax(q @ k.mT + torch.arange(5.0), -1) @ k
-
-    with (
-        _monitor(ByHand(_normed)) as monitor,
-        pytest.raises(UnsupportedError, match=r"largest logit of .* is unknown.*position bias"),
-    ):
-        QKClip(monitor, reference=(WIDE,))
-
-
-def test_a_model_without_attention_is_refused() -> None:
-    with (
-        _monitor(nn.Linear(8, 8)) as monitor,
-        pytest.raises(UnsupportedError, match="QKClip: no attention was captured in Linear"),
-    ):
+def test_queries_take_the_whole_factor_of_keys_that_heads_mix() -> None:
+    with _monitor(_of(lambda q, k: (q, k + k.flip(1)))) as monitor:
         QKClip(monitor, reference=(WIDE,))
 
 

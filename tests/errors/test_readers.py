@@ -145,10 +145,7 @@ def test_text_that_is_no_winobias(tmp_path, sentence, message):
         ('{"text": "a", "word": []}', r"'word' is not a key of an annotated text"),
         ('{"text": "a", "words": 3}', r"words are '3'"),
         ('{"text": "a", "words": [[0, true]]}', r"words hold '\[0, True\]'"),
-        (
-            '{"text": "a", "arcs": [[0, 1]]}',
-            r"arcs hold '\[0, 1\]'\. Give \[number, number, name\]",
-        ),
+        ('{"text": "a", "arcs": [[0, 1]]}', r"arcs hold '\[0, 1\]'\. Give \[number, number,"),
         ('{"text": "a", "tags": "X"}', r"tags are 'X'"),
         ('{"text": "a", "tags": ["X"]}', r"1 tags for 0 words"),
         ('{"text": "a", "words": [[0, 2]]}', r"word \[0, 2\) in a text of 1 characters"),
@@ -181,10 +178,7 @@ def test_links_that_do_not_fit(tmp_path, links, line, message):
         ({"words": ((2, 3), (0, 1))}, r"words are not in order"),
         ({"arcs": (Arc(0, 2, "x"),)}, r"arc \(0, 2\) between 2 words"),
         ({"arcs": (Arc(0, 1, "x"), Arc(0, 1, "y"))}, r"word 0 has two heads"),
-        (
-            {"arcs": (Arc(0, 1, "x"), Arc(1, 0, "y"))},
-            r"the arcs of the words \[0, 1\] form a cycle",
-        ),
+        ({"arcs": (Arc(0, 1, "x"), Arc(1, 0, "y"))}, r"the arcs of the words \[0, 1\] form a"),
         ({"mentions": (Mention(2, 4, 0),)}, r"mention \[2, 4\) in a text of 3 characters"),
         ({"links": ((-1, 0),)}, r"link \(-1, 0\) between 2 words"),
         ({"tags": ("X",)}, r"1 tags for 2 words"),

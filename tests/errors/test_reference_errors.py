@@ -112,25 +112,19 @@ def test_sizes_are_whole_numbers():
         MultiHeadAttention(6.0, 2)
 
 
-@pytest.mark.parametrize("shape", [(6,), (5, 7), (2, 3, 5, 6)])
-def test_the_layer_names_an_input_that_does_not_fit(shape):
-    said = re.escape(str(shape))
-    with pytest.raises(ShapeError, match=f"x {said} .*d_model 6. Give"):
-        MultiHeadAttention(6, 2).forward(zeros(*shape))
-
-
-@pytest.mark.parametrize("shape", [(7, 6), (3, 7, 6), (2, 7, 5)])
-def test_the_layer_names_a_memory_that_does_not_fit(shape):
-    said = re.escape(str(shape))
-    with pytest.raises(ShapeError, match=f"memory {said} do not fit d_model 6"):
-        MultiHeadAttention(6, 2).forward(zeros(2, 5, 6), memory=zeros(*shape))
-
-
-@pytest.mark.parametrize("shape", [(5, 6), (5,), (2, 5, 5), (2, 3, 5, 5)])
-def test_the_layer_names_both_shapes_of_a_wrong_mask(shape):
-    said = re.escape(str(shape))
-    with pytest.raises(ShapeError, match=rf"mask of shape {said} .* weights \(2, 2, 5, 5\)"):
-        MultiHeadAttention(6, 2).forward(zeros(2, 5, 6), zeros(*shape))
+@pytest.mark.parametrize(
+    ("name", "shapes", "said"),
+    [
+        ("x", [(6,), (5, 7), (2, 3, 5, 6)], "x {} .*d_model 6. Give"),
+        ("memory", [(7, 6), (3, 7, 6), (2, 7, 5)], "memory {} do not fit d_model 6"),
+        ("mask", [(5, 6), (5,), (2, 5, 5), (2, 3, 5, 5)], r"mask of shape {} .* \(2, 2, 5, 5\)"),
+    ],
+)
+def test_the_layer_names_shapes_that_do_not_fit(name, shapes, said):
+    for shape in shapes:
+        inputs = {"x": zeros(2, 5, 6), name: zeros(*shape)}
+        with pytest.raises(ShapeError, match=said.format(re.escape(str(shape)))):
+            MultiHeadAttention(6, 2).forward(**inputs)
 
 
 def test_a_rule_as_a_mask_leads_to_its_booleans():

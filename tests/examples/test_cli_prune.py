@@ -183,10 +183,7 @@ def test_pairs_are_scored_by_their_task(place: Path, tmp_path: Path) -> None:
         (("--force", "--rate", 0, "--recover", 3), "--rate 0 with --recover 3"),
         (("--force", "--text", "a", "--pairs", "b"), "--text and --pairs"),
         (("--force", "--text", "one.txt", "--curve"), "--text with 1 text"),
-        (
-            ("--force", "--text", "one.txt", "--beside", "two.parquet"),
-            "two.parquet without --curve",
-        ),
+        (("--force", "--text", "one.txt", "--beside", "two.parquet"), "two.parquet without --"),
         (("--force", "--format", "stock"), "Choose the format 'padded'"),
         (("--force", "--remove", 0.99), "would empty a layer"),
         (("--force", "--by", "none.csv"), r"none.csv does not exist"),

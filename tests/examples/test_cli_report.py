@@ -60,10 +60,7 @@ def test_two_saved_studies_are_compared(place: Path) -> None:
     ("arguments", "message"),
     [
         (("--study", "study", "--save", "other"), "--save other with --study study, which is"),
-        (
-            ("--study", "study", "--text", "some.txt"),
-            "--text is for a MODEL, and the study in study",
-        ),
+        (("--study", "study", "--text", "some.txt"), "--text is for a MODEL, and the study in"),
         (("--study", "study", "--seed", "3"), "--seed is for a MODEL, and the study in study"),
         (("model", "--text", "some.txt", "--study", "study"), "--study study is for a saved study"),
         (("--pruning",), "--pruning is for a MODEL, and none is named"),
