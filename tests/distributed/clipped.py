@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from distributed.tensor_parallel import by_heads
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.monitor import HeadMonitor, QKClip
 
@@ -36,7 +37,7 @@ def wrap(model: MiniGPT, way: str, world: int) -> nn.Module:
         return DistributedDataParallel(model)
     if way == "tensor parallel":
         for block in model.blocks:
-            parallelize_module(block.attention, mesh, block.attention.tensor_parallel_plan())
+            parallelize_module(block.attention, mesh, by_heads(block.attention))
         return model
     if way == "fsdp of blocks":
         for block in model.blocks:

@@ -9,7 +9,6 @@ or per head as (heads, in, width).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -135,86 +134,78 @@ _BIASES = {
 _BUFFERS = frozenset(("mask", "tril", "causal_mask", "masked_bias"))
 
 
-@dataclass(frozen=True)
-class TextbookState:
-    """The projections of a textbook layer, as `nn.Linear` stores them.
+def read_textbook(
+    state: Mapping[str, Any], n_heads: int
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read the state dict of a textbook layer.
 
-    Attributes:
-        weights: By role (`q`, `k`, `v`, `out`): [out, in].
-        biases: By role; only those that the layer has.
+    Returns:
+        The arguments of our layer that follow from the shapes, besides `n_heads`, and the tensors
+        under its names, as `nn.Linear` stores them. Absent biases are zeros if others exist.
+    Raises:
+        ArgumentError: a name is unknown or means the same tensor as another, a value is no
+            array, or a projection of queries, keys or values is missing.
+        ShapeError: a tensor has another number of axes, or the shapes do not fit so many heads.
     """
-
-    weights: Mapping[str, Tensor]
-    biases: Mapping[str, Tensor]
-
-    @classmethod
-    def of(cls, state: Mapping[str, Any]) -> "TextbookState":
-        """Read a state dict.
-
-        Raises:
-            ArgumentError: a name is unknown or means the same tensor as another, a value is no
-                array, or a projection of queries, keys or values is missing.
-            ShapeError: a tensor has another number of axes.
-        """
-        weights: dict[str, Tensor] = {}
-        biases: dict[str, Tensor] = {}
-        prefix = _common_prefix(state)
-        for name, value in state.items():
-            bare = name.removeprefix(prefix).lower()
-            if bare in _BUFFERS:
-                continue
-            role, is_bias, linear = _parse(bare, name)
-            tensors = biases if is_bias else weights
-            if role in tensors:
-                raise ArgumentError(
-                    f"from_state_dict: {name} gives the {'bias' if is_bias else 'weight'} of "
-                    f"{role!r} for the second time. Leave out one of them."
-                )
-            tensor = _tensor(name, value)
-            tensors[role] = tensor.flatten() if is_bias else _as_linear(name, tensor, role, linear)
-        if missing := [role for role in "qkv" if role not in weights]:
+    weights: dict[str, Tensor] = {}  # by role: q, k, v, out
+    biases: dict[str, Tensor] = {}
+    prefix = _common_prefix(state)
+    for name, value in state.items():
+        bare = name.removeprefix(prefix).lower()
+        if bare in _BUFFERS:
+            continue
+        module, _, kind = bare.rpartition(".")
+        is_linear = kind in ("weight", "bias") and module in _WEIGHTS
+        is_bias = kind == "bias" if is_linear else bare in _BIASES
+        place = module if is_linear else bare
+        role = _WEIGHTS.get(place) or _BIASES.get(place)
+        if role is None:
             raise ArgumentError(
-                f"from_state_dict: no weights of {', '.join(missing)} among {sorted(state)}. "
-                f"Give W_q, W_k and W_v, or q_proj.weight and so on."
+                f"from_state_dict: {name} is not a weight or bias of a textbook layer. Rename it "
+                f"to W_q, W_k, W_v, W_o or b_q, b_k, b_v, b_o, or leave it out."
             )
-        return cls(weights, biases)
-
-    def named(self) -> dict[str, Tensor]:
-        """The tensors under the names of our layer; absent biases are zeros if others exist."""
-        roles = [*self.weights]
-        ours = {f"{role}_proj.weight": tensor for role, tensor in self.weights.items()}
-        inner_only = self.biases and "out" not in self.biases
-        for role in roles if self.biases else ():
-            if role == "out" and inner_only:
-                continue
-            weight = self.weights[role]
-            zeros = torch.zeros(len(weight), dtype=weight.dtype, device=weight.device)
-            ours[f"{role}_proj.bias"] = self.biases.get(role, zeros)
-        return ours
-
-    def options(self, n_heads: int) -> dict[str, Any]:
-        """The arguments of our layer that fit these shapes, besides `d_model` and `n_heads`.
-
-        Raises:
-            ShapeError: the shapes do not fit so many heads, or each other.
-        """
-        rows = {role: len(weight) for role, weight in self.weights.items()}
-        head_dim, rest = divmod(rows["q"], n_heads)
-        n_kv_heads, kv_rest = divmod(rows["k"], head_dim) if head_dim else (0, 0)
-        if rest or kv_rest or not n_kv_heads or n_heads % n_kv_heads or rows["v"] % n_kv_heads:
-            raise ShapeError(
-                f"from_state_dict: n_heads={n_heads} does not fit queries, keys and values of "
-                f"widths {rows['q']}, {rows['k']} and {rows['v']}. Give the number of query heads."
+        tensors = biases if is_bias else weights
+        if role in tensors:
+            raise ArgumentError(
+                f"from_state_dict: {name} gives the {'bias' if is_bias else 'weight'} of "
+                f"{role!r} for the second time. Leave out one of them."
             )
-        return {
-            "n_kv_heads": n_kv_heads,
-            "head_dim": head_dim,
-            "v_head_dim": rows["v"] // n_kv_heads,
-            "kdim": self.weights["k"].shape[1],
-            "vdim": self.weights["v"].shape[1],
-            "bias": "qkv" if self.biases and "out" not in self.biases else bool(self.biases),
-            "out_proj": "out" in self.weights,
-        }
+        tensor = _tensor(name, value)
+        tensors[role] = tensor.flatten() if is_bias else _as_linear(name, tensor, role, is_linear)
+    if missing := [role for role in "qkv" if role not in weights]:
+        raise ArgumentError(
+            f"from_state_dict: no weights of {', '.join(missing)} among {sorted(state)}. "
+            f"Give W_q, W_k and W_v, or q_proj.weight and so on."
+        )
+    ours = {f"{role}_proj.weight": weight for role, weight in weights.items()}
+    for role, weight in weights.items() if biases else ():
+        if role != "out" or role in biases:
+            ours[f"{role}_proj.bias"] = biases.get(role, weight.new_zeros(len(weight)))
+    return _options(weights, biases, n_heads), ours
+
+
+def _options(
+    weights: Mapping[str, Tensor], biases: Mapping[str, Tensor], n_heads: int
+) -> dict[str, Any]:
+    """The arguments of our layer that fit these shapes."""
+    rows = {role: len(weight) for role, weight in weights.items()}
+    head_dim, rest = divmod(rows["q"], n_heads)
+    n_kv_heads, kv_rest = divmod(rows["k"], head_dim) if head_dim else (0, 0)
+    if rest or kv_rest or not n_kv_heads or n_heads % n_kv_heads or rows["v"] % n_kv_heads:
+        raise ShapeError(
+            f"from_state_dict: n_heads={n_heads} does not fit queries, keys and values of "
+            f"widths {rows['q']}, {rows['k']} and {rows['v']}. Give the number of query heads."
+        )
+    return {
+        "d_model": weights["q"].shape[1],
+        "n_kv_heads": n_kv_heads,
+        "head_dim": head_dim,
+        "v_head_dim": rows["v"] // n_kv_heads,
+        "kdim": weights["k"].shape[1],
+        "vdim": weights["v"].shape[1],
+        "bias": "qkv" if biases and "out" not in biases else bool(biases),
+        "out_proj": "out" in weights,
+    }
 
 
 def _common_prefix(state: Mapping[str, Any]) -> str:
@@ -226,21 +217,6 @@ def _common_prefix(state: Mapping[str, Any]) -> str:
     while shared and any(path[: len(shared)] != shared for path in paths):
         shared = shared[:-1]
     return "".join(f"{part}." for part in shared)
-
-
-def _parse(bare: str, name: str) -> tuple[str, bool, bool]:
-    """The role of a tensor, whether it is a bias, and whether it belongs to an `nn.Linear`."""
-    module, _, kind = bare.rpartition(".")
-    if kind in ("weight", "bias") and module in _WEIGHTS:
-        return _WEIGHTS[module], kind == "bias", True
-    if bare in _WEIGHTS:
-        return _WEIGHTS[bare], False, False
-    if bare in _BIASES:
-        return _BIASES[bare], True, False
-    raise ArgumentError(
-        f"from_state_dict: {name} is not a weight or bias of a textbook layer. Rename it to W_q, "
-        f"W_k, W_v, W_o or b_q, b_k, b_v, b_o, or leave it out."
-    )
 
 
 def _tensor(name: str, value: Any) -> Tensor:
