@@ -52,8 +52,6 @@ def test_impossible_monitors_are_refused(how: dict[str, Any], message: str) -> N
         (Above, ("entropie", 1), "Above: no statistic 'entropie'.*Choose from entropy"),
         (Below, ("entropy", 1, 0), "Below: patience is 0"),
         (Below, ("entropy", float("nan")), "Below: threshold is nan"),
-        (Below, ("entropy", 0.1, 1, 0.05), r"Below: release is 0.05 at a threshold of 0.1"),
-        (Above, ("max_logit", 100, 1, 101), r"Above: release is 101 at a threshold of 100"),
     ],
 )
 def test_impossible_rules_are_refused(rule: Any, how: tuple[Any, ...], message: str) -> None:
@@ -162,7 +160,7 @@ def test_a_step_follows_one_of_the_monitor() -> None:
         clip.step()
         with pytest.raises(ArgumentError, match="the monitor is still at step 1"):
             clip.step()
-        assert clip.watched_steps == (1,)
+        assert "watched=1>" in repr(clip)
     with pytest.raises(ArgumentError, match=r"QKClip\.step: the monitor is closed"):
         clip.step()
 
@@ -281,7 +279,7 @@ def test_a_logit_that_is_no_number_is_refused(value: float) -> None:
             clip.step()
         assert layer.q_proj.weight.equal(before) or value != value
         assert torch.equal(layer.q_proj.weight[:4], before[:4])
-        assert clip.watched_steps == ()
+        assert "watched=0>" in repr(clip)
 
 
 def test_a_layer_that_the_reference_did_not_reach_is_refused() -> None:

@@ -17,23 +17,21 @@ class AlarmRule(ABC):
     """A bound on a statistic of every head; made as `Above` or `Below`.
 
     The alarm goes off for a head that breaks the bound on `patience` watched steps in a row, and
-    stays active until the head is back at `release`. NaN breaks every bound, unless no query was
+    stays active until the head keeps it again. NaN breaks every bound, unless no query was
     eligible.
 
     Attributes:
         statistic: Its name; the monitor must watch it.
         threshold: The bound, in the unit of the statistic.
         patience: How many watched steps in a row it must be broken.
-        release: The value at which an alarm ends; None is the threshold.
     Raises:
-        ArgumentError: the statistic is unknown, `patience` is below 1, the threshold is not
-            finite, or the release is beyond the threshold.
+        ArgumentError: the statistic is unknown, `patience` is below 1, or the threshold is not
+            finite.
     """
 
     statistic: str
     threshold: float
     patience: int = 1
-    release: float | None = None
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -45,20 +43,10 @@ class AlarmRule(ABC):
             raise ArgumentError(f"{name}: patience is {self.patience}. Give 1 or more.")
         if not math.isfinite(self.threshold):
             raise ArgumentError(f"{name}: threshold is {self.threshold}. Give a finite number.")
-        if self.release is not None and not self._within(self.release, self.threshold):
-            raise ArgumentError(
-                f"{name}: release is {self.release} at a threshold of {self.threshold}, so an "
-                f"alarm could end while its bound is still broken. Give a value within the bound."
-            )
-
-    def broken_by(self, value: float, active: bool) -> bool:
-        """Whether a value is beyond the bound, or, while an alarm is active, beyond its release."""
-        bound = self.release if active and self.release is not None else self.threshold
-        return not self._within(value, bound)
 
     @abstractmethod
-    def _within(self, value: float, bound: float) -> bool:
-        """Whether a value keeps a bound; False for NaN."""
+    def broken_by(self, value: float) -> bool:
+        """Whether a value is beyond the bound; True for NaN."""
 
     def __str__(self) -> str:
         return f"{self.statistic} {type(self).__name__.lower()} {self.threshold:g}"
@@ -67,15 +55,15 @@ class AlarmRule(ABC):
 class Above(AlarmRule):
     """The statistic of a head is above a threshold, as in `Above("max_logit", 100.0)`."""
 
-    def _within(self, value: float, bound: float) -> bool:
-        return value <= bound
+    def broken_by(self, value: float) -> bool:
+        return not value <= self.threshold
 
 
 class Below(AlarmRule):
     """The statistic of a head is below a threshold, as in `Below("entropy", 0.1)`."""
 
-    def _within(self, value: float, bound: float) -> bool:
-        return value >= bound
+    def broken_by(self, value: float) -> bool:
+        return not value >= self.threshold
 
 
 @dataclass(frozen=True, repr=False)
@@ -140,7 +128,7 @@ class Alarms:
             for head, value in statistics.each(rule.statistic):
                 first = AlarmedHead(head, step, value), 0, False
                 alarmed, length, active = before.get(head, first)
-                if rule.broken_by(value, active):
+                if rule.broken_by(value):
                     alarmed, length = replace(alarmed, value=value), length + 1
                     if not active and length >= rule.patience:
                         active = True

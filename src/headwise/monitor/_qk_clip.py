@@ -127,12 +127,7 @@ class QKClip(TrainerEvents):
         batch = first_batch(monitor.model, reference, "QKClip")
         self._rows = find_logit_rows(monitor.model, batch, monitor.layers)
         self._steps = monitor.steps
-        self._watched: list[int] = []
-
-    @property
-    def watched_steps(self) -> tuple[int, ...]:
-        """The steps so far whose logits were known, so that heads could be clipped."""
-        return tuple(self._watched)
+        self._n_watched = 0
 
     def step(self) -> ClipReport:
         """Clip the heads whose logits passed the bar in the step that the monitor has just ended.
@@ -155,7 +150,7 @@ class QKClip(TrainerEvents):
         heads: tuple[ClippedHead, ...] = ()
         if statistics is not None:
             heads = self._clip(self._logits(statistics))
-            self._watched.append(monitor.steps)
+            self._n_watched += 1
         self._steps = monitor.steps
         return ClipReport(monitor.steps, statistics is not None, heads)
 
@@ -166,7 +161,7 @@ class QKClip(TrainerEvents):
     def __repr__(self) -> str:
         return (
             f"<QKClip of {type(self._monitor.model).__name__}: max_logit={self.max_logit:g}, "
-            f"steps={self._steps}, watched={len(self._watched)}>"
+            f"steps={self._steps}, watched={self._n_watched}>"
         )
 
     def _clip(self, logits: Mapping[Site, Float64[np.ndarray, " H"]]) -> tuple[ClippedHead, ...]:
