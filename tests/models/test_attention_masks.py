@@ -12,7 +12,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from headwise.masks import causal, padding
 from headwise.masks.parts import MaskParts
-from headwise.models.attention import RuleMask, unless_read
+from headwise.models.attention import RuleMask
 from headwise.models.attention.huggingface import _masks, attention_mask
 
 B, T = 3, 7
@@ -223,4 +223,4 @@ def test_a_rule_follows_changes_of_its_entries() -> None:
     mask, plain = _mask()
     mask[:, :, :, 0] = False
     plain[:, :, :, 0] = False
-    assert torch.equal(unless_read(mask), plain)
+    assert torch.equal(mask.latest(), plain)

@@ -58,6 +58,10 @@ class RuleMask(Tensor):
                 self._entries = torch.zeros((), dtype=self.dtype).where(self._entries, lowest)
         return self._entries
 
+    def latest(self) -> Tensor:
+        """The rule, or the entries once they have been read: they may have been changed."""
+        return self if self._entries is None else self._entries
+
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -71,12 +75,6 @@ class RuleMask(Tensor):
             lambda x: x.entries() if isinstance(x, RuleMask) else x, (args, kwargs)
         )
         return func(*args, **kwargs)
-
-
-def unless_read(mask: Any) -> Any:
-    """A mask, or its entries if they have been read: they may have been changed."""
-    is_read = isinstance(mask, RuleMask) and mask._entries is not None
-    return mask.entries() if is_read else mask
 
 
 # Properties that are read without computing the entries; compilers read all of them.

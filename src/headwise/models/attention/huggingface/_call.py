@@ -24,7 +24,7 @@ from headwise.kernels import (
 )
 from headwise.masks import Mask, as_mask, causal, documents, from_flex, window
 from headwise.masks.parts import top_left
-from headwise.models.attention._rule_mask import NAME, RuleMask, unless_read
+from headwise.models.attention._rule_mask import NAME, RuleMask
 from headwise.models.attention.huggingface._transformers import (
     check_source,
     collects_weights,
@@ -134,7 +134,8 @@ class Call(NamedTuple):
         arguments: dict[str, Any],
     ) -> "Call":
         """A call from its arguments."""
-        return cls(module, implementation, q, k, v, unless_read(mask), arguments)
+        mask = mask.latest() if isinstance(mask, RuleMask) else mask
+        return cls(module, implementation, q, k, v, mask, arguments)
 
     @property
     def is_causal(self) -> bool:
