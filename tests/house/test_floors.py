@@ -72,7 +72,7 @@ def test_private_files_are_imported_by_their_own_folder_only(source: Source) -> 
 
 
 def test_the_folder_of_a_private_file_is_found_at_every_level() -> None:
-    assert _owner("headwise.models.capture._call") == Path("models/capture")
+    assert _owner("headwise.models.capture._capture") == Path("models/capture")
     assert _owner("headwise._display") == Path()
     assert _owner("headwise.models.capture") is None
     assert _owner("torch._dynamo") is None

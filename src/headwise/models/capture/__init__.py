@@ -1,7 +1,6 @@
 """Capture every attention call of a model as it happens: its tensors, its rule and its site."""
 
-from headwise.models.capture._call import AttentionCall, ModuleCall
-from headwise.models.capture._capture import Capture, Site, find_stacks
+from headwise.models.capture._capture import AttentionCall, Capture, ModuleCall, Site, find_stacks
 from headwise.models.capture._inputs import InputTracker, StackInputs, Text
 from headwise.models.capture._open import capture_calls, open_capture
 from headwise.models.capture._softmax import SoftmaxCall

@@ -25,8 +25,7 @@ from headwise._torch_private import (
 )
 from headwise.kernels import make_rule
 from headwise.masks.parts import top_left
-from headwise.models.capture._call import AttentionCall, n_heads_of
-from headwise.models.capture._capture import HOOKED, Capture
+from headwise.models.capture._capture import HOOKED, AttentionCall, Capture, n_heads_of
 from headwise.models.capture._softmax import SoftmaxTracker
 
 

@@ -21,8 +21,7 @@ from headwise.models._interface import CAPTURES, wrapped_interface
 from headwise.models.attention import NAME
 from headwise.models.attention.huggingface import Call
 from headwise.models.cache import CallKeys, GroupedKeys
-from headwise.models.capture._call import AttentionCall
-from headwise.models.capture._capture import Capture
+from headwise.models.capture._capture import AttentionCall, Capture
 
 # A list, and no attribute of the modules: copies and pickles of a model are not captured.
 _open: list[Capture] = []

@@ -13,8 +13,14 @@ from headwise.errors import UnsupportedError
 from headwise.kernels import AttendOutput
 from headwise.layer import HeadAttention
 from headwise.models._hooks import Hooks, clear_leftovers
-from headwise.models.capture._call import Answer, AttentionCall, OnCall
-from headwise.models.capture._capture import HOOKED, Capture, is_attention
+from headwise.models.capture._capture import (
+    HOOKED,
+    Answer,
+    AttentionCall,
+    Capture,
+    OnCall,
+    is_attention,
+)
 from headwise.models.capture._functions import capture_functions
 from headwise.models.capture._torch_calls import capture_torch_layer, ordinary_path
 

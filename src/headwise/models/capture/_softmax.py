@@ -14,8 +14,13 @@ from headwise._torch_private import version_of
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowRequest, RowStatistics, make_rule
 from headwise.masks import as_mask
-from headwise.models.capture._call import AttentionCall, n_heads_of
-from headwise.models.capture._capture import HOOKED, Capture, is_attention
+from headwise.models.capture._capture import (
+    HOOKED,
+    AttentionCall,
+    Capture,
+    is_attention,
+    n_heads_of,
+)
 from headwise.models.capture._logits import (
     ADDED_PRODUCTS,
     MaskTracker,

@@ -15,8 +15,7 @@ from headwise.errors import UnsupportedError
 from headwise.kernels import make_rule
 from headwise.masks import Mask, as_mask, from_blocked
 from headwise.models._hooks import SharedSetting
-from headwise.models.capture._call import AttentionCall
-from headwise.models.capture._capture import Capture
+from headwise.models.capture._capture import AttentionCall, Capture
 
 _fast_path = SharedSetting(
     torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, False
