@@ -423,7 +423,7 @@ def test_eligible_keys_are_those_that_the_mask_shows(causal):
         model(input_ids=ids, attention_mask=mask)
         expected = mask.bool()[:, None].expand(2, 5, 5)
         expected = expected.tril() if causal else expected
-        assert torch.equal(watch.visible("L0.H0"), expected)
+        assert torch.equal(watch.layers()[0].visible[:, 0], expected)
         assert torch.equal(watch.weights("L0.H0") > 0, expected)
 
 

@@ -14,7 +14,7 @@ from headwise.masks.tiles import Tile
 from headwise.models import AttentionCall, Site
 from headwise.models.ownership import output_projection
 from headwise.tables import Head, HeadLike, resolve_heads
-from headwise.watch._row_sums import projected_norms
+from headwise.watch._sums import projected_norms
 
 Rows = range | slice | None
 # The number of weights that are computed at a time.

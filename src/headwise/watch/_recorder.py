@@ -1,8 +1,12 @@
-"""Records attention calls: sums over texts, and the tensors of the last batch."""
+"""Records attention calls: sums over texts, and the tensors of the last batch.
 
-from collections.abc import Callable, Collection, Iterator
+A first or a long call is computed at once. Short calls and decoded tokens wait in a queue, and are
+computed many at a time.
+"""
+
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -10,21 +14,48 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from headwise._torch_private import in_backward, is_wrapped, without_function_modes
+from headwise._torch_private import (
+    in_backward,
+    is_eager,
+    is_wrapped,
+    version_of,
+    without_function_modes,
+)
 from headwise.errors import UnsupportedError
-from headwise.kernels import RowStatistics, is_packed
-from headwise.models import AttentionCall, Capture, InputTracker, Site, StackInputs, open_capture
+from headwise.kernels import RowStatistics, is_packed, row_statistics
+from headwise.masks import Window
+from headwise.models import (
+    AttentionCall,
+    Capture,
+    InputTracker,
+    Site,
+    StackInputs,
+    Text,
+    growing_layer,
+    open_capture,
+)
 from headwise.models.ownership import output_projection
 from headwise.tables import Totals
-from headwise.watch._accumulator import Accumulator
-from headwise.watch._queue import Queue
 from headwise.watch._request import Request
-from headwise.watch._row_sums import output_norms, row_request, sum_rows, without_autocast
+from headwise.watch._sums import (
+    Accumulator,
+    output_norms,
+    row_request,
+    sum_rows,
+    without_autocast,
+)
 from headwise.watch.layout import CallLayout, CallLayouts, Positions
 
 # The largest relative difference between our heads and the model's own.
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
 _STEPS = 8  # roundings of a logit that may add up
+# Numbers of queries and keys above which a call is computed at once: copies would cost more than
+# they save. Numbers of all copies that wait: the fewer, the more often the kernel's code is cold.
+LONG, WAIT = 1 << 18, 1 << 21
+GROUPS = 8  # that wait at most: each may reserve memory for as many numbers as wait in all
+# Decoded tokens of a site that are computed as one causal call.
+TOKENS = 32
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Covered(NamedTuple):
@@ -78,8 +109,8 @@ class Recorder:
         self._latest: dict[Site, Covered] = {}  # by the latest call of the site's module
         self.calls: dict[Site, AttentionCall] = {}
         self.received: dict[Site, tuple[int, Float[Tensor, "B H S"]]] = {}
-        # The current pass, and what was before it.
-        self._before: tuple[Any, ...] = (0, {}, {}, {}, {})
+        # What each part held before the current pass.
+        self._before: list[tuple[object, dict[str, Any]]] = []
         self._inputs.on_begin, self._inputs.on_failure = self._begin, self._drop
 
     @property
@@ -108,7 +139,7 @@ class Recorder:
 
     def totals(self) -> tuple[list[Site], dict[str, Totals]]:
         """The sites that attended, and the totals of each statistic, all heads side by side."""
-        self._compute()
+        self._queue.compute()
         return self._accumulator.totals()
 
     def take_totals(self) -> tuple[list[Site], dict[str, Totals]]:
@@ -152,23 +183,19 @@ class Recorder:
 
     def _begin(self) -> None:
         """A forward pass begins: remember what was there before it."""
-        calls, received = dict(self.calls), dict(self.received)
-        self._before = self.passes, dict(self.covered), dict(self._latest), calls, received
-        if self._request.spans:
-            self.spans.begin()
         self._queue.begin_pass()
+        self._accumulator.begin_pass()
+        self._layouts.begin_pass(self.passes)
+        self._before = []  # which is not part of what there was
+        parts = self, self._accumulator, self.spans, *self._queue.parts
+        self._before = [(part, _state(part)) for part in parts]
         is_counted = self._condition is None or self._condition()
         self.capture.is_paused = not is_counted or (self.passes - 1) % self._every > 0
 
     def _drop(self) -> None:
         """Forget the current forward pass, which has ended in an exception: it counts nowhere."""
-        number, covered, latest, calls, received = self._before
-        if number == self.passes:
-            self.covered, self._latest = covered, latest
-            self.calls, self.received = calls, received
-            self._queue.drop(number)
-            self._accumulator.drop(number)
-            self.spans.drop()
+        for part, state in self._before:
+            vars(part).update(state)
 
     def _add(
         self, site: Site, call: AttentionCall, *, verify: bool = False, is_answer: bool = False
@@ -195,16 +222,16 @@ class Recorder:
             self._cover(site, call, inputs.text.tokens)
             if call.q.shape[2] == 1 and not need_heads and kind == "within":
                 cache = self._inputs.cache
-                if self._queue.add_token(site, call, inputs, self.passes, cache):
+                if self._queue.add_token(site, call, inputs, cache):
                     return None
             layout = self._layout(site, call, inputs, kind)
             columns, n_texts = layout.positions.columns, layout.positions.n_texts
-            first = self._accumulator.number(site, self.passes, n_texts, columns)
+            first = self._accumulator.number(site, n_texts, columns)
             rows = None
-            if need_heads or not self._queue.add(site, call, layout, first, self.passes):
+            if need_heads or not self._queue.add(site, call, layout, first):
                 rows = self._add_rows(site, call, layout, first, need_heads, verify)
             if self._queue.is_full:
-                self._compute()
+                self._queue.compute()
             return rows
 
     def _cover(self, site: Site, call: AttentionCall, tokens: int | None) -> None:
@@ -240,7 +267,7 @@ class Recorder:
             heads = rows.heads if call.join is None else call.join(rows.heads.to(call.heads.dtype))
             _verify_heads(site, call.heads, heads, rows.lse, positions)
             self._verified.add(site)
-        self._accumulator.add(sums, {(site, self.passes): [(0, first)]})
+        self._accumulator.add(sums, {site: [(0, first)]})
         if request.maps:
             self.calls[site] = call
         if rows.received is not None:
@@ -262,17 +289,13 @@ class Recorder:
             received = received + pad(sums, (0, received.shape[2] - sums.shape[2]))
         self.received[site] = first, received
 
-    def _compute(self) -> None:
-        """Compute and add up the calls that wait."""
-        self._queue.compute(self.passes if self._inputs.inside else None)
-
     def _layout(
         self, site: Site, call: AttentionCall, inputs: StackInputs, kind: str
     ) -> CallLayout:
         """Where the queries and keys of a call lie in their texts."""
         if kind != "cross" and inputs.text.real is None and call.real is not None:
             self._inputs.learn(site.stack, call.real)
-        return self._layouts.of(site, call, inputs, kind, self._inputs.passes)
+        return self._layouts.of(site, call, inputs, kind)
 
     def _per_head(self, site: Site) -> Float[Tensor, "H Dv d_model"]:
         projection = output_projection(self._model, site)
@@ -282,6 +305,11 @@ class Recorder:
                 f"which was not found. Request neither, or leave its layer out with layers=."
             )
         return projection.per_head
+
+
+def _state(part: object) -> dict[str, Any]:
+    """What a part holds, with copies of its dicts; their values are never changed in place."""
+    return {name: dict(x) if type(x) is dict else x for name, x in vars(part).items()}
 
 
 def _kind(site: Site, call: AttentionCall, inputs: StackInputs) -> str:
@@ -346,3 +374,252 @@ def _verify_heads(
 
 def _largest(values: Tensor) -> float:
     return values.abs().max().item() if values.numel() else 0.0
+
+
+@dataclass(eq=False)
+class _Group:
+    """Calls that differ in queries and keys alone, and are computed as one, heads side by side.
+
+    Masks, positions and columns have no axis of heads, or broadcast over it, so that they hold for
+    several calls as for one, and grouped heads stay grouped.
+
+    Attributes:
+        call: One of them: its rule holds for all. Its tensors are copies of the queries and keys
+            of all, where the kernel reads them, with room for `room` calls.
+        waiting: The site and the first text of each.
+    """
+
+    call: AttentionCall
+    layout: CallLayout
+    room: int
+    waiting: tuple[tuple[Site, int], ...] = ()
+
+    def add(self, site: Site, first_text: int, call: AttentionCall) -> None:
+        n = len(self.waiting)
+        for copies, x in ((self.call.q, call.q), (self.call.k, call.k)):
+            H = x.shape[1]
+            copies[:, n * H : (n + 1) * H] = x
+        self.waiting = (*self.waiting, (site, first_text))
+
+
+@dataclass(eq=False)
+class _Run:
+    """The tokens that a site has read one at a time, over a cache that only appends.
+
+    That a call continues them is known without comparing numbers: before its pass the cache held
+    the very tensor that the token before has read, unchanged, and appending makes a new one.
+
+    Attributes:
+        call: The first of them: the others differ in queries and keys alone.
+        cache: The layer of the cache.
+        queries: Copies, with room for further tokens.
+        keys: Copies of all keys, with room for further ones.
+        last: The keys of the latest token, as the cache holds them.
+        version: How often these had been changed in place.
+        n: The number of tokens.
+    """
+
+    call: AttentionCall
+    cache: Any
+    queries: Float[Tensor, "B H T D"]
+    keys: Float[Tensor, "B Hkv S D"]
+    last: Tensor
+    first_text: int = -1
+    version: int = -1
+    n: int = 0
+
+    @property
+    def before(self) -> int:
+        """The number of keys before the first of these tokens."""
+        return self.call.k.shape[2] - 1
+
+    def may_go_on(self) -> bool:
+        """Whether the pass that begins may read one more token of the text."""
+        is_same = self.cache.keys is self.last and version_of(self.last) == self.version
+        return is_same and self.n < TOKENS
+
+    def continues(self, call: AttentionCall) -> bool:
+        """Whether a call reads the next token; `may_go_on` held when its pass began."""
+        q, k, rule, S = call.q, call.k, self.call.rule, self.before + self.n
+        is_next = k is self.cache.keys and k.shape[2] == S + 1 and not k.is_inference()
+        is_alike = q.shape == self.call.q.shape and q.dtype == self.call.q.dtype
+        return is_next and is_alike and (call.rule is rule or call.rule == rule)
+
+    def add(self, call: AttentionCall, first_text: int) -> None:
+        S = self.before + self.n
+        self.queries[:, :, self.n] = call.q[:, :, 0]
+        self.keys[:, :, S] = call.k[:, :, S]
+        self.last, self.version = call.k, version_of(call.k)
+        self.first_text, self.n = first_text, self.n + 1
+
+    def check(self, site: Site) -> None:
+        """Refuse keys whose change has left no trace: each token was to see them as they were."""
+        if version_of(self.last) != self.version:
+            return
+        bits = _INTEGERS[self.keys.itemsize]  # by which NaN equals itself
+        own = self.keys[:, :, : self.last.shape[2]].view(bits)
+        if not torch.equal(own, self.last.view(bits)):
+            raise UnsupportedError(
+                f"observe: the keys of {site.name} were changed in their cache without a trace, as "
+                f"through .data, while tokens were read one at a time. Change them in place "
+                f"(keys.mul_(...)), or assign new ones."
+            )
+
+    def as_call(self) -> tuple[AttentionCall, Text]:
+        """A call that reads these tokens at once: each sees the keys up to its own."""
+        visible = self.call.rule.visible
+        window = Window(visible.left if isinstance(visible, Window) else None, 0)
+        q, k = self.queries[:, :, : self.n], self.keys[:, :, : self.before + self.n]
+        rule = replace(self.call.rule, visible=window)
+        call = replace(self.call, q=q, k=k, v=k[..., :0], heads=q[..., :0], rule=rule)
+        return call, Text(cached=self.before, tokens=self.n)
+
+
+class Queue:
+    """Calls on a CPU that wait, to be computed with others: of all layers, and of several passes.
+
+    A short call waits if its statistics follow from queries, keys and a mask. A decoded token
+    waits for the next one, if its text has no padding and its cache only appends.
+    """
+
+    def __init__(self, request: Request, layouts: CallLayouts, accumulator: Accumulator) -> None:
+        of_call = request.needs_projection or request.received or request.maps or request.per_query
+        self._takes_calls = bool(request.names) and not of_call
+        self._takes_tokens = self._takes_calls and not request.is_of_text
+        self._request, self._layouts, self._accumulator = request, layouts, accumulator
+        self._groups: dict[Hashable, _Group] = {}
+        self._n_numbers = 0
+        self._runs: dict[Site, _Run] = {}
+        self._whole: tuple[StackInputs, int, bool] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits that it should be computed."""
+        is_full = self._n_numbers > WAIT or len(self._groups) > GROUPS
+        return is_full or self._accumulator.is_full
+
+    @property
+    def parts(self) -> list[object]:
+        """The objects that a forward pass changes."""
+        return [self, *self._groups.values(), *self._runs.values()]
+
+    def begin_pass(self) -> None:
+        """A forward pass begins: tokens wait only as long as their texts go on."""
+        if not all(run.may_go_on() for run in self._runs.values()):
+            self.compute()
+
+    def add(self, site: Site, call: AttentionCall, layout: CallLayout, first_text: int) -> bool:
+        """Let a call wait; False if it has to be computed at once."""
+        q, rule = call.q, call.rule
+        size = q.numel() + call.k.numel()
+        may_wait = self._takes_calls and layout.may_wait and q.is_cpu and 0 < size <= LONG
+        is_own = rule.bias is not None or rule.sinks is not None or type(rule.scale) is not float
+        if not may_wait or is_own or type(call) is not AttentionCall:
+            return False
+        self._add(site, call, layout, first_text)
+        return True
+
+    def _add(self, site: Site, call: AttentionCall, layout: CallLayout, first_text: int) -> None:
+        q, k, rule = call.q, call.k, call.rule
+        key = id(layout), q.shape, k.shape, q.dtype, k.dtype, rule.scale, rule.softcap
+        group = self._groups.get(key)
+        if group is not None and len(group.waiting) == group.room:
+            self._compute(self._groups.pop(key))
+            group = None
+        if group is None:
+            room = 1 + WAIT // (q.numel() + k.numel())
+            with torch.inference_mode(False):  # they may be written to outside of it, too
+                queries, keys = (
+                    x.new_empty(len(x), room * x.shape[1], *x.shape[2:]) for x in (q, k)
+                )
+            first = replace(
+                call, q=queries, k=keys, v=keys[..., :0], heads=queries[..., :0],
+                rule=replace(rule, visible=layout.visible), module_call=None,
+            )  # fmt: skip
+            group = self._groups[key] = _Group(first, layout, room)
+        group.add(site, first_text, call)
+        self._n_numbers += q.numel() + k.numel()
+
+    def add_token(self, site: Site, call: AttentionCall, inputs: StackInputs, cache: Any) -> bool:
+        """Let a call wait that reads one more token of a text; False if it does not, or cannot."""
+        if not self._takes_tokens:
+            return False
+        run = self._runs.get(site)
+        if run is not None and not (self._is_whole(inputs, call) and run.continues(call)):
+            self.compute()
+            run = None
+        if run is None:
+            run = self._new_run(site, call, inputs, cache)
+        if run is None:
+            return False
+        S, B = call.k.shape[2], len(call.q)
+        run.add(call, self._accumulator.number(site, B, range(S - 1, S)))
+        self._runs[site] = run
+        return True
+
+    def _new_run(
+        self, site: Site, call: AttentionCall, inputs: StackInputs, cache: Any
+    ) -> _Run | None:
+        """The beginning of a run, without its first token; None if a call has to stand alone."""
+        q, k = call.q, call.k
+        layer = growing_layer(cache, call.module, k)
+        is_plain = type(call) is AttentionCall and call.real is None and call.rule.is_static
+        if layer is None or not is_plain or site.cross or not q.is_cpu or q.is_inference():
+            return None
+        if k.itemsize not in _INTEGERS or not is_eager(q, k) or not self._is_whole(inputs, call):
+            return None
+        S = k.shape[2]
+        queries = q.new_empty(*q.shape[:2], TOKENS, q.shape[3])
+        keys = k.new_empty(*k.shape[:2], S + TOKENS, k.shape[3])
+        keys[:, :, :S] = k
+        first = replace(call, v=k[..., :0], heads=q[..., :0], module_call=None)
+        return _Run(first, layer, queries, keys, k)
+
+    def _is_whole(self, inputs: StackInputs, call: AttentionCall) -> bool:
+        """Whether the keys are a text without padding, of which this pass reads the last token.
+
+        Remembered for the layers of a pass: it takes 10 us for each, a tenth of what they cost.
+        """
+        S = call.k.shape[2]
+        if self._whole is None or self._whole[0] is not inputs or self._whole[1] != S:
+            self._whole = inputs, S, _is_whole(inputs.text, S)
+        return self._whole[2]
+
+    def compute(self) -> None:
+        """Compute and add up what waits."""
+        with without_function_modes(), torch.no_grad():
+            # Taken out first, so that nothing counts twice after an error.
+            for site in list(self._runs):
+                run = self._runs.pop(site)
+                run.check(site)
+                call, text = run.as_call()
+                layout = self._layouts.of(site, call, StackInputs(text), "within")
+                self._add(site, call, layout, run.first_text)
+            for key in list(self._groups):
+                self._compute(self._groups.pop(key))
+        self._n_numbers = 0
+        self._accumulator.close()
+
+    def _compute(self, group: _Group) -> None:
+        """Compute the calls of a group as one, and add up the sums of each."""
+        n, copies = len(group.waiting), (group.call.q, group.call.k)
+        q, k = (x[:, : x.shape[1] // group.room * n] for x in copies)
+        with without_autocast(q):
+            needed = row_request(group.call, self._request, group.layout, None, need_heads=False)
+            rows = row_statistics(q, k, k[..., :0], group.call.rule, needed)
+            sums = sum_rows(rows, group.layout, self._request, n_calls=n)
+        calls: dict[Site, list[tuple[int, int]]] = {}
+        for number, (site, first_text) in enumerate(group.waiting):
+            calls.setdefault(site, []).append((number, first_text))
+        self._accumulator.add(sums, calls)
+
+
+def _is_whole(text: Text, S: int) -> bool:
+    """Whether `S` columns are a text without padding, of which a pass reads the last."""
+    if text.tokens not in (None, 1) or text.cached not in (None, S - 1):
+        return False
+    real, positions = text.real, text.positions
+    if real is not None and (real.shape[1] != S or not bool(real.all())):
+        return False
+    is_last = positions is not None and positions.shape[1] == 1 and bool((positions == S - 1).all())
+    return positions is None or is_last

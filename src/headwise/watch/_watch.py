@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from headwise._display import counted
@@ -23,7 +23,6 @@ from headwise.watch._maps import (
     find_head,
     in_blocks,
     layer_of,
-    visible_keys,
     weights_of_heads,
 )
 from headwise.watch._recorder import Recorder
@@ -224,17 +223,6 @@ class Watch:
         drawn = weights[text].float().cpu().numpy()
         return plot_weights("Watch.plot", drawn, str(head), ax, tokens)
 
-    def calls(self) -> dict[Site, AttentionCall]:
-        """The last attention call of each layer.
-
-        Raises:
-            ArgumentError: the request has no maps, or `layers` names a layer that the model does
-                not have.
-            UnsupportedError: no attention call was captured, or the queries of a layer are split
-                among several calls.
-        """
-        return self._complete_calls("Watch.calls")
-
     def _complete_calls(self, caller: str) -> dict[Site, AttentionCall]:
         calls = self._calls("calls")
         self._check_captured(caller, calls)
@@ -256,16 +244,6 @@ class Watch:
         calls = self._calls("layers")
         order = sorted(calls, key=lambda site: (site.stack, site.layer))
         return [layer_of(self._model, site, calls[site]) for site in order if not site.cross]
-
-    def visible(self, head: HeadLike) -> Bool[Tensor, "B T S"]:
-        """Which keys each query of a head may attend to on the last batch.
-
-        Raises:
-            ArgumentError: the request has no maps.
-            HeadError: the head does not exist.
-        """
-        call, index, _ = self._select("visible", head, None)
-        return visible_keys(call, slice(index, index + 1))[:, 0]
 
     @torch.no_grad()
     def top_keys(self, head: HeadLike, k: int = 5, rows: Rows = None) -> TopKeys:

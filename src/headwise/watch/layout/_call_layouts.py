@@ -71,32 +71,27 @@ class CallLayouts:
         self._is_of_text = request.is_of_text
         # Of this pass, with the objects whose identities are the key.
         self._here: dict[Any, tuple[CallLayout, Any]] = {}
-        self._pass = -1
+        self._pass = 0
         self._known: list[tuple[tuple[Any, ...], tuple[Tensor | None, ...], CallLayout]] = []
 
-    def of(
-        self, site: Site, call: AttentionCall, inputs: StackInputs, kind: str, forward_pass: int
-    ) -> CallLayout:
+    def begin_pass(self, number: int) -> None:
+        """A forward pass begins."""
+        self._here, self._pass = {}, number
+
+    def of(self, site: Site, call: AttentionCall, inputs: StackInputs, kind: str) -> CallLayout:
         """The layout of a call: that of an earlier call where it fits, or a new one."""
-        if forward_pass != self._pass:
-            self._here, self._pass = {}, forward_pass
         q, k, visible = call.q, call.k, call.rule.visible
         shape = kind, q.shape[0], q.shape[2], k.shape[0], k.shape[2], k.device
         here = (*shape, id(inputs), _identity(visible), _identity_of(call.real))
         known = self._here.get(here)
         if known is not None:
             return known[0]
-        layout = self._by_value(shape, site, call, inputs, forward_pass)
+        layout = self._by_value(shape, site, call, inputs)
         self._here[here] = layout, (inputs, visible, call.real)
         return layout
 
     def _by_value(
-        self,
-        shape: tuple[Any, ...],
-        site: Site,
-        call: AttentionCall,
-        inputs: StackInputs,
-        forward_pass: int,
+        self, shape: tuple[Any, ...], site: Site, call: AttentionCall, inputs: StackInputs
     ) -> CallLayout:
         text, cross, visible = inputs.text, inputs.cross_text, call.rule.visible
         is_rule = visible is None or isinstance(visible, Window)
@@ -113,27 +108,15 @@ class CallLayouts:
             visible = Dense(mask.clone())
         may_wait = is_rule or (isinstance(visible, Dense) and visible.visible is not mask)
         may_wait &= visible is None or visible.batch[1] == 1
-        layout = self._new(shape[0], site, call, inputs, forward_pass, visible, may_wait)
+        text, key_text, positions = _located(call, inputs, shape[0])
+        columns = self.pairs.columns(positions, text, self._pass)
+        spans = self.spans.members(site, positions, key_text, inputs.text, self._pass)
+        layout = CallLayout(key_text, positions, columns, spans, visible, may_wait)
         if may_recur:
             copies = (x if x is None or x is mask else x.clone() for x in tensors[:-1])
             own = visible.visible if isinstance(visible, Dense) else None
             self._known = [(numbers, (*copies, own), layout), *self._known[: _MOST - 1]]
         return layout
-
-    def _new(
-        self,
-        kind: str,
-        site: Site,
-        call: AttentionCall,
-        inputs: StackInputs,
-        forward_pass: int,
-        visible: Mask | None,
-        may_wait: bool,
-    ) -> CallLayout:
-        text, key_text, positions = _located(call, inputs, kind)
-        columns = self.pairs.columns(positions, text, forward_pass)
-        spans = self.spans.members(site, positions, key_text, inputs.text, forward_pass)
-        return CallLayout(key_text, positions, columns, spans, visible, may_wait)
 
 
 def _located(call: AttentionCall, inputs: StackInputs, kind: str) -> tuple[Text, Text, Positions]:

@@ -39,19 +39,7 @@ class Spans:
         self._begun: dict[str, int] = {}  # the first pass of each stack on these texts
         self._ends: dict[str, int] = {}
         # Of each site, pass by pass, the masses of its queries on each span, [B, H, T, C].
-        self._kept: dict[Site, list[tuple[Positions, SpanMembers, Tensor]]] = {}
-        self._before: tuple[dict[str, int], dict[str, int], dict[Site, int]] = {}, {}, {}
-
-    def begin(self) -> None:
-        """Remember what is kept before a forward pass."""
-        kept = {site: len(passes) for site, passes in self._kept.items()}
-        self._before = dict(self._begun), dict(self._ends), kept
-
-    def drop(self) -> None:
-        """Forget the current forward pass, which has ended in an exception."""
-        self._begun, self._ends, numbers = self._before
-        for site, passes in self._kept.items():
-            del passes[numbers.get(site, 0) :]
+        self._kept: dict[Site, tuple[tuple[Positions, SpanMembers, Tensor], ...]] = {}
 
     def set(self, forward_pass: int, spans: TextSpans) -> None:
         """Set the stretches of the texts that begin, or go on, in a forward pass."""
@@ -148,7 +136,7 @@ class Spans:
         C = len(self._names)
         seen = rows.class_keys[..., -C:] > 0
         mass = rows.class_mass[..., -C:].masked_fill(~seen, torch.nan)
-        self._kept.setdefault(site, []).append((positions, members, mass))
+        self._kept[site] = (*self._kept.get(site, ()), (positions, members, mass))
 
     def per_query(self, name: str, head: HeadLike) -> list[Float[Tensor, " n"]]:
         """The mass of each counted query of each text on a span, pass after pass."""
