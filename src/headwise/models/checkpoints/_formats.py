@@ -27,16 +27,17 @@ from headwise.layer import MultiHeadAttention
 from headwise.models._libraries import auto_classes
 from headwise.models._model import device_of
 from headwise.models.checkpoints import _resize
-from headwise.models.checkpoints._gguf import decoder_of, write_gguf
+from headwise.models.checkpoints._gguf import gguf_form, write_gguf
 from headwise.models.checkpoints._manifest import (
     MANIFEST,
     describe_changes,
     differences_of,
+    sketch,
     write_layer,
 )
 from headwise.models.checkpoints._onnx import write_onnx
 from headwise.models.checkpoints._original_heads import ORIGINAL, compose_heads, original_heads
-from headwise.models.checkpoints._per_layer import PER_LAYER, layers_of, write_layers
+from headwise.models.checkpoints._per_layer import write_layers
 from headwise.models.checkpoints._resize import BiasHeads, is_bias_table
 from headwise.models.checkpoints._torch_layer import TorchCompatibleAttention
 from headwise.models.ownership import (
@@ -82,14 +83,10 @@ class Headwise$base($base):
 def write_format(
     format: Format, model: nn.Module, folder: Path, batch: Any = None, tokenizer: Any = None
 ) -> None:
-    """Write a model into a folder; one that its configuration describes is written unchanged.
-
-    Args:
-        tokenizer: Goes into the file of the format "gguf"; others have it beside them.
-    """
+    """Write a model into a folder; one that its configuration describes is written unchanged."""
     converted: Any = as_format(format, model, batch)
     if format == "gguf":
-        write_gguf(model, tokenizer, folder)
+        write_gguf(model, tokenizer, folder)  # others have the tokenizer beside them
         return
     if format == "onnx":
         write_onnx(model, example_input(model) if batch is None else batch, folder)
@@ -110,11 +107,8 @@ def write_format(
         with output_errors(folder / "model.safetensors"):
             converted.save_pretrained(folder)
     if changes is not None and format in ("headwise", "remote-code"):
-        layers = layers_of(model)
-        content = changes | ({PER_LAYER: layers} if layers else {})
+        content = changes | write_layers(model, changes, folder)
         (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-        if layers:
-            write_layers(layers, type(model), folder)
 
 
 def as_format(format: Format, model: nn.Module, batch: Any = None) -> nn.Module:
@@ -127,7 +121,7 @@ def as_format(format: Format, model: nn.Module, batch: Any = None) -> nn.Module:
         if isinstance(model, base):
             return _check_own_class(model, base, format)
     if format == "gguf":
-        decoder_of(model)
+        gguf_form(model)
     if describe_changes(model) is None or format in ("headwise", "gguf", "onnx"):
         return model
     for name, module in model.named_modules():
@@ -189,8 +183,7 @@ def _rebuild(cls: Any, config: Any, weights: Mapping[str, Tensor]) -> nn.Module:
 
     Biases that are missing among the weights are zeros.
     """
-    with torch.device("meta"):  # the weights are assigned below
-        built: nn.Module = cls(config)
+    built = sketch(cls, config)
     expected = built.state_dict()
     new_biases = {name for name in expected.keys() - weights.keys() if name.endswith("bias")}
     for name, shape, needed in misfits(weights, expected):

@@ -68,19 +68,23 @@ def _by_name(batch: Any) -> dict[str, Tensor]:
 
 
 def _write_outputs(reader: str, folder: Path) -> None:
-    if reader == "sentence-transformers":
-        save_file({"000": _encode_sentences(folder)}, folder / _OUTPUTS)
-        return
-    if reader == "onnxruntime":
-        outputs = _run_onnx(folder, load_file(folder / _INPUTS))
-        save_file({f"{index:03}": x for index, x in enumerate(outputs)}, folder / _OUTPUTS)
-        return
-    model = (_open_with_headwise if reader == "headwise" else _open_with_transformers)(folder)
     inputs = load_file(folder / _INPUTS)
-    arguments = [inputs.pop(name) for name in sorted(inputs) if name.isdigit()]
-    torch.manual_seed(0)  # as in `call_model`
-    with torch.no_grad():
-        output = model(*arguments, **inputs)
+    output: Any
+    if reader == "sentence-transformers":
+        output = _encode_sentences(folder)
+    elif reader == "onnxruntime":
+        import onnxruntime
+
+        path, on_cpu = folder / "onnx" / "model.onnx", ["CPUExecutionProvider"]
+        session = onnxruntime.InferenceSession(path, providers=on_cpu)
+        values = session.run(None, {name: x.numpy() for name, x in inputs.items()})
+        output = [torch.tensor(x) for x in values]
+    else:
+        model = (_open_with_headwise if reader == "headwise" else _open_with_transformers)(folder)
+        arguments = [inputs.pop(name) for name in sorted(inputs) if name.isdigit()]
+        torch.manual_seed(0)  # as in `call_model`
+        with torch.no_grad():
+            output = model(*arguments, **inputs)
     values = output.values() if isinstance(output, Mapping) else output
     outputs = [values] if isinstance(values, Tensor) else list(values)
     floats = [x for x in outputs if isinstance(x, Tensor) and x.is_floating_point()]
@@ -112,18 +116,7 @@ def _encode_sentences(folder: Path) -> Tensor:
     config = json.loads((folder / "config.json").read_text("utf-8"))
     remote = bool(_remote_classes(config))
     model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=remote)
-    vectors = model.encode([*SENTENCES], convert_to_tensor=True, show_progress_bar=False)
-    return vectors.contiguous()
-
-
-def _run_onnx(folder: Path, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(
-        folder / "onnx" / "model.onnx", providers=["CPUExecutionProvider"]
-    )
-    outputs = session.run(None, {name: x.numpy() for name, x in inputs.items()})
-    return [torch.tensor(x) for x in outputs]
+    return model.encode([*SENTENCES], convert_to_tensor=True, show_progress_bar=False)
 
 
 def _block_headwise() -> None:

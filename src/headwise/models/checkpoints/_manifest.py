@@ -68,17 +68,21 @@ def describe_changes(model: nn.Module) -> dict[str, Any] | None:
 
 def differences_of(model: nn.Module) -> Changes | None:
     """How a model differs from what its configuration builds; None if it does not."""
-    cls: Any = type(model)
-    with torch.device("meta"):
-        built = cls(model.config)
-    changes = differences_between(model, built)
+    changes = differences_between(model, sketch(type(model), model.config))
     return changes if any(changes.values()) else None
+
+
+def sketch(cls: Any, config: Any) -> nn.Module:
+    """The model of a configuration, without memory for its weights."""
+    with torch.device("meta"):
+        built: nn.Module = cls(config)
+    return built
 
 
 def differences_between(model: nn.Module, built: nn.Module) -> Changes:
     """How `model` differs from `built`, which its configuration has built."""
-    built_shapes = {name: tuple(x.shape) for name, x in built.named_parameters()}
-    shapes = {name: tuple(x.shape) for name, x in model.named_parameters()}
+    built_shapes = {name: [*x.shape] for name, x in built.named_parameters()}
+    shapes = {name: [*x.shape] for name, x in model.named_parameters()}
     tensors = {name: shape for name, shape in shapes.items() if built_shapes.get(name) != shape}
     built_modules, counts, heads = dict(built.named_modules()), {}, {}
     for name, module in model.named_modules():
@@ -88,9 +92,9 @@ def differences_between(model: nn.Module, built: nn.Module) -> Changes:
         if changed:
             counts[name] = changed
         if (bias_heads := BiasHeads.on(module)) is not None:
-            heads[name] = (bias_heads.n_heads, *bias_heads.heads)
+            heads[name] = [bias_heads.n_heads, *bias_heads.heads]
         if isinstance(module, TorchCompatibleAttention):
-            heads[name] = (module.all_heads, *module.heads)
+            heads[name] = [module.all_heads, *module.heads]
     return {"tensors": tensors, "counts": counts, "heads": heads}
 
 

@@ -6,13 +6,11 @@ look up a number that layers may differ in. Such a model is built here from its 
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from headwise.errors import InputError
@@ -21,74 +19,54 @@ from headwise.models.checkpoints._manifest import (
     Changes,
     changed_class,
     differences_between,
+    sketch,
     transformers_class,
 )
 
-PER_LAYER = "per_layer_config"
+_ENTRY = "per_layer_config"
 # The switch of Transformers that lets a number be read that layers differ in. Without it a
 # configuration with the entry cannot be opened where the model does not apply the entry.
 _READABLE = "allow_global_per_layer_attribute_access"
 _HEADS, _KV_HEADS = "num_attention_heads", "num_key_value_heads"
 _KNOWN = (_HEADS, _KV_HEADS, "intermediate_size")
-Limit = Callable[[], AbstractContextManager[None]]
+# A weight whose shape tells a number of heads: that of queries may hold gates too.
+_PROJECTION = re.compile(r"(?:model\.)?layers\.(\d+)\.self_attn\.([ok])_proj\.weight")
+_LAYER = re.compile(r"(?:\w+\.)*?(?:layers?|h|blocks)\.(\d+)\.")  # the beginning of a name in it
 
 
-def layers_of(model: Any) -> dict[str, dict[str, int]]:
-    """The numbers of heads of the layers that differ from the configuration of a model.
+def write_layers(model: nn.Module, changes: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Add `per_layer_config` to the configuration in a folder, which still opens with it.
 
-    Empty where no entry could describe them: the model has other layers than one stack of
-    projections of queries, keys and values, its configuration ties the width of a head to their
-    number, or it has such an entry already, which stays as it is.
+    Args:
+        changes: How the model differs from what its configuration builds.
+    Returns:
+        The entry. It is empty where none could describe the layers: the model has other layers than
+        one stack of projections, its configuration ties the width of a head to their number, or has
+        such an entry already, which stays as it is.
     """
-    config = model.config
-    if getattr(config, "is_heterogeneous", False):
-        return {}
-    head_dim = getattr(config, "head_dim", None)
-    names = [name for name in (_HEADS, _KV_HEADS) if isinstance(getattr(config, name, None), int)]
-    layers = {}
-    for _, number, layer in _layers(model):
-        attention: Any = getattr(layer, "self_attn", None)
-        if head_dim is None or not hasattr(attention, "q_proj") or not hasattr(attention, "k_proj"):
-            return {}
-        projections = {_HEADS: attention.q_proj, _KV_HEADS: attention.k_proj}
-        counts = {name: projections[name].weight.shape[0] // head_dim for name in names}
-        if any(getattr(config, name) != count for name, count in counts.items()):
-            layers[str(number)] = counts
-    return layers
+    config: Any = model.config
+    layers: dict[str, dict[str, int]] = {}
+    # A configuration with such an entry refuses to tell a width that layers differ in.
+    tensors = {} if getattr(config, "is_heterogeneous", False) else changes["tensors"]
+    for name, shape in tensors.items():
+        match = _PROJECTION.fullmatch(name)
+        if match and (head_dim := getattr(config, "head_dim", None)):
+            key, axis = (_HEADS, 1) if match[2] == "o" else (_KV_HEADS, 0)
+            if hasattr(config, key):
+                layers.setdefault(match[1], {})[key] = shape[axis] // head_dim
+    if layers:
+        path = folder / "config.json"
+        content = json.loads(path.read_text("utf-8")) | {_ENTRY: layers, _READABLE: True}
+        path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+    return {_ENTRY: layers} if layers else {}
 
 
-def write_layers(layers: Mapping[str, Any], cls: type, folder: Path) -> None:
-    """Add `per_layer_config` to the configuration in a folder, which still opens with it."""
-    path = folder / "config.json"
-    content = json.loads(path.read_text("utf-8")) | {PER_LAYER: layers}
-    if not applies(cls, content):
-        content[_READABLE] = True
-    path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
-
-
-def applies(cls: Any, content: Mapping[str, Any], limit: Limit = nullcontext) -> bool:
-    """Whether Transformers builds each layer as `per_layer_config` says.
-
-    Models that do not apply it raise, except for `skip`: no model looks that up yet.
-    """
-    try:
-        config = cls.config_class.from_dict(dict(content))
-        if not getattr(config, "is_heterogeneous", False):
-            return False  # before 5.14: read as any unknown entry, and without effect
-        if any("skip" in overrides for overrides in content[PER_LAYER].values()):
-            return False
-        _sketch(cls, config, limit)
-    except Exception:  # configurations raise any exception
-        return False
-    return True
-
-
-def read_layers(folder: Path, cls: Any, limit: Limit) -> tuple[Any, Any]:
+def read_layers(folder: Path, cls: Any, limit: Any) -> tuple[Any, Any]:
     """The configuration without `per_layer_config`, and a class that builds what that says.
 
     Args:
         cls: The class of a manifest, which says in more detail how layers differ; or None.
-        limit: Stops a model that is far larger than its weight files.
+        limit: A context that stops a model that is far larger than its weight files.
     Returns:
         None and `cls` if the folder has no such entry, or Transformers applies it.
     Raises:
@@ -96,24 +74,43 @@ def read_layers(folder: Path, cls: Any, limit: Limit) -> tuple[Any, Any]:
     """
     path = folder / "config.json"
     content = read_object(path, "load", "Save the model again.") if path.is_file() else {}
-    layers = content.pop(PER_LAYER, None)
+    layers = content.pop(_ENTRY, None)
     content.pop(_READABLE, None)
     name = next(iter(content.get("architectures") or ()), None)
     if not layers or not isinstance(name, str):
         return None, cls
     base = cls or transformers_class(name, folder)
-    if applies(base, content | {PER_LAYER: layers}, limit):
+
+    def build(config: Any) -> nn.Module:
+        with limit():
+            return sketch(base, config)
+
+    if _applies(base, content | {_ENTRY: layers}, build):
         return None, cls
     config = base.config_class.from_dict(content)
     if cls is None:
-        changes = _changes_of(_checked(layers, config, path), base, config, limit)
+        changes = _changes_of(_checked(layers, config, path), config, build)
         cls = changed_class({"architecture": name, **changes}, folder)
     return config, cls
 
 
-def _changes_of(layers: Mapping[int, Any], cls: Any, config: Any, limit: Limit) -> Changes:
+def _applies(cls: Any, content: Mapping[str, Any], build: Callable[[Any], nn.Module]) -> bool:
+    """Whether Transformers builds each layer as `per_layer_config` says: other models raise."""
+    try:
+        config = cls.config_class.from_dict({**content})
+        build(config)
+        # No model looks up `skip` yet. Before 5.14 a configuration does not know the entry.
+        skips = any("skip" in overrides for overrides in content[_ENTRY].values())
+        return bool(config.is_heterogeneous) and not skips
+    except Exception:  # configurations raise any exception
+        return False
+
+
+def _changes_of(
+    layers: Mapping[int, Any], config: Any, build: Callable[[Any], nn.Module]
+) -> Changes:
     """What layers of other numbers change in the model that a configuration builds."""
-    built = _sketch(cls, config, limit)
+    built = build(config)
     changes: Changes = {"tensors": {}, "counts": {}, "heads": {}}
     # A whole model is built for the numbers of a layer, and once for all layers with the same.
     for overrides in {json.dumps(x, sort_keys=True): x for x in layers.values()}.values():
@@ -121,57 +118,28 @@ def _changes_of(layers: Mapping[int, Any], cls: Any, config: Any, limit: Limit) 
         # Set afterwards: the checks of a configuration refuse heads that do not divide its width.
         for name, count in overrides.items():
             setattr(variant, name, count)
-        differing = differences_between(_sketch(cls, variant, limit), built)
-        prefixes = tuple(
-            f"{name}." for name, number, _ in _layers(built) if layers.get(number) == overrides
-        )
-        for part, entries in differing.items():
-            inside = {name: x for name, x in entries.items() if name.startswith(prefixes)}
-            changes[part] |= inside
-    changes["tensors"] = {name: [*shape] for name, shape in changes["tensors"].items()}
+        for part, entries in differences_between(build(variant), built).items():
+            for name, change in entries.items():
+                match = _LAYER.match(name)
+                if match and layers.get(int(match[1])) == overrides:
+                    changes[part][name] = change
     return changes
 
 
 def _checked(layers: Any, config: Any, path: Path) -> dict[int, dict[str, int]]:
     checked = {}
     for key, overrides in layers.items() if isinstance(layers, dict) else [("", layers)]:
-        number = int(key) if re.fullmatch("[0-9]{1,9}", key) else -1
-        if not 0 <= number < config.num_hidden_layers or not isinstance(overrides, dict):
-            raise InputError(
-                f"load: {path} has the entry {key[:80]!r} in {PER_LAYER}, which is no layer of its "
-                f"{config.num_hidden_layers}. Save the model again."
-            )
-        for name, count in overrides.items():
-            if name not in _KNOWN or type(count) is not int or count < 1:
-                raise InputError(
-                    f"load: {path} sets {name:.80} of layer {number} to {count!r:.80}, and only "
-                    f"numbers for {', '.join(_KNOWN)} are applied. Open it with a Transformers "
-                    f"that builds such a model."
-                )
+        layer = int(key) if re.fullmatch("[0-9]{1,9}", key) else -1
+        numbers = overrides if isinstance(overrides, dict) else {"": overrides}
+        known = all(name in _KNOWN and type(x) is int and x > 0 for name, x in numbers.items())
         heads, kv_heads = (
-            overrides.get(name) or getattr(config, name, None) or 1 for name in (_HEADS, _KV_HEADS)
+            numbers.get(name) or getattr(config, name, None) or 1 for name in (_HEADS, _KV_HEADS)
         )
-        if heads % kv_heads:
+        if not (0 <= layer < config.num_hidden_layers and known and heads % kv_heads == 0):
             raise InputError(
-                f"load: {path} gives layer {number} {heads} heads and {kv_heads} kv heads, which "
-                f"cannot share them evenly. Save the model again."
+                f"load: {path} has the entry {key[:80]!r}: {overrides!r:.80} in {_ENTRY}. It may "
+                f"set {', '.join(_KNOWN)} of its {config.num_hidden_layers} layers, where kv "
+                f"heads divide heads. Save the model again, or open it with a newer Transformers."
             )
-        checked[number] = overrides
+        checked[layer] = numbers
     return checked
-
-
-def _sketch(cls: Any, config: Any, limit: Limit) -> nn.Module:
-    """The model of a configuration, without memory for its weights."""
-    with limit(), torch.device("meta"):
-        built: nn.Module = cls(config)
-    return built
-
-
-def _layers(model: nn.Module) -> Iterator[tuple[str, int, nn.Module]]:
-    """The name, number and module of each layer, in the one list of so many modules."""
-    n_layers = getattr(model.config, "num_hidden_layers", None)
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == n_layers:
-            for number, layer in enumerate(module):
-                yield f"{name}.{number}", number, layer
-            return

@@ -28,11 +28,7 @@ from headwise.models.ownership import example_input, first_batch, float_outputs,
 from headwise.models.texts import check_tokenizer
 
 # Which library opens a format in a fresh process, if not Transformers; llama.cpp may not be there.
-_READERS: dict[str, Reader | None] = {
-    "headwise": "headwise",
-    "gguf": None,
-    "onnx": "onnxruntime",
-}
+_READERS: dict[str, Reader | None] = {"headwise": "headwise", "gguf": None, "onnx": "onnxruntime"}
 
 
 @shows_progress("Saving the model")
