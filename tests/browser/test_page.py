@@ -265,18 +265,6 @@ def test_the_policy_blocks_inline_scripts(browser: Browser, tmp_path: Path) -> N
     assert ran is False
 
 
-@pytest.mark.parametrize("stacks", [("",), ("encoder", "decoder", "decoder.cross")])
-def test_every_head_has_its_cell(open_page: Open, stacks: tuple[str, ...]) -> None:
-    study = make_study(2, 3, stacks=stacks)
-    page = open_page(study)
-    assert page.locator("#heatmap table").count() == len(stacks)
-    assert page.locator("#thumbs table").count() == len(stacks)
-    labels = [
-        cell.get_attribute("aria-label") or "" for cell in page.locator("#heatmap td.cell").all()
-    ]
-    assert sorted(label.split(":")[0] for label in labels) == sorted(map(str, study.table.heads))
-
-
 def test_a_study_without_samples_still_has_its_page(open_page: Open) -> None:
     page = open_page(replace(make_study(), samples=()))
     expect(page.locator("#sample-section")).to_contain_text("no text with maps")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+import zoo
 from torch import Tensor, nn
 
 import headwise as hw
@@ -22,6 +24,7 @@ from headwise.errors import (
     ShapeError,
     UnsupportedError,
 )
+from planted_pairs import sharp_t5
 
 SIZES: dict[str, Any] = {
     "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 8,
@@ -209,39 +212,6 @@ def test_keys_outside_of_a_forward_pass() -> None:
             cache.update(torch.zeros(1, 2, 4, 4), torch.zeros(1, 2, 4, 4), 2)
 
 
-def _bert() -> nn.Module:
-    return transformers.BertModel(transformers.BertConfig(**SIZES)).eval()
-
-
-def _t5() -> nn.Module:
-    config = transformers.T5Config(
-        d_model=16, d_kv=4, d_ff=8, num_layers=1, num_heads=4, vocab_size=19,
-        decoder_start_token_id=0,
-    )  # fmt: skip
-    return transformers.T5ForConditionalGeneration(config).eval()
-
-
-def _falcon() -> nn.Module:
-    config = transformers.FalconConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=4, vocab_size=19
-    )
-    return transformers.FalconForCausalLM(config).eval()
-
-
-def _bloom() -> nn.Module:
-    config = transformers.BloomConfig(hidden_size=16, n_layer=2, n_head=4, vocab_size=19)
-    return transformers.BloomForCausalLM(config).eval()
-
-
-def _deepseek() -> nn.Module:
-    config = transformers.DeepseekV3Config(
-        **SIZES, first_k_dense_replace=2, kv_lora_rank=8, q_lora_rank=8, qk_nope_head_dim=4,
-        qk_rope_head_dim=4, v_head_dim=4, moe_intermediate_size=8, n_routed_experts=4,
-        num_experts_per_tok=2, n_group=1, topk_group=1,
-    )  # fmt: skip
-    return transformers.DeepseekV3ForCausalLM(config).eval()
-
-
 def _mamba() -> nn.Module:
     config = transformers.MambaConfig(
         hidden_size=16, num_hidden_layers=2, vocab_size=19, state_size=4
@@ -252,11 +222,11 @@ def _mamba() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (_bert, "BertSelfAttention attends in both directions"),
-        (_t5, "T5ForConditionalGeneration is an encoder-decoder"),
-        (_falcon, "on cached keys outside of the attention interface"),
-        (_bloom, "on cached keys outside of the attention interface"),
-        (_deepseek, "calls linear on cached keys outside of the attention interface"),
+        (partial(zoo.make, "Bert"), "BertSelfAttention attends in both directions"),
+        (sharp_t5, "T5ForConditionalGeneration is an encoder-decoder"),
+        (partial(zoo.make, "FalconMultiQuery"), "on cached keys outside of the attention"),
+        (partial(zoo.make, "BloomForCausalLM"), "on cached keys outside of the attention"),
+        (partial(zoo.make, "DeepseekV3"), "calls linear on cached keys outside of the at"),
         (_mamba, "MambaForCausalLM"),
         (lambda: nn.Linear(3, 3), "Linear is not a model of transformers"),
     ],

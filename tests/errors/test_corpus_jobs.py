@@ -174,10 +174,19 @@ def test_a_dataset_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Monke
         read(name)
 
 
-@pytest.mark.parametrize("shards", [0, -1, 1.5, True, "3", 2**20 + 1])
-def test_a_number_of_shards_that_is_none(shards: Any, data: Path, tmp_path: Path) -> None:
-    with pytest.raises((ArgumentError, TypeError)):
-        hw.corpus("model", data, out=tmp_path / "run", shards=shards)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("shards", value) for value in (0, -1, 1.5, True, "3", 2**20 + 1)),
+        *(("max_tokens", value) for value in (1, 0, -3, 2.5, "9")),
+        ("request", "entropy"),
+    ],
+)
+def test_a_number_or_request_that_is_none(
+    name: str, value: Any, data: Path, tmp_path: Path
+) -> None:
+    with pytest.raises((ArgumentError, TypeError), match=f"{value}"):
+        hw.corpus("model", data, out=tmp_path / "run", **{name: value})
     assert not (tmp_path / "run").exists()
 
 
@@ -188,13 +197,6 @@ def test_a_description_with_a_number_of_shards_that_is_none(shards: Any, done: C
     path.write_text(json.dumps(content | {"shards": shards}), "utf-8")
     with pytest.raises(InputError, match=r"job\.json has schema 2 and .* from 1 to 1,048,576"):
         merge_corpus(done.path)
-
-
-@pytest.mark.parametrize("limit", [1, 0, -3, 2.5, "9"])
-def test_a_number_of_tokens_that_is_none(limit: Any, data: Path, tmp_path: Path) -> None:
-    with pytest.raises((ArgumentError, TypeError)):
-        hw.corpus("model", data, out=tmp_path / "run", max_tokens=limit)
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -211,11 +213,6 @@ def test_requests_that_no_shard_can_answer(
 def test_methods_that_need_all_texts(method: str) -> None:
     with pytest.raises(ArgumentError, match=f"method='{method}' needs all texts"):
         ImportanceRequest(method)
-
-
-def test_a_request_that_is_none(data: Path, tmp_path: Path) -> None:
-    with pytest.raises((ArgumentError, TypeError), match="entropy"):
-        hw.corpus("model", data, "entropy", out=tmp_path / "run")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import zoo
 from torch import nn
 
 from folders import tiny_llama
@@ -14,15 +15,6 @@ from headwise.layer import MultiHeadAttention
 from headwise.tables import Head, resolve_heads
 from headwise.watch import Request, observe
 from oracles import modules_of, padded
-
-
-def _bert() -> nn.Module:
-    return transformers.BertModel(
-        transformers.BertConfig(
-            hidden_size=12, num_hidden_layers=2, num_attention_heads=3, vocab_size=13,
-            intermediate_size=16, max_position_embeddings=16,
-        )
-    ).eval()  # fmt: skip
 
 
 def test_a_model_without_attention_is_refused() -> None:
@@ -54,7 +46,7 @@ def test_transforms_are_refused(transform: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("layers", [[1, 7], [7]])
 def test_a_layer_that_does_not_exist_is_refused(layers: list[int]) -> None:
-    model = _bert()
+    model = zoo.make("Bert")
     with observe(model, layers=layers) as watch:
         model(**padded([[1, 2, 3]], "right"))
     left_out = {site.watched for site in watch.sites() if site.layer not in layers}
@@ -67,7 +59,7 @@ def test_a_call_that_was_misread_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     def doubled(module: nn.Module, q: Any, k: Any, v: Any, mask: Any, **_: Any) -> Any:
         return (q @ k.transpose(-1, -2)).softmax(-1).matmul(2 * v).transpose(1, 2), None
 
-    model = _bert()
+    model = zoo.make("Bert")
     before = modules_of(model)
     transformers.AttentionInterface.register("doubled", doubled)
     transformers.AttentionMaskInterface.register("doubled", transformers.masking_utils.sdpa_mask)
@@ -103,7 +95,7 @@ def test_a_mask_of_another_kind_is_refused() -> None:
         assert mask.shape == (2, 3)
         return q.transpose(1, 2), None
 
-    model = _bert()
+    model = zoo.make("Bert")
     masks = transformers.AttentionMaskInterface
     transformers.AttentionInterface.register("in_rows", in_rows)
     masks.register("in_rows", transformers.masking_utils.flash_attention_mask)
@@ -123,7 +115,7 @@ def test_relations_need_whole_texts() -> None:
 
 
 def test_a_relation_outside_the_text_is_refused() -> None:
-    model = _bert()
+    model = zoo.make("Bert")
     request = Request(relations={"beyond": lambda ids: [(1, len(ids))]})
     with (
         pytest.raises(ArgumentError, match=r"'beyond' gives \(1, 3\).*0 to 2"),
@@ -254,13 +246,13 @@ def test_top_keys_are_among_the_keys(k: int) -> None:
     ],
 )
 def test_what_cannot_be_meant_is_refused_at_the_door(how: Any, match: str) -> None:
-    with pytest.raises(ArgumentError, match=match), observe(_bert(), **how):
+    with pytest.raises(ArgumentError, match=match), observe(zoo.make("Bert"), **how):
         pass
 
 
 @pytest.mark.parametrize("rows", [[1, 2], 3, slice(0, 3, 2)])
 def test_rows_are_a_slice_or_a_range(rows: Any) -> None:
-    with torch.no_grad(), observe(_bert(), Request(maps=True)) as watch:
+    with torch.no_grad(), observe(zoo.make("Bert"), Request(maps=True)) as watch:
         watch._model(**padded([[1, 2, 3]], "right"))
     with pytest.raises(ArgumentError, match="Give a slice or range of step 1"):
         watch.weights("L0.H0", rows)
@@ -300,20 +292,20 @@ def test_a_model_on_the_meta_device_is_refused(by_hand: bool) -> None:
         watch._model(x)
     ids = torch.zeros(1, 3, dtype=torch.long, device="meta")
     refused = pytest.raises(UnsupportedError, match="BertModel is called on the meta device")
-    with refused, observe(_bert().to("meta")) as watch:
+    with refused, observe(zoo.make("Bert").to("meta")) as watch:
         watch._model(ids)
 
 
 def test_all_heads_of_a_layer_have_their_weights_together() -> None:
-    with torch.no_grad(), observe(_bert(), Request(maps=True)) as watch:
+    with torch.no_grad(), observe(zoo.make("Bert"), Request(maps=True)) as watch:
         watch._model(**padded([[1, 2, 3]], "right"))
     layer = watch.weights("L1", rows=slice(1, 3))
-    assert layer.shape == (1, 3, 2, 3)
-    for head in range(3):
+    assert layer.shape == (1, 4, 2, 3)
+    for head in range(4):
         assert torch.equal(layer[:, head], watch.weights((1, head), rows=slice(1, 3)))
     with pytest.raises(HeadError, match=r"'L2' is neither a head nor a layer.*from L0 to L1"):
         watch.weights("L2")
-    with observe(_bert()) as watch:
+    with observe(zoo.make("Bert")) as watch:
         watch._model(**padded([[1, 2, 3]], "right"))
     with pytest.raises(ArgumentError, match="weights: maps=False"):
         watch.weights("L1")

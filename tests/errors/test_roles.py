@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
+import zoo
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
@@ -384,21 +384,15 @@ def test_too_few_examples_and_other_models_are_refused() -> None:
         hw.find_heads(_model(), [Example(**GOOD)] * 2, most=0)
     with pytest.raises(ArgumentError, match="the model reads 5"):
         hw.find_heads(_model(), [Example(**GOOD)] * 2, max_tokens=5)
-    config = transformers.T5Config(
-        vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2
-    )
-    with pytest.raises(UnsupportedError, match="T5Model reads two texts"):
-        hw.find_heads(transformers.T5Model(config), [Example(**GOOD)] * 2)
+    with pytest.raises(UnsupportedError, match="T5ForConditionalGeneration reads two texts"):
+        hw.find_heads(sharp_t5(), [Example(**GOOD)] * 2)
 
 
 def test_answers_of_a_model_without_logits_are_refused() -> None:
-    config = transformers.BertConfig(
-        hidden_size=24, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32,
-        vocab_size=40,
-    )  # fmt: skip
-    model = transformers.BertModel(config).eval()
     with pytest.raises(UnsupportedError, match="BertModel gives no logits"):
-        hw.find_heads(model, [Example(**GOOD, answer=[3])] * 4, evidence=hw.Evidence(nulls=()))
+        hw.find_heads(
+            zoo.make("Bert"), [Example(**GOOD, answer=[3])] * 4, evidence=hw.Evidence(nulls=())
+        )
 
 
 def test_characters_without_a_token_are_refused() -> None:
@@ -536,12 +530,5 @@ def test_bad_pairs_are_refused() -> None:
 
 
 def test_a_model_without_cross_attention_is_refused() -> None:
-    torch.manual_seed(0)
-    bert = transformers.BertConfig(
-        hidden_size=24, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32,
-        vocab_size=40,
-    )  # fmt: skip
     with pytest.raises(UnsupportedError, match="has no function that shifts labels"):
-        hw.align(
-            transformers.BertModel(bert), {"input_ids": torch.tensor([[3]])}, [[4]], heads=(0, 0)
-        )
+        hw.align(zoo.make("Bert"), {"input_ids": torch.tensor([[3]])}, [[4]], heads=(0, 0))

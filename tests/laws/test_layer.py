@@ -195,16 +195,6 @@ def test_gradients_equal_finite_differences(call: Call) -> None:
     assert torch.autograd.gradcheck(lambda *x: call.layer(*x, **call.how), inputs, fast_mode=True)
 
 
-def test_the_projections_are_called_as_modules() -> None:
-    layer = MultiHeadAttention(D_MODEL, 3)
-    called = []
-    for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-        hook = layer.get_submodule(name).register_forward_hook
-        hook(lambda *_, name=name: called.append(name))
-    layer(torch.randn(B, T, D_MODEL))
-    assert called == ["q_proj", "k_proj", "v_proj", "out_proj"]
-
-
 @pytest.mark.parametrize("sinks", [0.5, torch.linspace(-1, 1, 4)], ids=["one", "each"])
 @pytest.mark.parametrize("assign", [False, True])
 def test_constant_sinks_survive_the_meta_device(sinks: Any, assign: bool) -> None:

@@ -504,67 +504,6 @@ def test_a_pair_of_a_word_that_does_not_exist_is_refused(tmp_path: Path) -> None
         read_jsonl(path)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("own") / "model"
-    config = MiniGPTConfig(len(TOKENIZER.get_vocab()), n_layers=1, n_heads=2, d_model=16)
-    save(MiniGPT(config), TOKENIZER, folder)
-    return folder
-
-
-OWN = """
-def two_back(text):
-    words = [i for i, special in enumerate(text.special) if not special]
-    return [(i, i - 2) for i in words if i - 2 in words]
-
-number = 7
-"""
-
-
-def test_the_command_takes_a_function_of_a_file(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(OWN, "utf-8")
-    (tmp_path / "texts.txt").write_text("\n".join(lines(10)), "utf-8")
-    done = headwise(
-        "roles", model, "--text", tmp_path / "texts.txt", "--nulls", "none",
-        "--relation", f"{tmp_path / 'own.py'}:two_back", "-o", tmp_path / "roles.json",
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    assert "two_back" in (tmp_path / "roles.json").read_text("utf-8")
-    for role in ("two_back", "previous token"):  # the outcomes are printed beside the file
-        assert re.search(rf"^{role} +not tested", done.out, re.MULTILINE), done.out
-    assert not list(tmp_path.glob("__pycache__"))
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("own.py", "'.*own.py' is not FILE.py:NAME"),
-        ("own.txt:two_back", "is not FILE.py:NAME"),
-        ("own.py:not a name", "is not FILE.py:NAME"),
-        ("absent.py:two_back", "absent.py is not a file"),
-        ("own.py:three_back", r"has no function three_back. Did you mean two_back\? It has"),
-        ("own.py:number", "has no function number. It has two_back"),
-        ("broken.py:two_back", r"broken.py fails \(ZeroDivisionError: division by zero\)"),
-        ("model/own.py:two_back", "lies in the folder of the model, whose code is never run"),
-    ],
-)
-def test_a_relation_that_cannot_be_used_is_named(
-    source: str, message: str, model: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "own.py").write_text(OWN, "utf-8")
-    (tmp_path / "broken.py").write_text("1 / 0", "utf-8")
-    (tmp_path / "texts.txt").write_text("\n".join(lines(10)), "utf-8")
-    (tmp_path / "model").symlink_to(model)
-    (model / "own.py").write_text("raise SystemExit", "utf-8")
-    done = headwise(
-        "roles", model, "--text", tmp_path / "texts.txt", "--relation", tmp_path / source
-    )
-    (model / "own.py").unlink()
-    assert done.code == 2
-    assert done.out == ""
-    assert re.search(rf"^--relation: .*{message}", done.err), done.err
-
-
 # A choice of one's own: the score, the baselines and the outcome of the same annotated choice.
 
 
@@ -731,15 +670,6 @@ def test_choices_that_are_no_pairs_are_named(pairs: Any) -> None:
             results_of(right, candidates)
 
 
-def test_a_generator_of_choices_that_are_no_pairs_is_named() -> None:
-    relation = ChoiceRelation(lambda text: (end for end in [("a", 1)]), names)
-    with pytest.raises(ArgumentError, match=r"'own' returns \[\('a', 1\)\] .* Return pairs"):
-        find_roles(
-            Planted([("any",)], True), TOKENIZER, [text.text for text in pronouns(4)],
-            relations={"own": relation}, evidence=WITHOUT_NULLS,
-        )  # fmt: skip
-
-
 def test_a_choice_outside_of_the_text_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"'own' gives \(\(3,\), \(1, 99\)\) for a text of"):
         results_of([], [(3, (99, 1))])
@@ -760,8 +690,12 @@ def test_special_tokens_may_be_candidates_and_keep_their_places_in_another_order
     assert 0 <= row["null.shuffled"] <= 1
 
 
-OWN_CHOICE = """
+OWN = """
 from headwise.roles import ChoiceRelation
+
+def two_back(text):
+    words = [i for i, special in enumerate(text.special) if not special]
+    return [(i, i - 2) for i in words if i - 2 in words]
 
 def among(text):
     return [(len(text.ids) - 2, key) for key in range(1, 4)]
@@ -778,6 +712,7 @@ def two(text, more):
 first = ChoiceRelation(right, among)
 fails = ChoiceRelation(right, broken)
 takes_two = ChoiceRelation(two, among)
+number = 7
 """
 
 
@@ -787,20 +722,31 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     config = MiniGPTConfig(len(TOKENIZER.get_vocab()), n_layers=1, n_heads=2, d_model=16)
     save(MiniGPT(config), TOKENIZER, folder / "model")
-    (folder / "own.py").write_text(OWN_CHOICE, "utf-8")
+    (folder / "model" / "own.py").write_text("raise SystemExit", "utf-8")
+    (folder / "own.py").write_text(OWN, "utf-8")
+    (folder / "broken.py").write_text("1 / 0", "utf-8")
     (folder / "texts.txt").write_text("\n\n".join(t.text for t in pronouns(70)), "utf-8")
     return folder
 
 
-def run(files: Path, name: str, *more: str) -> Any:
+def run(files: Path, source: str, *more: str) -> Any:
     return headwise(
         "roles", files / "model", "--text", files / "texts.txt", "--nulls", "none",
-        "--relation", f"{files / 'own.py'}:{name}", *more,
+        "--relation", files / source, *more,
     )  # fmt: skip
 
 
+def test_the_command_takes_a_function_of_a_file(files: Path, tmp_path: Path) -> None:
+    done = run(files, "own.py:two_back", "-o", str(tmp_path / "roles.json"))
+    assert done.code == 0, done.err
+    assert "two_back" in (tmp_path / "roles.json").read_text("utf-8")
+    for role in ("two_back", "previous token"):  # the outcomes are printed beside the file
+        assert re.search(rf"^{role} +not", done.out, re.MULTILINE), done.out
+    assert not list(files.glob("__pycache__"))
+
+
 def test_the_command_takes_a_choice_of_a_file(files: Path) -> None:
-    done = run(files, "first", "--json")
+    done = run(files, "own.py:first", "--json")
     assert done.code == 0, done.err
     (row,) = (row for row in json.loads(done.out) if row["role"] == "first")
     assert row["rule.first"] == 1.0
@@ -808,14 +754,23 @@ def test_the_command_takes_a_choice_of_a_file(files: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("source", "message"),
     [
-        ("fails", r"fails\.candidates in .* fails \(ZeroDivisionError"),
-        ("takes_two", r"takes_two\.pairs\(text, more\) in .* cannot be called with one argument"),
-        ("second", r"no function second.* It has among, right, broken, two, first, fails, takes_t"),
+        ("own.py", "'.*own.py' is not FILE.py:NAME"),
+        ("own.txt:two_back", "is not FILE.py:NAME"),
+        ("own.py:not a name", "is not FILE.py:NAME"),
+        ("absent.py:two_back", "absent.py is not a file"),
+        ("own.py:three_back", r"has no function three_back. Did you mean two_back\? It has two_b"),
+        ("own.py:number", "has no function number. It has two_back, among, right, broken, two, f"),
+        ("broken.py:two_back", r"broken.py fails \(ZeroDivisionError: division by zero\)"),
+        ("model/own.py:two_back", "lies in the folder of the model, whose code is never run"),
+        ("own.py:fails", r"fails\.candidates in .* fails \(ZeroDivisionError"),
+        ("own.py:takes_two", r"takes_two\.pairs\(text, more\) in .* cannot be called with one a"),
     ],
 )
-def test_a_choice_of_a_file_that_fails_is_named(files: Path, name: str, message: str) -> None:
-    done = run(files, name)
+def test_a_relation_of_a_file_that_cannot_be_used_is_named(
+    source: str, message: str, files: Path
+) -> None:
+    done = run(files, source)
     assert (done.code, done.out) == (2, "")
     assert re.search(f"^--relation: .*{message}", done.err), done.err

@@ -1,6 +1,5 @@
 """The queries a table covers, and modules that do not attend between tokens."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -58,13 +57,9 @@ def test_a_block_sparse_table_reports_its_coverage(tmp_path: Path) -> None:
 
 
 def test_a_table_of_all_queries_has_no_coverage_column() -> None:
-    config = transformers.BertConfig(
-        hidden_size=D_MODEL, num_hidden_layers=1, num_attention_heads=HEADS, intermediate_size=8,
-        vocab_size=23,
-    )  # fmt: skip
-    watch = _watched(transformers.BertModel(config).eval(), torch.tensor([[3, 4, 5]]))
-    assert [site.coverage for site in watch.sites()] == ["all queries"]
-    assert watch.table().coverage.tolist() == [1.0] * HEADS
+    watch = _watched(zoo.make("Bert"), torch.tensor([[3, 4, 5]]))
+    assert [site.coverage for site in watch.sites()] == ["all queries"] * 2
+    assert watch.table().coverage.tolist() == [1.0] * 8
     assert "coverage" not in watch.table().frame()
 
 
@@ -220,55 +215,6 @@ def test_a_sparse_model_counts_every_query_without_a_mask_of_the_text() -> None:
 # Module calls: calls of one pass belong together, and a part of the model may run alone.
 
 
-class ImageAttention(nn.Module):
-    """Attention within each of several packed images, as in vision towers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(12, 36)
-
-    def forward(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 3)).permute(1, 2, 0, 3).unsqueeze(1)
-        parts = zip(*(tensor.split(list(sizes), dim=2) for tensor in (q, k, v)), strict=True)
-        heads = [F.scaled_dot_product_attention(*part) for part in parts]
-        return torch.cat(heads, 2)[0].transpose(0, 1).flatten(1)
-
-
-class ImageLayers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(ImageAttention() for _ in range(2))
-
-    def forward(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
-        for layer in self.layers:
-            x = x + layer(x, sizes)
-        return x
-
-
-def _of_images(batches: Sequence[Sequence[int]]) -> HeadTable:
-    model = ImageLayers()
-    images = torch.randn(9, 12, generator=torch.Generator().manual_seed(1))
-    with torch.no_grad(), observe(model, Request(per_text=True)) as watch:
-        for sizes in batches:
-            start = 0 if sizes[0] == 4 else 4
-            model(images[start : start + sum(sizes)], sizes)
-    return watch.table()
-
-
-def test_images_of_one_pass_are_texts_of_one_layer() -> None:
-    together, apart = _of_images([(4, 5)]), _of_images([(4,), (5,)])
-    assert [str(head) for head in together.heads] == [
-        f"L{m}.H{h}" for m in (0, 1) for h in range(4)
-    ]
-    assert together.heads == apart.heads
-    for name in apart.statistics:
-        for actual, expected in zip(
-            together.per_text(name).parts, apart.per_text(name).parts, strict=True
-        ):
-            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6, err_msg=name)
-
-
 class Flat(nn.Module):
     """Three layers in one module."""
 
@@ -392,7 +338,7 @@ def test_received_mass_covers_the_whole_text_with_a_rolling_cache(name: str) -> 
         torch.testing.assert_close(received, maps[layer][:, 1].sum(1), atol=1e-4, rtol=1e-4)
 
 
-def test_packed_images_of_a_real_architecture() -> None:
+def test_images_of_one_pass_are_texts_of_one_layer() -> None:
     config = transformers.models.qwen2_vl.configuration_qwen2_vl.Qwen2VLVisionConfig(
         depth=2, embed_dim=24, hidden_size=24, num_heads=3, patch_size=2, mlp_ratio=1
     )
@@ -400,11 +346,21 @@ def test_packed_images_of_a_real_architecture() -> None:
     model = transformers.models.qwen2_vl.modeling_qwen2_vl.Qwen2VisionTransformerPretrainedModel
     tower = model._from_config(config).eval()
     patches, grid = torch.randn(24, 3 * 2 * 2 * 2), torch.tensor([[1, 4, 2], [1, 4, 4]])
-    with torch.no_grad(), observe(tower, Request(per_text=True)) as watch:
-        tower(patches[:8], grid[:1])
-        tower(patches, grid)
-    assert {head.layer for head in watch.table().heads} == {0, 1}
-    assert watch.table().per_text("lse").count[:, 0].tolist() == [8, 8, 16]
+    images = [(patches[:8], grid[:1]), (patches[8:], grid[1:])]
+    tables = []
+    for passes in ([(patches, grid)], images):
+        with torch.no_grad(), observe(tower, Request(per_text=True)) as watch:
+            for image in passes:
+                tower(*image)
+        tables.append(watch.table())
+    together, apart = tables
+    assert together.heads == apart.heads
+    assert {head.layer for head in together.heads} == {0, 1}
+    assert together.per_text("lse").count[:, 0].tolist() == [8, 16]
+    for name in apart.statistics:
+        parts = zip(together.per_text(name).parts, apart.per_text(name).parts, strict=True)
+        for ours, known in parts:
+            np.testing.assert_allclose(ours, known, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 # Texts packed into one row of a Hugging Face model are the texts one by one.

@@ -455,28 +455,15 @@ class PackedFusedAttention(PackedHandwrittenAttention):
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
-def _tiny_bert() -> nn.Module:
-    config = transformers.BertConfig(
-        hidden_size=12, num_hidden_layers=2, num_attention_heads=4, vocab_size=13,
-        intermediate_size=16, max_position_embeddings=16,
-    )  # fmt: skip
-    return transformers.BertModel(config)
-
-
 def _gpt2() -> nn.Module:
     return transformers.GPT2Model(transformers.GPT2Config(n_embd=12, n_layer=2, n_head=4))
 
 
-def _torch_encoder() -> nn.Module:
-    block = nn.TransformerEncoderLayer(12, 4, 16, batch_first=True)
-    return nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
-
-
 THREADED: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
-    "bert": (_tiny_bert, IDS),
+    "bert": (_bert, IDS),
     "fused": (PackedFusedAttention, X),
     "gpt2": (_gpt2, IDS),
-    "torchs": (_torch_encoder, X),
+    "torchs": (_torchs, X),
     "written": (PackedHandwrittenAttention, X),
 }
 
@@ -562,7 +549,7 @@ def test_watches_may_end_in_any_order(kind: str) -> None:
 
 
 def test_a_model_may_run_in_another_thread_than_its_watch() -> None:
-    model = _tiny_bert().eval()
+    model = _bert()
     with observe(model) as watch:
         thread = Thread(target=lambda: model(IDS))
         thread.start()

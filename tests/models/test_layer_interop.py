@@ -10,17 +10,12 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 from transformers import (
+    AutoConfig,
+    AutoModel,
     BertConfig,
     BertModel,
-    GPT2Config,
-    GPT2Model,
     LlamaConfig,
-    LlamaModel,
     PreTrainedModel,
-    Qwen2Config,
-    Qwen2Model,
-    Qwen3Config,
-    Qwen3Model,
     T5Config,
     T5Model,
 )
@@ -95,75 +90,34 @@ def test_bert() -> None:
     _same(output, mixed.out, maps[1])
 
 
-def test_gpt2() -> None:
-    config = GPT2Config(
-        vocab_size=50, n_embd=12, n_head=3, n_layer=2, n_positions=16, attn_implementation="eager"
-    )
-    model = _alive(GPT2Model(config))
-    theirs = model.h[1].attn
-    recorded = CapturedModule(theirs)
-    maps = model(_ids(), output_attentions=True).attentions
-    ours = MultiHeadAttention(12, 3, bias=True).double()
-    ours.load_state_dict(theirs.state_dict())
-    _same(ours(recorded.x, causal=True, need_weights=True), recorded.out, maps[1])
+PLAIN = {"rope_type": "default", "rope_theta": 500.0}
+GROUPED = {"hidden_size": 12, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
 
 
 @pytest.mark.parametrize(
-    ("rope", "parameters"),
+    ("kind", "sizes", "heads", "options"),
     [
-        (RoPE(6, base=500.0), {"rope_type": "default", "rope_theta": 500.0}),
-        (RoPE(6, base=500.0, scaling=Llama3Scaling(4.0, trained_length=16)), LLAMA3),
+        ("gpt2", {"n_embd": 12, "n_head": 3, "n_positions": 16}, 3, {"bias": True}),
+        ("llama", GROUPED, 4, {}),
+        ("qwen2", GROUPED | {"hidden_size": 24}, 4, {"bias": "qkv"}),  # only inputs have biases
+        ("qwen3", GROUPED, 4, {"qk_norm": True}),
     ],
-    ids=["plain", "llama3"],
 )
-def test_llama(rope: RoPE, parameters: dict[str, Any]) -> None:
-    config = LlamaConfig(
-        vocab_size=50, hidden_size=12, num_attention_heads=4, num_key_value_heads=2, head_dim=6,
-        num_hidden_layers=2, intermediate_size=16, rope_parameters=parameters,
-        attn_implementation="eager",
-    )  # fmt: skip
-    model = _alive(LlamaModel(config))
-    theirs = model.layers[1].self_attn
+def test_decoders(kind: str, sizes: dict[str, Any], heads: int, options: dict[str, Any]) -> None:
+    config = AutoConfig.for_model(
+        kind, vocab_size=50, num_hidden_layers=2, attn_implementation="eager", **sizes
+    )
+    if kind != "gpt2":
+        config.rope_parameters, config.intermediate_size = PLAIN, 16
+        options = options | {"n_kv_heads": 2, "head_dim": 6, "rope": RoPE(6, base=500.0)}
+    model = _alive(AutoModel.from_config(config))
+    theirs = model.h[1].attn if kind == "gpt2" else model.layers[1].self_attn
     recorded = CapturedModule(theirs)
     maps = model(_ids(), output_attentions=True).attentions
-    ours = MultiHeadAttention(12, 4, 2, head_dim=6, rope=rope).double()
+    ours = MultiHeadAttention(config.hidden_size, heads, **options).double()
     ours.load_state_dict(theirs.state_dict())
     output = ours(recorded.x, causal=True, need_weights=True)
     # Theirs rotates in float32.
-    torch.testing.assert_close(output.weights, maps[1], rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(output.out, recorded.out, rtol=1e-4, atol=1e-5)
-
-
-def test_qwen2_with_input_biases_only() -> None:
-    config = Qwen2Config(
-        vocab_size=50, hidden_size=24, num_attention_heads=4, num_key_value_heads=2,
-        num_hidden_layers=2, intermediate_size=16, attn_implementation="eager",
-    )  # fmt: skip
-    model = _alive(Qwen2Model(config))
-    theirs = model.layers[1].self_attn
-    recorded = CapturedModule(theirs)
-    maps = model(_ids(), output_attentions=True).attentions
-    rope = RoPE(6, base=config.rope_parameters["rope_theta"])
-    ours = MultiHeadAttention(24, 4, 2, rope=rope, bias="qkv").double()
-    ours.load_state_dict(theirs.state_dict())
-    output = ours(recorded.x, causal=True, need_weights=True)
-    torch.testing.assert_close(output.weights, maps[1], rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(output.out, recorded.out, rtol=1e-4, atol=1e-5)
-
-
-def test_qwen3_with_normalised_queries_and_keys() -> None:
-    config = Qwen3Config(
-        vocab_size=50, hidden_size=12, num_attention_heads=4, num_key_value_heads=2, head_dim=6,
-        num_hidden_layers=2, intermediate_size=16, attn_implementation="eager",
-    )  # fmt: skip
-    model = _alive(Qwen3Model(config))
-    theirs = model.layers[1].self_attn
-    recorded = CapturedModule(theirs)
-    maps = model(_ids(), output_attentions=True).attentions
-    rope = RoPE(6, base=config.rope_parameters["rope_theta"])
-    ours = MultiHeadAttention(12, 4, 2, head_dim=6, rope=rope, qk_norm=True).double()
-    ours.load_state_dict(theirs.state_dict())
-    output = ours(recorded.x, causal=True, need_weights=True)
     torch.testing.assert_close(output.weights, maps[1], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(output.out, recorded.out, rtol=1e-4, atol=1e-5)
 
