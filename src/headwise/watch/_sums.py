@@ -30,29 +30,16 @@ Widths = dict[str, int]  # the most keys of a query, by name
 Rule = tuple[Bool[Tensor, "B H T"] | None, Float[Tensor, "B H T"] | None]
 
 
-class _OfRows(NamedTuple):
-    """What is known of a statistic of rows, other than a mass, beside its value in `Rows`.
-
-    Attributes:
-        of_several: Whether it counts only rows with several keys, or those that the request wants.
-        even: Its value under uniform weights, from the rows and their numbers of keys, if any.
-    """
-
-    of_several: bool = False
-    even: Callable[[Rows, Float[Tensor, "B H T"]], Float[Tensor, "B H T"]] | None = None
-
-
-# By the names of `tables.STATISTICS`; where a value is None, no row counts.
-_OF_ROWS = {
-    "entropy": _OfRows(of_several=True, even=lambda rows, n_keys: n_keys.log()),
-    "max_weight": _OfRows(of_several=True, even=lambda rows, n_keys: 1.0 / n_keys),
-    "participation": _OfRows(of_several=True, even=lambda rows, n_keys: n_keys),
-    "distance": _OfRows(of_several=True, even=lambda rows, n_keys: rows["even_distance"]),
-    "max_logit": _OfRows(),
-    "lse": _OfRows(),
-    "sink": _OfRows(),
-    "output_norm": _OfRows(),
+# The value under uniform weights, from the rows and their numbers of keys. What has one counts rows
+# with several keys alone, or those that the request wants.
+_EVEN: dict[str, Callable[[Rows, Float[Tensor, "B H T"]], Float[Tensor, "B H T"]]] = {
+    "entropy": lambda rows, n_keys: n_keys.log(),
+    "max_weight": lambda rows, n_keys: 1.0 / n_keys,
+    "participation": lambda rows, n_keys: n_keys,
+    "distance": lambda rows, n_keys: rows["even_distance"],
 }
+# By the names of `tables.STATISTICS`, all but the masses; where a value is None, no row counts.
+_OF_ROWS = (*_EVEN, "max_logit", "lse", "sink", "output_norm")
 # Those that kernels compute on request alone.
 _REQUESTED = [field.name for field in fields(RowRequest) if field.name in _OF_ROWS]
 
@@ -141,7 +128,7 @@ def sum_rows(
     kind = H, rows["sink"] is not None
     eligible = layout.eligible.get(kind) if shares else None
     if eligible is None:
-        eligible = _eligible_rows(_first_heads(rows, H), layout, request)
+        eligible = find_eligible(_first_heads(rows, H), layout, request)
         if shares:
             layout.eligible[kind] = eligible
     values = _values(rows, layout.widths, request)
@@ -249,27 +236,6 @@ class EligibleRows:
     even: Float[Tensor, "K M H"]
     undefined: Bool[Tensor, "K H"]
 
-    @classmethod
-    def of(
-        cls, rules: Sequence[Rule], real: Bool[Tensor, "B H T"], positions: Positions
-    ) -> "EligibleRows":
-        """The rows that are real and eligible by the rule of each statistic."""
-        rows = _stacked([real if rule is None else rule for rule, _ in rules], real) & real
-        nowhere = torch.full(real.shape, torch.nan, device=real.device)
-        values = _stacked([nowhere if even is None else even for _, even in rules], nowhere)
-        even = _by_text(positions, torch.where(rows, values, 0.0))
-        no_even = torch.tensor(
-            [even is None for _, even in rules], dtype=torch.bool, device=real.device
-        )
-        count = _by_text(positions, rows)
-        return cls(
-            bits=-rows.to(torch.int32),
-            floor=torch.where(rows, 0.0, -torch.inf),
-            count=count,
-            even=even.masked_fill(no_even[:, None, None], torch.nan),
-            undefined=count.sum(1) == 0,
-        )
-
     def sums_of(self, values: Float[Tensor, "K n B H T"], positions: Positions) -> RowSums:
         """The sums of `n` calls on the same `M` texts, and the largest values.
 
@@ -305,7 +271,7 @@ def _stacked(
     return torch.stack(list(values)) if values else like.new_empty((0, *like.shape))
 
 
-def _eligible_rows(rows: Rows, layout: CallLayout, request: Request) -> EligibleRows:
+def find_eligible(rows: Rows, layout: CallLayout, request: Request) -> EligibleRows:
     """The rows that count for each statistic of a request, and its value under uniform weights."""
     positions, widths, spans = layout.positions, layout.widths, layout.spans
     real = positions.query_real[:, None] & (rows["n_keys"] > 0)
@@ -323,7 +289,21 @@ def _eligible_rows(rows: Rows, layout: CallLayout, request: Request) -> Eligible
         rules[name] = rules[f"top({name})"] = eligible, seen / n_keys
         share = shares.get(f"value({name})")
         rules[f"value({name})"] = eligible if share is None else eligible & ~share.isnan(), None
-    return EligibleRows.of([rules[name] for name in request.names], real, positions)
+    chosen = [rules[name] for name in request.names]
+    counting = _stacked([real if rows is None else rows for rows, _ in chosen], real) & real
+    nowhere = torch.full_like(n_keys, torch.nan)
+    evens = _stacked([nowhere if even is None else even for _, even in chosen], nowhere)
+    no_even = torch.tensor(
+        [even is None for _, even in chosen], dtype=torch.bool, device=real.device
+    )
+    count, even = (_by_text(positions, x) for x in (counting, evens.where(counting, 0.0)))
+    return EligibleRows(
+        bits=-counting.to(torch.int32),
+        floor=torch.where(counting, 0.0, -torch.inf),
+        count=count,
+        even=even.masked_fill(no_even[:, None, None], torch.nan),
+        undefined=count.sum(1) == 0,
+    )
 
 
 def _rule(
@@ -339,8 +319,7 @@ def _rule(
     if name == "max_logit":
         # That of hand-written attention may be unknown; NaN rows count as known.
         return ~rows["max_logit"].isnan() | rows["lse"].isnan(), None
-    of_several, even = _OF_ROWS[name]
-    return several if of_several else None, None if even is None else even(rows, n_keys)
+    return (several, _EVEN[name](rows, n_keys)) if name in _EVEN else (None, None)
 
 
 # Texts of a site whose sums are kept apart before they are added up, on average.

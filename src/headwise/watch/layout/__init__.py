@@ -3,7 +3,7 @@
 from headwise.watch.layout._call_layouts import CallLayout, CallLayouts
 from headwise.watch.layout._pairs import TextPairs
 from headwise.watch.layout._positions import NONE, Positions
-from headwise.watch.layout._stretches import Stretch, TextSpans, read_stretches, stretch_tokens
+from headwise.watch.layout._spans import Stretch, TextSpans, read_stretches, stretch_tokens
 
 __all__ = [
     "NONE",
