@@ -18,6 +18,7 @@ from headwise.models.texts import pieces_of, tokenizer_of, without_logits
 
 _ALL = 1 << 30  # tokens: more than any prompt has
 _PART = 512  # tokens of a prompt whose logits are in memory: 0.5 GB with a vocabulary of 262,144
+_DECODED = 32  # tokens after the prompt, greedily
 _ROUNDS = 3  # of both caches in turn, so that other work on the machine slows both
 
 
@@ -29,7 +30,6 @@ def compare_caches(
     *,
     tokenizer: Any,
     max_tokens: int | None = None,
-    n_decoded: int = 32,
 ) -> pd.DataFrame:
     """Read a prompt and continue it under the full cache and under that of a plan.
 
@@ -37,7 +37,6 @@ def compare_caches(
 
     Args:
         max_tokens: The most tokens of the prompt, from its beginning. None is all.
-        n_decoded: The tokens that are decoded greedily after the prompt.
     Returns:
         A row for each cache. `loss` is the mean cross-entropy, in nats, of the tokens in the second
         half of the prompt, each predicted from the true tokens before it (teacher forcing), as far
@@ -55,10 +54,10 @@ def compare_caches(
     pieces = pieces_of(tokenizer, prompt, max_tokens or _ALL, begin=True)
     ids = torch.tensor([next(iter(pieces), ())], dtype=torch.long, device=device_of(model))
     n_tokens, context = ids.shape[1], getattr(model.config, "max_position_embeddings", None)
-    if context and n_tokens + n_decoded > context:
+    if context and n_tokens + _DECODED > context:
         raise ArgumentError(
-            f"compare_caches: the prompt has {n_tokens} tokens, {n_decoded} are decoded, and the "
-            f"model reads {context}. Give a shorter prompt, or max_tokens={context - n_decoded}."
+            f"compare_caches: the prompt has {n_tokens} tokens, {_DECODED} are decoded, and the "
+            f"model reads {context}. Give a shorter prompt, or max_tokens={context - _DECODED}."
         )
     if n_tokens < 2 or plan.share(n_tokens) == 1:
         raise ArgumentError(
@@ -71,20 +70,20 @@ def compare_caches(
             for name, of_rounds in rows.items():
                 full = name == "full cache"
                 with head_cache(model, {}, 0) if full else plan.cache(model) as cache:
-                    of_rounds.append(_read_and_decode(model, cache, ids, n_decoded))
+                    of_rounds.append(_read_and_decode(model, cache, ids))
     return pd.DataFrame(
         {
             "name": name,
             "loss": of_rounds[0][0],
             "bytes": of_rounds[0][1],
-            "tokens_per_second": n_decoded / median(seconds for _, _, seconds in of_rounds),
+            "tokens_per_second": _DECODED / median(seconds for _, _, seconds in of_rounds),
         }
         for name, of_rounds in rows.items()
     )
 
 
 def _read_and_decode(
-    model: nn.Module, cache: Any, ids: Int[Tensor, "1 T"], n_decoded: int
+    model: nn.Module, cache: Any, ids: Int[Tensor, "1 T"]
 ) -> tuple[float, int, float]:
     """The loss of the second half of a prompt, the bytes after it, and the seconds of decoding."""
     keep = {str(cache_argument(model)): cache, "use_cache": True}
@@ -100,7 +99,7 @@ def _read_and_decode(
     nbytes = _nbytes(cache, ids.shape[1])
     token = last.argmax(-1)
     start = time.perf_counter()
-    for _ in range(n_decoded):
+    for _ in range(_DECODED):
         token = model(input_ids=token, **keep).logits[:, -1:].argmax(-1)
     token.cpu()  # waits for a GPU
     return loss, nbytes, time.perf_counter() - start

@@ -7,10 +7,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from headwise.errors import MaskError
-from headwise.masks._html import MOST, squares_html
 from headwise.masks.tiles import Tile
 
-_SHOWN_KEYS = 12  # of a rule for any lengths, in a notebook
+# In a notebook: keys of a rule for any lengths, the most queries and keys, pixels of each.
+_SHOWN_KEYS, _MOST, _SQUARE = 12, 32, 10
 
 
 class Mask:
@@ -54,9 +54,9 @@ class Mask:
         T, S = self.lengths_fixed
         S = S or T or _SHOWN_KEYS
         T = T or S
-        queries, keys = (range(max(0, size - MOST), size) for size in (T, S))
+        queries, keys = (range(max(0, size - _MOST), size) for size in (T, S))
         tile = Tile(T, S, queries, keys, torch.device("cpu"))
-        return squares_html(self.tile(tile), (T, S), self.batch)
+        return _squares(self.tile(tile), (T, S), self.batch)
 
     def extent(self, rows: range, T: int, S: int) -> range:
         """The range of keys that these queries may see, computed without a tensor."""
@@ -188,3 +188,31 @@ class _Not(Mask):
 def _overlap(left: range, right: range) -> range:
     start = max(left.start, right.start)
     return range(start, max(start, min(left.stop, right.stop)))
+
+
+def _squares(
+    visible: Bool[Tensor, "#B #H #R #n"], lengths: tuple[int, int], batch: tuple[int, int]
+) -> str:
+    """The mask of the first text and head: a row per query, filled where it may attend.
+
+    Args:
+        visible: The mask on the last queries and keys.
+        lengths: The numbers of all queries and keys.
+        batch: The numbers of texts and of heads.
+    """
+    T, S = lengths
+    R, n = min(T, _MOST), min(S, _MOST)
+    shown = visible.expand(-1, -1, R, n)[0, 0].tolist() if visible.numel() else []
+    squares = "".join(
+        f'<rect x="{_SQUARE * column}" y="{_SQUARE * row}" width="{_SQUARE - 1}" '
+        f'height="{_SQUARE - 1}" fill="{"#2c728e" if attends else "#eeeeee"}"/>'
+        for row, line in enumerate(shown)
+        for column, attends in enumerate(line)
+    )
+    part = "" if (R, n) == (T, S) else f", the last {R} and {n} shown"
+    several = "" if batch == (1, 1) else f"; the first of {batch[0]} texts and {batch[1]} heads"
+    return (
+        f'<figure style="margin:0;font:12px sans-serif"><svg width="{_SQUARE * n}" '
+        f'height="{_SQUARE * R}" role="img" aria-label="which keys a query sees">{squares}</svg>'
+        f"<figcaption>{T} queries (rows), {S} keys{part}{several}</figcaption></figure>"
+    )

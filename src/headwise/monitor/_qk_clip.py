@@ -12,9 +12,8 @@ from jaxtyping import Float64
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import Site, check_weights
 from headwise.models.ownership import LogitRows, find_logit_rows, first_batch, scale_rows
-from headwise.monitor._monitor import HeadMonitor
+from headwise.monitor._monitor import HeadMonitor, TrainerEvents
 from headwise.monitor._step_statistics import StepStatistics
-from headwise.monitor._step_watch import TrainerEvents
 from headwise.tables import Head
 
 _EPS = float(np.finfo(np.float32).eps)
