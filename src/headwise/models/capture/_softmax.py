@@ -234,10 +234,22 @@ class SoftmaxTracker:
     def _plain(
         self, pending: _PendingSoftmax, visible: Bool[Tensor, "B H T S"]
     ) -> Float[Tensor, "B H T S"] | None:
+        """The masked logits, if they are products of queries and keys times one factor."""
+        if pending.scores is None:
+            return None
         with torch.set_grad_enabled(self._capture.keep_graph):
-            logits = self._capture.detach(pending.logits)[0].reshape(visible.shape)
-            wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            return _plain(pending, wide, visible)
+            (logits,) = self._capture.detach(pending.logits)
+            work = torch.promote_types(logits.dtype, torch.float32)
+            logits, scores = (
+                x.reshape(visible.shape).to(work) for x in (logits, pending.scores.detach())
+            )
+            shown, scores = (torch.where(visible, x, 0.0) for x in (logits, scores))
+            largest = scores.abs().argmax()
+            factor = shown.flatten()[largest] / scores.flatten()[largest]
+            gap = (shown - factor * scores).abs().max()
+            if gap <= torch.finfo(pending.logits.dtype).eps * 16 * shown.abs().max():
+                return logits.masked_fill(~visible, -torch.inf)
+        return None
 
 
 def _flat(args: Any) -> list[Any]:
@@ -274,21 +286,3 @@ def _values(
     if v.ndim == 4 and len(weights) > 3:
         return v.expand(B, -1, -1, -1)
     return v.expand(*weights[:-2], *v.shape[-2:]).reshape(B, H, S, v.shape[-1])
-
-
-def _plain(
-    pending: _PendingSoftmax, logits: Float[Tensor, "B H T S"], visible: Bool[Tensor, "B H T S"]
-) -> Float[Tensor, "B H T S"] | None:
-    """The masked logits, if they are products of queries and keys times one factor."""
-    if pending.scores is None:
-        return None
-    scores = torch.where(
-        visible, pending.scores.detach().reshape(logits.shape).to(logits.dtype), 0.0
-    )
-    shown = torch.where(visible, logits, 0.0)
-    largest = scores.abs().argmax()
-    factor = shown.flatten()[largest] / scores.flatten()[largest]
-    tolerance = torch.finfo(pending.logits.dtype).eps * 16
-    if (shown - factor * scores).abs().max() <= tolerance * shown.abs().max():
-        return logits.masked_fill(~visible, -torch.inf)
-    return None
