@@ -237,10 +237,9 @@ def test_a_prompt_that_is_too_long(model):
         sample(model, TOKENIZER, "I work , you work , he")
 
 
-@pytest.mark.parametrize(("name", "value"), [("max_new_tokens", -1), ("temperature", -0.5)])
-def test_negative_numbers(model, name, value):
-    with pytest.raises(ArgumentError, match=f"sample: {name} is {value}"):
-        sample(model, TOKENIZER, "I", **{name: value})
+def test_a_negative_number_of_tokens(model):
+    with pytest.raises(ArgumentError, match="sample: max_new_tokens is -1"):
+        sample(model, TOKENIZER, "I", max_new_tokens=-1)
 
 
 # A broken checkpoint of a training run is refused by name before the optimizer sees it. Those of a

@@ -297,12 +297,11 @@ def test_evaluation_is_repeatable_and_keeps_the_mode():
 
 
 @settings(max_examples=12)
-@given(seeds, st.sampled_from([0, 1, 40]), st.sampled_from([0.0, 0.7, 1.0]))
-def test_a_sample_continues_its_prompt_repeatably(seed, words, temperature):
+@given(seeds, st.sampled_from([0, 1, 40]))
+def test_a_sample_continues_its_prompt_repeatably(seed, words):
     model = small_model(seed)
-    draw = {"max_new_tokens": words, "temperature": temperature, "seed": seed}
-    text = sample(model, TOKENIZER, "I work , y'all", **draw)
-    assert text == sample(model, TOKENIZER, "I work , y'all", **draw)
+    text = sample(model, TOKENIZER, "I work , y'all", max_new_tokens=words)
+    assert text == sample(model, TOKENIZER, "I work , y'all", max_new_tokens=words)
     assert text.startswith("I work , y'all")
     assert len(text.split()) <= min(4 + words, model.config.context)
 
@@ -313,8 +312,3 @@ def test_the_likeliest_words_are_those_of_the_logits():
     ids = torch.tensor([TOKENIZER.encode(text).ids])
     likeliest = model(ids)[0].argmax(-1)
     assert torch.equal(likeliest[2:-1], ids[0, 3:])
-
-
-def test_a_low_temperature_takes_the_likeliest_word():
-    model = small_model(2)
-    assert sample(model, TOKENIZER, "I", temperature=1e-6) == sample(model, TOKENIZER, "I")

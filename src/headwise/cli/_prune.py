@@ -14,7 +14,6 @@ from headwise.files import write_beside
 if TYPE_CHECKING:
     from torch import nn
 
-    from headwise.surgery import Plan
     from headwise.tables import Curves, Head, Scores
 
 _WHERE = "(on every second text; the others fold and train the smaller model)"
@@ -169,8 +168,6 @@ def prune(
     for line in str(planned).splitlines():
         print_note(line)
     as_format(format, full)
-    if format in ("stock", "padded"):
-        _check_shapes(format, full, planned, folds=bool(texts))
     # The mean outputs are those on plain texts; `read_batches` would mask tokens of some models.
     sentences, reference = _inputs.sentences_of(training), None
     if sentences:
@@ -178,6 +175,7 @@ def prune(
         pieces = encode(tokenizer, sentences, full, shared.max_tokens)
         reference = [vars(batch) for batch in batches(pieces, _BATCH_SIZE, device_of(full))]
     small = surgery.prune(full, planned, fold="mean" if reference else None, reference=reference)
+    as_format(format, small)  # refused before it is trained or measured
     recovery: dict[str, Any] = {"steps": recover, "seed": shared.seed or 0}
     recovery |= {"rate": rate} if rate else {}
     # From this file an interrupted recovery resumes.
@@ -288,22 +286,6 @@ def _removal_orders(
             )
         orders[name], _ = removal_order(scores, uniform=uniform)
     return orders
-
-
-def _check_shapes(format: Any, model: "nn.Module", planned: "Plan", *, folds: bool) -> None:
-    """Refuse a format that the smaller model cannot have, before texts are read.
-
-    Raises:
-        UnsupportedError: the smaller model cannot be saved in this format.
-    """
-    from headwise.models.checkpoints import as_format
-    from headwise.models.ownership import example_input
-    from headwise.surgery import prune as prune_heads
-
-    # The mean over any text gives the smaller model weights of the same shapes.
-    reference = [example_input(model)] if folds else None
-    small = prune_heads(model, planned, fold="mean" if folds else None, reference=reference)
-    as_format(format, small)
 
 
 def _milliseconds(*models: "nn.Module") -> dict[str, tuple[float, ...]]:

@@ -1,7 +1,10 @@
 """Texts and their annotations: readers, and a grammar with gold relations."""
 
+from headwise.corpora._conllu import read_conllu
+from headwise.corpora._coreference import read_gap, read_winobias
 from headwise.corpora._gold import Choice, annotate, choices
 from headwise.corpora._grammar import Grammar, Line
+from headwise.corpora._jsonl import read_examples, read_jsonl
 from headwise.corpora._listing import (
     Corpus,
     Several,
@@ -13,20 +16,15 @@ from headwise.corpora._listing import (
     refuse_path,
 )
 from headwise.corpora._names import name_texts
-from headwise.corpora._relations import BOS, EOS, PAD, RELATIONS, SPECIALS, UNK, relations
-from headwise.corpora._text import AnnotatedText, Arc, Example, Mention, Pair, Span
-from headwise.corpora.readers import (
+from headwise.corpora._plain import (
     SentencePair,
     read_aligned,
-    read_conllu,
-    read_examples,
-    read_gap,
-    read_jsonl,
     read_pairs,
     read_parallel,
     read_texts,
-    read_winobias,
 )
+from headwise.corpora._relations import BOS, EOS, PAD, RELATIONS, SPECIALS, UNK, relations
+from headwise.corpora._text import AnnotatedText, Arc, Example, Mention, Pair, Span
 
 __all__ = [
     "BOS",

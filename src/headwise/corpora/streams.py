@@ -13,7 +13,8 @@ from typing import Any
 
 from headwise._display import first_line
 from headwise._packages import require
-from headwise.corpora.readers import blocks_of, fault_at, json_line, parse_sentence
+from headwise.corpora._conllu import blocks_of, parse_sentence
+from headwise.corpora._source import fault_at, json_line
 from headwise.errors import ArgumentError, InputError
 from headwise.files import is_unicode, kind_of
 

@@ -23,35 +23,26 @@ def sample(
     prompt: str,
     *,
     max_new_tokens: int = 40,
-    temperature: float = 0.0,
-    seed: int = 0,
 ) -> str:
     """Continue a prompt until the end of the line, the context limit or `max_new_tokens`.
 
+    Each word is the most likely one.
+
     Args:
         prompt: Words of the vocabulary, separated by white space.
-        temperature: 0 decodes greedily; 1 samples from the model's distribution.
-        seed: The seed of the sampling, if the temperature is not 0.
     Returns:
         The prompt and its continuation.
     Raises:
         InputError: a word of the prompt is unknown, or the prompt does not fit the context.
-        ArgumentError: `max_new_tokens` or `temperature` is negative.
+        ArgumentError: `max_new_tokens` is negative.
     """
-    for name, value in (("max_new_tokens", max_new_tokens), ("temperature", temperature)):
-        if value < 0:
-            raise ArgumentError(f"sample: {name} is {value}. Give 0 or more.")
+    if max_new_tokens < 0:
+        raise ArgumentError(f"sample: max_new_tokens is {max_new_tokens}. Give 0 or more.")
     ids = encode_prompt(tokenizer, prompt, model.config.context)
     end = number_of(tokenizer, EOS)
-    generator = torch.Generator().manual_seed(seed)
     with in_evaluation(model):
         for _ in range(min(max_new_tokens, model.config.context - len(ids))):
-            logits = model(torch.tensor([ids]))[0, -1]
-            if temperature == 0:
-                token = int(logits.argmax())
-            else:
-                weights = (logits / temperature).softmax(-1)
-                token = int(torch.multinomial(weights, 1, generator=generator))
+            token = int(model(torch.tensor([ids]))[0, -1].argmax())
             if token == end:
                 break
             ids.append(token)

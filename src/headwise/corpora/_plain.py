@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from headwise._display import counted
-from headwise.corpora._text import AnnotatedText, Span
-from headwise.corpora.readers._file import (
+from headwise.corpora._source import (
     Fault,
     Source,
     check_filled,
@@ -18,6 +17,7 @@ from headwise.corpora.readers._file import (
     name_of,
     text_of,
 )
+from headwise.corpora._text import AnnotatedText, Span
 from headwise.errors import InputError
 
 _PARALLEL = "read_parallel"
@@ -76,7 +76,6 @@ def read_aligned(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
     links: str | os.PathLike[str],
-    joint: str = " ",
 ) -> list[AnnotatedText]:
     """Read texts and their translations, line by line, with word alignments.
 
@@ -85,8 +84,6 @@ def read_aligned(
     `0-0 1-2` pairs words of the source with words of the target, both counted from 0 (the
     Pharaoh format).
 
-    Args:
-        joint: The string between source and translation.
     Raises:
         InputError: a file cannot be read, the three differ in length, or a link names a word
             that does not exist. The error names the line.
@@ -99,14 +96,15 @@ def read_aligned(
             f"Give as many lines of links as of texts."
         )
     texts = [
-        _aligned(text, translation, pairs, joint, fault_at("read_aligned", links, number))
+        _aligned(text, translation, pairs, fault_at("read_aligned", links, number))
         for number, (text, translation, pairs) in enumerate(zip(*columns, strict=True), 1)
     ]
     return check_filled(texts, links, "read_aligned")
 
 
-def _aligned(source: str, target: str, links: str, joint: str, fault: Fault) -> AnnotatedText:
-    sources, targets = _words(source, 0), _words(target, len(source) + len(joint))
+def _aligned(source: str, target: str, links: str, fault: Fault) -> AnnotatedText:
+    translation = len(source) + 1
+    sources, targets = _words(source, 0), _words(target, translation)
     pairs: list[tuple[int, int]] = []
     for link in links.split():
         match = _LINK.fullmatch(link)
@@ -119,8 +117,8 @@ def _aligned(source: str, target: str, links: str, joint: str, fault: Fault) -> 
                 f"Count words from 0."
             )
         pairs.append((len(sources) + target_word, source_word))
-    text, words = source + joint + target, (*sources, *targets)
-    return AnnotatedText(text, words, links=tuple(pairs), translation=len(source) + len(joint))
+    text, words = f"{source} {target}", (*sources, *targets)
+    return AnnotatedText(text, words, links=tuple(pairs), translation=translation)
 
 
 def _words(text: str, start: int) -> list[Span]:

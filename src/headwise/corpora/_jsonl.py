@@ -4,8 +4,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from headwise.corpora._text import AnnotatedText, Arc, Example, Mention, Pair
-from headwise.corpora.readers._file import (
+from headwise.corpora._source import (
     Fault,
     check_filled,
     fault_at,
@@ -14,6 +13,7 @@ from headwise.corpora.readers._file import (
     located_by,
     read_each,
 )
+from headwise.corpora._text import AnnotatedText, Arc, Example, Mention, Pair
 
 _WHO = "read_examples"
 _KEYS = ("text", "ids", "query", "right", "wrong", "answer")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from headwise._display import counted
+from headwise.corpora._source import Fault, check_filled, fault_at, lines_of, located_by
 from headwise.corpora._text import AnnotatedText, Arc, Span
-from headwise.corpora.readers._file import Fault, check_filled, fault_at, lines_of, located_by
 
 _WHO = "read_conllu"
 _COLUMNS = 10

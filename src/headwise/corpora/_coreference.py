@@ -4,8 +4,8 @@ import os
 import re
 from dataclasses import replace
 
+from headwise.corpora._source import Fault, fault_at, lines_of, located_by, read_each
 from headwise.corpora._text import AnnotatedText, Mention
-from headwise.corpora.readers._file import Fault, fault_at, lines_of, located_by, read_each
 
 _GAP = "read_gap"
 _WINOBIAS = "read_winobias"
