@@ -1,12 +1,17 @@
 """Row statistics of a kernel in float32, compared with plain PyTorch in float64."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
+from headwise import masks, reference
 from headwise.errors import ArgumentError
 from headwise.kernels import (
     AttentionProblem,
@@ -83,3 +88,45 @@ def assert_refused(backend: str, change: dict[str, Any], message: str) -> None:
     q = arguments.pop("q")
     with pytest.raises(ArgumentError, match=f"backend='{backend}' cannot.*{message}"):
         attend(q, q, q, **arguments, backend=backend)
+
+
+def assert_equals_definition(problem: Problem, backend: str, device: str = "cpu") -> None:
+    """Check heads, weights and log-sum-exps, and that heads alone have the same bits."""
+    single = cast(problem, torch.float32, device)
+    options = {"need_weights": True, "need_lse": True, "need_entropy": True}
+    output = attend(*single.qkv, **single.how, backend=backend, **options)
+    inputs = cast(problem, torch.float32)
+    known = reference.attention(
+        *(x.numpy() for x in inputs.qkv), **inputs.numpy(), need_weights=True, need_lse=True
+    )
+    for actual, expected in zip(output[:3], (known.out, known.weights, known.lse), strict=True):
+        np.testing.assert_allclose(actual.cpu(), expected, rtol=1e-4, atol=1e-4)
+    assert output.backend == backend
+    assert torch.equal(attend(*single.qkv, **single.how, backend=backend), output.heads)
+
+
+def assert_hidden_keys_change_nothing(
+    problem: Problem, data: st.DataObject, backend: str, device: str = "cpu"
+) -> None:
+    """Check that keys and values behind a mask may be NaN and infinite."""
+    problem = cast(problem, torch.float32, device)
+    T, S = problem.q.shape[2], problem.k.shape[2]
+    hidden = torch.tensor(data.draw(st.lists(st.booleans(), min_size=S, max_size=S)))
+    options = problem.how | {"mask": masks.as_mask(~hidden[None].expand(T, S))}
+    plain = attend(*problem.qkv, **options, backend=backend, need_lse=True)
+    k, v = problem.k.clone(), problem.v.clone()
+    k[:, :, hidden], v[:, :, hidden] = torch.nan, torch.inf
+    wild = attend(problem.q, k, v, **options, backend=backend, need_lse=True)
+    assert torch.equal(wild.heads, plain.heads)
+    assert torch.equal(wild.lse, plain.lse)
+
+
+@contextmanager
+def threads(n: int) -> Iterator[None]:
+    """Compute on this many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from headwise.cli._explain import figures, render, run
-from headwise.errors import InputError
 from headwise.example import WorkedExample, load_example, worked_example
 
 
@@ -75,13 +74,6 @@ def test_files_of_the_user_are_shown(tmp_path: Path):
     assert "What 'yo' attends to   heads 1 x width 2 = d_model 2" in text
     assert "[-.5 12]" in text
     assert "nothing to mix" in text
-
-
-def test_a_bad_file_prints_nothing(tmp_path: Path):
-    console = Console(file=io.StringIO())
-    with pytest.raises(InputError, match="nowhere"):
-        run(load_example(tmp_path / "nowhere", None), False, console)
-    assert console.file.getvalue() == ""
 
 
 @pytest.mark.parametrize(

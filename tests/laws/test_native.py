@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,8 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from describing import assert_same, cast, described, everything
-from headwise import _library, masks, reference
+from describing import (
+    assert_equals_definition,
+    assert_hidden_keys_change_nothing,
+    assert_same,
+    cast,
+    described,
+    everything,
+    threads,
+)
+from headwise import _library, masks
 from headwise._library import BUILT, LAYOUT, SETS, layout_of, library, open_library
 from headwise.kernels import AttentionRule, RowRequest, attend, make_rule, row_statistics
 from headwise.kernels._rule import Lowered
@@ -52,17 +59,7 @@ def test_every_statistic_is_that_of_the_weights(problem: Problem, seed: int) -> 
 @pytest.mark.usefixtures("built")
 @given(problem=problems())
 def test_heads_and_weights_equal_the_definition(problem: Problem) -> None:
-    problem = cast(problem, torch.float32)
-    output = attend(*problem.qkv, **problem.how, backend="native", need_weights=True, need_lse=True)
-    known = reference.attention(
-        *(x.numpy() for x in problem.qkv), **problem.numpy(), need_weights=True, need_lse=True
-    )
-    close = {"rtol": 1e-4, "atol": 1e-4}
-    np.testing.assert_allclose(output.heads, known.out, **close)
-    np.testing.assert_allclose(output.lse, known.lse, **close)
-    np.testing.assert_allclose(output.weights, known.weights, **close)
-    assert output.backend == "native"
-    assert torch.equal(attend(*problem.qkv, **problem.how, backend="native"), output.heads)
+    assert_equals_definition(problem, "native")
 
 
 RULES = {
@@ -119,18 +116,7 @@ def test_every_rule_holds_across_blocks(rule_name: str, sizes: tuple[int, int]) 
 @pytest.mark.usefixtures("built")
 @given(data=st.data())
 def test_hidden_keys_change_nothing(data: st.DataObject) -> None:
-    problem = cast(data.draw(problems()), torch.float32)
-    S = problem.k.shape[2]
-    marked = data.draw(st.lists(st.booleans(), min_size=S, max_size=S))
-    hidden = torch.tensor(marked)
-    mask = masks.as_mask(~hidden[None].expand(problem.q.shape[2], S))
-    options = problem.how | {"mask": mask}
-    plain = attend(*problem.qkv, **options, backend="native", need_lse=True)
-    k, v = problem.k.clone(), problem.v.clone()
-    k[:, :, hidden], v[:, :, hidden] = torch.nan, torch.inf
-    wild = attend(problem.q, k, v, **options, backend="native", need_lse=True)
-    assert torch.equal(wild.heads, plain.heads)
-    assert torch.equal(wild.lse, plain.lse)
+    assert_hidden_keys_change_nothing(data.draw(problems()), data, "native")
 
 
 @pytest.mark.usefixtures("built")
@@ -162,19 +148,15 @@ def test_the_kernel_reports_whether_heads_are_finite(T: int, wild: float) -> Non
 
 
 @pytest.mark.usefixtures("built")
-@pytest.mark.parametrize("threads", [2, 3])
-def test_threads_do_not_change_a_bit(threads: int) -> None:
+@pytest.mark.parametrize("n", [2, 3])
+def test_threads_do_not_change_a_bit(n: int) -> None:
     q, k, v = (torch.randn(2, 3, 211, 32) for _ in range(3))
     request = everything(Problem(q, k, v, {}), 0, top=True, argmax=True)
     rule = make_rule(head_dim=32, is_causal=True)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
+    with threads(1):
         alone = row_statistics(q, k, v, rule, request, backend="native")
-        torch.set_num_threads(threads)
+    with threads(n):
         together = row_statistics(q, k, v, rule, request, backend="native")
-    finally:
-        torch.set_num_threads(before)
     for name in (field.name for field in fields(alone) if field.name != "kernel"):
         actual, expected = getattr(alone, name), getattr(together, name)
         assert actual is expected or torch.equal(actual, expected), name

@@ -1,7 +1,6 @@
 """A few queries on many keys: the native kernel's statistics equal those of the weights."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from describing import assert_same, cast, choose, described, everything
+from describing import assert_same, cast, choose, described, everything, threads
 from headwise import masks
 from headwise._library import Library, library
 from headwise.kernels import (
@@ -66,16 +65,6 @@ def _inputs(sizes: Sizes, dtype: torch.dtype = torch.float32) -> tuple[Tensor, T
     return torch.randn(B, H, T, D).to(dtype), k, v
 
 
-@contextmanager
-def _threads(n: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 @pytest.mark.usefixtures("built")
 @pytest.mark.parametrize(
     ("dtype", "rule_name"),
@@ -119,7 +108,7 @@ def test_threads_do_not_change_a_bit(sizes: Sizes, dtype: torch.dtype) -> None:
     )
     runs: list[RowStatistics] = []
     for n in (1, 2, 3):
-        with _threads(n):
+        with threads(n):
             runs.append(row_statistics(q, k, v, rule, request, backend="native"))
     for name in (field.name for field in fields(runs[0]) if field.name != "kernel"):
         first, *others = (getattr(run, name) for run in runs)

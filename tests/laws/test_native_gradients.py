@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from describing import cast
+from describing import cast, threads
 from headwise import masks
 from headwise._library import library
 from headwise.kernels import AttendOutput, _attend, attend
@@ -166,19 +166,15 @@ def test_errors_are_at_most_twice_those_of_torch(
 @dtypes
 @pytest.mark.usefixtures("built_for_halves")
 @pytest.mark.parametrize("kv_heads", [1, 3])
-@pytest.mark.parametrize("threads", [2, 3, 8])
-def test_threads_do_not_change_a_bit(threads: int, kv_heads: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_threads_do_not_change_a_bit(n: int, kv_heads: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(1, 3, 500, 24), *torch.randn(2, 1, kv_heads, 500, 24)
     problem = Problem(q, k, v, {"causal": True, "sinks": torch.zeros(3)})
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
+    with threads(1):
         alone = _gradients(problem, dtype, "native")
-        torch.set_num_threads(threads)
+    with threads(n):
         together = [_gradients(problem, dtype, "native") for _ in range(3)]
-    finally:
-        torch.set_num_threads(before)
     for one in together:
         for name, grad in alone.items():
             assert torch.equal(one[name], grad), name

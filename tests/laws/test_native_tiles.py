@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from describing import assert_same, everything
+from describing import assert_same, everything, threads
 from headwise import masks
 from headwise._library import library
 from headwise.kernels import attend, make_rule, row_statistics
@@ -103,15 +103,11 @@ def test_any_number_of_threads_and_a_part_of_the_queries_give_the_same_bits() ->
     """One thread copies keys and values; of many, and for few queries, each packs its own."""
     q, k, v = _inputs(S, 64, 64)
     options: dict[str, Any] = {"backend": "native", "need_lse": True}
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
+    with threads(1):
         known = attend(q, k, v, **options)
         part = attend(q[:, :, 48:96], k, v, **options)
-        torch.set_num_threads(7)
+    with threads(7):
         many = attend(q, k, v, **options)
-    finally:
-        torch.set_num_threads(threads)
     for name in ("heads", "lse"):
         assert torch.equal(getattr(many, name), getattr(known, name))
         assert torch.equal(getattr(part, name), getattr(known, name)[:, :, 48:96])

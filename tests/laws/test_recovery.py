@@ -207,11 +207,3 @@ def test_an_interrupted_recovery_resumes_to_the_same_bits(
         losses.tobytes()
     )
     assert fingerprint(again) == fingerprint(plain)
-
-
-def test_a_recovery_without_a_file_equals_one_with(tmp_path: Path) -> None:
-    (plain, teacher), (kept, _) = _small("mini"), _small("mini")
-    losses = hw.recover(plain, teacher, _batches(), **_RESUMED)
-    again = hw.recover(kept, teacher, _batches(), resume=str(tmp_path / "part"), **_RESUMED)
-    assert again.tobytes() == losses.tobytes()
-    assert fingerprint(kept) == fingerprint(plain)

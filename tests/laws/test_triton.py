@@ -15,8 +15,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import headwise as hw
-from describing import assert_same, cast, described, everything
-from headwise import masks, reference
+from describing import (
+    assert_equals_definition,
+    assert_hidden_keys_change_nothing,
+    assert_same,
+    cast,
+    described,
+    everything,
+)
+from headwise import masks
 from headwise.errors import ArgumentError
 from headwise.kernels import RowRequest, attend, make_rule, row_statistics
 from headwise.kernels.triton import is_installed
@@ -71,16 +78,7 @@ def test_every_statistic_is_that_of_the_weights(problem: Problem, seed: int) -> 
 @settings(max_examples=5)
 @given(problem=problems(most=2))
 def test_heads_and_weights_equal_the_definition(problem: Problem) -> None:
-    single = cast(problem, torch.float32, DEVICE)
-    options = {"need_weights": True, "need_lse": True, "need_entropy": True}
-    output = attend(*single.qkv, **single.how, backend="triton", **options)
-    known = reference.attention(
-        *(x.numpy() for x in problem.qkv), **problem.numpy(), need_weights=True, need_lse=True
-    )
-    for actual, expected in zip(output[:3], (known.out, known.weights, known.lse), strict=True):
-        np.testing.assert_allclose(actual.cpu(), expected, rtol=1e-4, atol=1e-4)
-    assert output.backend == "triton"
-    assert torch.equal(attend(*single.qkv, **single.how, backend="triton"), output.heads)
+    assert_equals_definition(problem, "triton", DEVICE)
 
 
 RULES = {
@@ -144,16 +142,7 @@ def test_every_head_width_works(D: int, Dv: int) -> None:
 @settings(max_examples=5)
 @given(data=st.data())
 def test_hidden_keys_change_nothing(data: st.DataObject) -> None:
-    problem = cast(data.draw(problems(most=2)), torch.float32, DEVICE)
-    T, S = problem.q.shape[2], problem.k.shape[2]
-    marked = torch.tensor(data.draw(st.lists(st.booleans(), min_size=S, max_size=S)))
-    options = problem.how | {"mask": masks.as_mask(~marked[None].expand(T, S))}
-    plain = attend(*problem.qkv, **options, backend="triton", need_lse=True)
-    k, v = problem.k.clone(), problem.v.clone()
-    k[:, :, marked], v[:, :, marked] = torch.nan, torch.inf
-    wild = attend(problem.q, k, v, **options, backend="triton", need_lse=True)
-    assert torch.equal(wild.heads, plain.heads)
-    assert torch.equal(wild.lse, plain.lse)
+    assert_hidden_keys_change_nothing(data.draw(problems(most=2)), data, "triton", DEVICE)
 
 
 def test_nan_stays_in_its_row() -> None:
