@@ -171,7 +171,7 @@ def _with_times_of_others(batch: AlignedBatch) -> AlignedBatch:
         known = dict(zip(times[row], other, strict=False))
         mapped = [known.get(span) if span else None for span in spans]
         swapped.append([span if span and span[1] <= length else None for span in mapped])
-    return AlignedBatch(batch.inputs, batch.outputs, swapped, batch.lengths, batch.first)
+    return AlignedBatch(batch.inputs, batch.outputs, swapped, batch.lengths)
 
 
 def batches(
@@ -190,7 +190,7 @@ def batches(
             torch.save(encoded.half(), path)
         encoded = torch.load(path, weights_only=True).float()
         inputs = {"encoder_outputs": (encoded,)}
-        known.append(AlignedBatch(inputs, batch.outputs, batch.spans, batch.lengths, batch.first))
+        known.append(AlignedBatch(inputs, batch.outputs, batch.spans, batch.lengths))
     return known
 
 

@@ -509,8 +509,12 @@ def test_bad_pairs_are_refused() -> None:
         hw.align(model, source, TARGETS, heads=[])
     with pytest.raises(ArgumentError, match=r"outputs=\[6, 2, 7\]"):
         hw.align(model, source, TARGETS[0], heads=(0, 0))  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="output 0 has 3 tokens with first=3"):
-        hw.align(model, source, TARGETS, heads=(0, 0), first=3)
+    with pytest.raises(ArgumentError, match="output 1 has no token"):
+        hw.align(model, source, [*TARGETS, []], heads=(0, 0))
+    states = torch.zeros(1, 6, 32)
+    for encoded, kind in ((states, "Tensor"), ({"last_hidden_state": states}, "dict")):
+        with pytest.raises(ArgumentError, match=f"encoder_outputs is a {kind}"):
+            hw.align(model, {"encoder_outputs": encoded}, TARGETS, heads=(0, 0))
     batch = spelled(2, 0)
     for wrong, message in (
         (AlignedBatch(batch.inputs, batch.outputs, [[], []]), "spans of"),
@@ -518,10 +522,6 @@ def test_bad_pairs_are_refused() -> None:
          r"a span is \(2, 2\)"),
         (AlignedBatch(batch.inputs, batch.outputs, [[(0, 99)] * len(o) for o in batch.outputs]),
          "in a source of"),
-        (AlignedBatch(batch.inputs, batch.outputs, batch.spans, first=1),
-         "a span of an output before first=1"),
-        (AlignedBatch(batch.inputs, batch.outputs, batch.spans, first=99),
-         "output 0 has . tokens with first=99"),
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match=message):
             hw.find_alignment_heads(PlantedPairs(), wrong)

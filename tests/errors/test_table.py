@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headwise.errors import ArgumentError, HeadError, InputError, ShapeError
 from headwise.surgery import Plan
 from headwise.tables import Head, HeadTable, Scores, Totals, random_orders
-from headwise.tables._size_limits import check_table_size
+from headwise.tables._table_file import read_table_file
 
 
 def _table(keep: bool) -> HeadTable:
@@ -181,15 +181,5 @@ def test_a_table_of_any_shape_is_read(
         path.write_text("# {}\n" + frame.to_csv(index=False))
     else:
         path.write_text(json.dumps({"heads": frame.to_dict("records")}))
-    check_table_size(path)
-
-
-@pytest.mark.parametrize("ending", [".parquet", ".csv", ".json"])
-@pytest.mark.parametrize("content", [b"", b"[" * 9000, b"\xff" * 9000, b"PAR1" * 4000])
-def test_headers_that_cannot_be_parsed_are_left_to_the_reader(
-    content: bytes, ending: str, tmp_path: Path
-) -> None:
-    path = tmp_path / f"t{ending}"
-    path.write_bytes(content)
-    check_table_size(path)
-    assert path.read_bytes() == content
+    read, _ = read_table_file(path)
+    assert read.shape == frame.shape

@@ -225,17 +225,6 @@ def test_no_weights_of_other_heads_are_computed(monkeypatch: pytest.MonkeyPatch)
     assert sorted(computed) == [2, 3]
 
 
-@pytest.mark.parametrize("first", range(5))
-def test_a_prompt_is_aligned_and_left_out(first: int) -> None:
-    """What comes before the first word is the prompt's, and not the word's."""
-    model, source = sharp_t5(), {"input_ids": torch.tensor([SOURCES[0]])}
-    (whole,) = hw.align(model, source, TARGETS[1:], heads=(1, 1), lengths=[4])
-    (rest,) = hw.align(model, source, TARGETS[1:], heads=(1, 1), first=first, lengths=[4])
-    assert rest.spans.tolist() == whole.spans[first:].tolist()
-    assert rest.mass.tolist() == whole.mass[first:].tolist()
-    assert (whole.spans[0, 0], whole.spans[-1, 1]) == (0, 4)
-
-
 def test_heads_are_found_behind_a_prompt() -> None:
     """A prompt that nothing is known of changes no number: its tokens have no span."""
     model = PlantedPairs().eval()
@@ -244,7 +233,7 @@ def test_heads_are_found_behind_a_prompt() -> None:
         hw.find_alignment_heads(
             model,
             [
-                replace(x, first=first, spans=[[None] * first + [*s[first:]] for s in x.spans])
+                replace(x, spans=[[None] * first + [*s[first:]] for s in x.spans])
                 for x in batches
             ],
         )
@@ -252,7 +241,8 @@ def test_heads_are_found_behind_a_prompt() -> None:
     )
     assert (prompted.outcome, prompted.heads) == (found.outcome, found.heads)
     assert prompted.error == 0.0
-    (example, *_) = known_examples(model, replace(batches[0], first=2))[1]
+    spans = [[None, None, *of[2:]] for of in batches[0].spans]
+    (example, *_) = known_examples(model, replace(batches[0], spans=spans))[1]
     number, even = np.moveaxis(example.places(), -1, 0)
     first = [tokens[0] for tokens in example.words]
     assert number.tolist() == [[token - 2, token - 1] for token in first]
@@ -440,7 +430,6 @@ def test_sounds_and_words_become_examples() -> None:
         [5, 6, *map(ord, " so a"), 2],
         [5, 6, *map(ord, " a"), 2],
     ]
-    assert batch.first == 2
     assert batch.lengths == [50, 26]
     so, a = (5, 21), (25, 49)
     assert batch.spans == [

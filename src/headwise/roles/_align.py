@@ -57,7 +57,6 @@ def align(
     outputs: Outputs,
     *,
     heads: HeadsLike | None = None,
-    first: int = 0,
     lengths: Sequence[int] | None = None,
 ) -> list[Alignment]:
     """Align each output token with a span of source positions, monotonically.
@@ -69,23 +68,22 @@ def align(
     Args:
         model: An encoder-decoder, such as Whisper or T5.
         inputs: Its inputs by name, such as `input_features` or `input_ids` and `attention_mask`.
-        outputs: The token ids of each output, as the model writes them.
+        outputs: The token ids of each output, as the model writes them; a prompt is aligned too,
+            so that what comes before the first word, such as silence, is its own.
         heads: Cross-attention heads, as `(layer, head)` or by name. None are those in the model's
             `generation_config.alignment_heads`.
-        first: The first output to return; those before it are a prompt. They are aligned too, so
-            that what comes before the first word, such as silence, is theirs.
         lengths: The number of source positions of each example. None takes all that are not
             padding; Whisper pads sound to 30 seconds, so give the frames of the sound itself.
     Returns:
-        For each example, the spans of its outputs from `first` on, in source positions.
+        For each example, the spans of its outputs, in source positions.
     Raises:
-        ArgumentError: there are no heads or outputs, an output is empty or shorter than `first`,
-            or `lengths` does not fit the source.
+        ArgumentError: there are no heads or outputs, an output is empty, `lengths` does not fit
+            the source, or encoder outputs are not what the encoder returns.
         HeadError: a head is no cross-attention head of the model.
         UnsupportedError: the model has no cross-attention that can be captured exactly.
     """
     model = check_model("align", model)
-    outputs = check_outputs("align", outputs, first)
+    outputs = check_outputs("align", outputs)
     chosen = _alignment_heads(model) if heads is None else heads
     calls = cross_attention("align", model, inputs, outputs)
     known = resolve_heads(chosen, cross_heads(calls))
@@ -93,11 +91,10 @@ def align(
         raise ArgumentError(f"align: heads={heads!r}. Give at least one cross-attention head.")
     weights = torch.stack([head_weights(calls, head).double() for head in known]).mean(0)
     columns = source_columns("align", calls, lengths)
-    whole = [
+    return [
         aligned(weights[row, : len(output)][:, columns[row]].cpu().numpy())
         for row, output in enumerate(outputs)
     ]
-    return [Alignment(each.spans[first:], each.mass[first:]) for each in whole]
 
 
 # The cross-attention calls of one pass, by their sites.
@@ -128,8 +125,15 @@ def cross_attention(
     """Run an encoder-decoder once, with the outputs as its labels, and keep what it attends with.
 
     Raises:
+        ArgumentError: encoder outputs are not in a form that models take.
         UnsupportedError: no cross-attention call was captured.
     """
+    encoded = inputs.get("encoder_outputs", ())
+    if isinstance(encoded, Tensor) or type(encoded) is dict:  # and no output of transformers
+        raise ArgumentError(
+            f"{caller}: encoder_outputs is a {type(encoded).__name__}. Give what the encoder "
+            f"returns, or a tuple of its tensors."
+        )
     device = device_of(model)
     read = pad([decoder_ids(model, output) for output in outputs], device)
     calls = list[tuple[Site, AttentionCall]]()
@@ -198,23 +202,19 @@ def source_columns(caller: str, calls: Calls, lengths: Sequence[int] | None) -> 
     return [row[:length] for row, length in zip(columns, lengths, strict=True)]
 
 
-def check_outputs(caller: str, outputs: Any, first: int) -> list[list[int]]:
+def check_outputs(caller: str, outputs: Any) -> list[list[int]]:
     """The outputs as lists.
 
     Raises:
-        ArgumentError: there is none, or one is empty or not longer than `first`.
+        ArgumentError: there is none, or one is empty.
     """
     listed = outputs.tolist() if isinstance(outputs, Tensor) else list(outputs)
     if not listed or any(isinstance(output, Integral | str) for output in listed):
         raise ArgumentError(
             f"{caller}: outputs={outputs!r:.60}. Give a list of token ids for each example."
         )
-    for number, output in enumerate(listed):
-        if first < 0 or len(output) <= first:
-            raise ArgumentError(
-                f"{caller}: output {number} has {len(output)} tokens with first={first}. Give "
-                f"outputs that go on after their prompt."
-            )
+    if [] in listed:
+        raise ArgumentError(f"{caller}: output {listed.index([])} has no token. Leave it out.")
     return [[int(token) for token in output] for output in listed]
 
 

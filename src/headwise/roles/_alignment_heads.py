@@ -54,17 +54,15 @@ class AlignedBatch:
         inputs: The inputs of the model by name.
         outputs: The token ids of each output.
         spans: For each output its tokens' spans `(start, end)` of source positions, without the
-            position `end`; None for a token without one. Neighbors with the same span are the
-            tokens of one word.
+            position `end`; None for a token without one. Tokens before the first span are a
+            prompt. Neighbors with the same span are the tokens of one word.
         lengths: The number of source positions of each example; None for all that are not padding.
-        first: The first output with a span; those before it are a prompt, as in `align`.
     """
 
     inputs: Mapping[str, Any]
     outputs: Sequence[Sequence[int]]
     spans: Sequence[Sequence[tuple[int, int] | None]]
     lengths: Sequence[int] | None = None
-    first: int = 0
 
     @classmethod
     def of_words(
@@ -118,7 +116,7 @@ class AlignedBatch:
             spans[-1].append(None)
         inputs = extractor(list(sounds), sampling_rate=rate, return_tensors="pt")
         lengths = [ceil(len(sound) / samples) for sound in sounds]
-        return cls(dict(inputs), outputs, spans, lengths, len(prompt))
+        return cls(dict(inputs), outputs, spans, lengths)
 
 
 @dataclass(frozen=True, eq=False)
@@ -400,17 +398,12 @@ def _check_batches(batches: Sequence[AlignedBatch], most: int) -> None:
             f"find_alignment_heads: most={most} of {len(batches)} batches. Give 1 or more of both."
         )
     for batch in batches:
-        outputs = check_outputs("find_alignment_heads", batch.outputs, batch.first)
+        outputs = check_outputs("find_alignment_heads", batch.outputs)
         lengths = [len(output) for output in outputs]
         if lengths != [len(spans) for spans in batch.spans]:
             raise ArgumentError(
                 f"find_alignment_heads: spans of {[len(spans) for spans in batch.spans]} tokens "
                 f"for outputs of {lengths}. Give a span, or None, for each token."
-            )
-        if any(span is not None for spans in batch.spans for span in spans[: batch.first]):
-            raise ArgumentError(
-                f"find_alignment_heads: a span of an output before first={batch.first}. Give None "
-                f"for each token of the prompt."
             )
         known = (span for spans in batch.spans for span in spans if span is not None)
         if wrong := [span for span in known if not 0 <= span[0] < span[1]]:
@@ -427,7 +420,6 @@ class KnownExample:
     row: int
     columns: Tensor
     n_outputs: int
-    first: int
     words: Sequence[Sequence[int]]
     spans: Sequence[tuple[int, int]]
 
@@ -443,9 +435,10 @@ class KnownExample:
 
     def places(self) -> Float[np.ndarray, "w 2 2"]:
         """For both borders of each word: their number, and their place if spread evenly."""
-        numbers = [(of[0] - self.first, of[-1] + 1 - self.first) for of in self.words]
+        prompt = self.words[0][0] if self.words else 0  # tokens before the first word
+        numbers = [(of[0] - prompt, of[-1] + 1 - prompt) for of in self.words]
         number = np.array(numbers, dtype=np.float64).reshape(-1, 2)
-        step = len(self.columns) / (self.n_outputs - self.first)
+        step = len(self.columns) / (self.n_outputs - prompt)
         return np.stack([number, number * step], -1)
 
     def chance(self) -> float:
@@ -522,7 +515,7 @@ def known_examples(model: nn.Module, batch: AlignedBatch) -> tuple[Calls, list[K
                 f"{len(columns[row])} positions. Give spans within the source."
             )
         tokens = [of for _, of in words]
-        examples.append(KnownExample(row, columns[row], len(spans), batch.first, tokens, known))
+        examples.append(KnownExample(row, columns[row], len(spans), tokens, known))
     return calls, examples
 
 
