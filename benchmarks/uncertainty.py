@@ -178,7 +178,7 @@ def elbows(options: argparse.Namespace) -> None:
         curves = hw.prune_curves(
             model, evaluate, orders, reference=batches, loss=loss, points=POINTS
         )
-        row: dict[str, Any] = {"elbow": str(curves.removable("half-gate", 0.01))}
+        row: dict[str, Any] = {"elbow": str(curves.elbow("half-gate", 0.01).heads)}
         if seed < options.intervals:
             row["evaluated"] = ends(curves, "half-gate")
             row["scored too"] = ends(curves, "redrawn")

@@ -22,7 +22,7 @@ from headwise.errors import (
     OutputError,
     ShapeError,
 )
-from headwise.scoring import Gates, embedding, find_loss, importance, paired, prune_curves
+from headwise.scoring import EMBEDDING, Gates, Loss, find_loss, importance, paired, prune_curves
 from headwise.tables import Curves
 from oracles import modules_of, padded
 
@@ -113,7 +113,7 @@ def _stop(done: int, total: int) -> None:
         ({"name": "Electra"}, "of model='[0-9a-f]{16}', not '"),
         ({"batch": {"input_ids": torch.tensor([[5, 9]])}}, "of texts='[0-9a-f]{16}', not '"),
         ({"method": "zero-ablation"}, "of method='ablation', not 'zero-ablation'"),
-        ({"loss": embedding("first")}, r"of loss='embedding', not 'embedding \(first token\)'"),
+        ({"loss": Loss("own", EMBEDDING.of)}, "of loss='embedding', not 'own"),
         ({"rounds": 2}, "of rounds='1', not '2'"),
     ],
 )

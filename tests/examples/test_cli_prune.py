@@ -98,7 +98,7 @@ def test_with_a_text_means_are_folded_and_curves_are_drawn(place: Path) -> None:
         )
     [curve, band] = result["elbows"]
     assert (curve["order"], band["order"]) == ("half-gate", "random")
-    assert curve["heads"] == drawn.removable("half-gate", curve["allowed"])
+    assert curve["heads"] == drawn.elbow("half-gate", curve["allowed"]).heads
 
 
 @pytest.mark.full

@@ -84,7 +84,7 @@ def test_auto_removes_the_heads_at_the_elbow_and_states_its_bar(
         model, chosen_on, {"order": [removal_order(scores)[0]]}, reference=chosen_on, loss="lm",
         tokenizer=tokenizer, points=removal_order(scores)[1],
     )  # fmt: skip
-    assert int(said[1]) == curves.removable("order", curves.allowance(0.02))
+    assert int(said[1]) == curves.elbow("order", curves.allowance(0.02)).heads
     assert int(points[1]) == 1 + len(in_fifths(removal_order(scores)[1]))
     small = hw.load(tmp_path / "small")
     assert len(scores.heads) - len(hw.costs(small).heads) == int(said[1])

@@ -45,7 +45,7 @@ def test_pruning_is_scored_on_one_half_and_measured_on_the_other(place: Path) ->
         tokenizer=tokenizer,
     )  # fmt: skip
     assert study.curves.frame().equals(curves.frame())
-    heads = curves.removable("half-gate", curves.allowance(0.01))
+    heads = curves.elbow("half-gate", curves.allowance(0.01)).heads
     assert heads == (0 if study.plan is None else len(study.plan.removed))
     assert 'id="pruning"' in (place / "page.html").read_text("utf-8")
 

@@ -232,10 +232,7 @@ def test_heads_are_found_behind_a_prompt() -> None:
     found, prompted = (
         hw.find_alignment_heads(
             model,
-            [
-                replace(x, spans=[[None] * first + [*s[first:]] for s in x.spans])
-                for x in batches
-            ],
+            [replace(x, spans=[[None] * first + [*s[first:]] for s in x.spans]) for x in batches],
         )
         for first in (0, 2)
     )

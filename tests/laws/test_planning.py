@@ -23,7 +23,7 @@ from headwise.counts import layer_sizes
 from headwise.errors import ArgumentError
 from headwise.models import ablate, capture_calls
 from headwise.models.ownership import find_attentions
-from headwise.scoring import embedding, importance, paired, prune_curves
+from headwise.scoring import EMBEDDING, importance, paired, prune_curves
 from headwise.surgery import Costs, PassTimes, _measure, costs, plan, removal_order, time_passes
 from headwise.tables import Curves, Elbow, Scores, random_orders, removable
 from oracles import modules_of, padded
@@ -322,7 +322,7 @@ def test_a_point_is_the_loss_with_those_heads_ablated(mean: bool) -> None:
         points=[1, 4, 99],
     )
     assert curves.removed.tolist() == [0, 1, 4]  # of 8 heads, a layer keeps one
-    loss = embedding()
+    loss = EMBEDDING
     options = ("mean", [reference]) if mean else ("zero", None)
     with torch.no_grad():
         full = loss.of(model(**batch), batch)
@@ -354,16 +354,16 @@ def _curves() -> Curves:
 
 def test_removable_heads_end_at_the_last_point_below_the_allowance() -> None:
     curves = _curves()
-    assert curves.removable("one", 0.6) == 2
-    assert curves.removable("one", 0.5) == 0  # a loss equal to the allowance is not below it
-    assert curves.removable("one", 9.0) == 5
-    assert curves.removable("random", 1.6) == 3  # the median of 5 and 2, whole heads
+    assert curves.elbow("one", 0.6).heads == 2
+    assert curves.elbow("one", 0.5).heads == 0  # a loss equal to the allowance is not below it
+    assert curves.elbow("one", 9.0).heads == 5
+    assert curves.elbow("random", 1.6).heads == 3  # the median of 5 and 2, whole heads
     np.testing.assert_allclose(curves.mean("random"), [[0.0, 0.5, 1.5], [0.0, 1.5, 4.5]])
 
 
 def test_a_curve_that_recovers_counts_up_to_its_first_crossing() -> None:
     values = np.array([[[0.0], [1.0], [0.1]]])
-    assert Curves(np.array([0, 1, 2]), 4, {"one": values}).removable("one", 0.5) == 0
+    assert Curves(np.array([0, 1, 2]), 4, {"one": values}).elbow("one", 0.5).heads == 0
 
 
 def test_the_elbow_of_a_small_case() -> None:

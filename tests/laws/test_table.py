@@ -92,7 +92,7 @@ def test_sums_of_single_texts_add_up(table: HeadTable) -> None:
 def test_an_interval_lies_among_the_means_of_texts(table: HeadTable) -> None:
     for name in table.statistics:
         kept = table.per_text(name)
-        low, high = table.interval(name, draws=50)
+        low, high = table.interval(name)
         several = (kept.count > 0).sum(0) > 1
         np.testing.assert_array_equal(np.isnan(low), ~several)
         np.testing.assert_array_equal(np.isnan(high), ~several)

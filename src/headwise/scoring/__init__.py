@@ -5,10 +5,10 @@ from headwise.scoring._checkpoint import digest_of
 from headwise.scoring._curves import in_fifths, prune_curves
 from headwise.scoring._importance import importance
 from headwise.scoring._loss import (
+    EMBEDDING,
     Inputs,
     Loss,
     Score,
-    embedding,
     find_loss,
     rank_correlation,
     token_losses,
@@ -16,13 +16,13 @@ from headwise.scoring._loss import (
 from headwise.scoring.methods import Gates
 
 __all__ = [
+    "EMBEDDING",
     "BatchesLike",
     "Gates",
     "Inputs",
     "Loss",
     "Score",
     "digest_of",
-    "embedding",
     "find_loss",
     "importance",
     "in_fifths",

@@ -24,7 +24,7 @@ from headwise.models.texts import (
     reads_two_texts,
     token_classes,
 )
-from headwise.scoring._loss import Inputs, Loss, Score, embedding, rank_correlation, texts_in
+from headwise.scoring._loss import EMBEDDING, Inputs, Loss, Score, rank_correlation, texts_in
 
 # Texts in one batch.
 _BATCH_SIZE = 16
@@ -109,8 +109,8 @@ def paired(
         first, second = rows[np.argsort(order)].chunk(2)
         return rank_correlation((first * second).sum(1).numpy(), similarities)
 
-    loss = embedding()
-    return inputs, replace(loss, score=Score("spearman", loss.of, correlation))
+    score = Score("spearman", EMBEDDING.of, correlation)
+    return inputs, replace(EMBEDDING, score=score)
 
 
 def _batches_of_texts(

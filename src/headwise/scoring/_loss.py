@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from headwise.models.texts import IGNORED
 
 Inputs = Mapping[str, Any]
 PerText = Float[Tensor, " B"]
-Pooling = Literal["mean", "first", "last"]
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 
@@ -97,21 +96,6 @@ def texts_in(batch: Inputs) -> int:
     )
 
 
-def embedding(pooling: Pooling = "mean") -> Loss:
-    """The loss 1 − cosine between a text's embedding and the full model's embedding of it.
-
-    Args:
-        pooling: How the vectors of the last layer become one: their mean over the tokens of the
-            text, that of the first token, or that of the last.
-    Raises:
-        ArgumentError: `pooling` is not one of these.
-    """
-    if pooling not in ("mean", "first", "last"):
-        raise ArgumentError(f"embedding: pooling={pooling!r}. Give 'mean', 'first' or 'last'.")
-    name = "embedding" if pooling == "mean" else f"embedding ({pooling} token)"
-    return Loss(name, partial(_embeddings, pooling), compares=True, ignores_padding=True)
-
-
 def find_loss(loss: Any, model: nn.Module, batch: Inputs) -> Loss:
     """Resolve a loss, or choose the default of the model's class.
 
@@ -130,7 +114,7 @@ def find_loss(loss: Any, model: nn.Module, batch: Inputs) -> Loss:
     name = _default_name(model, batch) if loss is None else loss
     if name not in _LOSSES:
         raise ArgumentError(f"loss: {name!r} is not one of {', '.join(_LOSSES)}. Give one of them.")
-    resolved = _LOSSES[name]()
+    resolved = _LOSSES[name]
     if name == "label" and "labels" in batch:
         return replace(resolved, score=_label_score(batch["labels"]))
     return resolved
@@ -226,8 +210,8 @@ def _logits(output: Any) -> Tensor:
     return logits
 
 
-def _embeddings(pooling: Pooling, output: Any, batch: Inputs) -> Float[Tensor, "B d_model"]:
-    """Pool the token vectors of each text to one vector of length 1."""
+def _embeddings(output: Any, batch: Inputs) -> Float[Tensor, "B d_model"]:
+    """The mean of the token vectors of each text, as a vector of length 1."""
     states = output if isinstance(output, Tensor) else getattr(output, "last_hidden_state", None)
     if states is None or states.ndim != 3:
         raise ArgumentError(
@@ -236,10 +220,6 @@ def _embeddings(pooling: Pooling, output: Any, batch: Inputs) -> Float[Tensor, "
         )
     real = batch.get("attention_mask")
     real = states.new_ones(states.shape[:2]) if real is None else real.to(states.dtype)
-    if pooling == "first":
-        real = real * (real.cumsum(1) == 1)
-    if pooling == "last":
-        real = real * (real.flip(1).cumsum(1).flip(1) == 1)
     pooled = (states * real[..., None]).sum(1) / real.sum(1, keepdim=True)
     return F.normalize(pooled, dim=-1)
 
@@ -277,9 +257,11 @@ def _predictions(output: Any, batch: Inputs) -> Float[Tensor, "rows 2"]:
     return rows[labeled]
 
 
-_LOSSES: Mapping[str, Callable[[], Loss]] = {
-    "lm": lambda: Loss("lm", _lm, ignores_padding=True),
-    "masked-lm": lambda: Loss("masked-lm", _masked_lm),
-    "label": lambda: Loss("label", _label),
-    "embedding": embedding,
+# 1 − cosine between a text's embedding and the full model's embedding of it.
+EMBEDDING = Loss("embedding", _embeddings, compares=True, ignores_padding=True)
+_LOSSES: Mapping[str, Loss] = {
+    "lm": Loss("lm", _lm, ignores_padding=True),
+    "masked-lm": Loss("masked-lm", _masked_lm),
+    "label": Loss("label", _label),
+    "embedding": EMBEDDING,
 }

@@ -19,6 +19,7 @@ __all__ = [
 ]
 
 DRAWS = 1000
+TAILS = (0.025, 0.975)  # of an interval of 95 %
 _LEAST_ERROR = 0.1  # of a resample, as a share of that of all texts: few texts may be alike
 
 
@@ -34,11 +35,10 @@ def bootstrap_means(
 
 
 def mean_interval(
-    values: Float64[np.ndarray, "M N"], level: float = 0.95
+    values: Float64[np.ndarray, "M N"],
 ) -> tuple[Float64[np.ndarray, " N"], Float64[np.ndarray, " N"]]:
-    """The bootstrap interval of the mean of each column over texts."""
-    tails = [(1 - level) / 2, (1 + level) / 2]
-    low, high = np.quantile(bootstrap_means(values), tails, axis=0)
+    """The bootstrap interval (95 %) of the mean of each column over texts."""
+    low, high = np.quantile(bootstrap_means(values), TAILS, axis=0)
     return low, high
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64
 
 from headwise._display import printable
 from headwise.errors import ArgumentError, ShapeError
-from headwise.tables._bootstrap import bootstrap_means, mean_interval
+from headwise.tables._bootstrap import TAILS, bootstrap_means, mean_interval
 from headwise.tables._columns import at_prompt
 from headwise.tables._figures import plain_legend, plot_axes
 from headwise.tables._svg import curves_html
@@ -104,10 +104,8 @@ class Curves:
         """The mean over texts at each point, for each order of that name."""
         return self._of(order).mean(-1)
 
-    def interval(
-        self, order: str, level: float = 0.95
-    ) -> tuple[Float64[np.ndarray, " K"], Float64[np.ndarray, " K"]]:
-        """The bootstrap interval of the mean, texts resampled with replacement.
+    def interval(self, order: str) -> tuple[Float64[np.ndarray, " K"], Float64[np.ndarray, " K"]]:
+        """The bootstrap interval (95 %) of the mean, texts resampled with replacement.
 
         For a name with several orders, the least and the largest mean of any order.
         """
@@ -115,30 +113,19 @@ class Curves:
         if len(values) > 1:
             means = values.mean(-1)
             return means.min(0), means.max(0)
-        return mean_interval(values[0].T, level)
+        return mean_interval(values[0].T)
 
     def allowance(self, share: float = 0.01) -> float:
         """This share of the full model's loss, or of 1 if the loss compares with the full model."""
         full = next(iter(self.per_text.values()))[0, 0].mean()
         return share if self.compares else share * float(full)
 
-    def removable(self, order: str, allowed: float) -> int:
+    def elbow(self, order: str, allowed: float) -> Elbow:
         """The number of removed heads at the last point before the mean loss grows by `allowed`.
 
-        For a name with several orders, the median number.
-
-        Raises:
-            ArgumentError: there is no such order, or `allowed` is not above 0.
-        """
-        growth = self._growth(order, allowed)
-        return int(np.median(self._last_within(growth.mean(-1), allowed)))
-
-    def elbow(self, order: str, allowed: float, level: float = 0.95) -> Elbow:
-        """The number of `removable` heads, with its bootstrap interval.
-
-        Texts are resampled with replacement, and the number is computed in each resample. For a
-        name with several orders, the resamples of all orders count. A single order is taken as
-        given: for the texts that it was scored on to count as well, measure
+        Its interval (95 %) is that of resamples of the texts, drawn with replacement. For a name
+        with several orders, it is the median, and the resamples of all orders count. A single
+        order is taken as given: for the texts that it was scored on to count as well, measure
         `scores.redrawn_orders()` under one name.
 
         Args:
@@ -146,14 +133,22 @@ class Curves:
         Raises:
             ArgumentError: there is no such order, or `allowed` is not above 0.
         """
-        heads = self.removable(order, allowed)
-        growth, last = self._growth(order, allowed), int(self.removed[-1])
+        if not allowed > 0:
+            raise ArgumentError(f"Curves: allowed={allowed}. Give a growth of the loss above 0.")
+
+        def last_within(growth: Float64[np.ndarray, "draws K"]) -> Int64[np.ndarray, " draws"]:
+            """The last point before the growth reaches what is allowed."""
+            return self.removed[np.cumprod(growth < allowed, axis=1).sum(1) - 1]
+
+        values = self._of(order)
+        growth, last = values - values[:, :1], int(self.removed[-1])
+        heads = int(np.median(last_within(growth.mean(-1))))
         if growth.shape[-1] == 1:
             return Elbow(heads, np.nan, np.nan, last)
         # All orders share the resamples, which take longer to draw than to use.
         means = bootstrap_means(np.moveaxis(growth, -1, 0).reshape(growth.shape[-1], -1))
-        drawn = self._last_within(means.reshape(-1, growth.shape[1]), allowed)
-        low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], method="nearest")
+        drawn = last_within(means.reshape(-1, growth.shape[1]))
+        low, high = np.quantile(drawn, TAILS, method="nearest")
         return Elbow(heads, float(low), float(high), last)
 
     def frame(self, allowed: float | None = None) -> pd.DataFrame:
@@ -251,19 +246,6 @@ class Curves:
             elbow = self.elbow(order, allowed)
             columns |= {"elbow": elbow.heads, "elbow.low": elbow.low, "elbow.high": elbow.high}
         return pd.DataFrame(columns)
-
-    def _growth(self, order: str, allowed: float) -> Float64[np.ndarray, "orders K M"]:
-        """The growth of each text's loss at each point."""
-        if not allowed > 0:
-            raise ArgumentError(f"Curves: allowed={allowed}. Give a growth of the loss above 0.")
-        values = self._of(order)
-        return values - values[:, :1]
-
-    def _last_within(
-        self, growth: Float64[np.ndarray, "draws K"], allowed: float
-    ) -> Int64[np.ndarray, " draws"]:
-        """The last point before the growth reaches `allowed`."""
-        return self.removed[np.cumprod(growth < allowed, axis=1).sum(1) - 1]
 
     def _of(self, order: str) -> Float64[np.ndarray, "orders K M"]:
         if order not in self.per_text:

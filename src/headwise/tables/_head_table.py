@@ -124,9 +124,7 @@ class HeadTable(TableFile):
             )
         return kept
 
-    def interval(
-        self, statistic: str, level: float = 0.95, draws: int = 1000, seed: int = 0
-    ) -> tuple[Column, Column]:
+    def interval(self, statistic: str, level: float = 0.95) -> tuple[Column, Column]:
         """The studentized bootstrap interval of the mean, texts resampled with replacement.
 
         NaN for a head with eligible rows in fewer than two texts. With 30 texts it holds the truth
@@ -135,18 +133,12 @@ class HeadTable(TableFile):
         Args:
             statistic: The name of a statistic.
             level: The coverage of the interval, between 0 and 1.
-            draws: How many resamples of the texts are drawn.
-            seed: The seed of the resamples.
         Raises:
-            ArgumentError: `level` or `draws` is out of range, or the table holds no sums per
-                text.
+            ArgumentError: `level` is out of range, or the table holds no sums per text.
         """
-        if not 0 < level < 1 or draws < 1:
-            raise ArgumentError(
-                f"HeadTable.interval: level={level} and draws={draws}. "
-                f"Give a level such as 0.95, and at least 1 draw."
-            )
-        return self.per_text(statistic).interval(level, draws, seed)
+        if not 0 < level < 1:
+            raise ArgumentError(f"HeadTable.interval: level={level}. Give a level such as 0.95.")
+        return self.per_text(statistic).interval(level)
 
     def _of(self, statistic: str) -> Totals:
         if statistic not in self.totals:

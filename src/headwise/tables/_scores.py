@@ -117,22 +117,15 @@ class Scores(TableFile):
         """The mean over texts, in units of the loss."""
         return self.per_text.mean(0)
 
-    def interval(
-        self, level: float = 0.95
-    ) -> tuple[Float64[np.ndarray, " N"], Float64[np.ndarray, " N"]]:
-        """The bootstrap interval of each head's importance, texts resampled with replacement.
+    def interval(self) -> tuple[Float64[np.ndarray, " N"], Float64[np.ndarray, " N"]]:
+        """The bootstrap interval (95 %) of each head's importance, texts resampled.
 
         NaN for a single text.
-
-        Raises:
-            ArgumentError: `level` is not between 0 and 1.
         """
-        if not 0 < level < 1:
-            raise ArgumentError(f"Scores.interval: level={level}. Give a level such as 0.95.")
         if len(self.per_text) == 1:
             unknown = np.full(len(self.heads), np.nan)
             return unknown, unknown
-        return mean_interval(self.per_text, level)
+        return mean_interval(self.per_text)
 
     def order(self) -> list[Head]:
         """The heads from the least to the most important: the order of removal."""

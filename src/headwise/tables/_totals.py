@@ -47,15 +47,11 @@ class TextSums:
         """The mean over all texts; NaN for a head without an eligible row."""
         return divide(self.total.sum(0), self.count.sum(0))
 
-    def interval(self, level: float, draws: int, seed: int) -> tuple[Column, Column]:
+    def interval(self, level: float) -> tuple[Column, Column]:
         """The bootstrap interval of the mean; see `HeadTable.interval`."""
-        return ratio_interval(
-            self.total, self.count, studentized=True, level=level, draws=draws, seed=seed
-        )
+        return ratio_interval(self.total, self.count, studentized=True, level=level)
 
-    def difference_interval(
-        self, other: "TextSums", *, paired: bool, seed: int = 0
-    ) -> tuple[Column, Column]:
+    def difference_interval(self, other: "TextSums", *, paired: bool) -> tuple[Column, Column]:
         """The bootstrap interval (95 %) of the other mean minus this one.
 
         Args:
@@ -63,7 +59,7 @@ class TextSums:
             paired: Whether the texts are the same: then both are resampled together.
         """
         known = has_interval(self.count) & has_interval(other.count)
-        seeds = seed, seed if paired else seed + 1
+        seeds = 0, 0 if paired else 1
         before, after = (
             resampled_ratios(sums.total, sums.count, DRAWS, each)
             for sums, each in zip((self, other), seeds, strict=True)
