@@ -233,4 +233,4 @@ def test_a_role_that_a_rule_explains_is_not_tested():
     assert rows["p_adj"].isna().all()
     assert roles.outcomes().set_index("role").loc["obj → head", "outcome"] == message
     assert f"obj → head: 1.000 against 1.000 of offset -1, {message}" in roles.why("L0.H0")
-    assert "not tested: these texts could not have shown it" in roles.none_found("L0.H1")
+    assert "not tested: these texts could not have shown it" in roles.none_found_by_head()["L0.H1"]

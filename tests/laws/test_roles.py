@@ -358,7 +358,7 @@ def test_a_single_text_is_reported_as_not_tested():
     message = "not tested: 1 held-out text, 30 needed"
     outcomes = set(roles.frame()["outcome"])
     assert outcomes == {message, "not tested: no held-out text has a query for it"}
-    assert roles.none_found() == roles.none_found("L0.H0") == message
+    assert roles.none_found() == roles.none_found_by_head()["L0.H0"] == message
     assert f"\n  {message}\n" in roles.why("L0.H0")
     assert "no role found" not in roles.why("L0.H0")
     assert str(roles) == f"0 heads have 0 roles: {message}"
@@ -369,7 +369,9 @@ def test_each_test_has_an_outcome(encoder):
     tested = rows["p_adj"].notna()
     assert (rows["found"] == (rows["outcome"] == "found")).all()
     by_head = encoder.none_found_by_head()
-    assert by_head == {name: encoder.none_found(name) for name in dict.fromkeys(rows["name"])}
+    without = set(rows["name"]) - set(encoder.found()["name"])
+    assert all(f"\n  {by_head[name]}\n" in f"{encoder.why(name)}\n" for name in without)
+    assert by_head.keys() == set(rows["name"])
     assert set(rows["outcome"][tested]) == {"found", "not found"}
     assert rows["outcome"][~tested].str.startswith("not tested: ").all()
     assert not rows["found"][~tested].any()

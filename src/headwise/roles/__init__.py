@@ -29,7 +29,6 @@ from headwise.roles.relations import (
     Relation,
     Relations,
     TokenText,
-    own_roles,
 )
 from headwise.roles.scores import check_reads_one_text
 
@@ -66,7 +65,6 @@ __all__ = [
     "load_heads",
     "main_roles",
     "name_moving",
-    "own_roles",
     "repetition",
     "rules_line",
     "rules_of",

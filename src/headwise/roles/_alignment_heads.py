@@ -29,15 +29,13 @@ from headwise.roles._align import (
     head_weights,
     source_columns,
 )
-from headwise.roles._hypotheses import Hypotheses, run_tests, why_not
-from headwise.roles._rows import FOUND, NOT_FOUND, evidence_rows
+from headwise.roles._hypotheses import of_examples
+from headwise.roles._rows import FOUND, NOT_FOUND, rows_with_set
 from headwise.roles._samples import halves
-from headwise.roles.relations import Role
 from headwise.tables import Head, at_prompt, ratio_interval
 
 _CANDIDATES = 8  # heads that a set is chosen from
-_ALIGNMENT = Role("alignment", "", lambda text: ())  # for its bar, which is that of roles
-_LINE = "a straight line"
+_NULLS = {"chance": "chance", "line": "a straight line"}
 _COLUMNS = (
     *("name", "stack", "layer", "head", "in_set", "found", "outcome", "why", "error", "ci_low"),
     *("ci_high", "start_offset", "end_offset", "accuracy", "null", "baseline", "lift", "p_adj"),
@@ -317,12 +315,11 @@ def find_alignment_heads(
     error, right = words.per_example(error), words.per_example(right)
     count = words.per_example(np.ones(len(is_selected)))
     chance = np.array([example.chance() for example in examples])
-    nulls = {"chance": chance, "line": right[:, line]}
-    family = _hypotheses(np.delete(right[:, : N + 2], N, 1), count, nulls, selection)
-    (tested,) = run_tests([family], seed=seed, intervals=False)
-    rows = evidence_rows([*heads, Head("", 0, 0)], family, tested).assign(
-        why=why_not(family, tested)
-    )
+    # Null models are no baselines here: a straight line is right more often than their best head.
+    nulls = {"chance": chance[:, None], "line": right[:, [line]]}
+    with_set = np.delete(right[:, : N + 2], N, 1)
+    family = of_examples("alignment", with_set, count, nulls, _NULLS, selection)
+    rows = rows_with_set(heads, family, seed)
     # Every head, the set, and what it gains over the last half and the straight line.
     set_error = error[:, N + 1]
     columns = np.column_stack(
@@ -360,35 +357,6 @@ def find_alignment_heads(
         model=fingerprint(model),
         p_adj=float(rows["p_adj"].iloc[-1]),
         offset=(float(offset[N + 1, 0]), float(offset[N + 1, 1])),
-    )
-
-
-def _hypotheses(
-    right: Float[np.ndarray, "M C"],
-    count: Float[np.ndarray, " M"],
-    nulls: Mapping[str, Float[np.ndarray, " M"]],
-    selection: Bool[np.ndarray, " M"],
-) -> Hypotheses:
-    """The hypotheses that each head, and last the set, follows the words of the source.
-
-    Null models are no baselines here: a straight line is right more often than their best head.
-    """
-    held, n_selected = ~selection, max(count[selection].sum(), 1.0)
-    on_selection = max(null[selection].sum() / n_selected for null in nulls.values())
-    chosen_half = right[selection].sum(0)[None] / n_selected
-    return Hypotheses(
-        value=right[held, None],
-        count=np.broadcast_to(count[held, None, None], right[held, None].shape),
-        nulls={
-            name: np.broadcast_to(null[held, None, None], right[held, None].shape)
-            for name, null in nulls.items()
-        },
-        roles=(_ALIGNMENT,),
-        null_names={"chance": ["chance"], "line": [_LINE]},
-        measures={
-            "chosen_half": chosen_half,
-            "chosen_baseline": np.full_like(chosen_half, on_selection),
-        },
     )
 
 

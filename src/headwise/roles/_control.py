@@ -11,10 +11,11 @@ import numpy as np
 from jaxtyping import Float
 
 from headwise._packages import require
-from headwise.roles._hypotheses import FEWEST_INSTANCES, FEWEST_TEXTS, LEVEL, Hypotheses, rate
+from headwise.roles._hypotheses import FEWEST_INSTANCES, FEWEST_TEXTS, LEVEL, Hypotheses
 from headwise.roles._samples import Split
 from headwise.roles.relations import Role
 from headwise.roles.scores import RoleScores
+from headwise.tables import rate
 
 POWER = 0.8  # the probability with which the smallest effect is labeled
 _BINARY = ("top", "choice")  # scores that count queries

@@ -145,16 +145,8 @@ class Effects:
 
     def to_json(self) -> dict[str, Any]:
         """All effects as values that JSON can hold."""
-        return {
-            "alone": [_to_json(effect) for effect in self.alone],
-            "groups": [
-                {"role": group.role, "alone": group.alone, "together": _to_json(group.together)}
-                for group in self.groups
-            ],
-            "says": dict(self.says),
-            "roles": {name: list(roles) for name, roles in self.roles.items()},
-            "labels": {name: dict(labels) for name, labels in self.labels.items()},
-        }
+        content: dict[str, Any] = _without_nan(asdict(self))
+        return content
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> "Effects":
@@ -186,8 +178,13 @@ def _signed(effect: Effect) -> str:
     return f"{effect.effect:+.3f} [{effect.low:+.3f}, {effect.high:+.3f}]"
 
 
-def _to_json(effect: Effect) -> dict[str, Any]:
-    return {name: None if value != value else value for name, value in asdict(effect).items()}
+def _without_nan(content: Any) -> Any:
+    """The same lists and objects, with null for each unknown number."""
+    if isinstance(content, dict):
+        return {name: _without_nan(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_without_nan(value) for value in content]
+    return None if content != content else content
 
 
 def _from_json(saved: Mapping[str, Any]) -> Effect:

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int64
 
 from headwise.roles._significance import step_down
 from headwise.roles.relations import Role
-from headwise.tables import ratio_interval
+from headwise.tables import rate, ratio_interval
 
 PerText = Float[np.ndarray, "M R N"]
 PerHead = Float[np.ndarray, "R N"]
@@ -59,6 +59,39 @@ class Hypotheses:
             self.for_each([role.bar for role in self.roles]),
             self.for_each([role.points for role in self.roles]),
         )
+
+
+def of_examples(
+    role: str,
+    right: Float[np.ndarray, "M C"],
+    count: Float[np.ndarray, " M"],
+    nulls: Mapping[str, Float[np.ndarray, "M _"]],
+    null_names: Mapping[str, str],
+    selection: Bool[np.ndarray, " M"],
+) -> Hypotheses:
+    """The hypotheses that heads, and last a set of them, are right on held-out examples.
+
+    Args:
+        right: How often each of them is right in each example; of which `count` are the cases.
+        nulls: How often each baseline is; NaN for one that was not evaluated.
+    """
+
+    def on_selection(sums: Float[np.ndarray, "M C"]) -> PerHead:
+        return sums[None, selection].sum(1) / max(count[selection].sum(), 1.0)
+
+    held = ~selection
+    of_nulls = {null: np.broadcast_to(sums, right.shape) for null, sums in nulls.items()}
+    return Hypotheses(
+        value=right[held, None],
+        count=np.broadcast_to(count[held, None, None], right[held, None].shape),
+        nulls={null: sums[held, None] for null, sums in of_nulls.items()},
+        roles=(Role(role, "", lambda text: ()),),  # for its bars, which are those of all roles
+        null_names={null: [name] for null, name in null_names.items()},
+        measures={
+            "chosen_half": on_selection(right),
+            "chosen_baseline": np.fmax.reduce([on_selection(sums) for sums in of_nulls.values()]),
+        },
+    )
 
 
 def run_tests(
@@ -150,13 +183,6 @@ def _worst_gain(
 def lift(effect: np.ndarray, baseline: np.ndarray) -> np.ndarray:
     """The share of the range above the baseline that is reached; NaN for a baseline of 1."""
     return rate(effect - baseline, 1 - baseline)
-
-
-def rate(above: np.ndarray, below: np.ndarray, empty: float = np.nan) -> np.ndarray:
-    """One over the other, in the precision of the first; `empty` where there is nothing below."""
-    above, below = np.broadcast_arrays(above, below)
-    out = np.full(above.shape, empty, dtype=np.result_type(above, np.float32))
-    return np.divide(above, below, out=out, where=below > 0)
 
 
 def best_of(

@@ -16,10 +16,11 @@ from torch import nn
 
 from headwise._display import did_you_mean
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.roles._hypotheses import Hypotheses, best_of, rate
+from headwise.roles._hypotheses import Hypotheses, best_of
 from headwise.roles._samples import RoleSample, Split
 from headwise.roles.relations import EVEN, Role
 from headwise.roles.scores import OFFSETS, RULES, RoleScores, fit_tag_rules, heuristic_names
+from headwise.tables import rate
 
 # Each null with how the table names it; the names of heuristics are those of the fitted rule.
 NULLS = {

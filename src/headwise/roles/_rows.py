@@ -12,11 +12,18 @@ from jaxtyping import Float
 
 from headwise.roles._control import POWER
 from headwise.roles._effects import Effects
-from headwise.roles._hypotheses import FEWEST_TEXTS, LEVEL, Hypotheses, has_role, rate
+from headwise.roles._hypotheses import (
+    FEWEST_TEXTS,
+    LEVEL,
+    Hypotheses,
+    has_role,
+    run_tests,
+    why_not,
+)
 from headwise.roles._nulls import NULLS, RULE
 from headwise.roles.relations import NEXT_NAME, PREFIX_MATCHING, SAME
 from headwise.roles.scores import RULES
-from headwise.tables import DRAWS, Head, address_columns, resample_counts
+from headwise.tables import DRAWS, Head, address_columns, interval_of, rate, resample_counts
 
 # What each rule among the candidates of a choice scores, by its name.
 RULE_COLUMNS = {rule: f"{RULE}{rule}" for rule in RULES}
@@ -38,7 +45,6 @@ BY_COPYING = {
 # No relation may take the name of a behaviour: attention alone does not show one.
 BEHAVIOUR_LABELS = tuple(label for label, _ in BY_COPYING.values())
 _THIRDS = 3  # of the texts, by their length
-_TAILS = [0.025, 0.975]
 
 
 def length_measures(
@@ -65,9 +71,7 @@ def length_measures(
     resamples = resample_counts(len(lengths), DRAWS, seed).astype(np.float64)
     draws = _slopes(value, count, lengths, resamples)
     known = ~np.isnan(draws).all(0)
-    ends = np.full((2, len(known)), np.nan)
-    if known.any():
-        ends[:, known] = np.nanquantile(draws[:, known], _TAILS, axis=0)
+    ends = interval_of(draws[:, known], 0.95, known)
     of_sinks = {
         "short": rate(value[short].sum(0), count[short].sum(0)),
         "long": rate(value[long].sum(0), count[long].sum(0)),
@@ -158,6 +162,13 @@ def evidence_rows(heads: Sequence[Head], family: Hypotheses, tested: pd.DataFram
     outcomes = zip(rows.to_dict("records"), chooses, strict=True)
     rows["outcome"] = [outcome_of(row, bool(choice)) for row, choice in outcomes]
     return rows
+
+
+def rows_with_set(heads: Sequence[Head], family: Hypotheses, seed: int) -> pd.DataFrame:
+    """The tested rows of heads and, last, of a set of them, which has no address."""
+    (tested,) = run_tests([family], seed=seed)
+    rows = evidence_rows([*heads, Head("", 0, 0)], family, tested)
+    return rows.assign(why=why_not(family, tested))
 
 
 def labels_of_rows(rows: pd.DataFrame, effects: Effects | None = None) -> list[str]:

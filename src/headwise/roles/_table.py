@@ -147,18 +147,12 @@ class Roles(TableFile):
         found = self.found()
         return found.loc[found["name"] == name, "label"].tolist()
 
-    def none_found(self, head: HeadLike | None = None) -> str:
-        """Describe a head, or all heads, without a role: none was found, or none was tested.
-
-        Raises:
-            HeadError: there is no such head.
-        """
-        rows = self._role_rows
-        of_head = rows if head is None else rows[rows["name"] == str(self._head(head))]
-        return none_found(of_head)
+    def none_found(self) -> str:
+        """Describe all heads without a role: none was found, or none was tested."""
+        return none_found(self._role_rows)
 
     def none_found_by_head(self) -> dict[str, str]:
-        """`none_found` of each head, by its name."""
+        """The same for each head, by its name."""
         by_head = self._role_rows.groupby("name", sort=False)
         return {str(name): none_found(of_head) for name, of_head in by_head}
 

@@ -23,9 +23,9 @@ from headwise.errors import ArgumentError, HeadError
 from headwise.files import JsonFile, as_path, number, typed, write_beside
 from headwise.models import check_model, fingerprint
 from headwise.models.texts import context_of, tokenizer_of
-from headwise.roles._hypotheses import FEWEST_TEXTS, Hypotheses, run_tests, why_not
+from headwise.roles._hypotheses import FEWEST_TEXTS, Hypotheses, of_examples
 from headwise.roles._nulls import NULLS, Evidence
-from headwise.roles._rows import evidence_rows
+from headwise.roles._rows import rows_with_set
 from headwise.roles._samples import halves
 from headwise.roles._task_scores import (
     POSITIONS,
@@ -37,7 +37,6 @@ from headwise.roles._task_scores import (
     positional_hits,
     tokenized_examples,
 )
-from headwise.roles.relations import Role
 from headwise.roles.scores import check_reads_one_text
 from headwise.tables import Head, HeadsLike, at_prompt, resolve_heads
 
@@ -328,7 +327,6 @@ def _number(value: Any) -> float:
     return math.nan if value is None else number(value)
 
 
-_TASK = Role("task", "", lambda text: ())  # for its bars, which are those of roles
 _LARGEST_SET = 0.05  # of all heads
 
 
@@ -407,12 +405,9 @@ def find_heads(
         others.append((null, masses_of(null_model, read, passes)))
     selection = halves(len(read), seed)
     family, chosen = task_hypotheses(read, masses, others, selection, seed, most)
-    (tested,) = run_tests([family], seed=seed)
-    # The set is one more head, without an address.
     margins = np.column_stack([masses.margins(), masses.margins(masses.of_set(chosen))])
-    rows = evidence_rows([*masses.heads, Head("", 0, 0)], family, tested).assign(
+    rows = rows_with_set(masses.heads, family, seed).assign(
         in_set=[*(head in chosen for head in range(len(masses.heads))), True],
-        why=why_not(family, tested),
         contrast=margins[~selection].mean(0),
     )
     rows = rows[["name", "stack", "layer", "head", "in_set", *_EVIDENCE]]
@@ -490,24 +485,11 @@ def task_hypotheses(
         nulls[null] = np.where(
             decided[selection].mean(0) > known[selection].mean(0), decided, known
         )
-    on_selection = [null[selection].mean(0) for null in nulls.values()]
-    measures = {
-        "chosen_half": hits[selection].mean(0)[None],
-        "chosen_baseline": np.max(on_selection, axis=0)[None],
-    }
-    held, unknown = ~selection, np.full((M, N + 1), np.nan)
-    names = {null: [NULLS.get(null, "")] for null in TASK_NULLS}
-    names |= {"position": [POSITIONS[rule]], "heads": ["random heads"]}
-    names["shuffled"] = ["the same stretches with their tokens exchanged"]
-    family = Hypotheses(
-        value=hits[held, None],
-        count=np.ones_like(hits[held, None]),
-        nulls={null: nulls.get(null, unknown)[held, None] for null in TASK_NULLS},
-        roles=(_TASK,),
-        null_names=names,
-        measures=measures,
-    )
-    return family, chosen
+    of_all = {null: nulls.get(null, np.full((M, 1), np.nan)) for null in TASK_NULLS}
+    names = {null: NULLS.get(null, "") for null in TASK_NULLS}
+    names |= {"position": POSITIONS[rule], "heads": "random heads"}
+    names["shuffled"] = "the same stretches with their tokens exchanged"
+    return of_examples("task", hits, np.ones(M), of_all, names, selection), chosen
 
 
 def _with_set(masses: Masses, chosen: Sequence[int]) -> Float[np.ndarray, "M C"]:

@@ -3,7 +3,8 @@
 from headwise.tables._bootstrap import (
     DRAWS,
     bootstrap_means,
-    mean_interval,
+    interval_of,
+    rate,
     ratio_interval,
     resample_counts,
 )
@@ -57,9 +58,9 @@ __all__ = [
     "draw_grid",
     "grid_html",
     "in_columns",
+    "interval_of",
     "is_head",
     "list_heads",
-    "mean_interval",
     "numbers_of",
     "placing",
     "plot_categories",
@@ -68,6 +69,7 @@ __all__ = [
     "plot_weights",
     "points",
     "random_orders",
+    "rate",
     "ratio_interval",
     "removable",
     "resample_counts",

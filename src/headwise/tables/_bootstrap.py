@@ -6,18 +6,6 @@ Tokens of one text are not independent of each other, so the text is the unit.
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 
-__all__ = [
-    "DRAWS",
-    "bootstrap_means",
-    "divide",
-    "has_interval",
-    "interval_of",
-    "mean_interval",
-    "ratio_interval",
-    "resample_counts",
-    "resampled_ratios",
-]
-
 DRAWS = 1000
 TAILS = (0.025, 0.975)  # of an interval of 95 %
 _LEAST_ERROR = 0.1  # of a resample, as a share of that of all texts: few texts may be alike
@@ -81,7 +69,7 @@ def ratio_interval(
     # High t leave a low end, and the reverse.
     ends = interval_of(np.where(np.isnan(ratios), np.nan, -t)[:, known], level, known)
     low, high = (ratio + end * error for end in ends)
-    means = divide(totals, counts)
+    means = rate(totals, counts)
     least, most = np.fmin.reduce(means, axis=0), np.fmax.reduce(means, axis=0)
     return np.clip(low, np.fmin(least, ratio), ratio), np.clip(high, ratio, np.fmax(most, ratio))
 
@@ -93,10 +81,10 @@ def _ratios_and_errors(
 ) -> tuple[Float64[np.ndarray, "draws N"], Float64[np.ndarray, "draws N"]]:
     """The ratio of each resample, and its standard error by linearization."""
     count = resamples @ counts
-    ratios = divide(resamples @ totals, count)
+    ratios = rate(resamples @ totals, count)
     squares = resamples @ totals**2 - 2 * ratios * (resamples @ (totals * counts))
     squares += ratios**2 * (resamples @ counts**2)
-    return ratios, divide(np.sqrt(np.maximum(squares, 0.0)), count)
+    return ratios, rate(np.sqrt(np.maximum(squares, 0.0)), count)
 
 
 def resampled_ratios(
@@ -107,7 +95,7 @@ def resampled_ratios(
     NaN where a resample misses every text that has a count above 0.
     """
     resamples = resample_counts(len(totals), draws, seed).astype(totals.dtype)
-    return divide(resamples @ totals, resamples @ counts)
+    return rate(resamples @ totals, resamples @ counts)
 
 
 def has_interval(counts: Float[np.ndarray, "M N"]) -> Bool[np.ndarray, " N"]:
@@ -135,8 +123,8 @@ def resample_counts(texts: int, draws: int, seed: int) -> Int64[np.ndarray, "dra
     )
 
 
-def divide(
-    above: Float[np.ndarray, "*shape"], below: Float[np.ndarray, "*shape"]
-) -> Float[np.ndarray, "*shape"]:
-    """The ratio of each cell; NaN where there is nothing to divide by."""
-    return np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)
+def rate(above: np.ndarray, below: np.ndarray, empty: float = np.nan) -> np.ndarray:
+    """One over the other, in the precision of the first; `empty` where there is nothing below."""
+    above, below = np.broadcast_arrays(above, below)
+    out = np.full(above.shape, empty, dtype=np.result_type(above, np.float32))
+    return np.divide(above, below, out=out, where=below > 0)

@@ -14,6 +14,7 @@ from jaxtyping import Float64, Int64
 
 from headwise._display import counted
 from headwise.errors import ArgumentError, HeadError
+from headwise.tables._bootstrap import ratio_interval
 from headwise.tables._columns import address_columns, at_prompt
 from headwise.tables._figures import plot_heads
 from headwise.tables._heads import Head, HeadLike, resolve_heads
@@ -138,7 +139,8 @@ class HeadTable(TableFile):
         """
         if not 0 < level < 1:
             raise ArgumentError(f"HeadTable.interval: level={level}. Give a level such as 0.95.")
-        return self.per_text(statistic).interval(level)
+        kept = self.per_text(statistic)
+        return ratio_interval(kept.total, kept.count, studentized=True, level=level)
 
     def _of(self, statistic: str) -> Totals:
         if statistic not in self.totals:

@@ -10,10 +10,9 @@ from jaxtyping import Float64
 from headwise.errors import ArgumentError
 from headwise.tables._bootstrap import (
     DRAWS,
-    divide,
     has_interval,
     interval_of,
-    ratio_interval,
+    rate,
     resampled_ratios,
 )
 
@@ -45,11 +44,7 @@ class TextSums:
 
     def mean(self) -> Column:
         """The mean over all texts; NaN for a head without an eligible row."""
-        return divide(self.total.sum(0), self.count.sum(0))
-
-    def interval(self, level: float) -> tuple[Column, Column]:
-        """The bootstrap interval of the mean; see `HeadTable.interval`."""
-        return ratio_interval(self.total, self.count, studentized=True, level=level)
+        return rate(self.total.sum(0), self.count.sum(0))
 
     def difference_interval(self, other: "TextSums", *, paired: bool) -> tuple[Column, Column]:
         """The bootstrap interval (95 %) of the other mean minus this one.
@@ -151,18 +146,18 @@ class Totals:
         return columns if self.per_text is None else columns | self.per_text.columns()
 
     def mean(self) -> Column:
-        return divide(self.total, self.count)
+        return rate(self.total, self.count)
 
     def even_mean(self) -> Column:
-        return divide(self.even, self.count)
+        return rate(self.even, self.count)
 
     def standard_error(self) -> Column:
         """The standard error of the mean over texts; NaN for fewer than two texts."""
         # Σ(S − mean·n)², expanded, so that three sums over texts are enough and tables add up.
         mean = np.nan_to_num(self.mean())
         squared = self.total_squared - 2 * mean * self.cross + mean**2 * self.count_squared
-        spread = divide(np.maximum(squared, 0.0) * self.texts, np.maximum(self.texts - 1, 0))
-        return divide(np.sqrt(spread), self.count)
+        spread = rate(np.maximum(squared, 0.0) * self.texts, np.maximum(self.texts - 1, 0))
+        return rate(np.sqrt(spread), self.count)
 
     def select(self, choose: Callable[[Column], Column]) -> "Totals":
         """Select or reorder heads, by a function that is applied to each column."""
