@@ -15,8 +15,16 @@ from headwise.roles._effects import WITHOUT, Effect, Effects, Group, group_line
 from headwise.roles._find_roles import find_roles
 from headwise.roles._hypotheses import FEWEST_TEXTS
 from headwise.roles._nulls import Evidence
-from headwise.roles._sentences import by_nearness, rules_line, rules_of, shown_outcomes
-from headwise.roles._shapes import main_roles, shape_line, shapes_summary, signs_of
+from headwise.roles._sentences import (
+    by_nearness,
+    main_roles,
+    rules_line,
+    rules_of,
+    shape_line,
+    shapes_summary,
+    shown_outcomes,
+    signs_of,
+)
 from headwise.roles._significance import step_down
 from headwise.roles._table import Roles
 from headwise.roles._task_examples import task_examples

@@ -17,8 +17,16 @@ from headwise.roles._behaviours import Behaviour
 from headwise.roles._effects import WITHOUT, Effects, ablate_each
 from headwise.roles._nulls import NULLS
 from headwise.roles._rows import FURTHER, labels_of_rows
-from headwise.roles._sentences import explanations, none_found, outcomes_by_role
-from headwise.roles._shapes import categories_of, is_shape, shape_rows, shapes_summary, signs_of
+from headwise.roles._sentences import (
+    categories_of,
+    explanations,
+    is_shape,
+    none_found,
+    outcomes_by_role,
+    shape_rows,
+    shapes_summary,
+    signs_of,
+)
 from headwise.tables import (
     Head,
     HeadLike,
