@@ -111,13 +111,10 @@ def _nbytes(cache: Any, n_tokens: int) -> int:
     `cache.nbytes` also counts the slots that heads with all tokens reserve, which are many beside
     a short prompt.
     """
-    layers = [
-        LayerCachePlan(
-            layer.index,
-            tuple(layer.windows),
-            token_bytes=layer.token_bytes,
-            sliding_window=layer.sliding_window,
+    sinks, n_bytes = cache.layers[0].sinks, 0
+    for layer in cache.layers:
+        plan = LayerCachePlan(
+            layer.index, tuple(layer.windows), sliding_window=layer.sliding_window
         )
-        for layer in cache.layers
-    ]
-    return CachePlan(tuple(layers), cache.layers[0].sinks).nbytes(n_tokens)
+        n_bytes += layer.token_bytes * plan.tokens(n_tokens, sinks)
+    return n_bytes

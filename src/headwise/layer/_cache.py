@@ -350,10 +350,6 @@ class PerHeadKVCache(KVCache):
 
     def __len__(self) -> int:
         """The number of columns so far."""
-        return self._n_columns
-
-    @property
-    def _n_columns(self) -> int:
         group = self._groups[0][1]
         return int((group._next - self._next).max()) if group._slots is not None else 0
 
@@ -374,7 +370,7 @@ class PerHeadKVCache(KVCache):
     def join(self, k: Float[Tensor, "B Hkv T D"], v: Float[Tensor, "B Hkv T Dv"]) -> CachedKeys:
         """All keys over all columns, zeros where a head has dropped them."""
         self._joined = [group.join(k[:, heads], v[:, heads]) for heads, group in self._groups]
-        n_columns, first = self._n_columns + k.shape[2], self._next.to(k.device)
+        n_columns, first = len(self) + k.shape[2], self._next.to(k.device)
         whole = [x.new_zeros(*x.shape[:2], n_columns, x.shape[3]) for x in (k, v)]
         for (heads, _), joined in zip(self._groups, self._joined, strict=True):
             # Slots whose token was dropped have a negative position, as padding has.

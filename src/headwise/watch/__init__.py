@@ -6,8 +6,8 @@ from headwise.watch._maps import Layer, TopKeys
 from headwise.watch._observe import check_arguments, observe
 from headwise.watch._recorder import Recorder
 from headwise.watch._request import DEFAULT, Relation, Request
+from headwise.watch._spans import Stretch, read_stretches, stretch_tokens
 from headwise.watch._watch import Watch
-from headwise.watch.layout import Stretch, read_stretches, stretch_tokens
 
 __all__ = [
     "DEFAULT",

@@ -15,7 +15,7 @@ from headwise.models import check_model, device_of
 from headwise.models.texts import check_reads_text, pad, token_offsets, tokenizer_of
 from headwise.watch._observe import observe
 from headwise.watch._request import Request
-from headwise.watch.layout import Stretch, stretch_tokens
+from headwise.watch._spans import Stretch, stretch_tokens
 
 Word = str | Stretch
 

@@ -36,6 +36,8 @@ from headwise.models import (
 )
 from headwise.models.ownership import output_projection
 from headwise.tables import Totals
+from headwise.watch._call_layouts import CallLayout, CallLayouts
+from headwise.watch._positions import Positions
 from headwise.watch._request import Request
 from headwise.watch._sums import (
     Accumulator,
@@ -44,7 +46,6 @@ from headwise.watch._sums import (
     sum_rows,
     without_autocast,
 )
-from headwise.watch.layout import CallLayout, CallLayouts, Positions
 
 # The largest relative difference between our heads and the model's own.
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}

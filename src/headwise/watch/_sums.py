@@ -18,8 +18,9 @@ from headwise.errors import UnsupportedError
 from headwise.kernels import RowRequest, RowStatistics
 from headwise.models import AttentionCall, Site, Text
 from headwise.tables import COLUMNS, TextSums, Totals
+from headwise.watch._call_layouts import CallLayout
+from headwise.watch._positions import Positions
 from headwise.watch._request import Request
-from headwise.watch.layout import CallLayout, Positions
 
 PerHead = Float[Tensor, "H Dv d_model"]
 RowValues = Shaped[Tensor, "B H T"]

@@ -25,9 +25,11 @@ from headwise.watch._maps import (
     layer_of,
     weights_of_heads,
 )
+from headwise.watch._pairs import TextPairs
+from headwise.watch._positions import NONE
 from headwise.watch._recorder import Recorder
 from headwise.watch._request import Request
-from headwise.watch.layout import NONE, TextPairs, TextSpans
+from headwise.watch._spans import TextSpans
 
 
 @cache

@@ -15,8 +15,8 @@ from headwise.kernels import RowStatistics
 from headwise.models import Site, Text
 from headwise.models.texts import TokenOffsets, token_offsets
 from headwise.tables import HeadLike, resolve_heads
+from headwise.watch._positions import Positions
 from headwise.watch._request import Request
-from headwise.watch.layout._positions import Positions
 
 Stretch = tuple[int, int]  # a half-open range of positions
 LAST, GENERATED = "last", "generated"

@@ -13,10 +13,10 @@ from headwise.kernels import RowRequest
 from headwise.masks import Mask, Window
 from headwise.masks.parts import Dense
 from headwise.models import AttentionCall, Site, StackInputs, Text
+from headwise.watch._pairs import Columns, Pairs
+from headwise.watch._positions import Positions, positions_across, positions_within
 from headwise.watch._request import Request
-from headwise.watch.layout._pairs import Columns, Pairs
-from headwise.watch.layout._positions import Positions, positions_across, positions_within
-from headwise.watch.layout._spans import SpanMembers, Spans
+from headwise.watch._spans import SpanMembers, Spans
 
 # Layers may alternate between several masks, and between self- and cross-attention.
 _MOST = 8

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import Text
+from headwise.watch._positions import NONE, Positions
 from headwise.watch._request import OFFSETS, Request
-from headwise.watch.layout._positions import NONE, Positions
 
 TextPairs = Iterable[tuple[int, int]]
 Columns = dict[str, Int[Tensor, "B T m"]]
