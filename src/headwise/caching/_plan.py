@@ -163,10 +163,6 @@ class CachePlan(JsonFile):
         """For each layer the window of each kv head; None for all tokens."""
         return {layer.layer: layer.windows for layer in self.layers}
 
-    def tokens(self, n_tokens: int) -> int:
-        """The number of tokens that all kv heads together keep of a text of `n_tokens`."""
-        return sum(layer.tokens(n_tokens, self.sinks) for layer in self.layers)
-
     def share(self, n_tokens: int) -> float:
         """The share of the full cache that is kept of a text of `n_tokens`, from 0 to 1.
 
