@@ -188,8 +188,11 @@ class Recorder:
         self._accumulator.begin_pass()
         self._layouts.begin_pass(self.passes)
         self._before = []  # which is not part of what there was
-        parts = self, self._accumulator, self.spans, *self._queue.parts
-        self._before = [(part, _state(part)) for part in parts]
+        parts = [self, self._accumulator, self._queue]
+        if self._request.spans:
+            parts.append(self.spans)
+        waiting = [(part, dict(vars(part))) for part in self._queue.waiting]
+        self._before = [*((part, _state(part)) for part in parts), *waiting]
         is_counted = self._condition is None or self._condition()
         self.capture.is_paused = not is_counted or (self.passes - 1) % self._every > 0
 
@@ -500,9 +503,9 @@ class Queue:
         return is_full or self._accumulator.is_full
 
     @property
-    def parts(self) -> list[object]:
-        """The objects that a forward pass changes."""
-        return [self, *self._groups.values(), *self._runs.values()]
+    def waiting(self) -> list[object]:
+        """Groups and runs, which a forward pass adds to."""
+        return [*self._groups.values(), *self._runs.values()]
 
     def begin_pass(self) -> None:
         """A forward pass begins: tokens wait only as long as their texts go on."""

@@ -41,8 +41,13 @@ class Text:
         """The same text with `default` for unknown fields, unless their lengths differ."""
         if None not in (self.tokens, default.tokens) and self.tokens != default.tokens:
             return self
-        known = {name: x for name, x in vars(self).items() if x is not None}
-        return replace(default, **known)
+        return Text(
+            self.ids if self.ids is not None else default.ids,
+            self.real if self.real is not None else default.real,
+            self.positions if self.positions is not None else default.positions,
+            self.cached if self.cached is not None else default.cached,
+            self.tokens if self.tokens is not None else default.tokens,
+        )
 
     def written(self) -> "Text":
         """The same text without columns of its mask that a static cache has not written yet."""
