@@ -39,8 +39,6 @@ def config(folder: Path, **changes: Any) -> Path:
         ({"n_heads": 3, "biases": "QX"}, ArgumentError, "n_heads=3, biases='QX'"),
         ({"n_heads": 5}, ShapeError, "d_model=12 is not a multiple of n_heads=5"),
         ({"n_heads": 3, "head_dim": -2}, ArgumentError, "head_dim=-2"),
-        ({"n_heads": 3, "v_head_dim": 0}, ArgumentError, "v_head_dim=0"),
-        ({"n_heads": 3, "kdim": 0}, ArgumentError, "kdim=0"),
         ({"n_heads": 3, "n_kv_heads": 0}, ArgumentError, "n_kv_heads=0"),
         (
             {"n_heads": 6, "n_kv_heads": 4},

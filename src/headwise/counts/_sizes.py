@@ -25,7 +25,7 @@ class LayerSizes:
     queries and keys, gates, sinks and tables of biases.
 
     Attributes:
-        kdim: The input width of the key projection. `vdim` is that of the value projection.
+        head_dim: The width of a query, a key and a value.
         biases: The roles whose projections have a bias, such as "QKV".
         out_proj: Whether there is a `W_O`.
     """
@@ -34,29 +34,19 @@ class LayerSizes:
     n_heads: int
     n_kv_heads: int
     head_dim: int
-    v_head_dim: int
-    kdim: int
-    vdim: int
     biases: str
     out_proj: bool
 
-    def widths(self) -> dict[str, tuple[int, int]]:
-        """The input and output width of each projection."""
-        out = {"O": (self.n_heads * self.v_head_dim, self.d_model)} if self.out_proj else {}
-        return {
-            "Q": (self.d_model, self.n_heads * self.head_dim),
-            "K": (self.kdim, self.n_kv_heads * self.head_dim),
-            "V": (self.vdim, self.n_kv_heads * self.v_head_dim),
-            **out,
-        }
-
     def weights(self) -> dict[str, int]:
         """The weights of each projection's matrix: 4 · d_model² in all in an ordinary layer."""
-        return {role: fan_in * fan_out for role, (fan_in, fan_out) in self.widths().items()}
+        queries, keys = (n * self.head_dim * self.d_model for n in (self.n_heads, self.n_kv_heads))
+        return {"Q": queries, "K": keys, "V": keys} | ({"O": queries} if self.out_proj else {})
 
     def bias_weights(self) -> dict[str, int]:
         """The size of each projection's bias, 0 where it has none."""
-        return {role: size * (role in self.biases) for role, (_, size) in self.widths().items()}
+        keys = self.n_kv_heads * self.head_dim
+        sizes = {"Q": self.n_heads * self.head_dim, "K": keys, "V": keys, "O": self.d_model}
+        return {role: sizes[role] * (role in self.biases) for role in self.weights()}
 
     def parameters(self) -> dict[str, int]:
         """The parameters of each projection: its matrix and its bias."""
@@ -88,8 +78,8 @@ class LayerSizes:
             )
         rows = {"Q": queries, "K": keys - cached, "V": keys - cached, "O": queries}
         projections = {role: rows[role] * number for role, number in self.weights().items()}
-        pairs = self.n_heads * queries * keys
-        return projections | {"logits": pairs * self.head_dim, "mix": pairs * self.v_head_dim}
+        products = self.n_heads * queries * keys * self.head_dim
+        return projections | {"logits": products, "mix": products}
 
     def cache_bytes(self, dtype: str = "bfloat16") -> int:
         """The bytes of one token's keys and values, in all key/value heads.
@@ -101,7 +91,7 @@ class LayerSizes:
             raise ArgumentError(
                 f"cache_bytes: the dtype {dtype!r} is unknown. Give {', '.join(BYTES)}."
             )
-        return self.n_kv_heads * (self.head_dim + self.v_head_dim) * BYTES[dtype]
+        return self.n_kv_heads * 2 * self.head_dim * BYTES[dtype]
 
 
 @dataclass(frozen=True)
@@ -125,10 +115,6 @@ class ModelSizes:
         """The parameters of all attention layers together."""
         return self.n_layers * sum(self.layer.parameters().values())
 
-    def share(self) -> float | None:
-        """The attention's share of the model's parameters, from 0 to 1; None if it is unknown."""
-        return None if self.all_parameters is None else self.parameters() / self.all_parameters
-
     def cache_bytes(self, dtype: str = "bfloat16") -> int:
         """The bytes of the keys and values of one token in all layers; 0 without a cache."""
         return self.n_layers * self.layer.cache_bytes(dtype) if self.has_cache else 0
@@ -140,9 +126,6 @@ def layer_sizes(
     n_kv_heads: int | None = None,
     *,
     head_dim: int | None = None,
-    v_head_dim: int | None = None,
-    kdim: int | None = None,
-    vdim: int | None = None,
     biases: str = "",
     out_proj: bool = True,
 ) -> LayerSizes:
@@ -150,10 +133,7 @@ def layer_sizes(
 
     Args:
         n_kv_heads: None is `n_heads`.
-        head_dim: The width of a query and of a key. None is `d_model / n_heads`.
-        v_head_dim: The width of a value. None is `head_dim`.
-        kdim: The input width of the key projection. None is `d_model`.
-        vdim: The input width of the value projection. None is `kdim`.
+        head_dim: The width of one head. None is `d_model / n_heads`.
         biases: The roles with a bias, out of "QKVO".
         out_proj: Whether there is a `W_O`.
     Raises:
@@ -171,16 +151,11 @@ def layer_sizes(
             f"layer_sizes: d_model={d_model} is not a multiple of n_heads={n_heads}. "
             f"Give a multiple, or head_dim."
         )
-    width = d_model // n_heads if head_dim is None else head_dim
-    key_width = d_model if kdim is None else kdim
     sizes = {
         "d_model": d_model,
         "n_heads": n_heads,
         "n_kv_heads": n_heads if n_kv_heads is None else n_kv_heads,
-        "head_dim": width,
-        "v_head_dim": width if v_head_dim is None else v_head_dim,
-        "kdim": key_width,
-        "vdim": key_width if vdim is None else vdim,
+        "head_dim": d_model // n_heads if head_dim is None else head_dim,
     }
     for name, size in sizes.items():
         if size < 1:
@@ -246,7 +221,7 @@ def count(
             "cache_bytes": bytes_per_token,
             "cache_dtype": dtype,
             "all_parameters": model.all_parameters,
-            "share": model.share(),
+            "share": model.all_parameters and model.parameters() / model.all_parameters,
         },
     }
 
