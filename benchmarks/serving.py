@@ -26,7 +26,8 @@ from _timing import Paired
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import headwise.vllm
-from headwise.vllm import _recorder
+from headwise.kernels import pages
+from headwise.vllm._recorder import RequestRecorder
 
 DONE = Path("build/serving.json")
 MODELS = {
@@ -148,9 +149,9 @@ def clock_inside() -> dict[str, float]:
 
         return call
 
-    _recorder.add_rows = clocked(_recorder.add_rows)
-    for name in ("_read", "_finish"):
-        setattr(_recorder.RequestRecorder, name, clocked(getattr(_recorder.RequestRecorder, name)))
+    pages.add_rows = clocked(pages.add_rows)
+    for name in ("_read", "_sent"):
+        setattr(RequestRecorder, name, clocked(getattr(RequestRecorder, name)))
     return inside
 
 

@@ -48,7 +48,6 @@ READ_ELSEWHERE = {
     "roles/_alignment_heads.py: _write_to_ctranslate2": "tests/laws/test_alignment.py",
     "vllm/_options.py: server_options": PLAIN,
     "vllm/_watch.py: ServedWatch.fetch": "reads what our own worker sends",
-    "vllm/_watch.py: watch": "reads what our own worker sends",
 }
 # Functions that meet no full disk, or are not killed, in these tests, and why.
 ONE_FILE = "writes one file as others do"

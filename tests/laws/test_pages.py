@@ -1,5 +1,7 @@
 """Row statistics from vLLM's pages equal those of the same keys side by side."""
 
+import ctypes
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,14 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headwise._library import library
+from headwise._library import Library, library
 from headwise.errors import UnsupportedError
-from headwise.kernels import RowRequest, RowStatistics, make_rule, row_statistics
-from headwise.vllm._pages import (
-    SPANS,
+from headwise.kernels import (
+    AttentionProblem,
+    RowRequest,
+    RowStatistics,
+    attend_by_rule,
+    make_rule,
+    row_statistics,
+)
+from headwise.kernels.pages import (
     STATISTICS,
-    Sums,
+    PageLayer,
     add_rows,
+    answer_prompt,
+    empty_sums,
     make_step,
     open_layer,
 )
@@ -27,6 +37,7 @@ pytestmark = pytest.mark.skipif(not library(), reason=f"no native kernel: {libra
 CLOSE = 1e-5
 # The end of each request, and how many of its last positions are queries of this step.
 LENGTHS, QUERIES = (1, 67, 301, 40), (1, 67, 37, 1)
+REGIONS = [(0, 3), (30, 70), (5, 5), (0, 0)]  # the spans of each request
 
 
 def packed(keys: Tensor, isa: str) -> Tensor:
@@ -45,9 +56,8 @@ class Served(NamedTuple):
     table: Tensor
     query: Tensor
     keys: list[Tensor]  # [Hkv, S, D] of each request
-    groups: np.ndarray
+    groups: list[tuple[int, int, int]]  # first row, one past the last row, request
     rows: np.ndarray
-    spans: np.ndarray
 
 
 def served(
@@ -80,52 +90,65 @@ def served(
         counted = [i for i in range(length - n, length) if i % every == 0 or i == length - 1]
         first, begin = len(rows), length - n
         rows += [(token + i - begin, i) for i in counted]
-        groups.append((first, len(rows), request, 2 * request + 1))
+        groups.append((first, len(rows), request))
         token += n
-    spans = np.zeros((2 * len(LENGTHS), SPANS, 2), np.int64)
-    spans[:, :3] = [(0, 3), (30, 70), (5, 5)]
-    return Served(
-        cache, table, query, keys, np.array(groups, np.int64), np.array(rows, np.int64), spans
-    )
+    return Served(cache, table, query, keys, groups, np.array(rows, np.int64))
 
 
-def summed(isa: str, served: Served, **how: Any) -> Sums:
+def opened(
+    isa: str, cache: Tensor, H: int, window: int = -1, softcap: float = 0.0, first_head: int = 0
+) -> PageLayer:
+    impl = SimpleNamespace(scale=0.3, logits_soft_cap=softcap, sliding_window=window)
+    fields = {"layer_name": "layers.0", "isa": isa, "num_heads": H, "kv_cache": cache}
+    layer = open_layer(SimpleNamespace(impl=impl, **fields))
+    layer.first_head = first_head
+    return layer
+
+
+def add(layer: PageLayer, served: Served, sums: np.ndarray, part: slice = slice(None)) -> None:
+    groups = [
+        (*group, request_sums.ctypes.data, *np.ravel(REGIONS))
+        for group, request_sums in zip(served.groups, sums, strict=True)
+    ]
+    step = make_step(np.array(groups[part], np.int64), served.rows)
+    add_rows(layer, step, served.table, served.query)
+
+
+def summed(isa: str, served: Served, **how: Any) -> np.ndarray:
+    """The sums of each request, of the second of two layers."""
     H = served.query.shape[1]
-    layer = open_layer("layers.0", isa, served.cache, H, scale=0.3, **how)
-    sums = Sums.empty(2 * len(LENGTHS), H)
-    layer.add_to(sums)
-    step = make_step(served.table, served.groups, served.rows, served.spans)
-    add_rows(layer, step, served.query)
-    return sums
+    sums = empty_sums(len(LENGTHS), 3 + H)
+    add(opened(isa, served.cache, H, first_head=3, **how), served, sums)
+    np.testing.assert_array_equal(sums[:, :3], empty_sums(len(LENGTHS), 3))
+    return sums[:, 3:]
 
 
-def known(served: Served, dtype: torch.dtype, window: int = 0, softcap: float = 0.0) -> Sums:
+def known(served: Served, dtype: torch.dtype, window: int = 0, softcap: float = 0.0) -> np.ndarray:
     """The same by the project's row statistics, over keys side by side."""
-    sums = Sums.empty(2 * len(LENGTHS), served.query.shape[1])
+    sums = empty_sums(len(LENGTHS), served.query.shape[1])
     rule = make_rule(
         head_dim=served.query.shape[2], is_causal=True, near=(window - 1, 0) if window else None,
         softcap=softcap or None, scale=0.3,
     )  # fmt: skip
     token = 0
-    for (first, stop, request, cell), n in zip(served.groups.tolist(), QUERIES, strict=True):
+    for (first, stop, request), n in zip(served.groups, QUERIES, strict=True):
         k = served.keys[request].to(dtype)[None]
         q = served.query[token : token + n].to(dtype).movedim(0, 1)[None]
         token += n
-        S, spans = k.shape[2], served.spans[cell]
+        S = k.shape[2]
         at, keys = torch.arange(S - n, S), torch.arange(S)
         single = torch.stack([torch.zeros_like(at), at, at - 1], -1)
-        inside = torch.stack([(keys >= a) & (keys < b) for a, b in spans.tolist()], -1)
+        inside = torch.stack([(keys >= a) & (keys < b) for a, b in REGIONS], -1)
         request_ = RowRequest(distance=True, keys=single[None], classes=inside[None].to(dtype))
         rows = row_statistics(q, k, k, rule, request_, backend="rows")
         chosen = served.rows[first:stop, 1] - (S - n)
-        _add(sums, cell, rows, chosen, served.rows[first:stop, 1], window or S, spans)
+        _add(sums[request], rows, chosen, served.rows[first:stop, 1], window or S)
     return sums
 
 
 def _add(
-    sums: Sums, cell: int, rows: RowStatistics, chosen: np.ndarray, i: np.ndarray, window: int,
-    spans: np.ndarray,
-) -> None:  # fmt: skip
+    sums: np.ndarray, rows: RowStatistics, chosen: np.ndarray, i: np.ndarray, window: int
+) -> None:
     start = np.maximum(0, i + 1 - window)
     n_keys = i + 1.0 - start
     always, several = np.full(len(i), True), n_keys > 1
@@ -135,25 +158,25 @@ def _add(
     counts["first"] = several & (start == 0)
     even = dict.fromkeys(STATISTICS, 1 / n_keys) | {"entropy": np.log(n_keys)}
     even |= {"distance": (n_keys - 1) / 2, "max_logit": n_keys * np.nan, "lse": n_keys * np.nan}
-    for c, (a, b) in enumerate(spans.tolist()):
+    for c, (a, b) in enumerate(REGIONS):
         seen = np.maximum(0, np.minimum(b, i + 1) - np.maximum(a, start))
         values[f"span {c}"] = rows.class_mass[..., c]
         counts[f"span {c}"], even[f"span {c}"] = several & (seen > 0), seen / n_keys
     for k, name in enumerate(counts):
         rows_of = counts[name]
         x = values[name][0].double().numpy()[:, chosen[rows_of]]
-        sums.total[cell, :, k] = x.sum(1)
-        sums.count[cell, k] = rows_of.sum()
-        sums.even[cell, k] = even[name][rows_of].sum()
-        sums.maximum[cell, :, k] = np.fmax.reduce(x, 1, initial=np.nan)
+        of_rows = x.sum(1), rows_of.sum(), even[name][rows_of].sum()
+        for part, value in enumerate((*of_rows, np.fmax.reduce(x, 1, initial=np.nan))):
+            sums[:, k, part] = value
 
 
-def assert_equal(ours: Sums, expected: Sums, close: float = CLOSE) -> None:
-    np.testing.assert_array_equal(ours.count, expected.count)
-    np.testing.assert_allclose(ours.even, expected.even, rtol=1e-12, atol=1e-12)
-    rows = np.maximum(1, ours.count)[:, None]
-    np.testing.assert_allclose(ours.total / rows, expected.total / rows, rtol=close, atol=close)
-    np.testing.assert_allclose(ours.maximum, expected.maximum, rtol=close, atol=close)
+def assert_equal(ours: np.ndarray, expected: np.ndarray, close: float = CLOSE) -> None:
+    np.testing.assert_array_equal(ours[..., 1], expected[..., 1])
+    np.testing.assert_allclose(ours[..., 2], expected[..., 2], rtol=1e-12, atol=1e-12)
+    rows = np.maximum(1, ours[..., 1])
+    means, known_means = ours[..., 0] / rows, expected[..., 0] / rows
+    np.testing.assert_allclose(means, known_means, rtol=close, atol=close)
+    np.testing.assert_allclose(ours[..., 3], expected[..., 3], rtol=close, atol=close)
 
 
 RULES: dict[str, dict[str, Any]] = {
@@ -201,28 +224,45 @@ def test_no_bit_depends_on_the_number_of_threads(isa: str) -> None:
             results.append(summed(isa, here))
     finally:
         torch.set_num_threads(n)
-    for one, several in zip(*results, strict=True):
-        np.testing.assert_array_equal(one, several)
+    np.testing.assert_array_equal(*results)
 
 
 def test_rows_add_up_over_steps() -> None:
     here = served("vec", torch.float32)
-    layer = open_layer("layers.0", "vec", here.cache, 6, scale=0.3)
-    sums = Sums.empty(2 * len(LENGTHS), 6)
-    layer.add_to(sums)
+    layer, sums = opened("vec", here.cache, 6), empty_sums(len(LENGTHS), 6)
     for half in (slice(None, 2), slice(2, None)):
-        groups = np.ascontiguousarray(here.groups[half])
-        add_rows(layer, make_step(here.table, groups, here.rows, here.spans), here.query)
-    for ours, whole in zip(sums, summed("vec", here), strict=True):
-        np.testing.assert_array_equal(ours, whole)
+        add(layer, here, sums, half)
+    np.testing.assert_array_equal(sums, summed("vec", here))
 
 
 def test_a_query_that_is_not_a_number_is_not_hidden() -> None:
     here = served("vec", torch.float32)
     here.query[3] = torch.nan
     sums = summed("vec", here)
-    assert np.isnan(sums.total[3]).any(-1).all()
-    assert np.isfinite(sums.total[[1, 5, 7]]).all()
+    assert np.isnan(sums[1, ..., 0]).any(-1).all()
+    assert np.isfinite(sums[[0, 2, 3], ..., 0]).all()
+
+
+@pytest.mark.parametrize("how", RULES.values(), ids=list(RULES))
+@pytest.mark.parametrize("every", [1, 5])
+def test_a_prompt_is_answered_in_the_pass_that_describes_it(
+    how: dict[str, Any], every: int
+) -> None:
+    here = served("vec", torch.float32, every=every)
+    q, k = here.query[1:68], here.keys[1].movedim(0, 1)
+    rule = make_rule(
+        head_dim=32, is_causal=True, scale=0.3, softcap=how.get("softcap"),
+        near=(how["window"] - 1, 0) if "window" in how else None,
+    )  # fmt: skip
+    first, stop, _ = here.groups[1]
+    sums, output = empty_sums(6), torch.empty(67, 6 * 32)
+    spans = np.ravel(REGIONS).tolist()
+    answer_prompt(rule, q, k, k, output, here.rows[first:stop, 1], spans, sums)
+    assert_equal(sums, known(here, torch.float64, **how)[1])
+    problem = AttentionProblem(*(x.transpose(0, 1)[None] for x in (q, k, k)), rule)
+    heads = attend_by_rule(problem, "rows")
+    assert isinstance(heads, Tensor)
+    torch.testing.assert_close(output.view(67, 6, 32), heads[0].transpose(0, 1))
 
 
 REFUSED: dict[str, tuple[str, torch.dtype, tuple[int, ...], str]] = {
@@ -239,4 +279,17 @@ def test_unknown_pages_are_refused_by_name(
     isa: str, dtype: torch.dtype, shape: tuple[int, ...], says: str
 ) -> None:
     with pytest.raises(UnsupportedError, match=rf"layers\.0: .*{says}"):
-        open_layer("layers.0", isa, torch.zeros(shape, dtype=dtype), 2, scale=1.0)
+        opened(isa, torch.zeros(shape, dtype=dtype), 2)
+
+
+def test_a_library_that_is_missing_or_too_old_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache = torch.zeros(2, 2, 32, 64)
+    for here, says in (
+        (Library("avx2", "built", ctypes.CDLL(None)), "the native kernel avx2 is too old"),
+        (Library("none", "there is no compiler"), "layers.0: there is no compiler"),
+    ):
+        monkeypatch.setattr("headwise.kernels.pages.library", lambda here=here: here)
+        with pytest.raises(UnsupportedError, match=says):
+            opened("vec", cache, 2)

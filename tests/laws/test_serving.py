@@ -1,14 +1,19 @@
 """What serving counts and refuses, without vLLM: positions, spans, options, lines and tables."""
 
-import io
 import json
+import os
 import re
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 import headwise as hw
 from headwise.errors import (
@@ -19,12 +24,13 @@ from headwise.errors import (
     OutputError,
     UnsupportedError,
 )
+from headwise.kernels import pages
+from headwise.tables import resolve_heads
 from headwise.vllm import ServedWatch, register, spans, watch
-from headwise.vllm._options import make_options, server_options
-from headwise.vllm._pages import Sums
-from headwise.vllm._plugin import line_writer, raise_error, request_line
-from headwise.vllm._positions import counted_positions, read_spans
-from headwise.vllm._recorder import Recorded, _why_no_layer, _why_not_served
+from headwise.vllm._layers import open_pages, why_no_layer, why_not_served
+from headwise.vllm._options import counted_positions, make_options, read_spans, server_options
+from headwise.vllm._recorder import Sent, _packed
+from headwise.vllm._server import line_writer
 
 DEFAULTS = (1, None, None, True)
 
@@ -62,7 +68,7 @@ def test_a_client_names_spans_that_the_worker_reads() -> None:
     "text", ["passage", "passage=4", "passage=9:4", "other=1:2", "passage=1:2 passage=3:4", 7, {}]
 )
 def test_spans_that_cannot_be_read_are_refused_by_name(text: Any) -> None:
-    shown = text.split()[0] if isinstance(text, str) else repr(text)
+    shown = text.split()[-1] if isinstance(text, str) else repr(text)
     with pytest.raises(ArgumentError, match=shown):
         read_spans(text, ["passage"])
     with pytest.raises(ArgumentError, match="a b=1:2"):
@@ -104,10 +110,10 @@ def test_invalid_arguments_are_refused_by_name() -> None:
 @pytest.mark.parametrize(
     "heads", ["L5.H3", (5, 3), [(5, 3)], [[5, 3]], {5: [3]}, ["L5.H3"], hw.Head("", 5, 3)]
 )
-def test_heads_of_any_form_travel_as_names(heads: Any) -> None:
-    options = make_options(None, 16, {1, 5}, heads, True)
-    assert (options["heads"], options["layers"]) == (["L5.H3"], [1, 5])
-    assert json.loads(json.dumps(options)) == options  # plain values: nothing is pickled
+def test_heads_of_any_form_travel_as_plain_values(heads: Any) -> None:
+    options = json.loads(json.dumps(make_options(None, 16, {1, 5}, heads, True)))
+    assert resolve_heads(options["heads"], [hw.Head("", 5, 3)]) == [hw.Head("", 5, 3)]
+    assert sorted(options["layers"]) == [1, 5]
 
 
 def test_options_of_a_server_are_those_of_a_watch() -> None:
@@ -116,26 +122,37 @@ def test_options_of_a_server_are_those_of_a_watch() -> None:
     assert server_options(text) == of_a_watch | {"path": "heads.jsonl"}
     with pytest.raises(InputError, match="'yes' is not JSON"):
         server_options("yes")
-    for wrong in ('{"path": "a", "evry": 4}', '["path"]', "{}", '{"path": 3}'):
-        with pytest.raises(ArgumentError, match=r"evry|path"):
+    for wrong, named in (
+        ('{"path": "a", "evry": 4}', "evry=4"),
+        ('["path"]', r'\["path"\]'),
+        ("{}", "no path"),
+        ('{"path": 3}', "path=3"),
+        ('{"path": "a", "layers": 5}', "layers=5"),
+    ):
+        with pytest.raises(ArgumentError, match=named):
             server_options(wrong)
 
 
 def test_the_entry_point_does_nothing_until_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HEADWISE_VLLM", raising=False)
-    register()  # without vLLM, whatever it imported would raise
+    code = (
+        "import sys; from headwise.vllm import register; register(); print('torch' in sys.modules)"
+    )
+    environment = {name: x for name, x in os.environ.items() if name != "HEADWISE_VLLM"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
     monkeypatch.setenv("HEADWISE_VLLM", "{}")
     with pytest.raises(ArgumentError, match="no path"):
         register()
 
 
 def test_an_error_of_the_worker_keeps_its_type() -> None:
+    error = _packed({"error": "HeadError", "message": "no head L9"}, np.zeros(0))
     with pytest.raises(HeadError, match="no head L9"):
-        raise_error({"error": "HeadError", "message": "no head L9"})
-    raise_error({"heads": []})
+        ServedWatch(hw.Request(), make_options(), lambda *_: error)
 
 
-def _record(name: str, seed: int, problem: str = "") -> Recorded:
+def _record(name: str, seed: int, problem: str = "") -> Sent:
     """A request with two heads, one statistic in both phases and one without decoded queries."""
     numbers = np.random.default_rng(seed)
     count = np.array([[[4.0, 4.0], [4.0, 4.0]], [[2.0, 0.0], [2.0, 0.0]]])  # phases heads columns
@@ -145,28 +162,24 @@ def _record(name: str, seed: int, problem: str = "") -> Recorded:
         "name": f"{name}-0123abcd", "request": name, "queries": [4, 2], "tokens": [10, 2],
         "problem": problem,
     }  # fmt: skip
-    return Recorded(about, Sums(total, count, count / 2, maximum))
+    return about, np.stack([total, count, count / 2, maximum], -1)
 
 
-class _TwoHeads:
-    heads = (hw.Head("", 0, 1), hw.Head("", 1, 0))
-    statistics = ("entropy", "previous")
+TWO_HEADS = SimpleNamespace(about={"heads": ["L0.H1", "L1.H0"]}, statistics=("entropy", "previous"))
 
 
 def test_a_line_is_json_whatever_a_stranger_calls_a_request(tmp_path: Path) -> None:
     path = tmp_path / "heads.jsonl"
-    write = line_writer(str(path), _TwoHeads)
+    write = line_writer(str(path), TWO_HEADS)
     name = 'x", "y": 1}\n{"z": \u2028<script>'
     write(_record(name, 0))
     write(_record("b", 1, "spans: 'a' names no stretch"))
     lines = [json.loads(line) for line in path.read_text("utf-8").split("\n")[:-1]]
     assert [line["request"] for line in lines] == [name, "b"]
     assert lines[1]["problem"].startswith("spans")
-    sums = _record(name, 0).sums
+    _, sums = _record(name, 0)
     assert lines[0]["decode"].keys() == {"entropy"}  # no decoded query had a previous token
-    assert lines[0]["prefill"]["previous"]["L1.H0"] == pytest.approx(
-        sums.total[0, 1, 1] / 4, abs=1e-5
-    )
+    assert lines[0]["prefill"]["previous"]["L1.H0"] == pytest.approx(sums[0, 1, 1, 0] / 4, abs=1e-5)
     assert path.stat().st_mode & 0o077 == 0
 
 
@@ -174,7 +187,7 @@ def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "target")
     for path in (tmp_path, tmp_path / "link", tmp_path / "no" / "folder", Path("/dev/null")):
         with pytest.raises(OutputError, match=str(path)):
-            line_writer(str(path), _TwoHeads)
+            line_writer(str(path), TWO_HEADS)
     assert not (tmp_path / "target").exists()
 
 
@@ -182,7 +195,7 @@ def test_a_full_disk_loses_lines_and_says_how_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "heads.jsonl"
-    write = line_writer(str(path), _TwoHeads)
+    write = line_writer(str(path), TWO_HEADS)
 
     def full(file: int, data: bytes) -> int:
         raise OSError(28, "No space left on device")
@@ -197,14 +210,11 @@ def test_a_full_disk_loses_lines_and_says_how_many(
     assert [(line["request"], line.get("lost")) for line in lines] == [("c", 2), ("d", None)]
 
 
-def _served(records: list[Recorded], request: hw.Request) -> ServedWatch:
-    options = make_options(request, 4, None, None, True)
-    header = {"heads": ["L0.H1", "L1.H0"], "kv_heads": [0, 0], "model": "m", "vllm": "0.32.0"}
-    file = io.BytesIO()
-    about = np.frombuffer(json.dumps([record.about for record in records]).encode(), np.uint8)
-    parts = {name: np.stack([getattr(r.sums, name) for r in records]) for name in Sums._fields}
-    np.savez(file, about=about, **parts)  # type: ignore[arg-type]
-    return ServedWatch(request, options, header, lambda *_: file.getvalue())
+def _served(records: list[Sent], request: hw.Request) -> ServedWatch:
+    about = {"heads": ["L0.H1", "L1.H0"], "kv_heads": [0, 0], "model": "m", "vllm": "0.32.0"}
+    about |= {"requests": [about for about, _ in records]}
+    data = _packed(about, np.array([sums for _, sums in records]))
+    return ServedWatch(request, make_options(request, 4), lambda *_: data)
 
 
 def test_tables_of_requests_and_phases_add_up() -> None:
@@ -226,20 +236,21 @@ def test_tables_of_requests_and_phases_add_up() -> None:
     assert whole.count("entropy").tolist() == [12, 12]
     assert np.isnan(whole.mean("next")).all()
     assert whole.totals["entropy"].texts.tolist() == [2, 2]
-    assert _served([_record("a", 0)], hw.Request(("entropy",), per_text=True)).table().per_text(
+    assert _served([_record("a", 0)], replace(request, per_text=True)).table().per_text(
         "entropy"
     ).count.tolist() == [[6, 6]]
 
 
 def test_tables_that_do_not_exist_are_refused_by_name() -> None:
-    served = _served([_record("a", 0, "spans: 'x' names no stretch")], hw.Request(("entropy",)))
+    served = _served(
+        [_record("a", 0, "spans: 'x' names no stretch")], hw.Request(("entropy", "previous"))
+    )
     with pytest.raises(ArgumentError, match=r"request='z'\. There are a"):
         served.table("z")
     with pytest.raises(ArgumentError, match="phase='both'"):
         served.table(phase="both")
     with pytest.raises(ArgumentError, match="'x' names no stretch"):
         served.table("a")
-    assert request_line(_record("a", 0), ["L0.H1", "L1.H0"], ("entropy", "previous"))
 
 
 @pytest.mark.parametrize(
@@ -271,14 +282,14 @@ def test_an_engine_that_cannot_be_watched_exactly_is_refused_by_name(
         speculative_config=None,
     )
     parts = {"version": "0.32.0", "runner": SimpleNamespace(requests={}, input_batch=None)}
-    assert _why_not_served(parts["version"], config, parts["runner"]) is None
+    assert why_not_served(parts["version"], config, parts["runner"]) is None
     for path, value in change.items():
         *folders, name = path.split(".")
         if path in parts:
             parts[path] = value
         else:
             setattr(getattr(config, folders[0]) if folders else config, name, value)
-    assert re.search(named, _why_not_served(parts["version"], config, parts["runner"]) or "")
+    assert re.search(named, why_not_served(parts["version"], config, parts["runner"]) or "")
 
 
 @pytest.mark.parametrize(
@@ -288,7 +299,6 @@ def test_an_engine_that_cannot_be_watched_exactly_is_refused_by_name(
         ({"sinks": [1.0]}, {}, "sinks"),
         ({"attn_type": "encoder_only"}, {}, "no decoder"),
         ({"forward": None}, {}, "watched already"),
-        ({}, {"isa": "neon"}, "'neon'"),
         ({}, {"use_mm_prefix": True}, "both directions"),
     ],
 )
@@ -297,9 +307,39 @@ def test_a_layer_that_cannot_be_watched_exactly_is_refused_by_name(
 ) -> None:
     kind = type("CPUAttentionBackendImpl", (SimpleNamespace,), {})
     plain = {"alibi_slopes": None, "sinks": None, "attn_type": "decoder"}
-    assert _why_no_layer(SimpleNamespace(impl=kind(**plain), isa="vec"), True) is None
+    assert why_no_layer(SimpleNamespace(impl=kind(**plain), isa="vec"), True) is None
     layer = SimpleNamespace(**{"impl": kind(**plain | of_impl), "isa": "vec"} | of_layer)
-    assert named in (_why_no_layer(layer, True) or "")
-    assert "not plain attention" in (_why_no_layer(layer, False) or "")
+    assert named in (why_no_layer(layer, True) or "")
+    assert "not plain attention" in (why_no_layer(layer, False) or "")
     other = SimpleNamespace(impl=SimpleNamespace(**plain), isa="vec")
-    assert "not vLLM's CPU backend" in (_why_no_layer(other, True) or "")
+    assert "not vLLM's CPU backend" in (why_no_layer(other, True) or "")
+
+
+@pytest.mark.skipif(not pages.library(), reason="no native kernel")
+def test_pages_that_do_not_read_back_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own function is replaced by one that writes keys as its layout says, or otherwise."""
+    impl = SimpleNamespace(scale=0.5, logits_soft_cap=0.0, sliding_window=-1)
+    backend = SimpleNamespace(get_supported_head_sizes=lambda: [32, 64])
+    layer = SimpleNamespace(
+        layer_name="layers.3", isa="vec", num_heads=4, head_size=32, impl=impl,
+        attn_backend=backend, kv_cache=torch.zeros(5, 2, 32, 64),
+    )  # fmt: skip
+    is_transposed = True
+
+    def write(
+        keys: Tensor, values: Tensor, key_cache: Tensor, value_cache: Tensor, *_: Any, **__: Any
+    ) -> None:
+        padded = torch.zeros(2, 32, *keys.shape[1:])
+        padded.view(64, *keys.shape[1:])[: len(keys)] = keys
+        laid = padded.permute(0, 2, 3, 1) if is_transposed else padded.transpose(1, 2)
+        key_cache.copy_(laid.reshape(key_cache.shape))
+
+    operators = SimpleNamespace(cpu_attn_reshape_and_cache=write)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(_custom_ops=operators))
+    assert open_pages(layer).H == 4
+    is_transposed = False
+    with pytest.raises(UnsupportedError, match=r"layers\.3: .* 'vec' .* sum .* is -?\d.*, not"):
+        open_pages(layer)
+    layer.head_size = 48
+    with pytest.raises(UnsupportedError, match=r"width 48 and a cache of 4 .* \[32, 64\]"):
+        open_pages(layer)

@@ -134,17 +134,20 @@ int64_t solve_pages(int64_t kind, int64_t layout) {
     constexpr int64_t H = 6, Hkv = 2, D = 34, page = 64, columns = 12;
     auto q = stored(4 * H * D, kind), keys = stored(3 * Hkv * page * D, kind);
     const int32_t table[] = {2, 0, 1, 0};
-    const int64_t groups[] = {0, 3, 0, 1, 3, 4, 1, 0}, rows[] = {0, 0, 1, 64, 2, 99, 3, 41};
-    const int64_t spans[] = {0, 9, 30, 70, 0, 0, 5, 6, 3, 4, 0, 90, 0, 0, 0, 0};
-    std::vector<double> total(2 * H * columns), count(2 * columns), even(2 * columns),
-        maximum(2 * H * columns, NAN);
-    PageLayer layer = {kind, layout, H, Hkv, D, page, kind ? 0 : 50, .4, kind ? 0. : 3., {H * D, D},
-                       keys.data(), {Hkv * page * D, page * D},
-                       total.data(), count.data(), even.data(), maximum.data()};
-    PageStep step = {2, table, 2, 2, groups, rows, spans};
-    if (headwise_pages(&layer, &step, q.data())) return 1;
-    for (const auto *sums : {&total, &count, &even, &maximum})
-        print("page", {sums->begin(), sums->end()});
+    const int64_t rows[] = {0, 0, 1, 64, 2, 99, 3, 41};
+    PageSums sums[2][H * columns] = {};
+    for (auto &of_group : sums)
+        for (PageSums &column : of_group) column.maximum = NAN;
+    const PageGroup groups[] = {{0, 3, 0, sums[0], {{0, 9}, {30, 70}, {0, 0}, {5, 6}}},
+                                {3, 4, 1, sums[1], {{3, 4}, {0, 90}, {0, 0}, {0, 0}}}};
+    PageLayer layer = {kind, layout, 0, H, Hkv, D, page, kind ? 0 : 50, .4, kind ? 0. : 3.,
+                       keys.data(), {Hkv * page * D, page * D}};
+    PageStep step = {2, 2, groups, rows, q.data(), {H * D, D}, table, 2};
+    if (headwise_paged_rows(&layer, &step)) return 1;
+    for (const auto &of_group : sums)
+        for (const PageSums &column : of_group)
+            for (double sum : {column.total, column.count, column.even, column.maximum})
+                print("page", {float(sum)});
     return 0;
 }
 

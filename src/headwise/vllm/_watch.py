@@ -11,17 +11,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
+from headwise import errors
 from headwise._packages import require
 from headwise.errors import ArgumentError, UnsupportedError
+from headwise.kernels.pages import NOTHING
 from headwise.tables import Head, HeadsLike, HeadTable, Totals
-from headwise.vllm._options import make_options
-from headwise.vllm._pages import Sums
-from headwise.vllm._plugin import raise_error, start, take
-from headwise.vllm._positions import PHASES
+from headwise.vllm._options import PHASES, Options, make_options
+from headwise.vllm._recorder import Sent, WorkerCalls
 from headwise.watch import Request
-
-# Of these, uniform attention has no value.
-_NO_EVEN = ("max_logit", "lse", "sink")
 
 
 @contextmanager
@@ -61,22 +58,19 @@ def watch(
     """
     require("vllm", "vllm", "vllm.watch")
     options = make_options(request, every, layers, heads, exact)
-    call = _caller(llm)
-    header = json.loads(call("headwise_start", start, options))
-    raise_error(header)
-    served = ServedWatch(request or Request(), options, header, call)
+    served = ServedWatch(request or Request(), options, _caller(llm))
     try:
         yield served
     finally:
         served.fetch(close=True)
 
 
-def _caller(llm: Any) -> Callable[..., Any]:
-    """What calls the worker: by a function in the same process, else by name: none is pickled.
+def _caller(llm: Any) -> Callable[[Options | None, bool], bytes]:
+    """What calls the worker: a function in the same process, else a name; nothing is pickled.
 
     Raises:
         ArgumentError: it is no LLM.
-        UnsupportedError: the engine has a process of its own, without our calls.
+        UnsupportedError: the engine has a process of its own, without our call.
     """
     from vllm import LLM
     from vllm.v1.engine.core_client import InprocClient
@@ -95,44 +89,43 @@ def _caller(llm: Any) -> Callable[..., Any]:
             'LLM(..., worker_extension_cls="headwise.vllm.WorkerCalls"), or in this process with '
             "the environment variable VLLM_ENABLE_V1_MULTIPROCESSING=0."
         )
-
-    def call(name: str, function: Callable[..., Any], argument: Any) -> Any:
-        return llm.collective_rpc(function if is_here else name, args=(argument,))[0]
-
-    return call
+    method = WorkerCalls.headwise_record if is_here else "headwise_record"
+    return lambda *args: llm.collective_rpc(method, args=args)[0]
 
 
 class ServedWatch:
     """The statistics of served requests so far; made by `watch`."""
 
     def __init__(
-        self, request: Request, options: dict[str, Any], header: dict[str, Any], call: Any
+        self, request: Request, options: Options, call: Callable[[Options | None, bool], bytes]
     ) -> None:
-        self._request, self._options, self._header, self._call = request, options, header, call
-        self._about: dict[str, dict[str, Any]] = {}  # by vLLM's own name of a request
-        self._sums: dict[str, Sums] = {}
+        self._request, self._statistics, self._call = request, options["statistics"], call
         self._is_open = True
+        self._about: dict[str, Any] = {}  # what holds for all requests
+        self._requests: dict[str, Sent] = {}  # by vLLM's own name
+        self.fetch(options)
 
     def __repr__(self) -> str:
-        return f"ServedWatch of {len(self._about)} requests"
+        return f"ServedWatch of {len(self._requests)} requests"
 
-    def fetch(self, close: bool = False) -> None:
+    def fetch(self, options: Options | None = None, close: bool = False) -> None:
         """Fetch what was recorded since the last time; `table` does."""
         if not self._is_open:
             return
         self._is_open = not close
-        with np.load(
-            io.BytesIO(self._call("headwise_take", take, close)), allow_pickle=False
-        ) as file:
-            for number, about in enumerate(json.loads(bytes(file["about"]))):
-                self._about[about["name"]] = about
-                self._sums[about["name"]] = Sums(*(file[name][number] for name in Sums._fields))
+        data = io.BytesIO(self._call(options, close))
+        with np.load(data, allow_pickle=False) as file:
+            self._about, all_sums = json.loads(bytes(file["about"])), file["sums"]
+        if "error" in self._about:
+            raise getattr(errors, self._about["error"])(self._about["message"])
+        for about, sums in zip(self._about["requests"], all_sums, strict=True):
+            self._requests[about["name"]] = about, sums
 
     @property
     def requests(self) -> list[str]:
         """The names of the requests so far, as vLLM's outputs have them in `request_id`."""
         self.fetch()
-        return list(dict.fromkeys(about["request"] for about in self._about.values()))
+        return list(dict.fromkeys(about["request"] for about, _ in self._requests.values()))
 
     def table(self, request: str | None = None, phase: str | None = None) -> HeadTable:
         """The statistics of one request, or of all of them.
@@ -154,49 +147,31 @@ class ServedWatch:
                 f"ServedWatch.table: phase={phase!r} of {len(known)} requests. Generate something "
                 f"in the block, and name one of {', '.join(PHASES)}."
             )
-        chosen = [a for a in self._about.values() if request in (None, a["request"])]
-        for about in chosen:
+        chosen = [sent for sent in self._requests.values() if request in (None, sent[0]["request"])]
+        for about, _ in chosen:
             if about["problem"]:
                 raise ArgumentError(f"ServedWatch.table: {about['request']}: {about['problem']}")
         phases = [number for number, name in enumerate(PHASES) if phase in (None, name)]
-        heads = tuple(Head.parse(name) for name in self._header["heads"])
+        sums = np.stack([sums[phases] for _, sums in chosen])
+        by_name = dict(zip(self._statistics, np.moveaxis(sums, 3, 0), strict=True))
+        # No row of a causal model without sinks is eligible for the others.
+        empty = np.broadcast_to(NOTHING, (*sums.shape[:3], 4))
         counted = [
-            sum(about[part][number] for about in chosen for number in phases)
+            sum(about[part][number] for about, _ in chosen for number in phases)
             for part in ("queries", "tokens")
         ]
+        heads = tuple(Head.parse(name) for name in self._about["heads"])
         return HeadTable(
             heads=heads,
-            kv_heads=np.array(self._header["kv_heads"], np.int64),
-            totals={name: self._totals(name, chosen, phases) for name in self._request.names},
+            kv_heads=np.array(self._about["kv_heads"], np.int64),
+            totals={name: self._totals(by_name.get(name, empty)) for name in self._request.names},
             covered=np.repeat(np.array(counted, np.float64)[:, None], len(heads), 1),
-            model=self._header["model"],
-            versions={"headwise": version("headwise"), "vllm": self._header["vllm"]},
+            model=self._about["model"],
+            versions={"headwise": version("headwise"), "vllm": self._about["vllm"]},
         )
 
-    def _totals(self, name: str, chosen: list[dict[str, Any]], phases: list[int]) -> Totals:
+    def _totals(self, sums: Float64[np.ndarray, "requests phases heads 4"]) -> Totals:
         """The totals of one statistic; each request is a text."""
-        shape = len(chosen), len(phases), len(self._header["heads"])
-        if name in self._options["statistics"]:
-            column = self._options["statistics"].index(name)
-            by_part = {
-                part: np.stack(
-                    [getattr(self._sums[a["name"]], part)[phases, :, column] for a in chosen]
-                )
-                for part in Sums._fields
-            }
-        else:  # no row of a causal model without sinks is eligible
-            by_part = dict.fromkeys(Sums._fields, np.zeros(shape))
-            by_part["maximum"] = np.full(shape, np.nan)
-        even = by_part["even"].sum(1)
-        return Totals.of_texts(
-            by_part["total"].sum(1),
-            by_part["count"].sum(1),
-            _largest(by_part["maximum"]),
-            np.full_like(even, np.nan) if name in _NO_EVEN else even,
-            keep=self._request.per_text,
-        )
-
-
-def _largest(values: Float64[np.ndarray, "M phases N"]) -> Float64[np.ndarray, " N"]:
-    """The maximum over requests and phases; NaN where no row counts."""
-    return np.fmax.reduce(values.reshape(-1, values.shape[-1]))
+        total, count, even = np.moveaxis(sums[..., :3].sum(1), -1, 0)
+        largest = np.fmax.reduce(sums[..., 3], (0, 1))
+        return Totals.of_texts(total, count, largest, even, keep=self._request.per_text)

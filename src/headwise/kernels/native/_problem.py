@@ -139,7 +139,12 @@ def n_threads(problem: Problem) -> int:
     size, least = problem.B * problem.H * problem.T * problem.S, ONE_THREAD
     if problem.packed:
         size, least = size * problem.D, ONE_THREAD_PACKED
-    return min(torch.get_num_threads(), _threads["most"]) if size >= least else 1
+    return most_threads() if size >= least else 1
+
+
+def most_threads() -> int:
+    """The threads of torch; 1 after a fork."""
+    return min(torch.get_num_threads(), _threads["most"])
 
 
 def check_counts(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> None:

@@ -67,27 +67,39 @@ struct Problem {
     int64_t threads;
 };
 
-// A layer whose keys are in vLLM's pages (`vllm/_pages.py`, field by field): what does not change
+// A layer whose keys are in vLLM's pages (`kernels/pages.py`, field by field): what does not change
 // between steps.
 struct PageLayer {
     int64_t dtype, layout;  // an ElementType; 0: [D][page], 1: [page / 16][D / 2][16][2]
+    int64_t first_head;  // of this layer among those of all layers in the sums
     int64_t H, Hkv, D, page;
     int64_t window;  // keys that a query sees, itself included; 0: all
     double scale, softcap;
-    int64_t query_stride[2];  // of token, head
     const void *keys;
     int64_t key_stride[2];  // of block, kv head
-    double *total, *count, *even, *maximum;  // [cells,H,columns]; without H: count, even
+};
+
+// The sums of a statistic over the rows that count.
+struct PageSums {
+    double total, count, even, maximum;  // even: under uniform attention
+};
+
+// Rows of one request that are added to the same sums.
+struct PageGroup {
+    int64_t first, stop, request;
+    PageSums *sums;  // [heads of all layers,columns]
+    int64_t spans[4][2];  // first position, one past the last
 };
 
 // The rows of a step.
 struct PageStep {
-    int64_t threads;
-    const int32_t *table;  // [requests,blocks]: the number of each block
-    int64_t table_stride, n_groups;
-    const int64_t *groups;  // [n_groups,4]: first row, one past the last row, request, cell
-    const int64_t *rows;    // [rows,2]: token in the batch, position in its request
-    const int64_t *spans;   // [cells,4,2]: first position, one past the last
+    int64_t threads, n_groups;
+    const PageGroup *groups;
+    const int64_t *rows;  // [rows,2]: token in the batch, position in its request
+    const void *q;
+    int64_t query_stride[2];  // of token, head
+    const int32_t *table;     // [requests,blocks]: the number of each block
+    int64_t table_stride;
 };
 
 // A field of a problem as the compiler lays it out. Python compares these with its own structure
@@ -105,8 +117,8 @@ EXPORTED int64_t headwise_forward(const Problem *);
 EXPORTED int64_t headwise_heads(const Problem *, const void *q, const void *k, const void *v,
                                 void *heads, int64_t threads);
 EXPORTED int64_t headwise_backward(const Problem *);
-// Adds the row statistics of a step over paged keys to a layer's sums (`pages.hpp`).
-EXPORTED int64_t headwise_pages(const PageLayer *, const PageStep *, const void *q);
+// Adds the row statistics of a step over a layer's paged keys to the sums (`pages.hpp`).
+EXPORTED int64_t headwise_paged_rows(const PageLayer *, const PageStep *);
 // Multiplies and adds in registers alone, as pairs of bfloat16 if requested: the peak of a kernel.
 // Returns the number of operations, or 0 where there are no pairs.
 EXPORTED int64_t headwise_peak(int64_t rounds, int64_t uses_pairs);

@@ -300,7 +300,7 @@ int64_t headwise_backward(const Problem *pointer) {
     });
 }
 
-int64_t headwise_pages(const PageLayer *layer, const PageStep *step, const void *q) {
-    return add_paged_rows({*layer, *step, q});
+int64_t headwise_paged_rows(const PageLayer *layer, const PageStep *step) {
+    return add_paged_rows({*layer, *step});
 }
 }

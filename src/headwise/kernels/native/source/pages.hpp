@@ -1,4 +1,4 @@
-// Statistics of rows whose keys lie in vLLM's pages, added up by cell.
+// Statistics of rows whose keys lie in vLLM's pages, added up by request and phase.
 //
 // The keys of a page lie side by side: number by number, or pair by pair in groups of 16 keys. So,
 // unlike in the other kernels, each lane is a key, and a page is read in place. A task is a tile of
@@ -15,19 +15,17 @@ namespace {
 // [D][page], or [page / 16][D / 2][16][2].
 enum PageLayout : int64_t { TRANSPOSED, PAIRED };
 constexpr int PAIRED_KEYS = 16;
-constexpr int OF_ROWS = 8, SPANS = 4, COLUMNS = OF_ROWS + SPANS;
+constexpr int SPANS = 4, COLUMNS = 8 + SPANS;
 // Rows of a tile, keys whose logits are computed at once, and a common divisor of all pages.
 constexpr int PAGE_ROWS = 32, PIECE = 128, PAGE_STEP = 32;
 // Rows in a register tile, with two vectors of keys each: as many as the registers hold.
 constexpr int PAGE_TILE = W == 8 ? 4 : 8;
 
 struct PagedProblem : PageLayer, PageStep {
-    const void *q;
-
     int64_t group_heads() const { return H / Hkv; }
     // Tiles of a group for each kv head.
-    int64_t tiles(const int64_t *group) const {
-        return ((group[1] - group[0]) * group_heads() + PAGE_ROWS - 1) / PAGE_ROWS;
+    int64_t tiles(const PageGroup &group) const {
+        return ((group.stop - group.first) * group_heads() + PAGE_ROWS - 1) / PAGE_ROWS;
     }
 };
 
@@ -53,7 +51,7 @@ struct PagedRow {
 
     // Takes in the products of n keys from `from` on, and leaves their exponentials in place.
     void add(const PagedProblem &problem, float *s, int64_t from, int64_t n,
-             const int64_t *all_spans) {
+             const PageGroup &group) {
         int64_t low = std::clamp<int64_t>(start - from, 0, n),
                 high = std::clamp<int64_t>(position + 1 - from, 0, n);
         if (low >= high) return;
@@ -94,8 +92,8 @@ struct PagedRow {
         moment += piece_moment;
         distance += piece_distance;
         for (int c = 0; c < SPANS; c++) {
-            int64_t a = std::max(all_spans[2 * c] - from, low),
-                    b = std::min(all_spans[2 * c + 1] - from, high);
+            int64_t a = std::max(group.spans[c][0] - from, low),
+                    b = std::min(group.spans[c][1] - from, high);
             for (int64_t j = a / W * W; j < b; j += W) {
                 Ints inside = (lanes() >= int32_t(a - j)) & (lanes() < int32_t(b - j));
                 spans[c] += (Floats)((Ints)load(s + j) & inside);
@@ -103,41 +101,36 @@ struct PagedRow {
         }
     }
 
-    // Adds the statistics to the sums of a cell. Which rows count, and what uniform attention
+    // Adds the statistics to the sums of the group. Which rows count, and what uniform attention
     // gives, is the rule of `watch/_row_sums.py` for a causal model.
-    void finish(const PagedProblem &problem, int64_t cell, const int64_t *all_spans) const {
+    void finish(const PagedProblem &problem, const PageGroup &group) const {
         auto reduce = [](Floats x) { return reduced(x, [](Floats a, Floats b) { return a + b; }); };
         const double all = reduce(sum), log_sum = std::log(all), lse = largest + log_sum;
         const double n_keys = position + 1 - start, even = 1 / n_keys;
         const bool several = n_keys > 1;
-        struct {
-            double value, uniform;
-            bool counts;
-        } columns[COLUMNS] = {  // in the order of `vllm/_pages.py: STATISTICS`
-            // An entropy is not negative; the larger of NaN and 0 is NaN in this order.
-            {std::max(log_sum - reduce(moment) / all, 0.0), std::log(n_keys), several},
-            {1 / all, even, several},
-            {std::exp(first - lse), even, several && start == 0},
-            {std::exp(self - lse), even, several},
-            {std::exp(previous - lse), even, several},
-            {reduce(distance) / all, (n_keys - 1) / 2, several},
-            {all == all ? largest : NAN, NAN, true},
-            {lse, NAN, true}};
+        PageSums *sums = group.sums + (problem.first_head + head) * COLUMNS;
+        auto add = [&](double value, double uniform, bool counts) {
+            PageSums &column = *sums++;
+            if (!counts) return;
+            column.total += value;
+            column.count += 1;
+            column.even += uniform;
+            if (!(column.maximum >= value)) column.maximum = value;
+        };
+        // In the order of `kernels/pages.py: STATISTICS`. An entropy is not negative; the larger of
+        // NaN and 0 is NaN in this order.
+        add(std::max(log_sum - reduce(moment) / all, 0.0), std::log(n_keys), several);
+        add(1 / all, even, several);
+        add(reduce(distance) / all, (n_keys - 1) / 2, several);
+        add(all == all ? largest : NAN, NAN, true);
+        add(lse, NAN, true);
+        add(std::exp(first - lse), even, several && start == 0);
+        add(std::exp(self - lse), even, several);
+        add(std::exp(previous - lse), even, several);
         for (int c = 0; c < SPANS; c++) {
-            int64_t seen = std::min(all_spans[2 * c + 1], position + 1) -
-                std::max(all_spans[2 * c], start);
-            columns[OF_ROWS + c] = {reduce(spans[c]) / all, seen * even, several && seen > 0};
-        }
-        const int64_t of_head = (cell * problem.H + head) * COLUMNS, of_layer = cell * COLUMNS;
-        for (int k = 0; k < COLUMNS; k++) {
-            auto [value, uniform, counts] = columns[k];
-            if (!counts) continue;
-            problem.total[of_head + k] += value;
-            double &maximum = problem.maximum[of_head + k];
-            if (!(maximum >= value)) maximum = value;
-            if (head > 0) continue;
-            problem.count[of_layer + k] += 1;
-            problem.even[of_layer + k] += uniform;
+            const int64_t *span = group.spans[c];
+            int64_t seen = std::min(span[1], position + 1) - std::max(span[0], start);
+            add(reduce(spans[c]) / all, seen * even, several && seen > 0);
         }
     }
 
@@ -218,20 +211,19 @@ template <bool> void multiply_key_tiles(const PagedProblem &, const BFloat16 *, 
                                         int64_t, float *) {}
 #endif
 
-// Computes a tile of rows of one request and kv head, and adds it to their cell.
+// Computes a tile of rows of one group and kv head, and adds it to the sums.
 template <class Element, class Stored, PageLayout layout>
-void add_tile(const PagedProblem &problem, const PageWorkspace &workspace, const int64_t *group,
+void add_tile(const PagedProblem &problem, const PageWorkspace &workspace, const PageGroup &group,
               int64_t kv_head, int64_t tile, TicketLock &lock) {
-    const int64_t G = problem.group_heads(), width = problem.D, cell = group[3];
-    const int64_t *spans = problem.spans + cell * SPANS * 2;
-    const int32_t *table = problem.table + group[2] * problem.table_stride;
-    const int n = std::min<int64_t>(PAGE_ROWS, (group[1] - group[0]) * G - tile * PAGE_ROWS);
+    const int64_t G = problem.group_heads(), width = problem.D;
+    const int32_t *table = problem.table + group.request * problem.table_stride;
+    const int n = std::min<int64_t>(PAGE_ROWS, (group.stop - group.first) * G - tile * PAGE_ROWS);
     auto queries = reinterpret_cast<Element *>(workspace.queries);
     PagedRow rows[PAGE_ROWS];
     int64_t from = INT64_MAX, stop = 0;
     for (int r = 0; r < n; r++) {
         int64_t i = tile * PAGE_ROWS + r;
-        const int64_t *row = problem.rows + (group[0] + i / G) * 2;
+        const int64_t *row = problem.rows + (group.first + i / G) * 2;
         rows[r].position = row[1];
         rows[r].head = kv_head * G + i % G;
         rows[r].start = problem.window ? std::max<int64_t>(0, row[1] + 1 - problem.window) : 0;
@@ -265,11 +257,11 @@ void add_tile(const PagedProblem &problem, const PageWorkspace &workspace, const
                             workspace.logits + r * PIECE + j);
                     });
         for (int r = 0; r < n; r++)
-            rows[r].add(problem, workspace.logits + r * PIECE, from, n_keys, spans);
+            rows[r].add(problem, workspace.logits + r * PIECE, from, n_keys, group);
         from += n_keys;
     }
     lock.run(tile, [&] {
-        for (int r = 0; r < n; r++) rows[r].finish(problem, cell, spans);
+        for (int r = 0; r < n; r++) rows[r].finish(problem, group);
     });
 }
 
@@ -287,7 +279,7 @@ int64_t add_paged_rows(const PagedProblem &problem) {
     const int64_t Hkv = problem.Hkv;
     int64_t tasks = 0;
     for (int64_t g = 0; g < problem.n_groups; g++)
-        tasks += problem.tiles(problem.groups + 4 * g) * Hkv;
+        tasks += problem.tiles(problem.groups[g]) * Hkv;
     TicketLocks locks(problem.n_groups * Hkv);
     if (!locks.locks) return NO_MEMORY;
     Problem threads{};
@@ -296,12 +288,12 @@ int64_t add_paged_rows(const PagedProblem &problem) {
     threads.D = problem.D;
     return in_parallel<PageWorkspace>(threads, tasks,
                                       [&](int64_t task, const PageWorkspace &workspace) {
-        const int64_t *group = problem.groups;
-        for (; task >= problem.tiles(group) * Hkv; group += 4) task -= problem.tiles(group) * Hkv;
-        int64_t tile = task % problem.tiles(group), kv_head = task / problem.tiles(group);
-        TicketLock &lock = locks.locks[(group - problem.groups) / 4 * Hkv + kv_head];
+        const PageGroup *group = problem.groups;
+        for (; task >= problem.tiles(*group) * Hkv; group++) task -= problem.tiles(*group) * Hkv;
+        int64_t tile = task % problem.tiles(*group), kv_head = task / problem.tiles(*group);
+        TicketLock &lock = locks.locks[(group - problem.groups) * Hkv + kv_head];
         with_pages(problem, [&]<class Element, class Stored, PageLayout layout>() {
-            add_tile<Element, Stored, layout>(problem, workspace, group, kv_head, tile, lock);
+            add_tile<Element, Stored, layout>(problem, workspace, *group, kv_head, tile, lock);
         });
     });
 }
