@@ -56,12 +56,12 @@ def test_roles_are_written_and_printed(place: Path) -> None:
     assert set(roles.frame()["name"]) == {"L0.H0", "L0.H1"}
 
 
-def test_nulls_can_be_omitted_and_aligned_texts_are_read(place: Path) -> None:
-    for name, line in (("en", "I sing\n"), ("es", "yo canto\n"), ("links", "0-0 1-1\n")):
-        (place / name).write_text(line, "utf-8")
-    out = place / "aligned.csv"
-    files = (place / "en", place / "es", place / "links")
-    done = headwise("roles", place / "model", "--aligned", *files, "--nulls", "none", "-o", out)
+def test_nulls_can_be_omitted_and_links_of_words_are_read(place: Path) -> None:
+    words, links = [[0, 1], [2, 6], [7, 9], [10, 15]], [[2, 0], [3, 1]]
+    text = {"text": "I sing yo canto", "words": words, "links": links}
+    (place / "linked.jsonl").write_text(json.dumps(text), "utf-8")
+    out, linked = place / "linked.csv", place / "linked.jsonl"
+    done = headwise("roles", place / "model", "--spans", linked, "--nulls", "none", "-o", out)
     assert done.code == 0, done.err
     assert "1 pass over the texts" in done.err
     both = {"translation → source", "source → translation"}
@@ -100,7 +100,7 @@ def test_without_roles_the_outcomes_say_why(place: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "tells"),
     [
-        (("-o", "roles.csv"), "roles: no texts. Give --text, --conllu, --coref, --spans or"),
+        (("-o", "roles.csv"), "roles: no texts. Give --text, --conllu, --coref or --spans, or"),
         (("--text", "texts.txt", "-o", "roles.txt"), "does not end in .parquet"),
         (("--conllu", "texts.txt", "--json"), "line 1: 1 column."),
         (("--text", "texts.txt", "--json", "--nulls", "permuted,none"), "no null 'none'"),

@@ -61,9 +61,6 @@ def heads(
     qrhead: Annotated[
         Path | None, opt("Also write the set in the format of QRHead: .yaml.", "--qrhead")
     ] = None,
-    most: Annotated[
-        int | None, opt("The largest number of heads in the set.", shown="5 % of all", min=1)
-    ] = None,
     nulls: Nulls = None,
     *,
     output: JsonOutput,
@@ -115,7 +112,6 @@ def heads(
             drawn,
             tokenizer=tokenizer,
             evidence=evidence,
-            most=most,
             max_tokens=shared.max_tokens,
             on_progress=on_progress,
         )

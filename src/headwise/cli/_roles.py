@@ -33,14 +33,6 @@ class CorpusFiles:
         Path | None, opt("Coreference: a GAP table (.tsv), or WinoBias with brackets.")
     ] = None
     spans: Annotated[Path | None, opt("JSON lines with annotated spans and pairs of them.")] = None
-    aligned: Annotated[
-        tuple[Path, Path, Path] | None,
-        opt(
-            "Three parallel files with a sentence per line; a line of LINKS has pairs of word "
-            "numbers, counted from 0: 0-0 1-2.",
-            metavar="TEXTS TRANSLATIONS LINKS",
-        ),
-    ] = None
 
     def read(self, shared: Shared) -> list["str | AnnotatedText"]:
         """The texts of all files."""
@@ -55,7 +47,6 @@ class CorpusFiles:
             [] if self.conllu is None else corpora.read_conllu(self.conllu),
             [] if self.coref is None else read_coref(self.coref),
             [] if self.spans is None else corpora.read_jsonl(self.spans),
-            [] if self.aligned is None else corpora.read_aligned(*self.aligned),
         ]
         return [text for part in parts for text in part]
 
@@ -88,8 +79,7 @@ def roles(
     """
     if files == CorpusFiles():
         raise ArgumentError(
-            "roles: no texts. Give --text, --conllu, --coref, --spans or --aligned, or several "
-            "of them."
+            "roles: no texts. Give --text, --conllu, --coref or --spans, or several of them."
         )
     output.check()
     from headwise.cli._inputs import draw_texts, open_model
