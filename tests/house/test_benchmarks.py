@@ -40,6 +40,7 @@ WITHOUT_TIME: set[Block] = {
     ("benchmarks/results/reproductions.md", "coreference"),
     ("benchmarks/results/reproductions.md", "michel"),
     ("benchmarks/results/roles.md", ""),
+    ("benchmarks/results/serving-injection.md", ""),
     ("benchmarks/results/roles.md", "encoder"),
     ("benchmarks/results/corpus-jobs.md", "memory"),
     *(("benchmarks/results/uncertainty.md", part) for part in (
