@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from distributed.tensor_parallel import by_heads
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.monitor import HeadMonitor, QKClip
 
@@ -37,7 +36,7 @@ def wrap(model: MiniGPT, way: str, world: int) -> nn.Module:
         return DistributedDataParallel(model)
     if way == "tensor parallel":
         for block in model.blocks:
-            parallelize_module(block.attention, mesh, by_heads(block.attention))
+            parallelize_module(block.attention, mesh, block.attention.tensor_parallel_plan())
         return model
     if way == "fsdp of blocks":
         for block in model.blocks:

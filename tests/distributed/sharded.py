@@ -19,7 +19,6 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import headwise as hw
-from distributed.tensor_parallel import by_heads
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.models import fingerprint
 
@@ -98,7 +97,7 @@ def layer_of(seed: int) -> hw.MultiHeadAttention:
 def _sharded_layer(world: int, seed: int) -> nn.Module:
     layer = layer_of(seed)
     mesh = init_device_mesh("cpu", (world,))
-    return parallelize_module(layer, mesh, by_heads(layer))
+    return parallelize_module(layer, mesh, layer.tensor_parallel_plan())
 
 
 def main(rank: int, world: int, store: str) -> None:

@@ -1,24 +1,16 @@
 """One of several processes that share the heads of a layer: run by `test_tensor_parallel`."""
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import parallelize_module
 
 from headwise.layer import KVCache, MultiHeadAttention, RoPE
 
 
 def whole(x: torch.Tensor) -> torch.Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
-
-
-def by_heads(layer: MultiHeadAttention) -> dict[str, Any]:
-    """The plan that shards a layer by its heads; their number must fit that of the processes."""
-    columns = ["q_proj", "k_proj", "v_proj"] + ["gate_proj"] * (layer.gate_proj is not None)
-    return {name: ColwiseParallel() for name in columns} | {"out_proj": RowwiseParallel()}
 
 
 def main(rank: int, world: int, store: str) -> None:
@@ -32,7 +24,7 @@ def main(rank: int, world: int, store: str) -> None:
     expected = torch.autograd.grad(alone.square().sum(), [x, *layer.parameters()])
 
     mesh = init_device_mesh("cpu", (world,))
-    shared = parallelize_module(layer, mesh, by_heads(layer))
+    shared = parallelize_module(layer, mesh, layer.tensor_parallel_plan())
     widths = []
     hook = shared.attention.register_forward_hook(lambda _, args, out: widths.append(out.shape[1]))
     output = shared(x, causal=True)

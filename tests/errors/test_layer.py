@@ -274,6 +274,50 @@ def test_a_subclass_that_takes_other_arguments() -> None:
         Two.from_torch(_torch())
 
 
+def test_an_adapted_projection_is_refused() -> None:
+    layer = MultiHeadAttention(12, 4)
+    layer.q_proj = nn.Sequential(layer.q_proj)
+    with pytest.raises(UnsupportedError, match="q_proj of Sequential"):
+        layer.to_torch()
+
+
 def test_features_only_torch_has_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="add_bias_kv=True"):
         MultiHeadAttention.from_torch(_torch(add_bias_kv=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_kv_heads": 2}, "n_kv_heads=2"),
+        ({"head_dim": 5}, "head_dim=5"),
+        ({"v_head_dim": 5}, "v_head_dim=5"),
+        ({"bias": "qkv"}, "bias='qkv'"),
+        ({"qk_norm": True}, "qk_norm"),
+        ({"gate": True}, "gate"),
+        ({"out_proj": False}, "out_proj=False"),
+        ({"rope": RoPE(2)}, r"rope=RoPE\(width=2"),
+        ({"position_bias": ALiBi(4), "scale": 0.3}, "position_bias, scale=0.3"),
+        ({"softcap": 4.0}, "softcap=4.0"),
+        ({"window": 3}, "window=3"),
+        ({"sinks": 0.5}, "sinks other than 0"),
+        ({"sinks": nn.Parameter(torch.zeros(4))}, "sinks other than 0"),
+    ],
+)
+def test_features_only_our_layer_has_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        MultiHeadAttention(12, 4, **options).to_torch()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"qk_norm": True}, "qk_norm"),
+        ({"position_bias": ALiBi(4)}, "position_bias"),
+        ({"sinks": torch.zeros(4)}, "sinks"),
+        ({"out_proj": False}, "out_proj=False"),
+    ],
+)
+def test_layers_that_cannot_be_sharded_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"tensor_parallel_plan.*{message}"):
+        MultiHeadAttention(12, 4, **options).tensor_parallel_plan()

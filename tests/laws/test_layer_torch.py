@@ -77,6 +77,18 @@ def test_a_layer_converted_from_torch_gives_the_same_output(config: dict[str, An
     torch.testing.assert_close(output.weights, weights)
 
 
+@given(config=options)
+def test_converting_to_torch_and_back_loses_no_bit(config: dict[str, Any]) -> None:
+    theirs = _theirs(**config)
+    back = MultiHeadAttention.from_torch(theirs).to_torch()
+    assert back.batch_first
+    assert back.state_dict().keys() == theirs.state_dict().keys()
+    for name, tensor in theirs.state_dict().items():
+        assert torch.equal(back.state_dict()[name], tensor)
+    inputs = _inputs(theirs)
+    torch.testing.assert_close(_run(back, inputs)[0], _run(theirs, inputs)[0])
+
+
 def test_masks_of_torch_are_the_inverse_of_ours() -> None:
     theirs = _theirs(num_heads=3)
     inputs = _inputs(theirs)
@@ -92,6 +104,8 @@ def test_dtype_mode_and_dropout_are_converted() -> None:
     ours = MultiHeadAttention.from_torch(theirs)
     assert (ours.attention.dropout, ours.training) == (0.25, False)
     assert ours.q_proj.weight.dtype == torch.bfloat16
+    back = ours.train().to_torch()
+    assert (back.dropout, back.training, back.out_proj.weight.dtype) == (0.25, True, torch.bfloat16)
 
 
 @given(config=options, frozen=st.sets(st.integers(0, 5)))
@@ -105,6 +119,9 @@ def test_frozen_parameters_stay_frozen(config: dict[str, Any], frozen: set[int])
         source = getattr(theirs, f"{role}_proj_weight") if packed is None else packed
         assert getattr(ours, f"{role}_proj").weight.requires_grad == source.requires_grad
     assert ours.out_proj.weight.requires_grad == theirs.out_proj.weight.requires_grad
+    trained = {name: tensor.requires_grad for name, tensor in theirs.named_parameters()}
+    back = ours.to_torch().named_parameters()
+    assert {name: tensor.requires_grad for name, tensor in back} == trained
 
 
 @pytest.mark.parametrize("config", [{}, {"kdim": 11, "vdim": 13}], ids=["packed", "unpacked"])

@@ -319,6 +319,63 @@ class MultiHeadAttention(nn.Module):
             layer.get_parameter(name).requires_grad_(bool(is_trained.any()))
         return layer.train(module.training)
 
+    def to_torch(self) -> nn.MultiheadAttention:
+        """Convert this layer to an `nn.MultiheadAttention` (batch first), copying its tensors.
+
+        Raises:
+            UnsupportedError: the layer uses an option that `nn.MultiheadAttention` lacks.
+        """
+        sinks = self.attention.sinks
+        constant = sinks is not None and not isinstance(sinks, nn.Parameter)
+        has_zero_key = constant and not torch.as_tensor(sinks).any()
+        _refuse("to_torch", "nn.MultiheadAttention has none", _beyond_torch(self, has_zero_key))
+        weight = self.q_proj.weight
+        module = nn.MultiheadAttention(
+            self.d_model,
+            self.n_heads,
+            self.attention.dropout,
+            bias=self.q_proj.bias is not None,
+            add_zero_attn=has_zero_key,
+            kdim=self.kdim,
+            vdim=self.vdim,
+            batch_first=True,
+            device=weight.device,
+            dtype=weight.dtype,
+        )
+        state, ours = {}, dict(self.named_parameters())
+        for name, theirs in module.named_parameters():
+            if name.startswith("in_proj_"):
+                kind = name.removeprefix("in_proj_")
+                names = [f"{role}_proj.{kind}" for role in "qkv"]
+            else:
+                names = [name.replace("_proj_weight", "_proj.weight")]
+            parts: list[torch.Tensor] = [ours[part] for part in names]
+            state[name] = torch.cat(parts)
+            theirs.requires_grad_(any(part.requires_grad for part in parts))
+        module.load_state_dict(state)
+        return module.train(self.training)
+
+    def tensor_parallel_plan(self) -> dict[str, Any]:
+        """The plan by which `torch.distributed.tensor.parallel.parallelize_module` shards heads.
+
+        The number of devices must divide `n_kv_heads`.
+
+        Raises:
+            UnsupportedError: the layer has parameters that the plan cannot shard by head.
+        """
+        # Here, because importing it takes longer than importing all of this package.
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+        whole = {
+            "qk_norm": isinstance(self.q_norm, HeadNorm),
+            "position_bias": self.position_bias is not None,
+            "sinks": not isinstance(self.attention.sinks, float | None),
+            "out_proj=False": isinstance(self.out_proj, nn.Identity),
+        }
+        _refuse("tensor_parallel_plan", "the plan cannot shard it", whole)
+        columns = ["q_proj", "k_proj", "v_proj"] + ["gate_proj"] * (self.gate_proj is not None)
+        return {name: ColwiseParallel() for name in columns} | {"out_proj": RowwiseParallel()}
+
     @classmethod
     def _construct(cls: type[Layer], *sizes: int, **options: Any) -> Layer:
         try:
@@ -501,4 +558,37 @@ def _check_cache(cache: KVCache, window: WindowLike | None, reads_itself: bool) 
             f"MultiHeadAttention: window={window} sees {n_before} keys before the query's own, "
             f"but the cache keeps only window={cache.window}, the query's own included. "
             f"Give the cache window={n_before + 1}, or none."
+        )
+
+
+def _beyond_torch(layer: MultiHeadAttention, has_zero_key: bool) -> dict[str, bool]:
+    core = layer.attention
+    projections = [(name, x) for name, x in layer.named_children() if name.endswith("_proj")]
+    unusual = {
+        f"{name} of {type(x).__name__}": type(x) not in (nn.Linear, nn.Identity)
+        for name, x in projections
+    }
+    biased = {x.bias is not None for _, x in projections if isinstance(x, nn.Linear)}
+    return unusual | {
+        f"n_kv_heads={layer.n_kv_heads}": layer.n_kv_heads != layer.n_heads,
+        f"head_dim={layer.head_dim}": layer.n_heads * layer.head_dim != layer.d_model,
+        f"v_head_dim={layer.v_head_dim}": layer.v_head_dim != layer.head_dim,
+        "bias='qkv'": len(biased) > 1,
+        "qk_norm": isinstance(layer.q_norm, HeadNorm),
+        "gate": layer.gate_proj is not None,
+        "out_proj=False": isinstance(layer.out_proj, nn.Identity),
+        f"rope={layer.rope}": layer.rope is not None,
+        "position_bias": layer.position_bias is not None,
+        f"scale={core.scale}": core.scale is not None,
+        f"softcap={core.softcap}": core.softcap is not None,
+        f"window={core.window}": core.window is not None,
+        "sinks other than 0": core.sinks is not None and not has_zero_key,
+    }
+
+
+def _refuse(where: str, why: str, parts: dict[str, bool]) -> None:
+    names = [name for name, present in parts.items() if present]
+    if names:
+        raise UnsupportedError(
+            f"{where}: the layer has {', '.join(names)}; {why}. Make the layer without."
         )
