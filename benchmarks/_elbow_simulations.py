@@ -143,8 +143,10 @@ def elbows_of(
 def elbow_of_draw(
     model: SimulatedModel, order: list[Head], texts: int, rng: np.random.Generator
 ) -> int:
-    per_text = {FIXED: model.curve(order, model.vectors(texts, rng))[None]}
-    return Curves(POINTS, len(HEADS), per_text, compares=True).removable(FIXED, ALLOWED)
+    # An elbow is that of the mean over texts; of one text it has no resamples to draw.
+    mean = model.curve(order, model.vectors(texts, rng)).mean(-1)
+    curves = Curves(POINTS, len(HEADS), {FIXED: mean[None, :, None]}, compares=True)
+    return curves.elbow(FIXED, ALLOWED).heads
 
 
 def coverage(

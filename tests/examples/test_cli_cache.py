@@ -42,10 +42,10 @@ def test_the_plan_equals_that_of_the_library(folder: Path, tmp_path: Path) -> No
 
 def test_without_a_text_spans_that_occur_twice_are_read(folder: Path) -> None:
     done = headwise(
-        "cache", folder, "--window", 4, "--max-texts", 2, "--max-tokens", 40, "--keep", 0.25
+        "cache", folder, "--window", 4, "--max-texts", 2, "--max-tokens", 40, "--bytes", 10_000
     )
     assert done.code == 0, done.err
-    assert "keep=0.25 by half-gate of the loss lm" in done.err
+    assert "bytes=10000 by half-gate of the loss lm" in done.err
     assert "L1.KV1" in done.out
 
 

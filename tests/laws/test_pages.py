@@ -29,6 +29,7 @@ from headwise.kernels.pages import (
     empty_sums,
     make_step,
     open_layer,
+    prompt_request,
 )
 from strategies import seeds
 
@@ -257,7 +258,8 @@ def test_a_prompt_is_answered_in_the_pass_that_describes_it(
     first, stop, _ = here.groups[1]
     sums, output = empty_sums(6), torch.empty(67, 6 * 32)
     spans = np.ravel(REGIONS).tolist()
-    answer_prompt(rule, q, k, k, output, here.rows[first:stop, 1], spans, sums)
+    request = prompt_request(67, spans)
+    answer_prompt(rule, request, q, k, k, output, here.rows[first:stop, 1], sums)
     assert_equal(sums, known(here, torch.float64, **how)[1])
     problem = AttentionProblem(*(x.transpose(0, 1)[None] for x in (q, k, k)), rule)
     heads = attend_by_rule(problem, "rows")

@@ -9,7 +9,7 @@ from headwise.errors import ArgumentError
 
 _LENGTHS = (1024, 8192)  # tokens of the texts whose cache is printed
 _SINKS, _WINDOW = 4, 256  # tokens that the other heads keep
-_KEEP = 0.5  # the share of kv heads that keep all tokens
+_KEEP = 0.5  # the share of kv heads that keep all tokens, where no goal is set
 _TEXTS, _TOKENS = 16, 1024  # of generated texts
 
 
@@ -23,7 +23,13 @@ def cache(
             "1024 tokens, or --max-tokens, or the model's context",
         ),
     ] = None,
-    keep: Annotated[float, opt("The largest share of kv heads that keep all tokens.")] = _KEEP,
+    keep: Annotated[
+        float | None, opt("The largest share of kv heads that keep all tokens.", shown="0.5")
+    ] = None,
+    bytes: Annotated[
+        int | None, opt("The largest size of the cache of one text, in bytes.")
+    ] = None,
+    loss: Annotated[float | None, opt("The largest increase of the mean loss.")] = None,
     sinks: Annotated[int, opt("How many first tokens the other heads keep.", min=0)] = _SINKS,
     window: Annotated[
         int, opt("How many last tokens the other heads keep, fewer than the texts have.", min=1)
@@ -45,11 +51,13 @@ def cache(
     With --plan, prints loss, bytes and tokens per second of the plan's cache beside the full one.
     """
     output.check()
+    goal: dict[str, Any] = {"keep": keep, "bytes": bytes, "loss": loss}
+    named = [f"--{name}" for name, value in goal.items() if value is not None]
     if plan is not None or prompt_file is not None:
-        ours: dict[str, Any] = {"--text": text, "--out": output.out, "--keep": keep - _KEEP or None}
+        ours: dict[str, Any] = {"--text": text, "--out": output.out}
         ours |= {"--sinks": sinks - _SINKS or None, "--window": window - _WINDOW or None}
         ours |= {"--seed": shared.seed, "--max-texts": shared.max_texts}
-        named = [name for name, value in ours.items() if value is not None]
+        named += [name for name, value in ours.items() if value is not None]
         if plan is None or prompt_file is None or named:
             given = f" and {named[0]}" if named else ""
             raise ArgumentError(
@@ -58,6 +66,8 @@ def cache(
             )
         _run_plan(model, plan, prompt_file, output, shared)
         return
+    if len(named) > 1:
+        raise ArgumentError(f"cache: {' and '.join(named[:2])} are both given. Give one of them.")
     from headwise.caching import cache_plan, retrieval_batches
     from headwise.cli._inputs import note_split_texts, open_model, read_drawn_texts
     from headwise.models.texts import context_of
@@ -74,7 +84,7 @@ def cache(
         planned = cache_plan(
             opened,
             texts,
-            keep=keep,
+            **(goal if named else {"keep": _KEEP}),
             sinks=sinks,
             window=window,
             tokenizer=tokenizer,

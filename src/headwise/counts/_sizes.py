@@ -115,6 +115,10 @@ class ModelSizes:
         """The parameters of all attention layers together."""
         return self.n_layers * sum(self.layer.parameters().values())
 
+    def share(self) -> float | None:
+        """The attention's share of the model's parameters, from 0 to 1; None if it is unknown."""
+        return None if self.all_parameters is None else self.parameters() / self.all_parameters
+
     def cache_bytes(self, dtype: str = "bfloat16") -> int:
         """The bytes of the keys and values of one token in all layers; 0 without a cache."""
         return self.n_layers * self.layer.cache_bytes(dtype) if self.has_cache else 0
@@ -221,7 +225,7 @@ def count(
             "cache_bytes": bytes_per_token,
             "cache_dtype": dtype,
             "all_parameters": model.all_parameters,
-            "share": model.all_parameters and model.parameters() / model.all_parameters,
+            "share": model.share(),
         },
     }
 

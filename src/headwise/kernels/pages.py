@@ -122,50 +122,61 @@ def add_rows(
         raise MemoryError(f"vllm.watch: out of memory for queries of {layer.D} numbers.")
 
 
+def prompt_request(n: int, spans: list[int]) -> RowRequest:
+    """What is computed of a prompt of n tokens, the same for all layers."""
+    positions = torch.arange(n, dtype=torch.int32)
+    single = torch.stack([torch.zeros_like(positions), positions, positions - 1], 1)
+    begins, ends = torch.tensor(spans).view(-1, 2).T
+    is_inside = (positions[:, None] >= begins) & (positions[:, None] < ends)
+    return RowRequest(
+        distance=True, keys=single[None], heads=True,
+        classes=is_inside.float()[None] if any(spans) else None,
+    )  # fmt: skip
+
+
 def answer_prompt(
     rule: AttentionRule,
+    request: RowRequest,
     q: Float[Tensor, "n H D"],
     k: Float[Tensor, "n Hkv D"],
     v: Float[Tensor, "n Hkv D"],
     output: Float[Tensor, "n ..."],
     counted: Int64[np.ndarray, " rows"],
-    spans: list[int],
     sums: Sums,
 ) -> None:
     """Write the heads of a whole prompt, and the sums of its counted rows from the same pass."""
-    positions = torch.arange(len(q))
-    begins, ends = torch.tensor(spans).view(-1, 2).T
-    is_inside = (positions[:, None] >= begins) & (positions[:, None] < ends)
-    single = torch.stack([torch.zeros_like(positions), positions, positions - 1], 1)
-    request = RowRequest(
-        distance=True, keys=single[None], classes=is_inside.float()[None], heads=True
-    )
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     rows: Any = row_statistics(q, k, v, rule, request)  # nothing that is requested is None
-    output.view(len(positions), *q.shape[1::2]).copy_(rows.heads[0].transpose(0, 1))
+    output.view(-1, *q.shape[1::2]).copy_(rows.heads[0].transpose(0, 1))
     if not len(counted):
         return
 
-    def of_rows(*columns: Tensor) -> Float[Tensor, "H rows columns"]:
+    def of_rows(*columns: Tensor | None) -> Float[Tensor, "H rows columns"]:
         """The counted rows of some columns, each of one statistic or of several."""
-        wide = (x[0] if x.ndim == 4 else x[0, ..., None] for x in columns)
-        return torch.cat([x[:, counted].double() for x in wide], -1)
+        wide = (x[0] if x.ndim == 4 else x[0, ..., None] for x in columns if x is not None)
+        return torch.cat([x[:, counted] for x in wide], -1).double()
 
-    # Which rows are eligible, and what uniform attention gives, is as in the kernel (`pages.hpp`).
-    n_keys, seen = of_rows(rows.n_keys), of_rows(rows.key_seen, rows.class_keys)
-    several, unknown = n_keys > 1, torch.full_like(n_keys, torch.nan)
     values = of_rows(
         rows.entropy, rows.max_weight, rows.distance, rows.max_logit, rows.lse,
         rows.key_mass, rows.class_mass,
     )  # fmt: skip
-    even_distance = of_rows(rows.even_distance)
-    even = [n_keys.log(), 1 / n_keys, even_distance, unknown, unknown, seen / n_keys]
-    eligible = torch.cat([*[several] * 3, *[n_keys > 0] * 2, several & (seen > 0)], -1)
+    # Which rows are eligible, and what uniform attention gives, is the same for all heads, and as
+    # in the kernel (`pages.hpp`).
+    n_keys, even_distance, *seen = (
+        of_rows(x[:, :1])[0]
+        for x in (rows.n_keys, rows.even_distance, rows.key_seen, rows.class_keys)
+        if x is not None
+    )
+    several, unknown = n_keys > 1, torch.full_like(n_keys, torch.nan)
+    even = [n_keys.log(), 1 / n_keys, even_distance, unknown, unknown, *(x / n_keys for x in seen)]
+    eligible = torch.cat(
+        [*[several] * 3, *[n_keys > 0] * 2, *(several & (x > 0) for x in seen)], -1
+    )
     largest = torch.where(eligible, values, -torch.inf).amax(1)
-    parts = [
+    parts = torch.broadcast_tensors(
         torch.where(eligible, values, 0.0).sum(1),
-        eligible.sum(1),
-        torch.where(eligible, torch.cat(even, -1), 0.0).sum(1),
-        largest.masked_fill(~eligible.any(1), torch.nan),
-    ]
-    sums[:] = torch.stack(parts, -1).numpy()
+        eligible.sum(0),
+        torch.where(eligible, torch.cat(even, -1), 0.0).sum(0),
+        largest.masked_fill(~eligible.any(0), torch.nan),
+    )
+    sums[:, : values.shape[-1]] = torch.stack(parts, -1).numpy()

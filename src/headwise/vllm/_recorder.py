@@ -17,7 +17,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from headwise.errors import ArgumentError, HeadwiseError, UnsupportedError
-from headwise.kernels import AttentionRule, make_rule, pages
+from headwise.kernels import AttentionRule, RowRequest, make_rule, pages
 from headwise.models import fingerprint
 from headwise.tables import Head, resolve_heads
 from headwise.vllm._layers import layers_of, open_pages
@@ -58,6 +58,7 @@ class RequestRecorder:
     def __init__(self, worker: Any, options: Options) -> None:
         self.worker, self.runner = worker, worker.model_runner
         self.every, self.spans = options["every"], options["spans"]
+        self.exact = options["exact"]
         version, layers = layers_of(worker, options["layers"])
         kv_heads = {
             Head("", number, head): head * layer.num_kv_heads // layer.num_heads
@@ -86,15 +87,16 @@ class RequestRecorder:
         self.running: dict[str, Recording] = {}
         self.ended: list[Sent] = []
         self.on_end = self.ended.append  # a server writes a line instead
-        # Of the step that runs: its rows, and its requests if it reads whole prompts alone, with
-        # their tokens in the batch and their counted positions.
+        # Of the step that runs: its rows, and its requests if our kernel answers them, which is
+        # where it reads whole prompts alone: what is computed of each, its tokens in the batch, and
+        # its counted positions.
         self.step: pages.PageStep | None = None
-        self.prompts: list[tuple[Recording, slice, np.ndarray]] = []
+        self.prompts: list[tuple[Recording, RowRequest, slice, np.ndarray]] = []
         opened = [open_pages(layers[number]) for number in numbers]
         self.impls = [layers[number].impl for number in numbers]
         for number, impl, layer in zip(numbers, self.impls, opened, strict=True):
             layer.first_head = watched.index(Head("", number, 0))
-            self._shadow(impl, layer, None if options["exact"] else _rule_of(impl))
+            self._shadow(impl, layer, _rule_of(impl))
         self.execute = worker.execute_model
         worker.execute_model = self._execute
 
@@ -104,7 +106,7 @@ class RequestRecorder:
         for impl in self.impls:
             del impl.forward
 
-    def _shadow(self, impl: Any, watched: pages.PageLayer, rule: AttentionRule | None) -> None:
+    def _shadow(self, impl: Any, watched: pages.PageLayer, rule: AttentionRule) -> None:
         forward = impl.forward
         heads = slice(watched.first_head, watched.first_head + watched.H)
 
@@ -115,11 +117,11 @@ class RequestRecorder:
             if metadata is None:  # vLLM warms up
                 return forward(layer, query, key, value, cache, metadata, output, *args, **kwargs)
             step = self.step = self.step or self._read(metadata)
-            if rule is not None and self.prompts:
-                for request, part, counted in self.prompts:
-                    tokens = query[part], key[part], value[part]
-                    sums = request.sums[0, heads]
-                    pages.answer_prompt(rule, *tokens, output[part], counted, request.spans, sums)
+            for recording, request, part, counted in self.prompts:
+                tokens = query[part], key[part], value[part]
+                sums = recording.sums[0, heads]
+                pages.answer_prompt(rule, request, *tokens, output[part], counted, sums)
+            if self.prompts:
                 return output
             result = forward(layer, query, key, value, cache, metadata, output, *args, **kwargs)
             if step.n_groups:
@@ -157,8 +159,9 @@ class RequestRecorder:
                     rows.append(np.stack([positions + (token - first), positions], 1))
                     request.queries[phase] += len(positions)
                     n_rows += len(positions)
-            if is_whole:
-                prompts.append((request, slice(token, past), parts[0]))
+            if is_whole and not self.exact:
+                described = pages.prompt_request(end, request.spans)
+                prompts.append((request, described, slice(token, past), parts[0]))
         self.prompts = prompts if len(prompts) == len(ends) else []
         return pages.make_step(
             np.array(groups, np.int64).reshape(-1, 4 + 2 * pages.SPANS), np.concatenate(rows)
