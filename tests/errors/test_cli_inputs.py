@@ -173,7 +173,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "top of 'first' is requested twice. Leave one of them out.",
         ),
         ("report --study model", "load_study: model is not the folder of a study: it has no "),
-        ("cache model --keep 0.5 --bytes 100", "cache: --keep and --bytes are both given. Give one"),
+        ("cache model --keep 0.5 --bytes 100", "cache: --keep and --bytes are both given. Give "),
         ("corpus nobody/nothing --data t.txt -o new", "nobody/nothing is neither a folder nor a"),
         ("merge model", "corpus: model is not the folder of a corpus job: it has no job.json. Giv"),
         ("merge t.txt", "corpus: t.txt is a file, not the folder of a corpus job. Give a folder"),

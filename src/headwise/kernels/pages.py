@@ -173,10 +173,8 @@ def answer_prompt(
         [*[several] * 3, *[n_keys > 0] * 2, *(several & (x > 0) for x in seen)], -1
     )
     largest = torch.where(eligible, values, -torch.inf).amax(1)
-    parts = torch.broadcast_tensors(
-        torch.where(eligible, values, 0.0).sum(1),
-        eligible.sum(0),
-        torch.where(eligible, torch.cat(even, -1), 0.0).sum(0),
-        largest.masked_fill(~eligible.any(0), torch.nan),
-    )
-    sums[:, : values.shape[-1]] = torch.stack(parts, -1).numpy()
+    of_columns = sums[:, : values.shape[-1]]
+    of_columns[..., 0] = torch.where(eligible, values, 0.0).sum(1).numpy()
+    of_columns[..., 1] = eligible.sum(0).numpy()
+    of_columns[..., 2] = torch.where(eligible, torch.cat(even, -1), 0.0).sum(0).numpy()
+    of_columns[..., 3] = largest.masked_fill(~eligible.any(0), torch.nan).numpy()
