@@ -63,9 +63,9 @@ def serve(folder: Path, dtype: str = "float32", **options: Any) -> Any:
     from vllm import LLM
 
     return LLM(
-        str(folder), skip_tokenizer_init=True, dtype=dtype, enforce_eager=True,
+        str(folder), skip_tokenizer_init=True, dtype=dtype,
         **{"gpu_memory_utilization": 0.2, "enable_prefix_caching": False, "max_model_len": 512}
-        | options,
+        | {"enforce_eager": True} | options,
     )  # fmt: skip
 
 

@@ -70,6 +70,19 @@ def test_tables_equal_those_of_observe(folder: Path, chunk: int, engines: Any) -
     assert tokens(generate(llm, texts)) == plain
 
 
+def test_a_compiled_model_is_watched(tmp_path: Path, engines: Any) -> None:
+    folder = make("llama", tmp_path)
+    llm = engines(folder, enforce_eager=False)
+    assert llm.llm_engine.vllm_config.compilation_config.mode  # 0 is no compilation
+    texts = prompts(40, 97)
+    plain = tokens(generate(llm, texts))
+    with watch(llm, REQUEST, every=1) as served:
+        outputs = generate(llm, texts, **spans(passage=SPAN))
+    assert tokens(outputs) == plain
+    expected = observed(folder, [read(output) for output in outputs], SPAN)
+    check_equal(served.table(), expected)
+
+
 def test_preemption_counts_a_query_once(tmp_path: Path, engines: Any) -> None:
     folder = make("mistral", tmp_path)
     llm = engines(folder, num_gpu_blocks_override=9, block_size=32, max_model_len=128)
