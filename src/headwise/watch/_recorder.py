@@ -131,8 +131,11 @@ class Recorder:
         """
         self._condition = condition
         capturing = open_capture(self.capture, self._record, self._answer, answers_others=not exact)
-        with self._inputs.follow(), capturing:
-            yield
+        try:
+            with self._inputs.follow(), capturing:
+                yield
+        finally:
+            self._before = []  # whose copies of calls would stay as long as the watch
 
     def sites(self) -> list[Site]:
         """The sites of all calls so far; then modules that were not captured, and why."""
