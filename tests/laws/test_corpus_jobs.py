@@ -1,5 +1,6 @@
 """A corpus job gives the same bytes however its shards are computed, and those of a plain watch."""
 
+import ctypes
 import gc
 import tracemalloc
 from collections.abc import Callable
@@ -297,21 +298,44 @@ def test_reading_takes_the_memory_of_few_texts(name: str, tmp_path: Path) -> Non
     assert peak(lambda: read_all(path, 3)) < 250_000 < path.stat().st_size or name == "a.parquet"
 
 
-def growth_of_job(place: Path) -> tuple[int, int]:
-    """By how much a job grows after its third shard of 12: objects of Python, and the process.
+class Allocated(ctypes.Structure):
+    """`struct mallinfo2` of glibc: what malloc has given out, beside its own bookkeeping."""
 
-    Objects are counted, so that neither load nor what the allocator keeps matters; the process has
-    tensors too. Garbage is collected first, because a job does so after some seconds only.
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def allocated() -> int:
+    """The bytes of this process that are in use: of tensors, not of objects of Python.
+
+    Pages are no measure: malloc keeps what was freed, more of it the more threads there were.
+    """
+    library = ctypes.CDLL(None)
+    library.mallinfo2.restype = Allocated
+    info = library.mallinfo2()
+    return int(info.uordblks + info.hblkhd)
+
+
+def growth_of_job(place: Path, leak: Callable[[], object] = lambda: None) -> tuple[int, int]:
+    """By how much a job grows after its third shard of 12: objects of Python, and tensors.
+
+    Garbage is collected first, because a job does so after some seconds only.
     """
     path = write_jsonl(place / "a.jsonl", random_texts(300) * 12)
     job = hw.corpus(write_model(place / "model"), path, out=place / "run", shards=12)
     objects: list[int] = []
-    resident: list[int] = []
+    tensors: list[int] = []
 
     def sample(*_: int) -> None:
+        leak()
         gc.collect()
         objects.append(tracemalloc.get_traced_memory()[0])
-        resident.append(psutil.Process().memory_info().rss)
+        tensors.append(allocated())
 
     tracemalloc.start()
     try:
@@ -320,14 +344,21 @@ def growth_of_job(place: Path) -> tuple[int, int]:
     finally:
         tracemalloc.stop()
     assert len(objects) == 12
-    return max(objects[2:]) - objects[2], max(resident[2:]) - resident[2]
+    return max(objects[2:]) - objects[2], max(tensors[2:]) - tensors[2]
 
 
 @pytest.mark.full
 def test_a_job_over_a_large_file_has_flat_memory(tmp_path: Path) -> None:
-    objects, resident = growth_of_job(tmp_path)
+    objects, tensors = growth_of_job(tmp_path)
     assert objects < 2**18
-    assert resident < 2**23
+    assert tensors < 2**20
+
+
+@pytest.mark.full
+def test_a_job_that_kept_a_tensor_of_each_shard_would_be_noticed(tmp_path: Path) -> None:
+    kept: list[torch.Tensor] = []
+    _, tensors = growth_of_job(tmp_path, lambda: kept.append(torch.ones(2**16)))
+    assert tensors > 2**20
 
 
 def watched_peak(model: torch.nn.Module, tokens: int) -> int:
