@@ -58,6 +58,7 @@ BY_HAND: dict[Block, str] = {
     ("benchmarks/results/smaller.md", ""): "a model that is not part of the project",
     ("benchmarks/results/triton.md", ""): "a GPU",
     ("benchmarks/results/vllm.md", ""): "make vllm",
+    ("benchmarks/results/vllm.md", "a trained model"): "vLLM, and a model",
 }
 
 
