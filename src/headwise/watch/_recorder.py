@@ -178,8 +178,10 @@ class Recorder:
         site = self.capture.known_site(call)
         if site is None or site not in self._verified or not self._is_watched(site):
             return None
-        # What keys receive is summed over queries that are not packed: in another order.
-        if call.ours and self._request.received and is_packed(call.q.shape[2]):
+        # A token waits, which costs less than rows of its own. What keys receive is summed over
+        # queries that are not packed: in another order.
+        T = call.q.shape[2]
+        if call.ours and (T == 1 or (self._request.received and is_packed(T))):
             return None
         rows = self._add(site, call, is_answer=True)
         self._answered.add(site)
