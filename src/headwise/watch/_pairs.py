@@ -102,8 +102,7 @@ def _offset_columns(names: Sequence[str], positions: Positions) -> Columns:
     device = positions.query_position.device
     factor, distance = torch.tensor([_FROM_QUERY[name] for name in names], device=device).T
     position = positions.query_position.unsqueeze(-1) * factor + distance
-    if positions.evicted is not None:
-        position -= positions.evicted.to(device).unsqueeze(-1) * (1 - factor)
+    position -= positions.evicted.unsqueeze(-1) * (1 - factor)
     keys = positions.index_of(position)
     if positions.is_cross:  # a query has no neighbors in another text
         keys = keys.masked_fill(factor == 1, NONE)

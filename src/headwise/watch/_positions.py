@@ -38,23 +38,26 @@ class Positions:
     """The text that each query and key belongs to, and their positions in it.
 
     Attributes:
-        query_text: The number of the text that each query belongs to.
-        key_text: The number of the text, among those of the keys, that it may attend to.
+        query_text: The number of the text that each query belongs to, and, among those of the
+            keys, of the text that it may attend to.
         query_columns: Where the queries are among the keys; None in cross-attention.
         columns: Where they are in their texts, cached and evicted columns included; None as well.
-        evicted: The number of tokens before all keys that the cache has evicted.
+        evicted: The number of tokens of each row that the cache has evicted, before all keys.
     """
 
     query_real: Bool[Tensor, "B T"]
     key_real: Bool[Tensor, "B S"]
     query_position: Int[Tensor, "B T"]
     query_text: Int[Tensor, "B T"]
-    key_text: Int[Tensor, "B T"]
     keys: TextLayout
-    n_texts: int
     query_columns: range | None
     columns: range | None
-    evicted: Int[Tensor, "#B 1"] | None = None
+    evicted: Int[Tensor, "B 1"]
+
+    @property
+    def n_texts(self) -> int:
+        """The number of texts, of the queries as of the keys."""
+        return len(self.keys.row)
 
     @property
     def is_cross(self) -> bool:
@@ -72,7 +75,7 @@ class Positions:
         if self.keys.is_whole:
             exists = (position >= 0) & (position < self.keys.index.shape[1])
             return position.masked_fill(~exists, NONE)
-        text = self.key_text.unsqueeze(-1)
+        text = self.query_text.unsqueeze(-1)
         exists = (position >= 0) & (position < self.keys.length[text])
         last = max(0, self.keys.index.shape[1] - 1)
         column = (self.keys.start[text] + position).clamp(0, last)
@@ -107,18 +110,15 @@ def positions_within(call: AttentionCall, text: Text) -> Positions:
     queries = slice(total - T, total)
     keys = _text_layout(real, _packed(call, text))
     end = _length(text, total, T)
-    query_text = keys.text[:, queries]
     return Positions(
         query_real=real[:, queries],
         key_real=real,
         query_position=keys.position[:, queries],
-        query_text=query_text,
-        key_text=query_text,
+        query_text=keys.text[:, queries],
         keys=keys,
-        n_texts=len(keys.row),
         query_columns=range(total - T, total),
         columns=range(end - T, end),
-        evicted=_evicted(text, total, end, S),
+        evicted=_evicted(text, total, end, S).to(real.device).expand(B, 1),
     )
 
 
@@ -129,14 +129,14 @@ def _length(text: Text, total: int, T: int) -> int:
     return total if text.cached is None else int(text.cached) + T
 
 
-def _evicted(text: Text, total: int, end: int, S: int) -> Int[Tensor, "#B 1"] | None:
+def _evicted(text: Text, total: int, end: int, S: int) -> Int[Tensor, "#B 1"]:
     """The number of tokens that a cache of limited length has evicted."""
     if text.real is not None:
         return text.real[:, :-S].sum(-1, keepdim=True)
     if text.positions is not None and text.positions.shape[1] < S:  # with keys of a cache
         last = text.positions[:, -1:]
         return (last + 1 - total).clamp(min=0)
-    return torch.tensor([[end - total]]) if end > total else None
+    return torch.tensor([[max(0, end - total)]])
 
 
 def positions_across(call: AttentionCall, queries: Text, keys: Text) -> Positions:
@@ -154,11 +154,10 @@ def positions_across(call: AttentionCall, queries: Text, keys: Text) -> Position
         key_real=real,
         query_position=layout.position,
         query_text=layout.text,
-        key_text=layout.text,
         keys=_text_layout(real, None),
-        n_texts=B,
         query_columns=None,
         columns=None,
+        evicted=torch.zeros_like(layout.row)[:, None],
     )
 
 

@@ -151,13 +151,12 @@ class Spans:
         self, spans: TextSpans, positions: Positions, key_text: Text, forward_pass: int
     ) -> None:
         """Refuse stretches that do not fit the texts."""
-        n_texts = len(positions.keys.row)
-        lengths = positions.keys.length + _evicted(positions)[positions.keys.row, 0]
+        lengths = positions.keys.length + positions.evicted[positions.keys.row, 0]
         for name, by_text in spans.stretches.items():
-            if len(by_text) != n_texts or positions.n_texts != n_texts:
+            if len(by_text) != positions.n_texts:
                 raise ArgumentError(
                     f"Watch.spans: {name!r} has stretches of {len(by_text)} texts where the model "
-                    f"reads {max(n_texts, positions.n_texts)}. Give those of each text."
+                    f"reads {positions.n_texts}. Give those of each text."
                 )
             pairs = zip(by_text, lengths.tolist(), strict=True)
             beyond = [(s, n) for stretches, n in pairs for s in stretches if s[1] > n]
@@ -202,13 +201,6 @@ class Spans:
         return [torch.cat(masses) for masses in parts]
 
 
-def _evicted(positions: Positions) -> Tensor:
-    """The number of tokens of each row before all keys."""
-    rows = len(positions.key_real)
-    zeros = torch.zeros(rows, 1, dtype=torch.int64, device=positions.key_real.device)
-    return zeros if positions.evicted is None else zeros + positions.evicted.to(zeros.device)
-
-
 def _key_members(
     spans: TextSpans, names: Sequence[str], positions: Positions
 ) -> Bool[Tensor, "B S C"]:
@@ -217,7 +209,7 @@ def _key_members(
     longest = max(table.shape[1] for table in by_name) + 1
     padded = [np.pad(table, ((0, 0), (0, longest - table.shape[1]))) for table in by_name]
     table = torch.from_numpy(np.stack(padded, -1)).to(keys.text.device)  # M n C
-    position = (keys.position + _evicted(positions)).clamp(max=longest - 1)
+    position = (keys.position + positions.evicted).clamp(max=longest - 1)
     return table[keys.text, position] & positions.key_real[..., None]
 
 
@@ -251,7 +243,7 @@ def _offset(positions: Positions, text: Text) -> Tensor:
     In cross-attention, positions count from the first query of the pass.
     """
     if not positions.is_cross:
-        return _evicted(positions)
+        return positions.evicted
     T = positions.query_position.shape[1]
     if text.real is not None and text.real.shape[1] >= T:
         return text.real[:, : text.real.shape[1] - T].sum(-1, keepdim=True)
