@@ -122,8 +122,7 @@ def test_a_watch_is_right_or_refused_without_any_private_name(
 OF_TRANSFORMERS = {
     "sdpa_attention_forward": "integrations.sdpa_attention", "sdpa_mask": "masking_utils",
     "eager_mask": "masking_utils", "causal_mask_function": "masking_utils",
-    "bidirectional_mask_function": "masking_utils",
-    "is_flash_attention_requested": "utils.generic", "_active_collector": "utils.output_capturing",
+    "bidirectional_mask_function": "masking_utils", "_active_collector": "utils.output_capturing",
 }  # fmt: skip
 
 
@@ -135,8 +134,6 @@ def test_a_missing_name_of_transformers_is_refused_when_it_is_needed(
     with monkeypatch.context() as patch:
         patch.delattr(module, name)
         importlib.reload(_transformers)  # what is watched imports it, also without transformers
-    assert _transformers.is_flash("flash_attention_2")
-    assert not _transformers.is_flash("sdpa")
     assert not _transformers.collects_weights()
     missing = [x for x in vars(_transformers).values() if _transformers._is_refused(x)]
     with pytest.raises(UnsupportedError, match=f"has no {name}, which .*'eager'"):

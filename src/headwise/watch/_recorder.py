@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from headwise._torch_private import (
     in_backward,
-    is_eager,
+    is_materialized,
     is_wrapped,
     version_of,
     without_function_modes,
@@ -456,7 +456,7 @@ class _Run:
 
     def add(self, call: AttentionCall, first_text: int) -> None:
         S = self.before + self.n
-        self.queries[:, :, self.n] = call.q[:, :, 0]
+        self.queries[:, :, self.n : self.n + 1] = call.q
         self.keys[:, :, S] = call.k[:, :, S]
         self.last, self.version = call.k, version_of(call.k)
         self.first_text, self.n = first_text, self.n + 1
@@ -575,7 +575,8 @@ class Queue:
         is_plain = type(call) is AttentionCall and call.real is None and call.rule.is_static
         if layer is None or not is_plain or site.cross or not q.is_cpu or q.is_inference():
             return None
-        if k.itemsize not in _INTEGERS or not is_eager(q, k) or not self._is_whole(inputs, call):
+        is_copied = k.itemsize in _INTEGERS and is_materialized(q, k)
+        if not is_copied or not self._is_whole(inputs, call):
             return None
         S = k.shape[2]
         queries = q.new_empty(*q.shape[:2], TOKENS, q.shape[3])

@@ -60,10 +60,9 @@ def row_request(
     if layout.request is None:
         layout.request = _row_request(request, layout)
     heads = need_heads or ("output_norm" in request.statistics and call.join is not None)
-    key_norms = projected_norms(call.v, per_head) if request.value else None
-    if not heads and key_norms is None:
-        return layout.request
-    return replace(layout.request, heads=heads, key_norms=key_norms)
+    if per_head is not None and request.value:
+        return replace(layout.request, heads=heads, key_norms=projected_norms(call.v, per_head))
+    return replace(layout.request, heads=True) if heads else layout.request
 
 
 def _row_request(request: Request, layout: CallLayout) -> RowRequest:
@@ -154,12 +153,10 @@ def output_norms(rows: RowStatistics, call: AttentionCall, per_head: PerHead) ->
 
 def projected_norms(
     vectors: Float[Tensor, "B _ n Dv"],
-    per_head: PerHead | None,
+    per_head: PerHead,
     dtype: torch.dtype = torch.float64,
 ) -> Float[Tensor, "B H n"]:
     """The norm of each vector after the output projection of each head that reads it."""
-    if per_head is None:
-        raise UnsupportedError("observe: there is no output projection. Leave value= out.")
     part = per_head.detach().double()
     # ‖x W‖² = x (W Wᵀ) xᵀ, and W Wᵀ is as small as a head.
     squared = (part @ part.transpose(-1, -2)).to(dtype)

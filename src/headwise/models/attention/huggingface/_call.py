@@ -28,7 +28,6 @@ from headwise.models.attention._rule_mask import NAME, RuleMask
 from headwise.models.attention.huggingface._transformers import (
     check_source,
     collects_weights,
-    is_flash,
     is_written_for_eager,
     sdpa_attention_forward,
 )
@@ -153,6 +152,11 @@ class Call(NamedTuple):
         return bool(getattr(self.module, "is_causal", True) if argument is None else argument)
 
     @property
+    def is_flash(self) -> bool:
+        """Whether the implementation has the masks of flash kernels; transformers asks its name."""
+        return self.implementation is not None and "flash" in self.implementation
+
+    @property
     def n_keys(self) -> int:
         """The number of keys that are read: some kernels skip the unused end of a static cache."""
         T, S, mask = self.q.shape[2], self.k.shape[2], self.mask
@@ -161,7 +165,7 @@ class Call(NamedTuple):
         if self.implementation == NAME and mask is None and self.is_causal:
             return min(S, T)
         is_row = isinstance(mask, Tensor) and mask.ndim == 2
-        return min(S, mask.shape[1]) if is_row and is_flash(self.implementation) else S
+        return min(S, mask.shape[1]) if is_row and self.is_flash else S
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, without the keys that are not read."""
@@ -209,8 +213,7 @@ class Call(NamedTuple):
 
     def _visible(self, S: int) -> Tensor | Mask | None:
         mask, T = self.mask, self.q.shape[2]
-        is_plain = mask is None or (isinstance(mask, Tensor) and mask.ndim == 2)
-        if is_plain and self.implementation != NAME and is_flash(self.implementation):
+        if self.is_flash and (mask is None or (isinstance(mask, Tensor) and mask.ndim == 2)):
             return self._flash_mask(S)
         if isinstance(mask, RuleMask):
             return mask.rule

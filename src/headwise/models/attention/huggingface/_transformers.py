@@ -42,15 +42,7 @@ sdpa_mask = _part("masking_utils", "sdpa_mask")
 eager_mask = _part("masking_utils", "eager_mask")
 CAUSAL = _part("masking_utils", "causal_mask_function")
 BOTH_WAYS = _part("masking_utils", "bidirectional_mask_function")
-_is_flash_requested = _part("utils.generic", "is_flash_attention_requested")
 _collector = _part("utils.output_capturing", "_active_collector")
-
-
-def is_flash(implementation: str | None) -> bool:
-    """Whether an implementation has the masks of flash kernels."""
-    if _is_refused(_is_flash_requested):
-        return implementation is not None and "flash" in implementation
-    return _is_flash_requested(requested_attention_implementation=implementation)
 
 
 def collects_weights() -> bool:
