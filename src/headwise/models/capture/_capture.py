@@ -68,8 +68,8 @@ class ModuleCall:
     @cached_property
     def inputs(self) -> list[Tensor]:
         """The arguments that may be token vectors: float tensors with three axes."""
-        tensors = [x for x in (*self.args, *self.kwargs.values()) if isinstance(x, Tensor)]
-        return [x for x in tensors if x.ndim == 3 and x.is_floating_point()]
+        values = *self.args, *self.kwargs.values()
+        return [x for x in values if isinstance(x, Tensor) and x.ndim == 3 and x.is_floating_point()]
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -200,13 +200,13 @@ def reason_unsupported(call: AttentionCall, around: Iterable[ModuleCall]) -> str
         around: The calls of all modules that run.
     """
     shape = None if call.module_call is None else call.module_call.shape
-    if shape is None:
+    (B, H, T, _), S = call.q.shape, call.k.shape[2]
+    if shape is None or T in shape[1:]:
         return None
-    B, H, T, S = *call.q.shape[:3], call.k.shape[2]
     among = f"not supported: attends among {T} positions where it was given {shape[1]} tokens"
     if shape[1] > T and T not in shape and _are_chunks(call.module, H):
         return among
-    if T in shape[1:] or any(outer.n_ids == T for outer in around):
+    if any(outer.n_ids == T for outer in around):
         return None
     if T == S and shape[2] == H * T and call.v.shape[-1] == shape[1]:
         return f"not supported: attends among {T} channels of each head, not among tokens"
