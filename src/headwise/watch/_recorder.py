@@ -107,7 +107,8 @@ class Recorder:
         self._answered: set[Site] = set()
         self._verified: set[Site] = set()
         self.covered: dict[Site, Covered] = {}
-        self._latest: dict[Site, Covered] = {}  # by the latest call of the site's module
+        # By the latest call of the site's module: its number, and what it has covered.
+        self._latest: dict[Site, tuple[int | None, Covered]] = {}
         self.calls: dict[Site, AttentionCall] = {}
         self.received: dict[Site, tuple[int, Float[Tensor, "B H S"]]] = {}
         # What each part held before the current pass.
@@ -159,7 +160,8 @@ class Recorder:
         if site in self._answered:
             how = "in the call itself" if site.kernel == "headwise" else f"instead of {kernel}"
             kernel = f"{site.statistics}, {how}"
-        return replace(site, kernel=kernel, coverage=str(self._latest.get(site, "")))
+        _, latest = self._latest.get(site, (None, ""))
+        return replace(site, kernel=kernel, coverage=str(latest))
 
     def _is_watched(self, site: Site) -> bool:
         return self._layers is None or site.layer in self._layers
@@ -245,14 +247,12 @@ class Recorder:
 
     def _cover(self, site: Site, call: AttentionCall, tokens: int | None) -> None:
         """Count the queries of a call. Calls within one call of a module share its tokens."""
-        covered = _covered(call, tokens)
-        if call.module_call is not None and site in call.module_call.counted:
-            covered = covered._replace(tokens=0)
-            self._latest[site] = self._latest[site].plus(covered)
-        else:
-            self._latest[site] = covered
-        if call.module_call is not None:
-            call.module_call.counted.add(site)
+        covered, before = _covered(call, tokens), Covered()
+        number = None if call.module_call is None else call.module_call.number
+        latest = self._latest.get(site)
+        if latest is not None and number is not None and latest[0] == number:
+            covered, before = covered._replace(tokens=0), latest[1]
+        self._latest[site] = number, before.plus(covered)
         self.covered[site] = self.covered.get(site, Covered()).plus(covered)
 
     def _add_rows(

@@ -455,9 +455,10 @@ class Accumulator:
 
     def totals(self) -> tuple[list[Site], dict[str, Totals]]:
         """The sites that attended, by stack and layer, and the totals of each statistic, all their
-        heads side by side.
+        heads side by side. `close` is called before.
         """
-        names, sums = self._request.names, {s: _added(own) for s, own in self._open.items() if own}
+        # `close` has left one for each site with texts that may go on.
+        names, sums = self._request.names, {s: own[0] for s, own in self._open.items() if own}
         sites = sorted({*sums, *self._totals}, key=lambda site: (site.stack, site.layer))
         if not names or not sites:
             return sites, {}

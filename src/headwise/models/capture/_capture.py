@@ -54,7 +54,6 @@ class ModuleCall:
 
     Attributes:
         queries: The queries of its latest attention call.
-        counted: The sites whose tokens were counted during this call.
         number: Tells it apart from all others.
     """
 
@@ -62,14 +61,15 @@ class ModuleCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     queries: Tensor | None = None
-    counted: set[Any] = field(default_factory=set)
     number: int = field(default_factory=count(1).__next__)
 
     @cached_property
     def inputs(self) -> list[Tensor]:
         """The arguments that may be token vectors: float tensors with three axes."""
         values = *self.args, *self.kwargs.values()
-        return [x for x in values if isinstance(x, Tensor) and x.ndim == 3 and x.is_floating_point()]
+        return [
+            x for x in values if isinstance(x, Tensor) and x.ndim == 3 and x.is_floating_point()
+        ]
 
     @property
     def shape(self) -> tuple[int, ...] | None:
