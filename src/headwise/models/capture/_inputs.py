@@ -76,7 +76,6 @@ class StackInputs:
 # Inputs that are not tokens; a mask beside them does not describe what the model attends to.
 _NO_TOKENS = ("pixel_values", "input_values", "input_features")
 _UNKNOWN = StackInputs()
-_NO_TEXT = Text()
 
 
 class InputTracker:
@@ -236,14 +235,9 @@ def _without_cross(stack: str) -> str:
 
 
 def _text(arguments: Mapping[str, Any], prefix: str = "") -> Text:
-    is_given = any(name.startswith(prefix) for name in arguments)
-    if not is_given and prefix == "encoder_":
-        return _NO_TEXT
     no_tokens = any(arguments.get(name) is not None for name in _NO_TOKENS)
     if no_tokens and "input_ids" not in arguments:
-        return _NO_TEXT
-    if not is_given:
-        return Text(cached=_cached(arguments))
+        return Text()
     # A mask of four axes says which queries see which keys, not what is padding.
     mask = _two_axes(arguments.get(f"{prefix}attention_mask"))
     ids = _two_axes(arguments.get(f"{prefix}input_ids"))
