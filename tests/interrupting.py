@@ -52,7 +52,8 @@ class Interrupts:
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
         name = frame.f_code.co_filename
-        is_ours = name.startswith(_PACKAGE) and any(part in name for part in self._files)
+        inside = name.removeprefix(_PACKAGE)
+        is_ours = inside != name and any(part in inside for part in self._files)
         if not is_ours and name not in self._others:
             return None
         key = frame.f_code, frame.f_lineno
