@@ -1,6 +1,7 @@
 """The position of each query and key in its own text, on whichever side the padding is."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Int
@@ -54,7 +55,7 @@ class Positions:
     columns: range | None
     evicted: Int[Tensor, "B 1"]
 
-    @property
+    @cached_property
     def n_texts(self) -> int:
         """The number of texts, of the queries as of the keys."""
         return len(self.keys.row)
