@@ -406,6 +406,9 @@ def test_random_orders_are_added() -> None:
     assert list(explicit.per_text) == ["mine", "drawn"]
     np.testing.assert_array_equal(curves.per_text["mine"], explicit.per_text["mine"])
     np.testing.assert_array_equal(curves.per_text["random"], explicit.per_text["drawn"])
+    alone = prune_curves(model, [batch], {"mine": HEADS}, random=0)
+    np.testing.assert_array_equal(alone.per_text.pop("mine"), curves.per_text["mine"])
+    assert not alone.per_text
 
 
 def test_pruned_models_are_measured_themselves() -> None:

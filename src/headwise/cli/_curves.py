@@ -107,11 +107,9 @@ class QualityInputs:
             f"{counted(len(self.batches), 'pass', 'passes')} over half of the texts"
         )
         with progress_bar("Finding how many heads can be removed") as on_progress:
-            # An order that is given twice is measured once, and gets no random orders beside it,
-            # which would take five times as long and of which nothing is read here.
             curves = prune_curves(
-                full, self.batches, {"order": [order, order]}, reference=self.batches,
-                loss=self.loss, points=points, on_progress=on_progress,
+                full, self.batches, {"order": order}, reference=self.batches,
+                loss=self.loss, points=points, random=0, on_progress=on_progress,
             )  # fmt: skip
         unit, change = _UNITS.get(curves.loss, curves.loss), "the loss grows"
         if by_score:  # a curve like any other: what the score lacks grows

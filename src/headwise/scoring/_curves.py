@@ -29,8 +29,6 @@ from headwise.tables import (
 
 Cut = Callable[[Sequence[Head]], nn.Module]
 
-# Orders in the random band.
-_RANDOM_ORDERS = 5
 # Each step between two points removes about a fifth of the heads removed so far.
 _STEP = 5
 
@@ -45,14 +43,14 @@ def prune_curves(
     loss: Loss | str | Callable[[Any, Inputs], torch.Tensor] | None = None,
     tokenizer: Any = None,
     points: Iterable[int] | None = None,
+    random: int = 5,
     cut: Cut | None = None,
     on_progress: Progress | None = None,
 ) -> Curves:
     """Measure the loss of a model on some texts as its heads are removed, least important first.
 
     The last head of each layer in an order is never removed. Unless some name has several
-    orders, five random orders are added as `random`, since a curve means little without that
-    baseline.
+    orders, random orders are added as `random`, since a curve means little without that baseline.
 
     Args:
         batches: Texts or batches, other than those that the orders were computed from.
@@ -64,6 +62,7 @@ def prune_curves(
             curves of the score too.
         points: The numbers of removed heads at which to measure. None is 1, 2, and so on, in
             steps of about a fifth.
+        random: How many random orders are added; 0 for none.
         cut: Returns the model without some heads, for example pruned and recovered. None closes
             the gates of the heads. With `cut`, no random orders are added.
         on_progress: Called after each point with the points done and the points in all.
@@ -86,7 +85,7 @@ def prune_curves(
         resolved_loss = find_loss(loss, outer, inputs[0])
         attentions = find_attentions(model, inputs[0])
         gated = GatedModel(model, attentions, resolved_loss, inputs, reference_inputs)
-        removals = _removals(orders, gated.heads, add_random=cut is None)
+        removals = _removals(orders, gated.heads, random if cut is None else 0)
         most = min(len(order) for same_name in removals.values() for order in same_name)
         removed = _points(points, most)
         curves = [
@@ -121,15 +120,15 @@ def prune_curves(
 
 
 def _removals(
-    orders: Mapping[str, Sequence[HeadsLike]], heads: Sequence[Head], *, add_random: bool
+    orders: Mapping[str, Sequence[HeadsLike]], heads: Sequence[Head], random: int
 ) -> dict[str, list[list[Head]]]:
     """The heads that each order removes, with random orders added where they are missing."""
     # One order, as `scores.order()` is, has heads where several have orders.
     listed: dict[str, Any] = {
         name: [given] if all(map(is_head, given)) else given for name, given in orders.items()
     }
-    if add_random and all(len(same_name) == 1 for same_name in listed.values()):
-        listed = {**listed, "random": random_orders(heads, _RANDOM_ORDERS)}
+    if random > 0 and all(len(same_name) == 1 for same_name in listed.values()):
+        listed = {**listed, "random": random_orders(heads, random)}
     return {
         name: [removable(resolve_heads(order, heads)) for order in same_name]
         for name, same_name in listed.items()

