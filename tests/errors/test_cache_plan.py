@@ -280,13 +280,14 @@ def test_a_model_without_a_head_has_no_loss_of_tokens() -> None:
     ("arguments", "message"),
     [
         ({"n": 0}, "n=0"),
-        ({"n_tokens": 16, "span": 8}, "n_tokens=16, span=8"),
-        ({"span": 20, "n_tokens": 100}, "only 19 tokens to draw from for a span of 20"),
+        ({"n_tokens": 31}, "n_tokens=31. Give at least one text of 32 tokens or more"),
     ],
 )
 def test_retrieval_texts_that_cannot_be_made(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         retrieval_batches(llama(), **arguments)
+    with pytest.raises(ArgumentError, match="only 0 tokens to draw from for a span of 8"):
+        retrieval_batches(nn.Linear(2, 2))
 
 
 LAYER = {"layer": 0, "windows": [None], "losses": [], "token_bytes": 32, "sliding_window": None}

@@ -150,16 +150,16 @@ def test_a_loss_is_kept_with_the_fewest_full_heads() -> None:
 
 def test_retrieval_batches_ask_for_a_span_that_occurs_before() -> None:
     model = zoo.make("Llama")
-    made = retrieval_batches(model, 3, 40, span=6, seed=1)
-    again = retrieval_batches(model, 3, 40, span=6, seed=1)
+    made = retrieval_batches(model, 3, 40, seed=1)
+    again = retrieval_batches(model, 3, 40, seed=1)
     for batch, same in zip(made, again, strict=True):
         ids, labels = batch["input_ids"][0], batch["labels"][0]
         assert torch.equal(ids, same["input_ids"][0])
-        starts = [i for i in range(20) if torch.equal(ids[i : i + 6], ids[-6:])]
+        starts = [i for i in range(20) if torch.equal(ids[i : i + 8], ids[-8:])]
         assert starts
         assert len(ids) == 40
-        assert torch.equal(labels[-4:], ids[-4:])
-        assert bool((labels[:-4] == -100).all())
+        assert torch.equal(labels[-6:], ids[-6:])
+        assert bool((labels[:-6] == -100).all())
     plan = hw.cache_plan(model, made, keep=0.5, sinks=SINKS, window=WINDOW)
     assert "of the loss lm" in plan.why
 

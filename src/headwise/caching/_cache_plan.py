@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from headwise._progress import Progress, shows_progress
-from headwise.caching._plan import CachePlan, LayerCachePlan
+from headwise.caching._plan import CachePlan, LayerCachePlan, sized
 from headwise.caching._scores import CacheScores, ScoringTexts
 from headwise.errors import ArgumentError
 from headwise.models import check_model, find_cache_layers, fingerprint
@@ -161,11 +161,7 @@ def _of_heads(
     layers = find_cache_layers(model)
     counts = [layer.n_kv_heads for layer in layers]
     plan = CachePlan.of(full, n_layers=len(layers), n_kv_heads=counts, sinks=sinks, window=window)
-    sized = tuple(
-        replace(planned, token_bytes=layer.token_bytes, sliding_window=layer.sliding_window)
-        for planned, layer in zip(plan.layers, layers, strict=True)
-    )
-    return replace(plan, layers=sized, model=fingerprint(model), why="kv heads by name")
+    return replace(sized(plan, layers), model=fingerprint(model), why="kv heads by name")
 
 
 def _check_goals(goals: Mapping[str, Any]) -> str:

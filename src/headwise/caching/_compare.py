@@ -11,9 +11,9 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
-from headwise.caching._plan import CachePlan, LayerCachePlan
+from headwise.caching._plan import CachePlan, LayerCachePlan, sized
 from headwise.errors import ArgumentError
-from headwise.models import cache_argument, check_model, device_of, head_cache
+from headwise.models import cache_argument, check_model, device_of, find_cache_layers
 from headwise.models.texts import pieces_of, tokenizer_of, without_logits
 
 _ALL = 1 << 30  # tokens: more than any prompt has
@@ -64,28 +64,28 @@ def compare_caches(
             f"compare_caches: the plan keeps all {n_tokens} tokens of the prompt, so the caches "
             f"are the same. Give a longer prompt, or a plan with a smaller window."
         )
-    rows: dict[str, list[tuple[float, int, float]]] = {"full cache": [], "this plan": []}
+    layers = find_cache_layers(model)
+    full = CachePlan(tuple(LayerCachePlan(x.layer, (None,) * x.n_kv_heads) for x in layers))
+    plans = {"full cache": full, "this plan": plan}
+    rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in plans}
     with in_evaluation(model):
         for _ in range(_ROUNDS):
-            for name, of_rounds in rows.items():
-                full = name == "full cache"
-                with head_cache(model, {}, 0) if full else plan.cache(model) as cache:
-                    of_rounds.append(_read_and_decode(model, cache, ids))
+            for name, used in plans.items():
+                with used.cache(model) as cache:
+                    rounds[name].append(_read_and_decode(model, cache, ids))
     return pd.DataFrame(
         {
             "name": name,
-            "loss": of_rounds[0][0],
-            "bytes": of_rounds[0][1],
-            "tokens_per_second": _DECODED / median(seconds for _, _, seconds in of_rounds),
+            "loss": rounds[name][0][0],
+            "bytes": sized(used, layers).nbytes(n_tokens),
+            "tokens_per_second": _DECODED / median(seconds for _, seconds in rounds[name]),
         }
-        for name, of_rounds in rows.items()
+        for name, used in plans.items()
     )
 
 
-def _read_and_decode(
-    model: nn.Module, cache: Any, ids: Int[Tensor, "1 T"]
-) -> tuple[float, int, float]:
-    """The loss of the second half of a prompt, the bytes after it, and the seconds of decoding."""
+def _read_and_decode(model: nn.Module, cache: Any, ids: Int[Tensor, "1 T"]) -> tuple[float, float]:
+    """The loss of the second half of a prompt, and the seconds of decoding after it."""
     keep = {str(cache_argument(model)): cache, "use_cache": True}
     first, second = ids.tensor_split(2, dim=1)
     last = model(input_ids=first, **keep, **without_logits(model)).logits[:, -1:]
@@ -96,25 +96,9 @@ def _read_and_decode(
         losses.append(F.cross_entropy(predicted[0].float(), part[0], reduction="none"))
         last = logits[:, -1:]
     loss = torch.cat(losses).mean().item()
-    nbytes = _nbytes(cache, ids.shape[1])
     token = last.argmax(-1)
     start = time.perf_counter()
     for _ in range(_DECODED):
         token = model(input_ids=token, **keep).logits[:, -1:].argmax(-1)
     token.cpu()  # waits for a GPU
-    return loss, nbytes, time.perf_counter() - start
-
-
-def _nbytes(cache: Any, n_tokens: int) -> int:
-    """The bytes of what the heads keep of a text.
-
-    `cache.nbytes` also counts the slots that heads with all tokens reserve, which are many beside
-    a short prompt.
-    """
-    sinks, n_bytes = cache.layers[0].sinks, 0
-    for layer in cache.layers:
-        plan = LayerCachePlan(
-            layer.index, tuple(layer.windows), sliding_window=layer.sliding_window
-        )
-        n_bytes += layer.token_bytes * plan.tokens(n_tokens, sinks)
-    return n_bytes
+    return loss, time.perf_counter() - start

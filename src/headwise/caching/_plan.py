@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import nn
 from headwise._display import counted
 from headwise.errors import ArgumentError, HeadError
 from headwise.files import JsonFile, typed
-from headwise.models import fingerprint, head_cache
+from headwise.models import CacheLayer, fingerprint, head_cache
 from headwise.shapes import is_size
 from headwise.tables import Head, grid_html, plot_categories
 
@@ -267,6 +267,15 @@ class CachePlan(JsonFile):
             lasts = " or ".join(map(str, sizes))
             text += f", the others {self.sinks} first and {lasts} last ones"
         return text + (f" ({self.why})" if self.why else "")
+
+
+def sized(plan: CachePlan, layers: Sequence[CacheLayer]) -> CachePlan:
+    """The plan with what the layers of its model say of bytes and sliding windows."""
+    known = (
+        replace(planned, token_bytes=layer.token_bytes, sliding_window=layer.sliding_window)
+        for planned, layer in zip(plan.layers, layers, strict=True)
+    )
+    return replace(plan, layers=tuple(known))
 
 
 def _read_layer(entry: Mapping[str, Any]) -> LayerCachePlan:
