@@ -10,9 +10,9 @@ from headwise.roles import step_down
 from headwise.roles._hypotheses import Hypotheses, has_role, run_tests
 from headwise.roles._samples import halves
 from headwise.roles._task_heads import task_hypotheses
-from headwise.roles._task_scores import Masses, TokenExample
+from headwise.roles._task_scores import TokenExample
 from headwise.roles.relations import Role
-from headwise.tables import Head, ratio_interval
+from headwise.tables import ratio_interval
 
 ROLE = Role("simulated", "", lambda text: (), "word", bar=0.1, points=0.1)
 HEADS = 300
@@ -186,7 +186,7 @@ def simulated_task(
 
 def _task_masses(
     rng: np.random.Generator, places: np.ndarray, others: str, planted: float | None = None
-) -> Masses:
+) -> np.ndarray:
     n, K = places.shape
     mass = rng.random((n, K, TASK_HEADS))
     if planted is not None:
@@ -200,7 +200,4 @@ def _task_masses(
             chosen, away = alike.copy(), rng.integers(n)
             chosen[away] = (chosen[away] + 1) % K
             mass[np.arange(n), chosen, head] += 1
-    right = np.zeros((n, K), dtype=bool)
-    right[:, 0] = True
-    heads = tuple(Head("", head // 12, head % 12) for head in range(TASK_HEADS))
-    return Masses(heads, mass, right)
+    return mass

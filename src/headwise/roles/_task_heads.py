@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import nn
 
 from headwise._display import counted, printable
@@ -33,9 +33,15 @@ from headwise.roles._task_scores import (
     Masses,
     TokenExample,
     answer_effect,
+    best_set,
+    hits,
+    margins,
     masses_of,
     positional_hits,
+    random_sets,
+    right_stretches,
     tokenized_examples,
+    with_set,
 )
 from headwise.roles.scores import check_reads_one_text
 from headwise.tables import Head, HeadsLike, at_prompt, resolve_heads
@@ -395,24 +401,24 @@ def find_heads(
     exchanges = any(example.differ() for example in read)
     shuffles = evidence.wants("shuffled") and exchanges
     passes = Passes(on_progress, len(read) * (1 + shuffles + evidence.n_models))
-    masses = masses_of(model, read, passes)
+    known, masses = masses_of(model, read, passes)
     others = []
     if shuffles:
         rng = np.random.default_rng(seed)
         dealt = [example.shuffled(rng) for example in read]
-        others.append(("shuffled", masses_of(model, dealt, passes)))
+        others.append(("shuffled", masses_of(model, dealt, passes)[1]))
     for null, null_model in evidence.models_like(model):
-        others.append((null, masses_of(null_model, read, passes)))
+        others.append((null, masses_of(null_model, read, passes)[1]))
     selection = halves(len(read), seed)
     family, chosen = task_hypotheses(read, masses, others, selection, seed, most)
-    margins = np.column_stack([masses.margins(), masses.margins(masses.of_set(chosen))])
-    rows = rows_with_set(masses.heads, family, seed).assign(
-        in_set=[*(head in chosen for head in range(len(masses.heads))), True],
-        contrast=margins[~selection].mean(0),
+    contrast = margins(with_set(masses, chosen), right_stretches(read))
+    rows = rows_with_set(known, family, seed).assign(
+        in_set=[*(head in chosen for head in range(len(known))), True],
+        contrast=contrast[~selection].mean(0),
     )
     rows = rows[["name", "stack", "layer", "head", "in_set", *_EVIDENCE]]
     (set_row,) = rows[list(_EVIDENCE)].iloc[-1:].to_dict("records")
-    heads = [masses.heads[head] for head in chosen]
+    heads = [known[head] for head in chosen]
     held = [example for example, selected in zip(read, selection, strict=True) if not selected]
     notes = [
         f"{counted(len(read), 'example')}: the set and the strongest baselines chosen on "
@@ -430,7 +436,7 @@ def find_heads(
         rows=rows.iloc[:-1].reset_index(drop=True),
         heads=tuple(heads),
         set_row={str(name): value for name, value in set_row.items()},
-        answers=answer_effect(model, held, heads, masses.heads, seed),
+        answers=answer_effect(model, held, heads, known, seed),
         notes=tuple(notes),
         texts={
             "examples": len(read),
@@ -459,39 +465,30 @@ def task_hypotheses(
     Args:
         others: The masses of the shuffled examples and of null models, by the name of the null.
     """
-    N, M = len(masses.heads), len(examples)
+    (M, _, N), right = masses.shape, right_stretches(examples)
     size = most or ceil(_LARGEST_SET * N)
-    chosen = masses.best_set(selection, size)
-    hits = _with_set(masses, chosen)
+    chosen = best_set(masses, right, selection, size)
+    decided = hits(with_set(masses, chosen), right)
     by_position = positional_hits(examples)
     rule = int(by_position[selection].mean(0).argmax())
     chance = np.array([example.n_right / len(example.stretches) for example in examples])
-    random_sets = masses.random_sets(len(chosen), seed)
+    of_sets = random_sets(masses, right, len(chosen), seed)
     # How often each baseline decides each example correctly.
     nulls = {
-        "chance": np.repeat(chance[:, None], N + 1, 1),
-        "position": np.repeat(by_position[:, [rule]], N + 1, 1),
-        "heads": np.column_stack([np.repeat(hits[:, :N].mean(-1)[:, None], N, 1), random_sets]),
+        "chance": chance[:, None],
+        "position": by_position[:, [rule]],
+        "heads": np.column_stack([np.repeat(decided[:, :N].mean(-1)[:, None], N, 1), of_sets]),
     }
     for null, of_null in others:
         if null == "shuffled":  # the same heads; a null model gives its best one
-            decided = _with_set(of_null, chosen)
+            hit = hits(with_set(of_null, chosen), right)
         else:
-            own = of_null.hits()
-            best_set = of_null.best_set(selection, size)
-            decided = np.repeat(own[:, [own[selection].mean(0).argmax()]], N + 1, 1)
-            decided[:, -1:] = of_null.hits(of_null.of_set(best_set))
-        known = nulls.get(null, decided)  # of several models, the one that is best on the selection
-        nulls[null] = np.where(
-            decided[selection].mean(0) > known[selection].mean(0), decided, known
-        )
+            hit = hits(with_set(of_null, best_set(of_null, right, selection, size)), right)
+            hit[:, :N] = hit[:, [hit[selection, :N].mean(0).argmax()]]
+        known = nulls.get(null, hit)  # of several models, the one that is best on the selection
+        nulls[null] = np.where(hit[selection].mean(0) > known[selection].mean(0), hit, known)
     of_all = {null: nulls.get(null, np.full((M, 1), np.nan)) for null in TASK_NULLS}
     names = {null: NULLS.get(null, "") for null in TASK_NULLS}
     names |= {"position": POSITIONS[rule], "heads": "random heads"}
     names["shuffled"] = "the same stretches with their tokens exchanged"
-    return of_examples("task", hits, np.ones(M), of_all, names, selection), chosen
-
-
-def _with_set(masses: Masses, chosen: Sequence[int]) -> Float[np.ndarray, "M C"]:
-    """The hits of every head, and last those of the set."""
-    return np.column_stack([masses.hits(), masses.hits(masses.of_set(chosen))])
+    return of_examples("task", decided, np.ones(M), of_all, names, selection), chosen

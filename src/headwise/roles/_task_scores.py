@@ -157,73 +157,75 @@ def _answer(caller: str, answer: str | Sequence[int], tokenizer: Any) -> tuple[i
     return tuple(tokenizer(answer, add_special_tokens=False)["input_ids"])
 
 
-@dataclass(frozen=True)
-class Masses:
-    """The attention that each of `N` heads gives to each of up to `K` stretches of `M` examples.
+# The attention that each of `N` heads gives to each of up to `K` stretches of `M` examples: the
+# mean over the queries of an example of their mass on a stretch; −inf where it has fewer.
+Masses = Float[np.ndarray, "M K N"]
+IsRight = Bool[np.ndarray, "M K"]  # whether a stretch is a right one
 
-    Attributes:
-        mass: The mean over the queries of an example of their mass on a stretch; −inf where the
-            example has fewer stretches.
-        right: Whether a stretch is a right one.
+
+def hits(masses: Masses, right: IsRight) -> PerHead:
+    """1 where the stretch with the largest mass is a right one; stretches that tie share it."""
+    return right_share(masses, right[..., None], axis=1)
+
+
+def margins(masses: Masses, right: IsRight) -> PerHead:
+    """The largest mass on a right stretch less the largest on a wrong one: the contrast."""
+    is_right = right[..., None]
+    on_right: PerHead = np.where(is_right, masses, -np.inf).max(1)
+    return on_right - np.where(is_right, -np.inf, masses).max(1)
+
+
+def with_set(masses: Masses, heads: Sequence[int]) -> Float[np.ndarray, "M K _"]:
+    """The masses of all heads and, as one more, the mean mass of some."""
+    return np.concatenate([masses, masses[..., list(heads)].mean(-1, keepdims=True)], -1)
+
+
+def best_set(
+    masses: Masses, right: IsRight, selection: Bool[np.ndarray, " M"], most: int
+) -> list[int]:
+    """A set whose mean mass decides best on some examples, grown one head at a time.
+
+    A head joins if the set then decides more examples correctly; among equal heads, the one
+    that leaves the largest mean margin.
     """
+    masses, right = masses[selection], right[selection]
+    order = np.argsort(-margins(masses, right).mean(0), kind="stable")[:_CANDIDATES]
+    chosen: list[int] = []
+    best = -1.0
+    total = np.zeros((*right.shape, 1))
+    while len(chosen) < most:
+        sums = total + masses[..., order]
+        accuracy, margin = hits(sums, right).mean(0), margins(sums, right).mean(0)
+        accuracy[np.isin(order, chosen)] = -np.inf
+        head = np.lexsort((-margin, -accuracy))[0]
+        if accuracy[head] <= best:
+            break
+        best = float(accuracy[head])
+        chosen.append(int(order[head]))
+        total = sums[..., [head]]
+    return chosen
 
-    heads: tuple[Head, ...]
-    mass: Float[np.ndarray, "M K N"]
-    right: Bool[np.ndarray, "M K"]
 
-    def hits(self, mass: Float[np.ndarray, "M K N"] | None = None) -> PerHead:
-        """1 where the stretch with the largest mass is a right one; stretches that tie share it."""
-        return right_share(self.mass if mass is None else mass, self.right[..., None], axis=1)
+def random_sets(masses: Masses, right: IsRight, size: int, seed: int) -> Float[np.ndarray, " M"]:
+    """How often random sets of this size decide correctly, in each example."""
+    rng = np.random.default_rng(seed)
+    sets = [rng.permutation(masses.shape[-1])[:size] for _ in range(_RANDOM_SETS)]
+    decided = [hits(masses[..., heads].mean(-1, keepdims=True), right)[:, 0] for heads in sets]
+    mean: Float[np.ndarray, " M"] = np.mean(decided, axis=0)
+    return mean
 
-    def margins(self, mass: Float[np.ndarray, "M K N"] | None = None) -> PerHead:
-        """The largest mass on a right stretch less the largest on a wrong one: the contrast."""
-        mass, is_right = self.mass if mass is None else mass, self.right[..., None]
-        right: PerHead = np.where(is_right, mass, -np.inf).max(1)
-        return right - np.where(is_right, -np.inf, mass).max(1)
 
-    def of_set(self, heads: Sequence[int]) -> Float[np.ndarray, "M K 1"]:
-        """The mean mass of some heads."""
-        mean: Float[np.ndarray, "M K 1"] = self.mass[..., list(heads)].mean(-1, keepdims=True)
-        return mean
-
-    def best_set(self, selection: Bool[np.ndarray, " M"], most: int) -> list[int]:
-        """A set whose mean mass decides best on some examples, grown one head at a time.
-
-        A head joins if the set then decides more examples correctly; among equal heads, the one
-        that leaves the largest mean margin.
-        """
-        of_selection = Masses(self.heads, self.mass[selection], self.right[selection])
-        order = np.argsort(-of_selection.margins().mean(0), kind="stable")[:_CANDIDATES]
-        chosen: list[int] = []
-        best = -1.0
-        total = np.zeros((*of_selection.mass.shape[:2], 1))
-        while len(chosen) < most:
-            sums = total + of_selection.mass[..., order]
-            accuracy = of_selection.hits(sums).mean(0)
-            margin = of_selection.margins(sums).mean(0)
-            accuracy[np.isin(order, chosen)] = -np.inf
-            head = np.lexsort((-margin, -accuracy))[0]
-            if accuracy[head] <= best:
-                break
-            best = float(accuracy[head])
-            chosen.append(int(order[head]))
-            total = sums[..., [head]]
-        return chosen
-
-    def random_sets(self, size: int, seed: int) -> Float[np.ndarray, " M"]:
-        """How often random sets of this size decide correctly, in each example."""
-        rng, N = np.random.default_rng(seed), len(self.heads)
-        sets = [rng.permutation(N)[: min(size, N)] for _ in range(_RANDOM_SETS)]
-        hits = [self.hits(self.of_set(heads.tolist()))[:, 0] for heads in sets]
-        mean: Float[np.ndarray, " M"] = np.mean(hits, axis=0)
-        return mean
+def right_stretches(examples: Sequence[TokenExample]) -> IsRight:
+    """Which stretches are right, in the order of masses."""
+    most = max(len(example.stretches) for example in examples)
+    return np.arange(most) < np.array([[example.n_right] for example in examples])
 
 
 @torch.no_grad()
 def masses_of(
     model: nn.Module, examples: Sequence[TokenExample], on_progress: Progress | None = None
-) -> Masses:
-    """The mass that each head's queries give to each stretch, under the model's own kernel.
+) -> tuple[tuple[Head, ...], Masses]:
+    """The heads of a model, and the mass that each gives to each stretch under its own kernel.
 
     Raises:
         UnsupportedError: the model cannot be observed exactly, or has no self-attention.
@@ -257,11 +259,8 @@ def masses_of(
             f"{len(examples)} were given, or some queries attend to nothing. Give a model whose "
             f"heads attend within one text."
         )
-    number = np.arange(K)
-    exists = number < np.array([[len(example.stretches)] for example in examples])
-    right = number < np.array([[example.n_right] for example in examples])
-    mass = np.where(exists[..., None], (total / count)[np.argsort(order)], -np.inf)
-    return Masses(table.heads, mass, right)
+    exists = np.arange(K) < np.array([[len(example.stretches)] for example in examples])
+    return table.heads, np.where(exists[..., None], (total / count)[np.argsort(order)], -np.inf)
 
 
 def _padded(batch: Sequence[TokenExample], model: nn.Module, answers: bool = False) -> Batch:
