@@ -24,7 +24,7 @@ from torch import Tensor
 import headwise as hw
 from headwise.roles import AlignedBatch
 from headwise.roles._align import cross_heads, head_weights
-from headwise.roles._alignment_heads import Words, known_examples
+from headwise.roles._alignment_heads import known_examples
 from headwise.roles._nulls import initialized, permuted
 from headwise.tables import ratio_interval
 
@@ -125,9 +125,10 @@ def errors_of(
         for name, heads in sets.items():
             mean = torch.stack([weights[tuple(map(int, head))] for head in heads]).mean(0)
             borders.setdefault(name, []).extend(e.borders(e.shown(mean)) for e in read)
-    words = Words.of(examples)
-    signed = {name: (np.concatenate(of) - words.spans).tolist() for name, of in borders.items()}
-    return {"utterance": words.example.tolist(), "signed": signed}
+    spans = np.concatenate([example.spans for example in examples])
+    signed = {name: (np.concatenate(of) - spans).tolist() for name, of in borders.items()}
+    utterance = np.repeat(np.arange(len(examples)), [len(example.words) for example in examples])
+    return {"utterance": utterance.tolist(), "signed": signed}
 
 
 def null_rows(

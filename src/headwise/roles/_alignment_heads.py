@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from headwise._display import counted
@@ -31,7 +31,7 @@ from headwise.roles._align import (
 )
 from headwise.roles._hypotheses import of_examples
 from headwise.roles._rows import FOUND, NOT_FOUND, rows_with_set
-from headwise.roles._samples import halves
+from headwise.roles._samples import halves, sums_by_text
 from headwise.tables import Head, at_prompt, ratio_interval
 
 _CANDIDATES = 8  # heads that a set is chosen from
@@ -294,11 +294,12 @@ def find_alignment_heads(
         borders += _borders_of_heads(calls, read)
         if on_progress is not None:
             on_progress(done, len(listed))
-    N = len(heads)
-    selection = halves(len(examples), seed)
-    words = Words.of(examples)
-    is_selected = selection[words.example]
-    error, _, _ = words.evaluate(np.concatenate(borders)[:, :N], is_selected)
+    N, M = len(heads), len(examples)
+    selection = halves(M, seed)
+    spans = np.concatenate([example.spans for example in examples])
+    example_of = np.repeat(np.arange(M), [len(example.words) for example in examples])
+    is_selected = selection[example_of]
+    error, _, _ = errors_of_words(np.concatenate(borders)[:, :N], spans, is_selected)
     ranked = np.argsort(error[is_selected].sum(0), kind="stable")[:_CANDIDATES].tolist()
     weights: list[np.ndarray] = []
     for batch in listed:
@@ -309,11 +310,15 @@ def find_alignment_heads(
     pairs = zip(examples, weights, strict=True)
     of_set = np.concatenate([example.borders(of[chosen].mean(0)) for example, of in pairs])
     # Every head, all heads of the last half, the set, and the straight lines.
-    aligners = [np.concatenate(borders), of_set[:, None], words.lines(is_selected)]
-    error, right, offset = words.evaluate(np.column_stack(aligners), is_selected)
+    places = np.concatenate([example.places() for example in examples])
+    lines = straight_lines(places, spans, is_selected)
+    aligners = np.column_stack([np.concatenate(borders), of_set[:, None], lines])
+    error, right, offset = errors_of_words(aligners, spans, is_selected)
     line = N + 2 + int(error[is_selected, N + 2 :].sum(0).argmin())
-    error, right = words.per_example(error), words.per_example(right)
-    count = words.per_example(np.ones(len(is_selected)))
+    error, right, count = (
+        sums_by_text(of_words, example_of, M)
+        for of_words in (error, right.astype(np.float64), np.ones(len(spans)))
+    )
     chance = np.array([example.chance() for example in examples])
     # Null models are no baselines here: a straight line is right more often than their best head.
     nulls = {"chance": chance[:, None], "line": right[:, [line]]}
@@ -383,13 +388,13 @@ def _check_batches(batches: Sequence[AlignedBatch], most: int) -> None:
 
 @dataclass(frozen=True)
 class KnownExample:
-    """One example: its columns of the source, and the tokens and the span of each word."""
+    """One example of a batch: its columns of the source, the tokens and true spans of its words."""
 
     row: int
     columns: Tensor
     n_outputs: int
     words: Sequence[Sequence[int]]
-    spans: Sequence[tuple[int, int]]
+    spans: Float[np.ndarray, "w 2"]
 
     def shown(self, weights: Float[Tensor, "B T S"]) -> Float[np.ndarray, "t s"]:
         """The weights of its outputs over its source positions."""
@@ -411,61 +416,43 @@ class KnownExample:
 
     def chance(self) -> float:
         """The share of positions in the spans."""
-        return sum(end - start for start, end in self.spans) / len(self.columns)
+        return float((self.spans[:, 1] - self.spans[:, 0]).sum()) / len(self.columns)
 
 
-@dataclass(frozen=True)
-class Words:
-    """The words of all examples, one after another: the example, the true span, the places."""
+# The words of all examples stand one after another.
 
-    example: Int64[np.ndarray, " W"]
-    spans: Float[np.ndarray, "W 2"]
-    places: Float[np.ndarray, "W 2 2"]
-    n_examples: int
 
-    @classmethod
-    def of(cls, examples: Sequence[KnownExample]) -> "Words":
-        lengths = [len(example.words) for example in examples]
-        spans = [span for example in examples for span in example.spans]
-        return cls(
-            np.repeat(np.arange(len(examples)), lengths),
-            np.array(spans, dtype=np.float64).reshape(-1, 2),
-            np.concatenate([example.places() for example in examples]),
-            len(examples),
-        )
+def errors_of_words(
+    borders: Float[np.ndarray, "W C 2"],
+    spans: Float[np.ndarray, "W 2"],
+    fitted: Bool[np.ndarray, " W"],
+) -> tuple[Float[np.ndarray, "W C"], Bool[np.ndarray, "W C"], Float[np.ndarray, "C 2"]]:
+    """The error of each word for each aligner, whether its middle is right, and the offsets.
 
-    def evaluate(
-        self, borders: Float[np.ndarray, "W C 2"], fitted: Bool[np.ndarray, " W"]
-    ) -> tuple[Float[np.ndarray, "W C"], Bool[np.ndarray, "W C"], Float[np.ndarray, "C 2"]]:
-        """The error of each word for each aligner, whether its middle is right, and the offsets.
+    The offsets are removed: heads that look ahead or back by a constant follow the words too.
+    The median minimizes the mean distance on the words that it is fitted to.
+    """
+    distance = borders - spans[:, None]
+    offset = np.median(distance[fitted], 0) if fitted.any() else np.zeros(distance.shape[1:])
+    middle, (start, end) = (borders - offset).mean(-1), spans.T[:, :, None]
+    return np.abs(distance - offset).mean(-1), (start <= middle) & (middle < end), offset
 
-        The offsets are removed: heads that look ahead or back by a constant follow the words too.
-        The median minimizes the mean distance on the words that it is fitted to.
-        """
-        distance = borders - self.spans[:, None]
-        offset = np.median(distance[fitted], 0) if fitted.any() else np.zeros(distance.shape[1:])
-        middle, (start, end) = (borders - offset).mean(-1), self.spans.T[:, :, None]
-        return np.abs(distance - offset).mean(-1), (start <= middle) & (middle < end), offset
 
-    def per_example(self, values: np.ndarray) -> np.ndarray:
-        """The sums of the words of each example."""
-        sums = np.zeros((self.n_examples, *values.shape[1:]))
-        np.add.at(sums, self.example, values)
-        return sums
+def straight_lines(
+    places: Float[np.ndarray, "W 2 2"],
+    spans: Float[np.ndarray, "W 2"],
+    fitted: Bool[np.ndarray, " W"],
+) -> Float[np.ndarray, "W _ 2"]:
+    """The borders of each word on straight lines, which involve no attention.
 
-    def lines(self, fitted: Bool[np.ndarray, " W"]) -> Float[np.ndarray, "W _ 2"]:
-        """The borders of each word on straight lines, which involve no attention.
-
-        The lines are outputs spread evenly over the source, and two fitted ones: over the number
-        of an output, and over its place if spread evenly.
-        """
-        lines = [self.places[..., 1]]
-        for of in np.moveaxis(self.places, -1, 0) if fitted.any() else ():
-            fits = [np.polyfit(of[fitted, end], self.spans[fitted, end], 1) for end in (0, 1)]
-            lines.append(
-                np.stack([np.polyval(fit, of[:, end]) for end, fit in enumerate(fits)], -1)
-            )
-        return np.floor(np.stack(lines, 1) + 0.5)
+    The lines are outputs spread evenly over the source, and two fitted ones: over the number of an
+    output, and over its place if spread evenly.
+    """
+    lines = [places[..., 1]]
+    for of in np.moveaxis(places, -1, 0) if fitted.any() else ():
+        fits = [np.polyfit(of[fitted, end], spans[fitted, end], 1) for end in (0, 1)]
+        lines.append(np.stack([np.polyval(fit, of[:, end]) for end, fit in enumerate(fits)], -1))
+    return np.floor(np.stack(lines, 1) + 0.5)
 
 
 def known_examples(model: nn.Module, batch: AlignedBatch) -> tuple[Calls, list[KnownExample]]:
@@ -482,8 +469,9 @@ def known_examples(model: nn.Module, batch: AlignedBatch) -> tuple[Calls, list[K
                 f"find_alignment_heads: the spans {known} in a source of "
                 f"{len(columns[row])} positions. Give spans within the source."
             )
+        true = np.array(known, dtype=np.float64).reshape(-1, 2)
         tokens = [of for _, of in words]
-        examples.append(KnownExample(row, columns[row], len(spans), tokens, known))
+        examples.append(KnownExample(row, columns[row], len(spans), tokens, true))
     return calls, examples
 
 
@@ -517,12 +505,13 @@ def _best_set(
     of the selection half: a gain on the words that it was chosen by may be chance.
     """
     numbers = np.flatnonzero(selection).tolist()
-    words = Words.of([examples[number] for number in numbers])
-    first = halves(len(numbers), seed)[words.example]
+    spans = np.concatenate([examples[number].spans for number in numbers])
+    lengths = [len(examples[number].words) for number in numbers]
+    first = np.repeat(halves(len(numbers), seed), lengths)
 
     def errors(heads: list[int]) -> tuple[float, float]:
         borders = [examples[number].borders(weights[number][heads].mean(0)) for number in numbers]
-        error, _, _ = words.evaluate(np.concatenate(borders)[:, None], first)
+        error, _, _ = errors_of_words(np.concatenate(borders)[:, None], spans, first)
         return float(error[first].sum()), float(error[~first].sum())
 
     chosen: list[int] = []

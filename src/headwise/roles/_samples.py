@@ -43,8 +43,7 @@ class Split:
         self, sums: Float[np.ndarray, " P *axes"]
     ) -> tuple[Float[np.ndarray, " selection *axes"], Float[np.ndarray, " held *axes"]]:
         """Add up the items of each text: the texts of the selection half, and the held-out ones."""
-        per_text = np.zeros((len(self.selection), *sums.shape[1:]), sums.dtype)
-        np.add.at(per_text, self.text_of_item, sums)
+        per_text = sums_by_text(sums, self.text_of_item, len(self.selection))
         return per_text[self.selection], per_text[~self.selection]
 
     def another(self, seed: int, number: int) -> "Split":
@@ -116,6 +115,15 @@ def probe_sample(
         return None
     split = Split(np.arange(len(repeated)), halves(len(repeated), seed))
     return RoleSample(Evaluator(repeated, PROBED), split, "control", Evaluator(controls, PROBED))
+
+
+def sums_by_text(
+    values: Float[np.ndarray, " P *axes"], text: Int64[np.ndarray, " P"], n: int
+) -> Float[np.ndarray, " n *axes"]:
+    """The sums over what belongs to each of `n` texts, from the text of each row."""
+    sums = np.zeros((n, *values.shape[1:]), values.dtype)
+    np.add.at(sums, text, values)
+    return sums
 
 
 def distinct_texts(texts: Sequence[AnnotatedText]) -> list[str]:

@@ -17,7 +17,7 @@ from headwise.models import device_of
 from headwise.models.texts import check_reads_text, context_of, pad, reads_two_texts
 from headwise.roles._align import cross_attention, cross_heads, head_weights
 from headwise.roles._hypotheses import best_of
-from headwise.roles._samples import halves
+from headwise.roles._samples import halves, sums_by_text
 from headwise.roles.relations import texts_of, tokenize
 from headwise.roles.scores import right_share
 from headwise.tables import Head, address_columns, ratio_interval
@@ -266,13 +266,11 @@ def _frame(
 ) -> pd.DataFrame:
     """The rows of one convention."""
     questions, hits = zip(*answers, strict=True)
-    texts = [question.text for question in questions]
-    number = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+    number = {text: row for row, text in enumerate(dict.fromkeys(q.text for q in questions))}
+    text_of = np.array([number[question.text] for question in questions])
 
     def per_text(pieces: Any) -> np.ndarray:
-        sums = np.zeros((len(number), *np.shape(pieces)[1:]))
-        np.add.at(sums, [number[text] for text in texts], np.asarray(pieces, dtype=float))
-        return sums
+        return sums_by_text(np.asarray(pieces, dtype=float), text_of, len(number))
 
     right = per_text(hits)
     queries = per_text([len(question.gold) for question in questions])
