@@ -8,6 +8,7 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 from headwise import _progress
+from headwise.files import without_nan
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,8 +65,7 @@ def print_error(message: str) -> int:
 def print_json(content: Mapping[str, Any] | Sequence[Any]) -> None:
     """Print JSON that any program can read: NaN becomes null."""
     _print_notes_on_input()
-    # Python would write NaN, which is no JSON.
-    print(json.dumps(_without_nan(content), indent=1, allow_nan=False))
+    print(json.dumps(without_nan(content), indent=1, allow_nan=False))
 
 
 def print_table(frame: "pd.DataFrame") -> None:
@@ -87,11 +87,3 @@ def escaped(text: str, encoding: str | None) -> str:
     shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     encoding = encoding or "utf-8"  # a replaced stream may have none
     return "".join(shown).encode(encoding, "backslashreplace").decode(encoding)
-
-
-def _without_nan(content: Any) -> Any:
-    if isinstance(content, Mapping):
-        return {key: _without_nan(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_without_nan(value) for value in content]
-    return None if content != content else content  # only NaN differs from itself

@@ -20,6 +20,7 @@ from headwise.files._json import (
     read_json,
     read_object,
     typed,
+    without_nan,
     write_json,
 )
 from headwise.files._text import decode, is_unicode, kind_of
@@ -44,6 +45,7 @@ __all__ = [
     "read_json",
     "read_object",
     "typed",
+    "without_nan",
     "write_beside",
     "write_json",
 ]

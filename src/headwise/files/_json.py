@@ -4,7 +4,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -58,6 +58,15 @@ def write_json(content: Any, path: str | os.PathLike[str], indent: int | None = 
     with write_beside(target) as beside:
         beside.write_text(json.dumps(content, indent=indent) + "\n", "utf-8")
     return target
+
+
+def without_nan(content: Any) -> Any:
+    """The same lists and objects with null for NaN, which JSON does not have."""
+    if isinstance(content, Mapping):
+        return {name: without_nan(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [without_nan(value) for value in content]
+    return None if content != content else content  # only NaN differs from itself
 
 
 def read_json(
@@ -150,12 +159,12 @@ class JsonFile:
     _function: ClassVar[str] = ""  # the public function that loads it, if it is not `load`
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write it as JSON.
+        """Write it as JSON, with null for NaN.
 
         Raises:
             OutputError: the file cannot be written.
         """
-        content = {"format": self._format, **self._content()}
+        content = without_nan({"format": self._format, **self._content()})
         return write_json(content, path, self._indent)
 
     @classmethod

@@ -14,6 +14,7 @@ from headwise._display import counted
 from headwise._evaluation import in_evaluation
 from headwise._progress import Progress
 from headwise.errors import ArgumentError, ShapeError
+from headwise.files import without_nan
 from headwise.models import device_of, hooked
 from headwise.models.ownership import (
     by_attention,
@@ -145,7 +146,7 @@ class Effects:
 
     def to_json(self) -> dict[str, Any]:
         """All effects as values that JSON can hold."""
-        content: dict[str, Any] = _without_nan(asdict(self))
+        content: dict[str, Any] = without_nan(asdict(self))
         return content
 
     @classmethod
@@ -176,15 +177,6 @@ def group_line(group: Group) -> str:
 
 def _signed(effect: Effect) -> str:
     return f"{effect.effect:+.3f} [{effect.low:+.3f}, {effect.high:+.3f}]"
-
-
-def _without_nan(content: Any) -> Any:
-    """The same lists and objects, with null for each unknown number."""
-    if isinstance(content, dict):
-        return {name: _without_nan(value) for name, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_without_nan(value) for value in content]
-    return None if content != content else content
 
 
 def _from_json(saved: Mapping[str, Any]) -> Effect:

@@ -122,8 +122,8 @@ class TaskHeads(JsonFile):
     def _content(self) -> dict[str, Any]:
         return {
             "model": {"name": self.name, "fingerprint": self.model},
-            "set": {"heads": [str(head) for head in self.heads], **_to_json(self.set_row)},
-            "heads": [_to_json(row) for row in self.rows.to_dict("records")],
+            "set": {"heads": [str(head) for head in self.heads], **self.set_row},
+            "heads": self.rows.to_dict("records"),
             "answers": None if self.answers is None else asdict(self.answers),
             "queries": self.queries,
             "texts": dict(self.texts),
@@ -230,14 +230,6 @@ class TaskHeads(JsonFile):
 def _outcome(row: Mapping[str, Any]) -> str:
     why = printable(row["why"])
     return f"{row['outcome']} ({why})" if why else str(row["outcome"])
-
-
-def _to_json(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """Values that JSON has; NaN becomes null."""
-    values = {
-        name: value.item() if hasattr(value, "item") else value for name, value in row.items()
-    }
-    return {name: None if value != value else value for name, value in values.items()}
 
 
 def _ending_in(ending: str, caller: str, path: str | os.PathLike[str]) -> Path:
