@@ -262,9 +262,7 @@ def _heuristics(
         yield null, rule_names, best_head(split, value, count)[1]
 
 
-def _contrast(
-    sample: RoleSample, contrast: RoleScores, shape: tuple[int, ...]
-) -> tuple[str, list[str], Baseline]:
+def _contrast(sample: RoleSample, contrast: RoleScores, shape: tuple[int, ...]) -> Baseline:
     """The heads themselves on the contrast; a text without a query has the overall rate."""
     assert sample.contrast is not None
     (selection_value, value), (selection_queries, queries) = (
@@ -275,8 +273,7 @@ def _contrast(
     selection, rates = np.full(shape[1:], np.nan), np.full(shape, np.nan, np.float32)
     selection[columns] = rate(selection_value.sum(0), selection_queries.sum(0))
     rates[:, columns] = np.nan_to_num(np.where(queries > 0, rate(value, queries), mean))
-    name = sample.contrast_null
-    return name, [NULLS[name]] * len(sample.roles), (selection, rates)
+    return selection, rates
 
 
 def hypotheses_of(
@@ -299,24 +296,25 @@ def hypotheses_of(
     (selection_value, value), (selection_count, count), (selection_even, held_even) = (
         split.halves(sums[..., :N] * possible) for sums in (scores.value, scores.count, even)
     )
-    baselines = [*_heuristics(sample, scores)]
-    baselines += [(null, [NULLS[null]] * len(roles), best) for null, best in null_heads.items()]
-    if contrast is not None:
-        baselines.append(_contrast(sample, contrast, count.shape))
-    limit = f"the limit of {EVEN}"
     names = {null: [name] * len(roles) for null, name in NULLS.items()}
+    limit = f"the limit of {EVEN}"
     names["chance"] = [limit if is_breadth else "chance" for is_breadth in breadth[:, 0]]
-    # NaN until a null fills them in: sums on the held-out half, rates on the selection half.
+    baselines = dict(null_heads)
+    for null, of_roles, baseline in _heuristics(sample, scores):
+        names[null], baselines[null] = of_roles, baseline
+    if contrast is not None:
+        baselines[sample.contrast_null] = _contrast(sample, contrast, count.shape)
+    # Sums on the held-out half and rates on the selection half; NaN for a null that is not there.
     held = {null: np.full(value.shape, np.nan, np.float32) for null in NULLS}
-    chosen = np.full((len(NULLS), *value.shape[1:]), np.nan)
-    held["chance"], chosen[0] = held_even, rate(selection_even.sum(0), selection_count.sum(0))
-    for null, null_names, (of_selection, rates) in baselines:
-        names[null], held[null] = null_names, rates * count
-        chosen[[*NULLS].index(null)] = of_selection
-    for row, null in enumerate(NULLS):
+    chosen = {null: np.full(value.shape[1:], np.nan) for null in NULLS}
+    held["chance"] = held_even
+    chosen["chance"] = rate(selection_even.sum(0), selection_count.sum(0))
+    for null, (of_selection, rates) in baselines.items():
+        held[null], chosen[null][:] = rates * count, of_selection
+    for null in NULLS:
         elsewhere = [column for column, role in enumerate(roles) if not _applies(null, role)]
-        held[null][:, elsewhere] = chosen[row, elsewhere] = np.nan
-    largest = np.nan_to_num(chosen, nan=-np.inf).max(0)
+        held[null][:, elsewhere] = chosen[null][elsewhere] = np.nan
+    largest = np.nan_to_num([*chosen.values()], nan=-np.inf).max(0)
     measures = {
         "chosen_half": rate(_total(selection_value), _total(selection_count)),
         "chosen_baseline": np.where(np.isfinite(largest), largest, np.nan),

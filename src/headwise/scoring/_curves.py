@@ -88,34 +88,31 @@ def prune_curves(
         removals = _removals(orders, gated.heads, random if cut is None else 0)
         most = min(len(order) for same_name in removals.values() for order in same_name)
         removed = _points(points, most)
-        curves = [
-            (name, [order[:number] for number in removed])
-            for name, same_name in removals.items()
-            for order in same_name
-        ]
-        # Every curve starts at the full model.
-        measured: dict[frozenset[Head], _Point] = {}
-        steps = [heads for _, curve in curves for heads in curve]
-        for done, heads in enumerate(steps, 1):
-            if frozenset(heads) not in measured:
-                measured[frozenset(heads)] = _measure(gated, heads, cut)
-            if on_progress is not None:
-                on_progress(done, len(steps))
-    losses: dict[str, list[list[np.ndarray]]] = {name: [] for name in removals}
-    scores: dict[str, list[list[float]]] = {name: [] for name in removals}
-    for name, curve in curves:
-        points_of_curve = [measured[frozenset(heads)] for heads in curve]
-        losses[name].append([of_texts for of_texts, _ in points_of_curve])
-        scores[name].append([of_all for _, of_all in points_of_curve])
+        full = _measure(gated, (), cut)  # every curve starts there
+        curves: dict[str, list[list[_Point]]] = {name: [] for name in removals}
+        done, total = 0, len(removed) * sum(map(len, removals.values()))
+        for name, same_name in removals.items():
+            for order in same_name:
+                curves[name].append([])
+                for number in removed:
+                    point = _measure(gated, order[:number], cut) if number else full
+                    curves[name][-1].append(point)
+                    done += 1
+                    if on_progress is not None:
+                        on_progress(done, total)
+    losses, scores = (
+        {name: np.array([[point[part] for point in of] for of in curves[name]]) for name in curves}
+        for part in (0, 1)
+    )
     score = resolved_loss.score
     return Curves(
         np.array(removed),
         len(gated.heads),
-        {name: np.array(of_orders) for name, of_orders in losses.items()},
+        losses,
         loss=resolved_loss.name,
         compares=resolved_loss.compares,
         score="" if score is None else score.name,
-        scores={} if score is None else {name: np.array(of) for name, of in scores.items()},
+        scores={} if score is None else scores,
     )
 
 
