@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import pandas as pd
@@ -251,7 +250,7 @@ class Roles(TableFile):
         ]
         return pd.DataFrame(rows, columns=["role", "score", "queries", "text"])
 
-    @cached_property
+    @property
     def _role_rows(self) -> pd.DataFrame:
         return self.rows[~is_shape(self.rows["role"])]
 

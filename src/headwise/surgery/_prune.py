@@ -114,10 +114,8 @@ def refuse_packed(model: nn.Module, caller: str) -> None:
     """Refuse a model with packed, sharded or adapted weights.
 
     Raises:
-        ArgumentError: `model` is not a module.
         UnsupportedError: a weight is not a plain floating-point tensor.
     """
-    check_model(caller, model)
     if hasattr(model, "peft_config"):
         raise UnsupportedError(
             f"{caller}: {type(model).__name__} holds adapters. Call merge_and_unload() first."
