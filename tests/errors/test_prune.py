@@ -157,7 +157,6 @@ def test_files_that_are_no_plan(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"plan.json holds no plan"):
             Plan.load(path)
     layer = '{"stack": "", "layer": 0, "n_heads": 3, "remove": ["1"]}'
-    path.write_text(f'{{"format": "headwise-plan/1", "layers": [{layer}], "model": "", "why": ""}}')
     many = layer.replace("3", "2147483648").replace('"1"', "1")  # a grid of them takes gigabytes
     path.write_text(f'{{"format": "headwise-plan/1", "layers": [{many}], "model": "", "why": ""}}')
     with pytest.raises(InputError, match="2147483648 heads in layer 0; from 1 to 65536 are read"):
@@ -224,11 +223,6 @@ def _costs(model: str = "abc") -> Costs:
         ({"heads": {1: [0, 1, 2, 3]}}, HeadError, r"L1\.H3 is the last head of its layer"),
         ({"budget": {"parameters": 4}}, ArgumentError, "a budget without costs"),
         (
-            {"budget": {"parameters": 4}, "costs": _costs("other")},
-            ArgumentError,
-            "costs are of the model 'other'.*scores of 'abc'",
-        ),
-        (
             {"budget": {"watts": 4}, "costs": _costs()},
             ArgumentError,
             "'watts' is not one of parameters",
@@ -248,7 +242,7 @@ def _costs(model: str = "abc") -> Costs:
         (
             {"remove": 0.5, "costs": _costs("other")},
             ArgumentError,
-            "costs are of the model 'other'",
+            "costs are of the model 'other'.*scores of 'abc'",
         ),
         ({"heads": "L0.H1", "uniform": True}, ArgumentError, "uniform=True, .* leave 3, 4 in the"),
     ],
