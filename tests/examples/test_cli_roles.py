@@ -72,7 +72,7 @@ def test_without_an_output_the_roles_are_printed(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     roles = make_roles(make_study(), with_role=(0, 3))
-    monkeypatch.setattr("headwise.cli._study.find_roles", lambda *_, **__: roles)
+    monkeypatch.setattr("headwise.roles.find_roles", lambda *_, **__: roles)
     done = headwise("roles", place / "model", "--text", place / "texts.txt")
     assert done.code == 0
     assert f"{roles}\n" in done.err
@@ -95,22 +95,3 @@ def test_without_roles_the_outcomes_say_why(place: Path) -> None:
     assert done.out.startswith("none\n")
     assert "not tested: 1 held-out text, 30 needed" in done.out
     assert "Of 1 text no role of text can be tested" in done.err.split("0 heads have 0 roles")[0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "tells"),
-    [
-        (("-o", "roles.csv"), "roles: no texts. Give --text, --conllu, --coref or --spans, or"),
-        (("--text", "texts.txt", "-o", "roles.txt"), "does not end in .parquet"),
-        (("--conllu", "texts.txt", "--json"), "line 1: 1 column."),
-        (("--text", "texts.txt", "--json", "--nulls", "permuted,none"), "no null 'none'"),
-    ],
-)
-def test_impossible_arguments_give_a_one_line_error(
-    place: Path, arguments: tuple[str, ...], tells: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(place)
-    done = headwise("roles", "model", *arguments)
-    assert done.code == 2
-    assert tells in done.err
-    assert len(done.err.strip().splitlines()) == 1

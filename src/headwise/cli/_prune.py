@@ -1,10 +1,11 @@
 """`headwise prune`: a smaller model, without the heads that matter least."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from headwise._display import counted
 from headwise._packages import require
 from headwise.cli._options import Figure, Model, ModelOutput, PairsFile, Shared, check_figure, opt
 from headwise.cli._print import print_json, print_note, print_result, progress_bar
@@ -14,12 +15,19 @@ from headwise.files import write_beside
 if TYPE_CHECKING:
     from torch import nn
 
+    from headwise.cli._curves import QualityInputs
+    from headwise.scoring import Inputs
     from headwise.tables import Curves, Head, Scores
 
 _WHERE = "(on every second text; the others fold and train the smaller model)"
 _BATCH_SIZE = 16
 # The size of the input that passes are timed on.
 _TIMED_TEXTS, _TIMED_TOKENS = 8, 128
+# Points of a recovered curve; each one trains a smaller model.
+_RECOVERED_POINTS = 9
+# Times the square root of the number of pairs: by how much Spearman's correlation differs between
+# draws of the pairs (0.02 at 100 pairs; docs/pruning.md).
+_NOISE_OF_SPEARMAN = 0.2
 
 
 def prune(
@@ -162,7 +170,7 @@ def prune(
     if share is None:
         chosen_on = quality_of(training, scores.loss, full, tokenizer, shared)
         quality = _curves.AUTO_SHARE if quality is None else quality
-        share = chosen_on.removable_share(full, scores, quality, measure == "spearman", uniform)
+        share = _removable_share(full, scores, chosen_on, quality, measure == "spearman", uniform)
     measured = quality_of(held_out, scores.loss, full, tokenizer, shared) if texts else None
     planned = surgery.plan(scores, remove=share, uniform=uniform, costs=full_costs)
     for line in str(planned).splitlines():
@@ -200,7 +208,9 @@ def prune(
     curves = []
     if curve and measured is not None:
         _, ends = surgery.removal_order(scores, uniform=uniform)
-        curves = _curves.curves_of(full, orders, ends, read, measured, recovery)
+        curves = [_curves.curves_of(full, orders, ends, read, measured)]
+        if recover:
+            curves += [_recovered_curves(full, orders, ends, read, measured, recovery)]
     save(small, output.out, format=format, tokenizer=tokenizer, source=model, force=output.force)
     partial.unlink(missing_ok=True)
     if format == "gguf":
@@ -286,6 +296,88 @@ def _removal_orders(
             )
         orders[name], _ = removal_order(scores, uniform=uniform)
     return orders
+
+
+def _removable_share(
+    full: "nn.Module",
+    scores: "Scores",
+    chosen_on: "QualityInputs",
+    quality: float,
+    by_score: bool,
+    uniform: bool,
+) -> float:
+    """The share of heads at the elbow of the plans' curve; a note states the bar.
+
+    Args:
+        quality: What may be lost: a share of the full model's loss, or of 1 if the loss
+            compares with the full model.
+        by_score: Whether the task's score may fall by so much, whatever the loss does.
+        uniform: Whether plans remove the same number of heads from each layer.
+    Raises:
+        ArgumentError: not even one head can be removed under the bar.
+    """
+    from headwise.cli._curves import UNITS, share_at_elbow
+    from headwise.scoring import in_fifths, prune_curves
+    from headwise.surgery import removal_order
+
+    order, ends = removal_order(scores, uniform=uniform)
+    points = in_fifths(ends)
+    print_note(
+        f"auto: the loss is measured at {counted(1 + len(points), 'number')} of heads, each in "
+        f"{counted(len(chosen_on.batches), 'pass', 'passes')} over half of the texts"
+    )
+    with progress_bar("Finding how many heads can be removed") as on_progress:
+        curves = prune_curves(
+            full, chosen_on.batches, {"order": order}, reference=chosen_on.batches,
+            loss=chosen_on.loss, points=points, random=0, on_progress=on_progress,
+        )  # fmt: skip
+    unit, change = UNITS.get(curves.loss, curves.loss), "the loss grows"
+    if by_score:  # a curve like any other: what the score lacks grows
+        pairs = curves.per_text["order"].shape[-1] // 2  # a loss for each of their sentences
+        unit, change = f"on {pairs} pairs", f"{curves.score} falls"
+        noise = _NOISE_OF_SPEARMAN / pairs**0.5
+        if quality < noise:
+            print_note(f"auto: {unit}, a change of {curves.score} below {noise:.1g} can be noise")
+        lost = -curves.scores["order"][..., None]
+        curves = replace(curves, per_text={"order": lost}, compares=True)
+    allowed = curves.allowance(quality)
+    elbow = curves.elbow("order", allowed)
+    bar = f"{allowed:.4g} ({unit})"
+    if elbow.heads == 0:
+        first = "head" if ends[:1] == [1] else counted(next(iter(ends), 0), "head")
+        raise ArgumentError(
+            f"prune: --remove auto: without the first {first} {change} by more than {bar}. "
+            f"Give a larger --quality, a share, such as --remove 0.1, or score the heads on "
+            f"more texts."
+        )
+    of_what = "" if curves.compares else f", {quality:.2g} of the full model's"
+    print_note(
+        f"auto: {elbow} of {len(scores.heads)} heads can be removed before {change} by "
+        f"{bar}{of_what}"
+    )
+    return share_at_elbow(curves, quality)
+
+
+def _recovered_curves(
+    model: "nn.Module",
+    orders: "Mapping[str, list[Head]]",
+    ends: list[int],
+    reference: "list[Inputs]",
+    evaluation: "QualityInputs",
+    recovery: Mapping[str, Any],
+) -> "Curves":
+    """The curve of the first order where each smaller model is trained on the reference."""
+    from headwise.recovery import recovering
+    from headwise.scoring import prune_curves
+
+    name, order = next(iter(orders.items()))
+    stride = max(1, (len(ends) + 1) // _RECOVERED_POINTS)
+    with progress_bar(f"Recovering {_RECOVERED_POINTS} smaller models") as on_progress:
+        return prune_curves(
+            model, evaluation.batches, {f"{name}, recovered": [order]},
+            loss=evaluation.loss, points=[0, *ends][::stride],
+            cut=recovering(model, reference, **recovery), on_progress=on_progress,
+        )  # fmt: skip
 
 
 def _milliseconds(*models: "nn.Module") -> dict[str, tuple[float, ...]]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,11 +18,14 @@ from headwise.cli._options import (
     write_output,
 )
 from headwise.cli._print import print_note, print_result, progress_bar
+from headwise.cli._roles import find_roles_of
 from headwise.cli._train import FACTS, check_mini_gpt, train_mini_gpt
-from headwise.errors import ArgumentError
+from headwise.errors import ArgumentError, UnsupportedError
 from headwise.files import STUDY_FILES
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from headwise.report import Study
 
 _LAB_FOLDER = Path("mini-gpt")
@@ -137,19 +140,7 @@ def _study(
     if sources.study is not None:
         return load_study(sources.study)
     if model is not None and inputs.text is not None:
-        from headwise.cli._study import study_model
-
-        return study_model(
-            model,
-            inputs.text,
-            shared,
-            target=inputs.target,
-            per_text=per_text,
-            roles=inputs.roles,
-            pruning=inputs.pruning,
-            show=inputs.show,
-            full=full,
-        )
+        return _study_of_texts(model, inputs.text, inputs, shared, full=full, per_text=per_text)
     folder = sources.lab_folder or _LAB_FOLDER
     check_mini_gpt(folder)
     if not (folder / FACTS).exists():
@@ -160,6 +151,91 @@ def _study(
     trained = train_mini_gpt(folder, {} if shared.seed is None else {"seed": shared.seed})
     with progress_bar("Studying the Mini-GPT") as on_progress:
         return study_lab(trained, per_text=per_text, on_progress=on_progress)
+
+
+def _study_of_texts(
+    name: str, text: Path, inputs: Inputs, shared: Shared, *, full: bool, per_text: bool
+) -> "Study":
+    """The study of a model, with its roles and the section about removing heads if requested."""
+    from headwise.cli import _inputs
+    from headwise.cli._curves import check_texts_suffice
+    from headwise.models.texts import reads_two_texts
+    from headwise.report import About, study
+    from headwise.roles import Evidence, check_reads_one_text
+
+    # What is wrong with texts is found fast, and opening a model is not.
+    texts, targets = _inputs.read_texts_and_targets(text, inputs.target, shared)
+    if inputs.pruning:
+        check_texts_suffice(texts, "report: --pruning")
+    shown = None if inputs.show is None else _inputs.read_text_file(inputs.show, shared)
+    model, tokenizer = _inputs.open_model(name, shared, text_for="study")
+    reads_two = reads_two_texts(model)
+    if reads_two and inputs.pruning:
+        raise UnsupportedError(
+            f"report: --pruning with {type(model).__name__}, which reads two texts. Leave "
+            f"--pruning out."
+        )
+    if reads_two and inputs.roles:
+        check_reads_one_text("report", model)
+    if reads_two and inputs.roles is None:
+        print_note(
+            f"Roles are not looked for: {type(model).__name__} reads two texts, and a role "
+            f"is a relation within one text"
+        )
+    if not reads_two:
+        _inputs.note_split_texts(texts, model, tokenizer, shared)
+    source = "standard input" if text == _inputs.STANDARD_INPUT else text.name
+    with progress_bar(f"Studying {name}") as on_progress:
+        result = study(
+            model,
+            tokenizer,
+            texts,
+            targets=targets,
+            request=_inputs.request_of(None, per_text, tokenizer),
+            about=About(title=_inputs.title_of(name), source=source),
+            max_tokens=shared.max_tokens,
+            show=shown,
+            full=full,
+            on_progress=on_progress,
+        )
+    if inputs.roles is not False and not reads_two:
+        found = find_roles_of(
+            name, model, tokenizer, texts, Evidence(seed=shared.seed or 0), shared.max_tokens,
+            without="--no-roles leaves the roles out, which take most of the time",
+        )  # fmt: skip
+        result = result.with_roles(found)
+    return (
+        _with_pruning(result, name, model, tokenizer, texts, shared) if inputs.pruning else result
+    )
+
+
+def _with_pruning(
+    study: "Study", name: str, model: "nn.Module", tokenizer: Any, texts: list[str], shared: Shared
+) -> "Study":
+    """The study with the importance of its heads, curves, and the plan at their elbow.
+
+    Every second text scores the heads and gives mean outputs; the others measure the curves.
+    There is no plan where the first head already costs too much.
+    """
+    from headwise.cli._curves import QualityInputs, curves_of, share_at_elbow
+    from headwise.scoring import importance, read_batches
+    from headwise.surgery import plan, removal_order
+
+    with progress_bar(f"Scoring the heads of {name}") as on_progress:
+        scores = importance(
+            model,
+            texts[::2],
+            tokenizer=tokenizer,
+            max_tokens=shared.max_tokens,
+            on_progress=on_progress,
+        )
+    reference = read_batches(texts[::2], model, tokenizer, shared.max_tokens)
+    evaluation = QualityInputs.of(texts[1::2], scores.loss, model, tokenizer, shared)
+    order, ends = removal_order(scores)
+    curves = curves_of(model, {scores.method: order}, ends, reference, evaluation)
+    share = share_at_elbow(curves)
+    planned = plan(scores, remove=share) if share else None
+    return study.with_pruning(scores=scores, plan=planned, curves=curves)
 
 
 def _check(model: str | None, inputs: Inputs, sources: Sources, shared: Shared) -> None:

@@ -1,5 +1,6 @@
 """`headwise roles`: what each head does, with its evidence, as a table."""
 
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -9,16 +10,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
-from headwise._display import did_you_mean
+from headwise._display import counted, did_you_mean
 from headwise.cli._options import Model, Nulls, OutputWithFigure, Shared, names_of_nulls, opt
-from headwise.cli._print import print_json, print_note, print_table
+from headwise.cli._print import print_json, print_note, print_table, progress_bar
 from headwise.errors import ArgumentError, InputError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from headwise.corpora import AnnotatedText
-    from headwise.roles import Relation, Roles, TokenText
+    from headwise.roles import Evidence, Relation, Relations, Roles, TokenText
 
 _OUTCOME = ["role", "outcome", "heads", "nearest", "effect", "baseline", "null", "smallest"]
+_SECONDS_BEFORE_NOTE = 5.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,6 @@ def roles(
         )
     output.check()
     from headwise.cli._inputs import draw_texts, open_model
-    from headwise.cli._study import find_roles_of
     from headwise.roles import Evidence
     from headwise.tables import save_figure
 
@@ -103,6 +106,53 @@ def roles(
     if output.out is None:
         print_roles(result)
     print_outcomes(result, [path.rpartition(":")[2] for path in relation or ()])
+
+
+def find_roles_of(
+    name: str,
+    model: "nn.Module",
+    tokenizer: Any,
+    texts: "Sequence[str | AnnotatedText]",
+    evidence: "Evidence",
+    max_tokens: int | None,
+    relations: "Relations | None" = None,
+    *,
+    without: str = "",
+) -> "Roles":
+    """Find the roles of the heads of an open model, behind a progress bar; `report` does, too.
+
+    Args:
+        without: How to do without the roles; it is noted, with the time that they take, once that
+            turns out to be long.
+    """
+    from headwise.roles import FEWEST_TEXTS, find_roles
+
+    if len(texts) // 2 < FEWEST_TEXTS:
+        print_note(
+            f"Of {counted(len(texts), 'text')} no role of text can be tested, only roles on "
+            f"sequences of random tokens: give {2 * FEWEST_TEXTS} distinct texts or more"
+        )
+    start, noted = time.monotonic(), not without
+    with progress_bar(f"Finding the roles of the heads of {name}") as bar:
+
+        def on_progress(done: int, total: int) -> None:
+            nonlocal noted
+            bar(done, total)
+            seconds = time.monotonic() - start
+            if not noted and done and seconds > _SECONDS_BEFORE_NOTE:
+                noted = True
+                minutes = seconds / done * total / 60
+                print_note(f"{total:,} steps take about {minutes:,.1f} minutes; {without}")
+
+        return find_roles(
+            model,
+            tokenizer,
+            texts,
+            relations=relations,
+            evidence=evidence,
+            max_tokens=max_tokens,
+            on_progress=on_progress,
+        )
 
 
 def nearest_rows(result: "Roles") -> list[dict[Hashable, Any]]:
