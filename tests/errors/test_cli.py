@@ -28,67 +28,6 @@ def refused(place: Path, *arguments: object) -> str:
     return done.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "tells"),
-    [
-        (("report", "--text", "good.txt"), "--text is for a MODEL"),
-        (("report", "--device", "cpu"), "--device is for a MODEL"),
-        (("report", "--max-texts", "3"), "--max-texts is for a MODEL"),
-        (("report", "./any"), "./any needs texts to read"),
-        (("report", "--no-roles"), "--no-roles is for a MODEL, and none is named"),
-        (
-            ("report", "./any", "--text", "good.txt", "--lab-folder", "lab"),
-            "--lab-folder lab is for the Mini-GPT, not for ./any",
-        ),
-        (
-            ("observe", "./any", "--text", "good.txt", "--json", "--device", "abacus"),
-            "--device: 'abacus' cannot be used here",
-        ),
-        (
-            ("observe", "./any", "--text", "good.txt", "--json", "--device", "cuda:99"),
-            "--device: 'cuda:99' cannot be used here",
-        ),
-        (
-            ("observe", "./any", "--text", "good.txt", "--statistics", "entropie"),
-            "no statistic 'entropie'",
-        ),
-        (("observe", "./any"), "'--text'"),
-        (("observe",), "'MODEL'"),
-        (("observe", "./any", "--text", "good.txt", "--max-tokens", "1"), "equal to 2"),
-        (("train", "--steps", "many"), "'--steps'"),
-        (("train", "--widgets", "3"), "--widgets"),
-        (("unearth",), "unearth"),
-        (("explain", "--weights", "no.json"), "no.json"),
-    ],
-)
-def test_impossible_arguments(place: Path, arguments: tuple[str, ...], tells: str) -> None:
-    assert tells in refused(place, *arguments)
-
-
-@pytest.mark.parametrize(
-    ("flags", "tells"),
-    [
-        (("--d-model", "30"), "d_model=30 is not a multiple of n_heads=4. Give a multi"),
-        (("--heads", "4", "--kv-heads", "3"), "n_heads=4 is not a multiple of n_kv_heads=3. Give"),
-        (("--kv-heads", "0"), "n_heads=4 is not a multiple of n_kv_heads=0."),
-        (("--steps", "0"), "steps is 0. Give 1 or more."),
-        (("--context", "5"), "context is 5. Give 33 or more."),
-        (("--layers", "0"), "n_layers is 0. Give a positive number."),
-        (
-            ("--d-model", "100000"),
-            "d_model=100000, n_layers=3, mlp_ratio=2, context=40 give 240,004,000,000",
-        ),
-        (("--out", "good.txt"), "good.txt cannot be written"),
-    ],
-)
-def test_impossible_training_sizes_and_folders(
-    place: Path, flags: tuple[str, ...], tells: str
-) -> None:
-    line = refused(place, "train", *flags)
-    assert tells in line
-    assert flags[0] in line or flags[0] == "--out"
-
-
 def test_training_does_not_overwrite_a_model_of_other_origin(place: Path) -> None:
     (place / "theirs").mkdir()
     (place / "theirs" / "model.safetensors").write_bytes(b"precious")

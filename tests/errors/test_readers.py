@@ -15,6 +15,7 @@ from headwise.corpora import (
     read_conllu,
     read_gap,
     read_jsonl,
+    read_pairs,
     read_winobias,
 )
 from headwise.errors import ArgumentError, InputError
@@ -224,3 +225,30 @@ def test_a_folder_around_a_model_names_the_model(tmp_path: Path) -> None:
 def test_names_that_are_no_model(name: str) -> None:
     with pytest.raises(InputError, match="is not a folder"):
         hw.load(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no pair"),
+        ("\n\n", "holds no pair"),
+        ("word\n", r"line 1 of .*pairs\.csv is not a pair \(1 column, not 3\)"),
+        ("a,b,1\nc,d\n", r"line 2 of .*pairs\.csv is not a pair \(2 columns, not 3\)"),
+        ("a,b,c\n", r"line 1 .*could not convert string to float: 'c'"),
+        ("a,b,nan\n", "line 1 .*a similarity that is not a number"),
+        ("a, ,2\n", "line 1 .*an empty sentence"),
+        ('a,"b,2\n', "line 1 .*unexpected end of data"),
+    ],
+)
+def test_a_file_that_holds_no_pairs(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "pairs.csv"
+    path.write_text(text, "utf-8")
+    with pytest.raises(InputError, match=message):
+        read_pairs(path)
+
+
+def test_pairs_keep_commas_and_line_breaks(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.csv"
+    path.write_bytes('"a, b","c\nd",2.5\r\né,f,0\r\n'.encode())
+    pairs = [(pair.one, pair.two, pair.similarity) for pair in read_pairs(path)]
+    assert pairs == [("a, b", "c\nd", 2.5), ("é", "f", 0.0)]

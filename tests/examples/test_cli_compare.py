@@ -64,22 +64,3 @@ def test_two_tables_are_compared(place: Path) -> None:
     assert "1 of 4 heads differs" in done.err
     printed = headwise("compare", *tables)
     assert "L1.H0" in printed.out.splitlines()[2]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("before", "after"), "before is neither a table nor a saved study"),
-        (("before.parquet", "after.parquet", "--roles"), "--roles is for models"),
-        (("before.parquet", "after.parquet", "--max-tokens", "9"), "--max-tokens is for models"),
-        (("before.parquet", "after.parquet", "--text", "texts.txt"), "--text is for models"),
-        (("before.parquet", "after.parquet", "-o", "out.txt"), "out.txt does not end in .html"),
-    ],
-)
-def test_what_would_be_ignored_is_refused(
-    place: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
-) -> None:
-    monkeypatch.chdir(place)
-    done = headwise("compare", *arguments)
-    assert done.code == 2
-    assert message in done.err

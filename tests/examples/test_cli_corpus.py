@@ -47,22 +47,6 @@ def test_the_importance_of_a_corpus_is_merged(place: Path) -> None:
     assert Scores.load(place / "scores.csv").method == "gradient"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (("--shards", "2", "--shard", "2"), "shard=2 of 2 shards"),
-        (("--statistics", "nothing"), "no statistic 'nothing'"),
-        (("--data", "absent*.txt"), "no file matches 'absent*.txt'"),
-        (("--device", "abacus"), "'abacus' cannot be used here"),
-    ],
-)
-def test_options_that_are_refused(arguments: tuple[str, ...], reason: str, place: Path) -> None:
-    data = () if "--data" in arguments else ("--data", place / "a.txt")
-    done = headwise("corpus", place / "model", *data, "-o", place / "refused", *arguments)
-    assert (done.code, done.out) == (2, "")
-    assert reason in done.err
-
-
 def test_an_interrupt_says_how_to_go_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

@@ -50,22 +50,9 @@ def test_texts_come_from_standard_input(place: Path, monkeypatch: pytest.MonkeyP
     assert outputs[0] == outputs[1]
 
 
-@pytest.mark.parametrize("command", ["observe", "importance", "roles", "report"])
-def test_existing_output_is_kept_without_force(command: str, place: Path, tmp_path: Path) -> None:
-    out = tmp_path / ("page.html" if command == "report" else "table.csv")
-    out.write_text("mine", "utf-8")
-    done = headwise(command, place / "model", "--text", place / "some.txt", "--out", out)
-    assert done.code == 2
-    assert f"output: {out} already exists. Add --force to overwrite it." in done.err
-    assert out.read_text("utf-8") == "mine"
-
-
-def test_existing_heads_and_figures_are_kept_without_force(place: Path, tmp_path: Path) -> None:
-    for name in ("heads.json", "map.svg"):
-        (tmp_path / name).write_text("mine", "utf-8")
+def test_a_figure_is_replaced_with_force(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "map.svg").write_text("mine", "utf-8")
     text = ("--text", place / "some.txt", "--figure", tmp_path / "map.svg")
-    examples = ("--examples", place / "some.txt", "--out", tmp_path / "heads.json")
-    for command, options in (("observe", text), ("heads", examples)):
-        done = headwise(command, place / "model", *options)
-        assert "already exists. Add --force" in done.err
-    assert headwise("observe", place / "model", *text, "--force", "--json").code == 0
+    done = headwise("observe", place / "model", *text, "--force", "--json")
+    assert done.code == 0, done.err
+    assert (tmp_path / "map.svg").read_text("utf-8") != "mine"

@@ -82,22 +82,3 @@ def test_a_task_generates_its_examples(place: Path) -> None:
 
 def _lists(example: hw.Example) -> hw.Example:
     return replace(example, query=[example.query])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "heads: neither --examples nor --task. Give one of them."),
-        (("--examples", "x", "--task", "needle"), "heads: --examples and --task. Give one of"),
-        (("--examples", "x", "--text", "y"), "heads: --text with --examples. Give it with --task."),
-        (("--examples", "x", "--save-examples", "y.jsonl"), "heads: --save-examples with"),
-        (("--task", "needle", "--save-examples", "y.txt"), "y.txt does not end in .jsonl"),
-        (("--task", "nedle"), "Did you mean needle?"),
-        (("--task", "needle", "--max-tokens", 5), "no example of needle fits n_tokens=5."),
-        (("--examples", "x", "-o", "heads.csv"), "heads.csv does not end in .json"),
-    ],
-)
-def test_options_that_do_not_fit(place: Path, arguments: tuple[object, ...], message: str) -> None:
-    done = headwise("heads", place / "model", *arguments)
-    assert done.code == 2
-    assert message in done.err

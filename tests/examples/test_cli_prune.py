@@ -2,9 +2,12 @@
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -20,6 +23,7 @@ from headwise.surgery import removal_order
 WORDS = ("<pad>", "<s>", "</s>", "I", "work", "you", "he", "works", "they")
 OPENED = "Loaded in a fresh process, the saved model gives the same outputs"
 TEXT = "I work you work\nhe works\nthey work he works I work\nyou work they work\nhe works I\n"
+LINES = TEXT.splitlines()
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +43,13 @@ def _prune(place: Path, out: str, *more: object) -> tuple[int, str, str]:
     by = ("--by", place / "scores.parquet", "-o", place / out)
     done = headwise("prune", place / "model", "--remove", 0.5, *by, *more)
     return done.code, done.out, done.err
+
+
+def _loss(model: torch.nn.Module, tokenizer: Any, texts: Sequence[str]) -> float:
+    """The mean over the texts of their loss per predicted token, as Transformers computes it."""
+    ids = [tokenizer(line, return_tensors="pt")["input_ids"] for line in texts]
+    with torch.no_grad():
+        return sum(float(model(input_ids=x, labels=x).loss) for x in ids) / len(ids)
 
 
 @pytest.mark.full
@@ -76,7 +87,7 @@ def test_with_a_text_means_are_folded_and_curves_are_drawn(place: Path) -> None:
     small = hw.load(place / "folded")
     parameters = [sum(x.numel() for x in item.parameters()) for item in (model, small)]
     assert result["costs"]["parameters"] == parameters
-    ids = [tokenizer(line, return_tensors="pt") for line in TEXT.splitlines()]
+    ids = [tokenizer(line, return_tensors="pt") for line in LINES]
     reference = [{"input_ids": item["input_ids"]} for item in ids]
     with torch.no_grad(), hw.ablate(model, result["removed"], "mean", reference[::2]):
         gated = model(**reference[0]).logits
@@ -86,7 +97,10 @@ def test_with_a_text_means_are_folded_and_curves_are_drawn(place: Path) -> None:
     assert sorted(set(curves["order"])) == ["half-gate", "random"]
     assert (place / "folded" / "curves.svg").read_text("utf-8").startswith("<?xml")
     # Every second text is used for recovery, the others for evaluation.
-    scores, lines = hw.Scores.load(place / "scores.parquet"), TEXT.splitlines()
+    scores, lines = hw.Scores.load(place / "scores.parquet"), LINES
+    losses = [_loss(each, tokenizer, lines[1::2]) for each in (model, small)]
+    quality = result["quality"]["nats per predicted token, mean over texts"]
+    assert quality == pytest.approx(losses, rel=1e-4)
     drawn = hw.prune_curves(
         model, lines[1::2], {"half-gate": [removal_order(scores)[0]]}, reference=lines[::2],
         loss="lm", tokenizer=tokenizer, points=removal_order(scores)[1],
@@ -115,7 +129,7 @@ def test_the_pruned_model_recovers(place: Path) -> None:
             re.M,
         )
     model, tokenizer = hw.load(place / "model"), hw.load_tokenizer(place / "model")
-    lines = TEXT.splitlines()
+    lines = LINES
     ids = [{"input_ids": torch.tensor([tokenizer(line)["input_ids"]])} for line in lines]
     plan = hw.plan(hw.Scores.load(place / "scores.parquet"), remove=0.5)
     small = hw.prune(model, plan, fold="mean", reference=ids[::2])
@@ -127,8 +141,48 @@ def test_the_pruned_model_recovers(place: Path) -> None:
 
 
 @pytest.mark.full
+def test_auto_removes_the_heads_at_the_elbow_and_states_its_bar(place: Path) -> None:
+    """The bar holds for the heads that are cut: pairs of heads, which share keys and values."""
+    text = ("--text", place / "some.txt")
+    code, out, err = _prune(place, "auto", "--remove", "auto", "--quality", 0.02, *text)
+    assert code == 0, err
+    points = re.search(r"auto: the loss is measured at (\d+) numbers of heads, each in", err)
+    assert points
+    said = re.search(
+        r"auto: (?:≥ )?(\d+).* of (\d+) heads can be removed before the loss grows", err
+    )
+    assert said
+    assert re.search(
+        r"by [\d.]+ \(nats per predicted token, mean over texts\), 0.02 of the full model's", err
+    )
+    model, tokenizer = hw.load(place / "model"), hw.load_tokenizer(place / "model")
+    scores = hw.Scores.load(place / "scores.parquet")
+    chosen_on, held_out = LINES[::2], LINES[1::2]
+    curves = hw.prune_curves(
+        model, chosen_on, {"order": [removal_order(scores)[0]]}, reference=chosen_on, loss="lm",
+        tokenizer=tokenizer, points=removal_order(scores)[1],
+    )  # fmt: skip
+    assert int(said[1]) == curves.elbow("order", curves.allowance(0.02)).heads
+    assert int(points[1]) == 1 + len(in_fifths(removal_order(scores)[1]))
+    small = hw.load(place / "auto")
+    assert len(scores.heads) - len(hw.costs(small).heads) == int(said[1])
+    before, after = (_loss(each, tokenizer, chosen_on) for each in (model, small))
+    assert after - before < 0.02 * before
+    [row] = np.flatnonzero(curves.removed == int(said[1]))
+    assert after == pytest.approx(curves.mean("order")[0, row], rel=1e-4)
+    told = re.search(
+        r"^nats per .*, mean over texts: (\S+) before, (\S+) after \(on every second text",
+        out,
+        re.M,
+    )
+    assert told
+    losses = [_loss(each, tokenizer, held_out) for each in (model, small)]
+    assert [float(told[1]), float(told[2])] == pytest.approx(losses, rel=1e-3)
+
+
+@pytest.mark.full
 def test_pairs_are_scored_by_their_task(place: Path, tmp_path: Path) -> None:
-    words = [line.split() for line in TEXT.splitlines()]
+    words = [line.split() for line in LINES]
     rows = [f"{' '.join(first)},{' '.join(second)},{similarity}" for similarity, (first, second) in
             enumerate(zip(words * 2, words[1:] + words[::-1], strict=False))]  # fmt: skip
     (tmp_path / "pairs.csv").write_text("\n".join(rows))
@@ -173,49 +227,10 @@ def test_pairs_are_scored_by_their_task(place: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ((), "taken already exists. Add --force"),
-        (("--force", "--curve"), "--curve without a text"),
-        (("--force", "--recover", 3), "--recover without a text"),
-        (("--force", "--rate", 0.1), "--rate 0.1 with --recover 0"),
-        (("--force", "--rate", 0, "--recover", 3), "--rate 0 with --recover 3"),
-        (("--force", "--text", "a", "--pairs", "b"), "--text and --pairs"),
-        (("--force", "--text", "one.txt", "--curve"), "--text with 1 text"),
-        (("--force", "--text", "one.txt", "--beside", "two.parquet"), "two.parquet without --"),
-        (("--force", "--format", "stock"), "Choose the format 'padded'"),
-        (("--force", "--remove", 0.99), "would empty a layer"),
-        (("--force", "--by", "none.csv"), r"none.csv does not exist"),
-        (("--force", "--text", "none.txt"), r"none.txt cannot be read"),
-    ],
-)
-def test_a_refused_command_leaves_the_folder_unchanged(
-    place: Path, more: tuple[object, ...], message: str
-) -> None:
-    (place / "taken").mkdir(exist_ok=True)
-    (place / "taken" / "config.json").touch()  # else --force would not replace it
-    (place / "taken" / "mine").write_text("mine")
-    (place / "one.txt").write_text("I work\n")
-    more = tuple(place / argument if argument == "one.txt" else argument for argument in more)
-    code, out, err = _prune(place, "taken", *more)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert (place / "taken" / "mine").read_text() == "mine"
-
-
-def test_an_impossible_format_is_refused_before_training(place: Path) -> None:
-    more = ("--text", place / "some.txt", "--recover", 3, "--format", "stock")
-    code, _, err = _prune(place, "never", *more)
-    assert code == 2
-    assert "Choose the format 'padded'" in err
-    assert "Recovering" not in err
-
-
 @pytest.mark.full
 def test_orders_of_other_methods_are_drawn_as_well(place: Path) -> None:
     model = hw.load(place / "model")
-    lines, tokenizer = TEXT.splitlines(), hw.load_tokenizer(place / "model")
+    lines, tokenizer = LINES, hw.load_tokenizer(place / "model")
     scores = hw.importance(model, lines, "gradient", tokenizer=tokenizer, rounds=3)
     scores.save(place / "gradient.parquet")
     curve = ("--text", place / "some.txt", "--curve", "--beside")

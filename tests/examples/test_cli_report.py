@@ -54,27 +54,3 @@ def test_two_saved_studies_are_compared(place: Path) -> None:
     done = headwise("compare", place / "study", place / "study")
     assert done.code == 0, done.err
     assert "heads differ on 32 texts: no difference is shown." in done.out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--study", "study", "--save", "other"), "--save other with --study study, which is"),
-        (("--study", "study", "--text", "some.txt"), "--text is for a MODEL, and the study in"),
-        (("--study", "study", "--seed", "3"), "--seed is for a MODEL, and the study in study"),
-        (("model", "--text", "some.txt", "--study", "study"), "--study study is for a saved study"),
-        (("--pruning",), "--pruning is for a MODEL, and none is named"),
-        (("--study", "model"), "load_study: model is not the folder of a study"),
-        (("model", "--text", "few.txt", "--pruning"), "report: --pruning with 2 texts or pairs"),
-        (("model", "--text", "some.txt", "--save", "study"), "study already exists. Add --force"),
-    ],
-)
-def test_what_does_not_fit_is_refused(
-    place: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
-) -> None:
-    monkeypatch.chdir(place)
-    Path("few.txt").write_text("I work\nhe works", "utf-8")
-    done = headwise("report", *arguments, "-o", "refused.html")
-    assert done.code == 2
-    assert message in done.err
-    assert not Path("refused.html").exists()
