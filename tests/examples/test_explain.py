@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from headwise.cli._explain import figures, render, run
-from headwise.example import WorkedExample, load_example, worked_example
+from command import headwise
+from headwise.cli._explain import figures, render
+from headwise.example import WorkedExample, worked_example
 
 
 def shown(example: WorkedExample, width: int = 80) -> str:
@@ -53,9 +54,7 @@ def test_bars_are_as_long_as_the_weights(width: int, full_bar: int):
 
 
 def test_json_equals_what_python_computes():
-    console = Console(file=io.StringIO(), width=40)
-    run(worked_example(), True, console)
-    held = json.loads(console.file.getvalue())
+    held = json.loads(headwise("explain", "--json").out)
     assert held == figures(worked_example())
     assert held["heads"] == [[0.62, 0.19, 0.085, 0.21], [0.355, 0.41, 0.12, 0.275]]
     assert held["concat"] == held["out"] == [*held["heads"][0], *held["heads"][1]]
@@ -68,9 +67,7 @@ def test_files_of_the_user_are_shown(tmp_path: Path):
     weights, values = tmp_path / "w.json", tmp_path / "v.json"
     weights.write_text('{"tokens": "yo trabajo", "query": "yo", "heads": [{"trabajo": 1}]}')
     values.write_text('{"trabajo": [-0.5, 12]}')
-    console = Console(file=io.StringIO(), width=80)
-    run(load_example(weights, values), False, console)
-    text = console.file.getvalue()
+    text = headwise("explain", "--weights", weights, "--values", values).out
     assert "What 'yo' attends to   heads 1 x width 2 = d_model 2" in text
     assert "[-.5 12]" in text
     assert "nothing to mix" in text

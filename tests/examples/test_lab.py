@@ -3,7 +3,7 @@
 import torch
 
 from headwise.corpora import Grammar
-from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings
+from headwise.lab import MiniGPT, MiniGPTConfig
 
 
 def count(config):
@@ -33,9 +33,3 @@ def test_an_untrained_model_scores_chance():
     spread = model(ids).softmax(-1)
     # Nearly uniform: none of 396 words has a fifth of the probability.
     assert spread.max() < 0.2
-
-
-def test_the_default_run_has_the_specified_size():
-    settings = TrainSettings()
-    assert (settings.n_heads, settings.d_model) == (4, 128)
-    assert settings.n_layers in (2, 3)

@@ -34,18 +34,12 @@ def explain(
 
     from headwise.example import load_example
 
-    run(load_example(weights, values), as_json, Console())
-
-
-def run(
-    example: "headwise.example.WorkedExample", as_json: bool, console: "rich.console.Console"
-) -> None:
-    """Print the example as pictures or as JSON."""
+    example = load_example(weights, values)
     if not as_json:
-        render(example, console)
+        render(example, Console())
         return
     lines = (f"  {json.dumps(name)}: {json.dumps(x)}" for name, x in figures(example).items())
-    console.out("{\n" + ",\n".join(lines) + "\n}", highlight=False)
+    print("{\n" + ",\n".join(lines) + "\n}")
 
 
 def figures(example: "headwise.example.WorkedExample") -> dict[str, Any]:

@@ -41,14 +41,14 @@ def list_texts(who: str, texts: Any, name: str = "texts") -> list[str]:
     return _filled(who, [str(text) for text in _strings(who, name, texts, str)])
 
 
-def list_corpus(who: str, corpus: Any, name: str = "corpus") -> list[AnnotatedText]:
+def list_corpus(who: str, corpus: Any) -> list[AnnotatedText]:
     """Texts with or without annotations as a list of annotated texts.
 
     Raises:
         ArgumentError: as for `list_texts`.
         InputError: as for `list_texts`.
     """
-    listed = _strings(who, name, corpus, str, AnnotatedText)
+    listed = _strings(who, "corpus", corpus, str, AnnotatedText)
     annotated = [AnnotatedText(str(text)) if isinstance(text, str) else text for text in listed]
     filled = set(_filled(who, [text.text for text in annotated]))
     return [text for text in annotated if text.text in filled]

@@ -136,7 +136,7 @@ def _statistic(study: StudyData, name: str) -> Payload:
         "unit": built_in.unit if built_in else "share" if requested else "",
         "meaning": visible(built_in.meaning if built_in else study.meanings.get(name, "")),
         "requested": requested,
-        "from_zero": built_in.low == 0 if built_in else requested,
+        "from_zero": built_in.from_zero if built_in else requested,
         "mean": _rounded(table.mean(name)),
         "error": _rounded(table.standard_error(name), digits=3),
         "count": _shared(_rounded(table.count(name), digits=15)),
