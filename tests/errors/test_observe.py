@@ -242,6 +242,7 @@ def test_top_keys_are_among_the_keys(k: int) -> None:
         ({"layers": [-1]}, r"layers=\[-1\]"),
         ({"every": 1.5}, r"every=1\.5"),
         ({"every": 0}, "every=0"),
+        ({"every": True}, "every=True"),
         ({"request": ["entropy"]}, r"request=\['entropy'\]"),
     ],
 )

@@ -101,6 +101,8 @@ def test_invalid_arguments_are_refused_by_name() -> None:
         make_options("entropy", *DEFAULTS)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="every=0"):
         make_options(None, 0, None, None, True)
+    with pytest.raises(ArgumentError, match="layers=3"):
+        make_options(None, 16, 3, None, True)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="'a=b'"):
         make_options(hw.Request(spans=("a=b",)), *DEFAULTS)
     with pytest.raises(MissingPackageError, match=r"headwise\[vllm\]"), watch(None):

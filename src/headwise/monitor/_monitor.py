@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from headwise._torch_private import call_forward_pre_hooks, forward_pre_hooks, wrapped_by_compiler
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import Hooks, Site, device_of
+from headwise.models import Hooks, Site, check_model, device_of
 from headwise.monitor._alarms import Alarm, AlarmRule, Alarms
 from headwise.monitor._step_statistics import StepStatistics, step_statistics
 from headwise.watch import Recorder, Request, check_arguments
@@ -107,7 +107,8 @@ class HeadMonitor(TrainerEvents):
         on_alarm: Callable[[Alarm], object] | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        model = check_arguments("HeadMonitor", model, layers, every)
+        model = check_model("HeadMonitor", model)
+        check_arguments("HeadMonitor", layers, every)
         _check_arguments(statistics, rules, log, on_alarm)
         self.model, self.layers, self.group = unwrapped(model), layers, group
         self.statistics = tuple(statistics)

@@ -15,7 +15,7 @@ from headwise.errors import ArgumentError, InputError, UnsupportedError
 from headwise.kernels.pages import SPANS, STATISTICS
 from headwise.roles import load_heads
 from headwise.tables import Head, HeadsLike, list_heads
-from headwise.watch import Request
+from headwise.watch import Request, check_arguments
 
 # A causal model without sinks has no row for these: they are NaN in a table, as after `observe`.
 WITHOUT_ROWS = ("next", "sink")
@@ -41,8 +41,8 @@ def make_options(
     """Check what `watch` is given, and write it in values that every process can read.
 
     Raises:
-        ArgumentError: `request` or `every` is invalid, or a span has a name that no client can
-            write.
+        ArgumentError: `request`, `every` or `layers` is invalid, or a span has a name that no
+            client can write.
         UnsupportedError: the request has something that is not served.
     """
     request = Request() if request is None else request
@@ -62,8 +62,7 @@ def make_options(
             raise ArgumentError(
                 f"vllm.watch: the span {name!r} cannot be written by a client. Leave out spaces, =."
             )
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise ArgumentError(f"vllm.watch: every={every!r}. Give a number of positions, from 1 on.")
+    check_arguments("vllm.watch", layers, every)
     if isinstance(heads, os.PathLike) or (isinstance(heads, str) and heads.endswith(".json")):
         heads = load_heads(Path(heads)).heads
     names = None if heads is None else list_heads(heads)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import AttentionCall, Site, model_inputs
+from headwise.models import AttentionCall, Site, check_model, model_inputs
 from headwise.models.ownership import call_model
 from headwise.tables import HeadsLike, resolve_heads
 from headwise.watch._maps import weights_of_heads
@@ -71,7 +71,8 @@ def attentions(
             f"attentions: layers={layers!r} and heads={heads!r}. Give one of them: the name of a "
             f"head says its layer."
         )
-    inner = check_arguments("attentions", model, layers, 1)
+    inner = check_model("attentions", model)
+    check_arguments("attentions", layers)
     with observe(model, Request(statistics=(), maps=True), layers) as watch, in_evaluation(inner):
         call_model(inner, model_inputs(inputs), "attentions")
     calls = watch._complete_calls("attentions")

@@ -73,7 +73,8 @@ def observe(
         >>> [str(head) for head in watch.table().heads]
         ['L0.H0', 'L0.H1']
     """
-    inner = check_arguments("observe", model, layers, every)
+    inner = check_model("observe", model)
+    check_arguments("observe", layers, every)
     if not isinstance(request, Request | None):
         raise ArgumentError(f"observe: request={request!r}. Give a Request(...).")
     request = request or Request()
@@ -106,19 +107,16 @@ def _in_one_thread(model: nn.Module) -> Iterator[None]:
         _THREADS.remove(opened)
 
 
-def check_arguments(function: str, model: Any, layers: Any, every: Any) -> nn.Module:
-    """The model to watch, after checks of the arguments.
+def check_arguments(function: str, layers: Any, every: Any = 1) -> None:
+    """Refuse `layers` or `every` that are not whole numbers in range.
 
     Raises:
-        ArgumentError: `model` is not a model, or `layers` or `every` are not whole numbers in
-            range.
+        ArgumentError: they are not.
     """
-    model = check_model(function, model)
-    if not isinstance(every, int) or every < 1:
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ArgumentError(f"{function}: every={every!r}. Give a whole number, 1 or more.")
     if layers is not None and not _are_numbers(layers):
         raise ArgumentError(f"{function}: layers={layers!r}. Give a list of numbers, from 0 on.")
-    return model
 
 
 def _are_numbers(layers: Any) -> bool:
