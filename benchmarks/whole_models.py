@@ -161,7 +161,7 @@ def _of_case(
     has_eager = tokens <= options.most_eager
     rivals = {name: x for name, x in variants.items() if name != EAGER or has_eager}
     whole = PREFILL if decodes else ENCODERS
-    with torch.inference_mode():
+    with torch.no_grad():  # as `generate` does
         if whole in parts:
             works = {name: partial(model, **inputs) for name, model in rivals.items()}
             works |= {WATCHED: works[OURS]}
@@ -218,9 +218,8 @@ def _compiled(model: nn.Module, inputs: dict[str, Tensor], backends: list[str]) 
 
 
 def _token(model: nn.Module, cache: transformers.Cache) -> None:
-    """One token more, which the cache forgets again."""
+    """One token more, as in generation: the cache grows by it."""
     model(input_ids=torch.tensor([[7]]), cache=cache, use_cache=True)
-    cache.crop(-1)
 
 
 def _step(model: nn.Module, inputs: dict[str, Tensor]) -> None:

@@ -180,10 +180,12 @@ class Recorder:
         site = self.capture.known_site(call)
         if site is None or site not in self._verified or not self._is_watched(site):
             return None
-        # A token waits, which costs less than rows of its own. What keys receive is summed over
-        # queries that are not packed: in another order.
+        # A token waits, which costs less than rows of its own, unless no version tells whether its
+        # keys were changed. What keys receive is summed over queries that are not packed: in
+        # another order.
         T = call.q.shape[2]
-        if call.ours and (T == 1 or (self._request.received and is_packed(T))):
+        waits = T == 1 and not call.q.is_inference()
+        if call.ours and (waits or (self._request.received and is_packed(T))):
             return None
         rows = self._add(site, call, is_answer=True)
         self._answered.add(site)
