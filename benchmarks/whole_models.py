@@ -167,9 +167,11 @@ def _of_case(
             works |= {WATCHED: works[OURS]}
             yield from _timed(whole, case, works, options, ours)
         if decodes and TOKEN in parts:
-            caches = {name: model(**inputs).cache for name, model in rivals.items()}
-            works = {name: partial(_token, variants[name], cache) for name, cache in caches.items()}
-            yield from _timed(TOKEN, case, works | {WATCHED: works[OURS]}, options, ours)
+            works = {
+                name: partial(_token, model, model(**inputs).cache)
+                for name, model in (rivals | {WATCHED: ours}).items()
+            }
+            yield from _timed(TOKEN, case, works, options, ours)
     if TRAINING in parts and tokens <= options.most_trained:
         works = {name: partial(_step, variants[name], inputs) for name in (SDPA, OURS)}
         yield from _timed(TRAINING, case, works, options)
