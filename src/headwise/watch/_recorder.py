@@ -180,12 +180,10 @@ class Recorder:
         site = self.capture.known_site(call)
         if site is None or site not in self._verified or not self._is_watched(site):
             return None
-        # A token waits, which costs less than rows of its own, unless no version tells whether its
-        # keys were changed. What keys receive is summed over queries that are not packed: in
-        # another order.
-        T = call.q.shape[2]
-        waits = T == 1 and not call.q.is_inference()
-        if call.ours and (waits or (self._request.received and is_packed(T))):
+        # A token that waits costs less than rows of its own. What keys receive is summed over
+        # queries that are not packed: in another order.
+        is_reordered = self._request.received and is_packed(call.q.shape[2])
+        if call.ours and (self._queue.may_take_token(call) or is_reordered):
             return None
         rows = self._add(site, call, is_answer=True)
         self._answered.add(site)
@@ -233,7 +231,7 @@ class Recorder:
                 return None
             kind = _kind(site, call, inputs)
             self._cover(site, call, inputs.text.tokens)
-            if call.q.shape[2] == 1 and not need_heads and kind == "within":
+            if not need_heads and kind == "within":
                 cache = self._inputs.cache
                 if self._queue.add_token(site, call, inputs, cache):
                     return None
@@ -551,9 +549,15 @@ class Queue:
         group.add(site, first_text, call)
         self._n_numbers += q.numel() + k.numel()
 
+    def may_take_token(self, call: AttentionCall) -> bool:
+        """Whether a call reads one token, which may wait: in inference mode no version tells
+        whether its keys were changed."""
+        q = call.q
+        return self._takes_tokens and q.shape[2] == 1 and q.is_cpu and not q.is_inference()
+
     def add_token(self, site: Site, call: AttentionCall, inputs: StackInputs, cache: Any) -> bool:
         """Let a call wait that reads one more token of a text; False if it does not, or cannot."""
-        if not self._takes_tokens:
+        if not self.may_take_token(call):
             return False
         run = self._runs.get(site)
         if run is not None and not (self._is_whole(inputs, call) and run.continues(call)):
@@ -575,7 +579,7 @@ class Queue:
         q, k = call.q, call.k
         layer = growing_layer(cache, call.module, k)
         is_plain = type(call) is AttentionCall and call.real is None and call.rule.is_static
-        if layer is None or not is_plain or site.cross or not q.is_cpu or q.is_inference():
+        if layer is None or not is_plain or site.cross:
             return None
         is_copied = k.itemsize in _INTEGERS and is_materialized(q, k)
         if not is_copied or not self._is_whole(inputs, call):
