@@ -100,8 +100,8 @@ def role_work() -> Iterator[Callable[[], object]]:
 
 
 # The folders of each piece of work, by their present and their former names.
-CALL = ("models/capture", "models/attention", "models/hearing", "kernels", "watch", "tables")
-PLAN = ("surgery", "models/ownership", "models/checkpoints", "models/owning", "models/smaller")
+CALL = ("capture", "attention", "models/hearing", "kernels", "watch", "tables")
+PLAN = ("surgery", "ownership", "checkpoints", "models/owning", "models/smaller")
 WORKS = {"call": (call_work, CALL), "plan": (plan_work, PLAN), "role": (role_work, ("roles",))}
 
 

@@ -31,14 +31,14 @@ from torch import nn
 
 import headwise as hw
 from headwise.corpora import AnnotatedText, SentencePair, read_conllu, read_gap, read_pairs
-from headwise.models.ownership import (
+from headwise.models.texts import encode
+from headwise.ownership import (
     Attention,
     by_attention,
     find_attentions,
     heads_of,
     replace_heads,
 )
-from headwise.models.texts import encode
 from headwise.roles import step_down
 from headwise.roles.relations import texts_of, tokenize
 from headwise.scoring.methods._suffix_replay import SuffixReplay

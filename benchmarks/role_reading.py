@@ -22,8 +22,8 @@ from _report import Row, machine, parser_of, print_rows, publish, rows_of, show,
 from _timing import Work, interleaved
 from torch import nn
 
+from headwise.checkpoints import load, load_tokenizer
 from headwise.corpora import AnnotatedText, Grammar, annotate, read_conllu
-from headwise.models import load, load_tokenizer
 from headwise.roles.relations import as_item, gold_roles, token_roles, tokenize
 from headwise.roles.scores import Evaluator
 from headwise.scoring import importance

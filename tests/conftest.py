@@ -14,8 +14,8 @@ import runtime_checks  # noqa: F401  (before headwise, whose functions it has ch
 # isort: on
 from headwise import _library
 from headwise._library import SETS, library, open_library
+from headwise.checkpoints import _save
 from headwise.kernels import cpu
-from headwise.models.checkpoints import _save
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Without a GPU, Triton kernels are interpreted; this must be set before Triton is imported.

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from headwise.models.ownership import Attention, edit_heads
+from headwise.ownership import Attention, edit_heads
 
 
 @contextmanager

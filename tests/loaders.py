@@ -18,6 +18,8 @@ from corpus_files import write_parquet, write_texts
 from folders import write_llama
 from headwise._checkpoint import Checkpoint, TrainingCheckpoint
 from headwise.caching import CachePlan, load_duo_attention, save_duo_attention
+from headwise.checkpoints import _save
+from headwise.checkpoints._source_files import source_files
 from headwise.corpora import Example, Grammar, read_examples
 from headwise.corpora.streams import open_source
 from headwise.errors import OutputError
@@ -26,8 +28,6 @@ from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer
 from headwise.lab import load as load_lab
 from headwise.lab import save as save_lab
 from headwise.lab._run import TrainingRun
-from headwise.models.checkpoints import _save
-from headwise.models.checkpoints._source_files import source_files
 from headwise.report import compare_tables
 from headwise.report.comparison import Comparison
 from headwise.roles import Roles

@@ -6,9 +6,9 @@ import pytest
 from torch import Tensor, nn
 
 import headwise as hw
+from headwise.attention.huggingface import _call, _masks
 from headwise.kernels import AttentionProblem, _attend
 from headwise.kernels.native import _kernel as native
-from headwise.models.attention.huggingface import _call, _masks
 
 _THRESHOLDS = "LEAST_PRODUCTS", "LEAST_PRODUCTS_HALF", "MORE_IN_TRAINING", "LEAST_QUERIES"
 

@@ -18,25 +18,26 @@ if TYPE_CHECKING:
     from headwise import masks as masks
     from headwise import reference as reference
     from headwise._progress import progress as progress
+    from headwise.attention import fast_attention as fast_attention
+    from headwise.attention import register_attention as register_attention
     from headwise.caching import CachePlan as CachePlan
     from headwise.caching import cache_plan as cache_plan
     from headwise.caching import load_duo_attention as load_duo_attention
     from headwise.caching import save_duo_attention as save_duo_attention
+    from headwise.checkpoints import load as load
+    from headwise.checkpoints import load_tokenizer as load_tokenizer
+    from headwise.checkpoints import save as save
     from headwise.corpora import Example as Example
+    from headwise.errors import HeadwiseError as HeadwiseError
     from headwise.jobs import corpus as corpus
     from headwise.kernels import attend as attend
     from headwise.layer import KVCache as KVCache
     from headwise.layer import MultiHeadAttention as MultiHeadAttention
     from headwise.layer import PerHeadKVCache as PerHeadKVCache
     from headwise.layer import RoPE as RoPE
-    from headwise.models import ablate as ablate
-    from headwise.models import fast_attention as fast_attention
-    from headwise.models import load as load
-    from headwise.models import load_tokenizer as load_tokenizer
-    from headwise.models import register_attention as register_attention
-    from headwise.models import save as save
     from headwise.monitor import HeadMonitor as HeadMonitor
     from headwise.monitor import QKClip as QKClip
+    from headwise.ownership import ablate as ablate
     from headwise.recovery import recover as recover
     from headwise.report import compare as compare
     from headwise.report import load_study as load_study
@@ -69,13 +70,16 @@ if TYPE_CHECKING:
 _NAMES = {
     "": "errors masks reference",
     "_progress": "progress",
+    "attention": "fast_attention register_attention",
     "caching": "cache_plan CachePlan load_duo_attention save_duo_attention",
+    "checkpoints": "load load_tokenizer save",
     "corpora": "Example",
+    "errors": "HeadwiseError",
     "jobs": "corpus",
     "kernels": "attend",
     "layer": "KVCache MultiHeadAttention PerHeadKVCache RoPE",
-    "models": "ablate fast_attention load load_tokenizer register_attention save",
     "monitor": "HeadMonitor QKClip",
+    "ownership": "ablate",
     "recovery": "recover",
     "report": "compare load_study look study",
     "roles": "align Evidence find_alignment_heads find_heads find_roles load_heads Roles",

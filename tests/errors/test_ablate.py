@@ -10,7 +10,7 @@ from gates import gate_heads
 from headwise import ablate, prune
 from headwise.errors import ArgumentError, HeadError, UnsupportedError
 from headwise.layer import MultiHeadAttention
-from headwise.models.ownership import (
+from headwise.ownership import (
     find_attentions,
 )
 from oracles import modules_of

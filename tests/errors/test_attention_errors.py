@@ -13,12 +13,12 @@ from torch import nn
 
 import headwise as hw
 from command import headwise
+from headwise.attention.huggingface import attention_forward
 from headwise.cli import _inputs
 from headwise.cli._app import app
 from headwise.cli._options import Shared
 from headwise.errors import ArgumentError, ShapeError, UnsupportedError
 from headwise.layer import MultiHeadAttention
-from headwise.models.attention.huggingface import attention_forward
 
 
 @pytest.fixture

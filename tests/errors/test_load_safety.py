@@ -27,12 +27,11 @@ import headwise as hw
 from folders import write_llama
 from headwise._size_limits import StoredSize, limit_model_size
 from headwise._tensors import read_tensors, write_tensors
+from headwise.checkpoints import load, load_tokenizer, write_layer
 from headwise.corpora import Grammar
 from headwise.errors import InputError, OutputError
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer, save
 from headwise.layer import MultiHeadAttention
-from headwise.models import load, load_tokenizer
-from headwise.models.checkpoints import write_layer
 
 WORDS = ("<unk>", "<s>", "</s>", "cats", "sleep")
 INDEX = "model.safetensors.index.json"
@@ -194,7 +193,7 @@ def test_attention_of_transformers_is_allowed(folder: Path, name: str | None) ->
 
 
 def test_flash_attention_from_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwise.models.checkpoints._folder_checks.find_spec", lambda name: name)
+    monkeypatch.setattr("headwise.checkpoints._folder_checks.find_spec", lambda name: name)
     _config(folder, attn_implementation="flash_attention_2")
     _refused(folder, r"attn_implementation='flash_attention_2', a kernel whose code")
 

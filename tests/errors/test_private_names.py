@@ -15,9 +15,9 @@ from torch import nn
 
 import headwise as hw
 from headwise._torch_private import _interception
+from headwise.attention.huggingface import _transformers
 from headwise.errors import UnsupportedError
 from headwise.kernels import _attend
-from headwise.models.attention.huggingface import _transformers
 from house.source import PACKAGE
 
 OWNERS = {
@@ -145,7 +145,7 @@ def test_models_of_another_transformers_are_refused_and_others_watched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = zoo.make("Llama")
-    monkeypatch.setitem(sys.modules, "headwise.models.capture._interface", None)
+    monkeypatch.setitem(sys.modules, "headwise.capture._interface", None)
     torch.testing.assert_close(_watched(), _known(_watched))
     with pytest.raises(UnsupportedError, match="LlamaForCausalLM is of a version of transformers"):
         hw.observe(model).__enter__()

@@ -16,11 +16,11 @@ from torch import nn
 
 from folders import tiny_llama
 from headwise import MultiHeadAttention, RoPE, load, prune, save
+from headwise.checkpoints import _formats, _save
+from headwise.checkpoints._manifest import apply_changes, differences_of
 from headwise.errors import ArgumentError, InputError, OutputError, UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.layer import ALiBi, YaRN
-from headwise.models.checkpoints import _formats, _save
-from headwise.models.checkpoints._manifest import apply_changes, differences_of
 
 IDS = torch.tensor([[9, 7, 12, 11]])
 
@@ -148,7 +148,7 @@ def test_a_killed_save_keeps_the_old_folder(saved: Path) -> None:
     script = f"""
 import os, signal
 from headwise import load, save
-from headwise.models.checkpoints import _save
+from headwise.checkpoints import _save
 _save.check_fresh = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 save(load({str(saved)!r}), {str(saved)!r}, force=True)
 """

@@ -10,8 +10,8 @@ import pytest
 
 import headwise as hw
 from command import headwise
+from headwise.checkpoints import _save, source_files
 from headwise.errors import InputError
-from headwise.models.checkpoints import _save, source_files
 from sentence_models import TEXTS, open_sentence_model, write_sentence_model
 
 KEPT = {

@@ -10,7 +10,7 @@ import torch
 
 from headwise.corpora import AnnotatedText, Choice, Mention, name_texts
 from headwise.layer import MultiHeadAttention
-from headwise.models import ablate
+from headwise.ownership import ablate
 from headwise.roles import (
     Behaviour,
     Effects,

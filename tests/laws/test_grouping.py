@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headwise import MultiHeadAttention, RoPE
-from headwise.models.ownership import find_attentions
+from headwise.ownership import find_attentions
 from headwise.surgery.grouping._fit import Features, Fit, cluster, fit
 from headwise.surgery.grouping._rows import layout_of, traced
 from headwise.surgery.grouping._symmetries import (

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from gates import gate_heads
 from headwise._methods import METHODS
 from headwise.lab import MiniGPT, MiniGPTConfig
-from headwise.models import ablate
-from headwise.models.ownership import (
+from headwise.ownership import (
+    ablate,
     find_attentions,
 )
 from headwise.scoring import Gates, importance

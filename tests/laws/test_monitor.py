@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, train
 from headwise.layer import MultiHeadAttention, RoPE, T5Bias
-from headwise.models.ownership import find_logit_rows
 from headwise.monitor import (
     Above,
     Alarm,
@@ -28,6 +27,7 @@ from headwise.monitor import (
     HeadMonitor,
     QKClip,
 )
+from headwise.ownership import find_logit_rows
 from headwise.tables import Head, HeadTable
 from headwise.watch import Request, observe
 from oracles import modules_of, padded

@@ -16,9 +16,10 @@ from transformers import DynamicCache, StaticCache
 
 from folders import tiny_llama
 from headwise import masks
+from headwise.capture import AttentionCall
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.layer import KVCache, MultiHeadAttention
-from headwise.models import AttentionCall, cache_argument
+from headwise.models import cache_argument
 from headwise.tables import COLUMNS, HeadTable
 from headwise.watch import Request, Watch, _recorder, _sums, observe
 from oracles import assert_tables_close, modules_of, padded

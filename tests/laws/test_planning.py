@@ -18,11 +18,11 @@ from tokenizers.pre_tokenizers import Whitespace
 from torch import nn
 
 from headwise import Head, Plan, prune
+from headwise.capture import capture_calls
 from headwise.corpora import SentencePair
 from headwise.counts import layer_sizes
 from headwise.errors import ArgumentError
-from headwise.models import ablate, capture_calls
-from headwise.models.ownership import find_attentions
+from headwise.ownership import ablate, find_attentions
 from headwise.scoring import EMBEDDING, importance, paired, prune_curves
 from headwise.surgery import Costs, PassTimes, _measure, costs, plan, removal_order, time_passes
 from headwise.tables import Curves, Elbow, Scores, random_orders, removable

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from command import headwise
+from headwise.checkpoints import load_tokenizer
 from headwise.corpora import AnnotatedText, Arc, Grammar, Mention, Pair, annotate, read_jsonl
 from headwise.errors import ArgumentError, InputError
 from headwise.kernels import HeadBlock
 from headwise.lab import MiniGPT, MiniGPTConfig, save
-from headwise.models import load_tokenizer
 from headwise.roles import ChoiceRelation, Evidence, Pairs, Roles, TokenText, find_roles, rules_of
 from headwise.roles._nulls import NULLS
 from headwise.roles._samples import digest_of_text, halves_of_texts

@@ -18,8 +18,8 @@ import headwise as hw
 from headwise.corpora import PAD, SPECIALS, AnnotatedText, Example, list_pairs
 from headwise.errors import ArgumentError, HeadwiseError, InputError
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer, sample
-from headwise.models.ownership import call_model
 from headwise.models.texts import encode
+from headwise.ownership import call_model
 from headwise.recovery import recover
 from headwise.report import compare, look, study
 from headwise.roles import (

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import zoo
 from torch import nn
 
-from headwise.models import load, load_tokenizer
+from headwise.checkpoints import load, load_tokenizer
 from headwise.watch import Watch, observe
 from oracles import padded
 

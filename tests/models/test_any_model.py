@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import headwise as hw
+from headwise.checkpoints import _save
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models.checkpoints import _save
 
 pytestmark = pytest.mark.usefixtures("fresh")
 

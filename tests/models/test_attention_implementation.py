@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 import headwise as hw
+from headwise.attention import set_attention
+from headwise.attention.huggingface import _call, _transformers, attention_forward
 from headwise.errors import HeadwiseError, UnsupportedError
 from headwise.kernels import AttentionProblem, _attend
 from headwise.models import cache_argument
-from headwise.models.attention import set_attention
-from headwise.models.attention.huggingface import _call, _transformers, attention_forward
 from headwise.watch import Request, Watch, observe
 from on_our_kernel import at_any_size as at_any_size
 from on_our_kernel import count_queries

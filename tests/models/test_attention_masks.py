@@ -10,10 +10,10 @@ from torch import Tensor
 from transformers import masking_utils
 from transformers.masking_utils import eager_mask, sdpa_mask
 
+from headwise.attention import RuleMask
+from headwise.attention.huggingface import _masks, attention_mask
 from headwise.masks import causal, padding
 from headwise.masks.parts import MaskParts
-from headwise.models.attention import RuleMask
-from headwise.models.attention.huggingface import _masks, attention_mask
 
 B, T = 3, 7
 CAUSAL = masking_utils.causal_mask_function

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import headwise as hw
+from headwise.attention import set_attention
 from headwise.errors import ArgumentError, HeadError, UnsupportedError
-from headwise.models.attention import set_attention
 
 # Plain, grouped heads, softcap and windows, sinks, by hand, shared weights, relative positions.
 _FEW = ("Bert", "Llama", "Gemma2", "GptOss", "BloomForCausalLM", "Albert", "DebertaV2Model")

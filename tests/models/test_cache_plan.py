@@ -13,7 +13,7 @@ from double import Double, doubled
 from headwise.caching import CachePlan, LayerCachePlan, cache_scores, retrieval_batches
 from headwise.caching._scores import streamed_losses
 from headwise.models import fingerprint
-from headwise.models.ownership import find_attentions
+from headwise.ownership import find_attentions
 from headwise.scoring import find_loss
 
 SINKS, WINDOW = 2, 4

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gates import gate_heads
 from headwise.errors import UnsupportedError
-from headwise.models.ownership import (
+from headwise.ownership import (
     find_attentions,
 )
 from headwise.scoring import importance

@@ -13,7 +13,7 @@ from headwise import ablate
 from headwise.errors import ArgumentError
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.layer import MultiHeadAttention
-from headwise.models.ownership import (
+from headwise.ownership import (
     find_attentions,
     heads_of,
 )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from double import Double, doubled
 from headwise import group_heads
 from headwise.models import fingerprint
-from headwise.models.ownership import find_attentions
+from headwise.ownership import find_attentions
 from headwise.surgery import GroupedLayer
 
 HEADS, D = 8, 8

@@ -9,9 +9,9 @@ import torch
 import zoo
 from torch import Tensor, nn
 
+from headwise.cache._grouped_keys import CallKeys
+from headwise.cache._storage import KeysValues
 from headwise.caching import CachePlan, LayerCachePlan
-from headwise.models.cache._grouped_keys import CallKeys
-from headwise.models.cache._storage import KeysValues
 
 Windows = Sequence[Sequence[int | None]]
 IN_PLACE = CallKeys.plain.fget
@@ -159,7 +159,7 @@ def test_it_equals_a_mask_for_each_head(name: str, padding: int, pieces: str) ->
 
 @pytest.mark.parametrize("implementation", ["eager", "headwise"])
 def test_every_implementation_gives_the_same(implementation: str) -> None:
-    from headwise.models import register_attention
+    from headwise.attention import register_attention
 
     register_attention()
     ids, real = texts(4)

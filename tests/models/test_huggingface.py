@@ -10,7 +10,7 @@ import transformers
 import zoo
 from torch import nn
 
-from headwise.models import load, load_tokenizer
+from headwise.checkpoints import load, load_tokenizer
 from headwise.tables import HeadTable
 from headwise.watch import Request, observe
 from oracles import eager_maps, means, modules_of, padded

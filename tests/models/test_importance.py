@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from double import Double, doubled
 from gates import gate_heads
-from headwise.models.ownership import (
+from headwise.ownership import (
     Attention,
     find_attentions,
 )

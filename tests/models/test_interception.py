@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 
 import headwise as hw
+from headwise.capture._functions import FunctionCapture
 from headwise.errors import UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.models import hooked
-from headwise.models.capture._functions import FunctionCapture
 from headwise.tables import HeadTable
 from headwise.watch import Request, observe
 from on_our_kernel import at_any_size as at_any_size

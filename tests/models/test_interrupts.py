@@ -22,10 +22,10 @@ import headwise as hw
 from gates import gate_heads
 from headwise._evaluation import in_evaluation
 from headwise.models import hooked
-from headwise.models.ownership import (
+from headwise.monitor import HeadMonitor
+from headwise.ownership import (
     find_attentions,
 )
-from headwise.monitor import HeadMonitor
 from headwise.scoring.methods._suffix_replay import SuffixReplay
 from interrupting import CONTEXTS, Interrupts
 from oracles import modules_of

@@ -20,8 +20,9 @@ import headwise as hw
 from corpus_files import write_texts
 from folders import tiny_llama
 from headwise import MultiHeadAttention
-from headwise.models import fingerprint, load
-from headwise.models.ownership import (
+from headwise.checkpoints import load
+from headwise.models import fingerprint
+from headwise.ownership import (
     OwnershipMap,
     example_input,
     find_attentions,

@@ -9,12 +9,9 @@ import zoo
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
+from headwise.capture import AttentionCall, capture_calls
 from headwise.layer import MultiHeadAttention
-from headwise.models import (
-    AttentionCall,
-    capture_calls,
-)
-from headwise.models.ownership import (
+from headwise.ownership import (
     OutputProjection,
     output_projection,
 )

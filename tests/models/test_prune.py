@@ -31,7 +31,7 @@ from headwise import (
 from headwise.errors import InputError, UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.models import fingerprint
-from headwise.models.ownership import (
+from headwise.ownership import (
     example_input,
     find_attentions,
     heads_of,

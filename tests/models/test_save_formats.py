@@ -16,7 +16,7 @@ from transformers import dynamic_module_utils
 from folders import tiny_llama
 from headwise import MultiHeadAttention, RoPE, load, load_tokenizer, prune, save
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
-from headwise.models.ownership import example_input
+from headwise.ownership import example_input
 from oracles import modules_of
 
 IDS = torch.tensor([[9, 7, 12, 11, 8, 14, 10], [10, 9, 13, 12, 9, 8, 17]])

@@ -10,9 +10,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 import headwise as hw
+from headwise.checkpoints import SENTENCES, _save
 from headwise.errors import ArgumentError, OutputError, UnsupportedError
-from headwise.models.checkpoints import SENTENCES, _save
-from headwise.models.ownership import example_input
+from headwise.ownership import example_input
 from headwise.recovery import recover
 from sentence_models import TEXTS, open_sentence_model, write_sentence_model
 

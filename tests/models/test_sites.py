@@ -7,9 +7,9 @@ import transformers
 import zoo
 from torch import Tensor, nn
 
+from headwise.capture import AttentionCall, capture_calls
 from headwise.errors import UnsupportedError
 from headwise.layer import MultiHeadAttention
-from headwise.models import AttentionCall, capture_calls
 from headwise.watch import Watch, observe
 
 X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))

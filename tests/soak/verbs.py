@@ -16,11 +16,11 @@ import headwise as hw
 from folders import tiny_llama
 from headwise import _checkpoint
 from headwise.caching import CachePlan, load_duo_attention, save_duo_attention
+from headwise.checkpoints import _save
 from headwise.corpora import Example, Grammar
 from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer, train
 from headwise.lab import load as load_lab
 from headwise.lab import save as save_lab
-from headwise.models.checkpoints import _save
 from headwise.report import compare_tables
 from headwise.report.comparison import Comparison
 from headwise.surgery import LayerPlan, Plan

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from headwise._progress import Progress, shows_progress
+from headwise.caching._head_cache import find_cache_layers
 from headwise.caching._plan import CachePlan, LayerCachePlan, sized
 from headwise.caching._scores import CacheScores, ScoringTexts
 from headwise.errors import ArgumentError
-from headwise.models import check_model, find_cache_layers, fingerprint
+from headwise.models import check_model, fingerprint
 from headwise.scoring import BatchesLike
 from headwise.shapes import is_size
 

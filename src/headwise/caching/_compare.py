@@ -11,9 +11,10 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
+from headwise.caching._head_cache import find_cache_layers
 from headwise.caching._plan import CachePlan, LayerCachePlan, sized
 from headwise.errors import ArgumentError
-from headwise.models import cache_argument, check_model, device_of, find_cache_layers
+from headwise.models import cache_argument, check_model, device_of
 from headwise.models.texts import pieces_of, tokenizer_of, without_logits
 
 _ALL = 1 << 30  # tokens: more than any prompt has

@@ -10,9 +10,10 @@ import pandas as pd
 from torch import nn
 
 from headwise._display import counted
+from headwise.caching._head_cache import CacheLayer, head_cache
 from headwise.errors import ArgumentError, HeadError
 from headwise.files import JsonFile, typed
-from headwise.models import CacheLayer, fingerprint, head_cache
+from headwise.models import fingerprint
 from headwise.shapes import is_size
 from headwise.tables import Head, grid_html, plot_categories
 

@@ -13,18 +13,14 @@ from torch import Tensor, nn
 from headwise._evaluation import differentiable_evaluation, in_evaluation
 from headwise._progress import Progress
 from headwise._torch_private import without_function_modes
+from headwise.cache import streaming_heads
+from headwise.caching._head_cache import CacheLayer, find_cache_layers
 from headwise.caching._plan import CachePlan
+from headwise.capture import AttentionCall, capture_calls
 from headwise.errors import ArgumentError, ShapeError, UnsupportedError
-from headwise.models import (
-    AttentionCall,
-    CacheLayer,
-    cache_argument,
-    capture_calls,
-    find_cache_layers,
-)
-from headwise.models.cache import streaming_heads
-from headwise.models.ownership import Attention, edit_heads, find_attentions
+from headwise.models import cache_argument
 from headwise.models.texts import tokenizer_of
+from headwise.ownership import Attention, edit_heads, find_attentions
 from headwise.scoring import BatchesLike, Inputs, Loss, find_loss, rank_correlation, read_batches
 
 KVHead = tuple[int, int]

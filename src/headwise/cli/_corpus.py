@@ -38,8 +38,9 @@ def corpus(
     may share one folder, each with a --shard of its own. `headwise merge OUT` adds up the shards.
     """
     from headwise import jobs
+    from headwise.checkpoints import load_tokenizer
     from headwise.cli._inputs import check_statistics, request_of
-    from headwise.models import check_device, load_tokenizer
+    from headwise.models import check_device
 
     check_statistics(statistics)
     device = str(check_device(options.device or "cpu", "--device"))

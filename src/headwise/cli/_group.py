@@ -31,10 +31,9 @@ def group(
     before and after, and with --text its loss.
     """
     output.check()
+    from headwise.checkpoints import save, source_files
     from headwise.cli import _inputs
     from headwise.cli._curves import QualityInputs, check_texts_suffice
-    from headwise.models import save
-    from headwise.models.checkpoints import source_files
     from headwise.scoring import read_batches
     from headwise.surgery import amount, costs, group_heads
 

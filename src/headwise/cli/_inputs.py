@@ -19,11 +19,12 @@ from torch import nn
 
 from headwise._display import counted
 from headwise._packages import require
+from headwise.checkpoints import load, load_tokenizer
 from headwise.cli._options import ModelOptions, Shared
 from headwise.cli._print import note_input
 from headwise.corpora import SentencePair, read_parallel, read_texts
 from headwise.errors import ArgumentError, InputError
-from headwise.models import check_device, load, load_tokenizer
+from headwise.models import check_device
 from headwise.models.texts import TOKEN_CLASSES, check_reads_text, encode, token_classes
 from headwise.tables import save_figure
 from headwise.watch import DEFAULT, Request

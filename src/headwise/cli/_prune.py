@@ -126,10 +126,10 @@ def prune(
     elif beside:
         raise ArgumentError(f"prune: --beside {beside[0]} without --curve. Add --curve.")
     from headwise import surgery
+    from headwise.checkpoints import as_format, save, source_files
     from headwise.cli import _curves, _inputs
     from headwise.corpora import read_pairs
-    from headwise.models import device_of, save
-    from headwise.models.checkpoints import as_format, source_files
+    from headwise.models import device_of
     from headwise.models.texts import batches, encode
     from headwise.recovery import recover as recover_model
     from headwise.scoring import read_batches

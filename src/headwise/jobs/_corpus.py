@@ -29,10 +29,11 @@ from headwise._evaluation import in_evaluation
 from headwise._memory import halving
 from headwise._methods import METHODS
 from headwise._progress import Progress
+from headwise.checkpoints import load, load_tokenizer
 from headwise.corpora.streams import Stream, open_source, windows
 from headwise.errors import ArgumentError, InputError
 from headwise.files import build_from, make_folder, read_object, write_json
-from headwise.models import check_model, device_of, fingerprint, load, load_tokenizer
+from headwise.models import check_model, device_of, fingerprint
 from headwise.models.texts import (
     check_reads_text,
     inputs_of,

@@ -1,14 +1,29 @@
-"""Other people's models: open them, find their heads, capture their attention calls.
+"""Other people's models as a whole: checked, hooked, fingerprinted, and fed with texts.
 
-What concerns a model as a whole is here. Texts as its inputs, changes of its heads and its files
-have doors of their own: `texts`, `ownership` and `checkpoints`.
+What is asked of every model is here, and `texts` makes its inputs. Their attention calls, heads and
+files have rooms of their own: `capture`, `ownership` and `checkpoints`.
 """
 
-from headwise.models._fast_attention import fast_attention
 from headwise.models._fingerprint import fingerprint
-from headwise.models._head_cache import CacheLayer, find_cache_layers, head_cache
-from headwise.models._hooks import Hooks, hooked
-from headwise.models._libraries import cache_argument, cache_in, growing_layer
+from headwise.models._hooks import (
+    Block,
+    Hooks,
+    SharedSetting,
+    clear_leftovers,
+    hooked,
+    ordinary_path,
+)
+from headwise.models._libraries import (
+    auto_classes,
+    cache_argument,
+    cache_in,
+    first_head_of,
+    growing_layer,
+    is_sharded,
+    leave_uninitialized,
+    offload_hooks,
+    progress_bar_in_terminals_only,
+)
 from headwise.models._model import (
     around,
     check_device,
@@ -20,57 +35,37 @@ from headwise.models._model import (
     model_inputs,
     run_uncompiled,
     sentence_embedding,
+    transformer_name,
     without_compiler,
 )
-from headwise.models.attention import register_attention
-from headwise.models.capture import (
-    AttentionCall,
-    Capture,
-    InputTracker,
-    ModuleCall,
-    Site,
-    StackInputs,
-    Text,
-    capture_calls,
-    open_capture,
-)
-from headwise.models.checkpoints import load, load_tokenizer, save
-from headwise.models.ownership import ablate
 
 __all__ = [
-    "AttentionCall",
-    "CacheLayer",
-    "Capture",
+    "Block",
     "Hooks",
-    "InputTracker",
-    "ModuleCall",
-    "Site",
-    "StackInputs",
-    "Text",
-    "ablate",
+    "SharedSetting",
     "around",
+    "auto_classes",
     "cache_argument",
     "cache_in",
-    "capture_calls",
     "check_device",
     "check_model",
     "check_weights",
+    "clear_leftovers",
     "device_of",
-    "fast_attention",
-    "find_cache_layers",
     "fingerprint",
+    "first_head_of",
     "growing_layer",
-    "head_cache",
     "hooked",
     "is_compiled",
     "is_sentence_transformer",
-    "load",
-    "load_tokenizer",
+    "is_sharded",
+    "leave_uninitialized",
     "model_inputs",
-    "open_capture",
-    "register_attention",
+    "offload_hooks",
+    "ordinary_path",
+    "progress_bar_in_terminals_only",
     "run_uncompiled",
-    "save",
     "sentence_embedding",
+    "transformer_name",
     "without_compiler",
 ]

@@ -15,6 +15,7 @@ from operator import is_
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import nn
 
 from headwise._torch_private import remove_hooks
@@ -162,3 +163,19 @@ def clear_leftovers(modules: Iterable[nn.Module]) -> None:
 
 def _is_leftover(hook: Any) -> bool:
     return isinstance(hook, _Hook) and hook.block() is None
+
+
+_fast_path = SharedSetting(
+    torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, False
+)
+
+
+@contextmanager
+def ordinary_path(model: nn.Module) -> Iterator[None]:
+    """Keep torch's own layers out of their private fast paths, where no call can be captured."""
+    fast = nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer
+    if not any(isinstance(module, fast) for module in model.modules()):
+        yield
+        return
+    with _fast_path.changed():
+        yield

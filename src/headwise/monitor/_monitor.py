@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from headwise._torch_private import call_forward_pre_hooks, forward_pre_hooks, wrapped_by_compiler
+from headwise.capture import Site
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import Hooks, Site, check_model, device_of
+from headwise.models import Hooks, check_model, device_of
 from headwise.monitor._alarms import Alarm, AlarmRule, Alarms
 from headwise.monitor._step_statistics import StepStatistics, step_statistics
 from headwise.watch import Recorder, Request, check_arguments

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
+from headwise.capture import Site
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import Site, check_weights
-from headwise.models.ownership import LogitRows, find_logit_rows, first_batch, scale_rows
+from headwise.models import check_weights
 from headwise.monitor._monitor import HeadMonitor, TrainerEvents
 from headwise.monitor._step_statistics import StepStatistics
+from headwise.ownership import LogitRows, find_logit_rows, first_batch, scale_rows
 from headwise.tables import Head
 
 _EPS = float(np.finfo(np.float32).eps)

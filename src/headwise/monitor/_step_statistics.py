@@ -9,7 +9,7 @@ import torch.distributed as dist
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from headwise.models import Site
+from headwise.capture import Site
 from headwise.tables import Head, Totals
 
 # These statistics report their maximum over queries; all others report the mean.

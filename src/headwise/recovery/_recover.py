@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from headwise._checkpoint import Checkpoint, TrainingCheckpoint
 from headwise._evaluation import differentiable_evaluation, in_evaluation
 from headwise._progress import Progress, shows_progress
+from headwise.capture import AttentionCall, capture_calls
 from headwise.errors import ArgumentError, ShapeError
 from headwise.lab import MiniGPT
-from headwise.models import AttentionCall, capture_calls, check_model, check_weights, fingerprint
+from headwise.models import check_model, check_weights, fingerprint
 from headwise.models.texts import tokenizer_of
 from headwise.scoring import BatchesLike, Inputs, digest_of, read_batches
 from headwise.surgery import prune

@@ -14,10 +14,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
+from headwise.capture import AttentionCall, Site, capture_calls
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.kernels import weights_of_head
 from headwise.masks.tiles import Tile
-from headwise.models import AttentionCall, Site, capture_calls, check_model, device_of, model_inputs
+from headwise.models import check_model, device_of, model_inputs
 from headwise.models.texts import decoder_ids, pad
 from headwise.tables import Head, HeadsLike, resolve_heads
 

@@ -23,9 +23,9 @@ from headwise.corpora import (
 )
 from headwise.errors import ArgumentError, InputError, UnsupportedError
 from headwise.models import device_of
-from headwise.models.ownership import batches_of
 from headwise.models.texts import batches as padded_batches
 from headwise.models.texts import context_of
+from headwise.ownership import batches_of
 from headwise.roles.relations import (
     NEXT_NAME,
     PREFIX_MATCHING,

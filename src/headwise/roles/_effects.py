@@ -16,7 +16,8 @@ from headwise._progress import Progress
 from headwise.errors import ArgumentError, ShapeError
 from headwise.files import without_nan
 from headwise.models import device_of, hooked
-from headwise.models.ownership import (
+from headwise.models.texts import batches, without_logits
+from headwise.ownership import (
     by_attention,
     check_edits_reach,
     find_attentions,
@@ -24,7 +25,6 @@ from headwise.models.ownership import (
     mean_heads,
     replace_heads,
 )
-from headwise.models.texts import batches, without_logits
 from headwise.roles._behaviours import Behaviour, BehaviourBatch
 from headwise.roles._hypotheses import FEWEST_TEXTS
 from headwise.roles._significance import step_down

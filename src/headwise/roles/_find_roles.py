@@ -16,10 +16,10 @@ from torch import nn
 
 from headwise._display import counted
 from headwise._progress import Passes, Progress, shows_progress
+from headwise.checkpoints import originals_of
 from headwise.corpora import Corpus
 from headwise.errors import ArgumentError, InputError
 from headwise.models import check_model, fingerprint
-from headwise.models.checkpoints import originals_of
 from headwise.models.texts import context_of, tokenizer_of
 from headwise.roles._control import plant
 from headwise.roles._effects import copying_scores

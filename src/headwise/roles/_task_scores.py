@@ -20,7 +20,6 @@ from headwise._progress import Progress
 from headwise.corpora import Example, Several, list_items
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import device_of
-from headwise.models.ownership import ablate
 from headwise.models.texts import (
     Batch,
     TokenOffsets,
@@ -29,6 +28,7 @@ from headwise.models.texts import (
     token_offsets,
     without_logits,
 )
+from headwise.ownership import ablate
 from headwise.roles.scores import right_share, rows_of_batches
 from headwise.tables import Head, bootstrap_means
 from headwise.watch import Request, Stretch, observe, read_stretches, stretch_tokens

@@ -12,8 +12,8 @@ from headwise._evaluation import in_evaluation
 from headwise._progress import Progress, shows_progress
 from headwise.errors import ArgumentError
 from headwise.models import check_model, device_of, without_compiler
-from headwise.models.ownership import find_attentions
 from headwise.models.texts import tokenizer_of
+from headwise.ownership import find_attentions
 from headwise.scoring._batches import BatchesLike, read_batches
 from headwise.scoring._gated_model import GatedModel
 from headwise.scoring._loss import Inputs, Loss, find_loss

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
-from headwise.models.ownership import Attention, edit_heads, heads_of, mean_heads
+from headwise.ownership import Attention, edit_heads, heads_of, mean_heads
 from headwise.scoring._checkpoint import ScoringCheckpoint
 from headwise.scoring._loss import Inputs, Loss, PerText, texts_in
 from headwise.tables import Head

@@ -17,11 +17,11 @@ from headwise._evaluation import differentiable_evaluation
 from headwise._memory import halving
 from headwise._methods import METHODS
 from headwise._progress import Progress, shows_progress
+from headwise.checkpoints import originals_of
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import check_model, device_of, fingerprint, without_compiler
-from headwise.models.checkpoints import originals_of
-from headwise.models.ownership import find_attentions
 from headwise.models.texts import tokenizer_of
+from headwise.ownership import find_attentions
 from headwise.scoring._batches import BatchesLike, read_batches, split_batches
 from headwise.scoring._checkpoint import ScoringCheckpoint, digest_of
 from headwise.scoring._gated_model import GatedModel

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from headwise._count_names import HEADS, KV_HEADS, QUERIES_PER_KV_HEAD, WIDTHS
 from headwise._evaluation import in_evaluation
-from headwise.models import hooked
-from headwise.models.checkpoints import (
+from headwise.checkpoints import (
     BiasHeads,
     is_bias_table,
     replace_torch_layers,
@@ -22,7 +21,8 @@ from headwise.models.checkpoints import (
     update_heads,
     update_sizes,
 )
-from headwise.models.ownership import (
+from headwise.models import hooked
+from headwise.ownership import (
     Attention,
     HeadCounts,
     KeptHeads,

@@ -19,20 +19,12 @@ from torch import nn
 
 from headwise._evaluation import in_evaluation
 from headwise._progress import shows_progress
+from headwise.capture import AttentionCall, capture_calls
+from headwise.checkpoints import replace_torch_layers
 from headwise.lab import MiniGPT
 from headwise.layer import MultiHeadAttention
-from headwise.models import (
-    AttentionCall,
-    cache_in,
-    capture_calls,
-    check_model,
-    check_weights,
-    device_of,
-    fingerprint,
-    hooked,
-)
-from headwise.models.checkpoints import replace_torch_layers
-from headwise.models.ownership import (
+from headwise.models import cache_in, check_model, check_weights, device_of, fingerprint, hooked
+from headwise.ownership import (
     Attention,
     HeadCounts,
     OwnershipMap,

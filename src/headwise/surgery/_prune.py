@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from headwise._argument_names import PRUNE, suggests
 from headwise._display import first_line
 from headwise._progress import shows_progress
+from headwise.checkpoints import TorchCompatibleAttention, compose_heads, set_original_heads
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import around, check_model, check_weights, fingerprint, without_compiler
-from headwise.models.checkpoints import TorchCompatibleAttention, compose_heads, set_original_heads
-from headwise.models.ownership import (
+from headwise.ownership import (
     Attention,
     batches_of,
     differs_from_itself,

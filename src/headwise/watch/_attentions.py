@@ -10,9 +10,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
+from headwise.capture import AttentionCall, Site
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import AttentionCall, Site, check_model, model_inputs
-from headwise.models.ownership import call_model
+from headwise.models import check_model, model_inputs
+from headwise.ownership import call_model
 from headwise.tables import HeadsLike, resolve_heads
 from headwise.watch._maps import weights_of_heads
 from headwise.watch._observe import check_arguments, observe

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from headwise._torch_private import version_of
+from headwise.capture import AttentionCall, Site, StackInputs, Text
 from headwise.kernels import RowRequest
 from headwise.masks import Mask, Window
 from headwise.masks.parts import Dense
-from headwise.models import AttentionCall, Site, StackInputs, Text
 from headwise.watch._pairs import Columns, Pairs
 from headwise.watch._positions import Positions, positions_across, positions_within
 from headwise.watch._request import Request

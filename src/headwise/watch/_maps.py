@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from headwise.capture import AttentionCall, Site
 from headwise.errors import ArgumentError
 from headwise.kernels import HeadBlock, weights_in_blocks, weights_of_head
 from headwise.masks.tiles import Tile
-from headwise.models import AttentionCall, Site
-from headwise.models.ownership import output_projection
+from headwise.ownership import output_projection
 from headwise.tables import Head, HeadLike, resolve_heads
 from headwise.watch._sums import projected_norms
 

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from headwise.capture import Text
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import Text
 from headwise.watch._positions import NONE, Positions
 from headwise.watch._request import OFFSETS, Request
 

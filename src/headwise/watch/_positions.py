@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from headwise.capture import AttentionCall, Text
 from headwise.errors import UnsupportedError
 from headwise.masks.parts import keys_alone
 from headwise.masks.tiles import Tile
-from headwise.models import AttentionCall, Text
 
 _ROWS = 256  # rows of a mask that are evaluated together
 NONE = -1  # the index of a key that does not exist

@@ -21,20 +21,20 @@ from headwise._torch_private import (
     version_of,
     without_function_modes,
 )
-from headwise.errors import UnsupportedError
-from headwise.kernels import RowStatistics, is_packed, row_statistics
-from headwise.masks import Window
-from headwise.models import (
+from headwise.capture import (
     AttentionCall,
     Capture,
     InputTracker,
     Site,
     StackInputs,
     Text,
-    growing_layer,
     open_capture,
 )
-from headwise.models.ownership import output_projection
+from headwise.errors import UnsupportedError
+from headwise.kernels import RowStatistics, is_packed, row_statistics
+from headwise.masks import Window
+from headwise.models import growing_layer
+from headwise.ownership import output_projection
 from headwise.tables import Totals
 from headwise.watch._call_layouts import CallLayout, CallLayouts
 from headwise.watch._positions import Positions

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from headwise.capture import Site, Text
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.kernels import RowStatistics
-from headwise.models import Site, Text
 from headwise.models.texts import TokenOffsets, token_offsets
 from headwise.tables import HeadLike, resolve_heads
 from headwise.watch._positions import Positions

@@ -14,9 +14,9 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from headwise._torch_private import under_autocast
+from headwise.capture import AttentionCall, Site, Text
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowRequest, RowStatistics
-from headwise.models import AttentionCall, Site, Text
 from headwise.tables import COLUMNS, TextSums, Totals
 from headwise.watch._call_layouts import CallLayout
 from headwise.watch._positions import Positions

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from headwise._display import counted
 from headwise._torch_private import without_function_modes
+from headwise.capture import AttentionCall, Site
+from headwise.checkpoints import originals_of
 from headwise.errors import ArgumentError, HeadError, UnsupportedError
-from headwise.models import AttentionCall, Site, fingerprint
-from headwise.models.checkpoints import originals_of
+from headwise.models import fingerprint
 from headwise.tables import HeadLike, HeadTable, plot_weights
 from headwise.watch._maps import (
     Layer,

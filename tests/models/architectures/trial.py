@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import headwise as hw
 from architectures.cases import ArchitectureCase, Inputs
+from headwise.checkpoints import _save
 from headwise.errors import HeadwiseError
-from headwise.models.checkpoints import _save
 
 STEPS = ("observe", "importance", "prune", "save", "group")
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from headwise.models import hooked
-from headwise.models.ownership import Attention
+from headwise.ownership import Attention
 
 
 class _Replay(dict[nn.Module, Any]):

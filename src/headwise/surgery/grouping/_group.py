@@ -13,16 +13,17 @@ from headwise._count_names import CONFIG_KV_HEADS
 from headwise._display import first_line
 from headwise._evaluation import in_evaluation
 from headwise._progress import shows_progress
-from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import InputTracker, around, check_model, hooked, without_compiler
-from headwise.models.checkpoints import (
+from headwise.capture import InputTracker
+from headwise.checkpoints import (
     apply_checked,
     compose_heads,
     differences_between,
     differences_of,
     set_original_heads,
 )
-from headwise.models.ownership import (
+from headwise.errors import ArgumentError, UnsupportedError
+from headwise.models import around, check_model, hooked, without_compiler
+from headwise.ownership import (
     Attention,
     batches_of,
     call_model,

@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
-from headwise.models.ownership import Attention, OutputProjection, OwnershipMap
+from headwise.ownership import Attention, OutputProjection, OwnershipMap
 from headwise.surgery.grouping._fit import Features, Fit, cluster, fit
 from headwise.surgery.grouping._rows import HeadRows, Layout
 from headwise.surgery.grouping._symmetries import Symmetries

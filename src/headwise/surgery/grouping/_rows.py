@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
 from headwise.models import hooked
-from headwise.models.ownership import (
+from headwise.ownership import (
     Attention,
     Parts,
     attached_parts,

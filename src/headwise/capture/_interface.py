@@ -1,0 +1,138 @@
+"""Capture Hugging Face models through their attention interface.
+
+The function that `AttentionInterface.get_interface` returns is wrapped. So any implementation
+still computes the model's own output, with its own masks, softcap and sinks. Registering an
+implementation of our own would change masks and settings of the model instead.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise._torch_private import without_operator_observers
+from headwise.attention import NAME
+from headwise.attention.huggingface import Call
+from headwise.cache import GroupedKeys
+from headwise.capture._capture import AttentionCall, Capture
+from headwise.kernels import AttentionProblem
+from headwise.masks import Mask
+from headwise.models.interface import CAPTURES, wrapped_interface
+
+# A list, and no attribute of the modules: copies and pickles of a model are not captured.
+_open: list[Capture] = []
+
+
+@contextmanager
+def capture_interface(capture: Capture) -> Iterator[None]:
+    """Capture every call that a module of a model makes through the interface.
+
+    Functions that the implementation calls in turn are not captured a second time.
+    """
+    with wrapped_interface(_attend, CAPTURES):
+        try:
+            _open.append(capture)
+            yield
+        finally:
+            # An interrupt may have left others, which are closed.
+            _open[:] = [other for other in _open if other is not capture and other.is_open]
+
+
+def _attend(
+    inner: Callable[..., Any],
+    implementation: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,  # a tensor of two or four axes, or a BlockMask
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Call an implementation, or let a capture answer in its place, and capture the call."""
+    captures = [x for x in _open if x.is_open and id(module) in x.modules]
+    compute = partial(inner, module, query, key, value, attention_mask, *args, **kwargs)
+    active = [capture for capture in captures if not capture.is_paused]
+    if not captures:
+        return compute()
+    if not active:
+        # To be observed costs an operator more than all else that a paused pass does.
+        with without_operator_observers(most=len(captures)):
+            return compute()
+    call, ours = Call.of(module, implementation, query, key, value, attention_mask, kwargs), None
+    is_cached = isinstance(key, GroupedKeys)
+    if implementation == NAME and not is_cached:
+        ours = call.native_problem()
+    describe = partial(_describe, call, ours)
+    answered_by, heads = (None, None) if is_cached else _answer(active, call, describe, ours)
+    # B H T Dv -> B T H Dv
+    output = _uncaptured(active, compute) if heads is None else (heads.transpose(1, 2), None)
+    with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
+        for capture in active:
+            if capture is not answered_by:
+                capture.on_call(describe(capture, output[0].transpose(1, 2)))
+    return output
+
+
+def _uncaptured(captures: list[Capture], compute: Callable[[], Any]) -> Any:
+    """Let an implementation compute; the captures do not capture what it calls in turn."""
+    for capture in captures:
+        capture.captured_elsewhere += 1
+    try:
+        if torch.compiler.is_compiling():
+            return compute()
+        with without_operator_observers(most=len(captures)):
+            return compute()
+    finally:
+        for capture in captures:
+            capture.captured_elsewhere -= 1
+
+
+def _answer(
+    captures: list[Capture],
+    call: Call,
+    describe: Callable[[Capture, Tensor], AttentionCall],
+    ours: AttentionProblem | None,
+) -> tuple[Capture | None, Tensor | None]:
+    """The first capture that answers in place of the implementation, and its heads."""
+    for capture in captures:
+        if not capture.may_answer(call.q, call.k, call.v, ours=ours is not None):
+            continue
+        # The eager implementation also returns weights, which an answer does not have.
+        if call.arguments.get("dropout") or call.implementation in (None, "eager"):
+            break
+        heads = capture.answer_to(describe(capture, call.q.detach()[..., :0]))
+        if heads is not None:
+            return capture, heads
+    return None, None
+
+
+def _describe(
+    call: Call, ours: AttentionProblem | None, capture: Capture, heads: Tensor
+) -> AttentionCall:
+    """A call as watches read it: what the implementation reads, and the rule that it computes."""
+    rule = call.rule() if ours is None else ours.rule
+    if ours is not None:
+        inputs = ours[:3]
+    elif isinstance(call.k, GroupedKeys):  # over all columns, of which each head has dropped some
+        cached = call.k.call
+        visible: Mask = cached.mask(call.q.shape[1])
+        visible = visible if rule.visible is None else rule.visible & visible
+        inputs, rule = (call.q, *cached.dense), replace(rule, visible=visible)
+    else:
+        inputs = call.inputs()
+    q, k, v, heads = capture.detach(*inputs, heads)
+    return AttentionCall(
+        module=call.module,
+        q=q, k=k, v=v,
+        rule=rule,
+        heads=heads,
+        watched="the attention interface",
+        kernel=call.implementation or "eager",
+        exact=not call.arguments.get("dropout"),
+        ours=ours is not None,
+    )  # fmt: skip

@@ -1,0 +1,277 @@
+"""Open a model by folder or hub name: safetensors and JSON only, never a pickle, no remote code."""
+
+import os
+import re
+from contextlib import nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from headwise._argument_names import LOAD, suggests
+from headwise._display import counted, did_you_mean, first_line
+from headwise._packages import require
+from headwise._progress import shows_progress
+from headwise._size_limits import limit_model_size
+from headwise.attention import set_attention
+from headwise.checkpoints._folder_checks import (
+    check_folder,
+    check_tokenizer_class,
+    fetch,
+    fetched,
+)
+from headwise.checkpoints._manifest import (
+    CHANGED,
+    LAYER,
+    apply_changes,
+    changed_class,
+    read_layer,
+    read_manifest,
+)
+from headwise.checkpoints._original_heads import ORIGINAL, read_original
+from headwise.checkpoints._per_layer import read_layers
+from headwise.checkpoints._source_files import TOKENIZER_FILES
+from headwise.errors import ArgumentError, HeadwiseError, InputError
+from headwise.files import check_not_moved
+from headwise.lab import read_model, read_tokenizer
+from headwise.models import check_device, progress_bar_in_terminals_only
+
+# As the hub allows them: an owner and a slash may stand before the name.
+_HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9_][\w.-]*", re.ASCII)
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
+
+
+@suggests(LOAD)
+@shows_progress("Opening the model")
+def load(
+    source: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    attn_implementation: str | None = None,
+) -> nn.Module:
+    """Open a model in evaluation mode, with all of its weights.
+
+    Only JSON and safetensors are read, and only from the folder or hub model itself: an index of
+    shards that names a pickle or a file outside it is refused. Links in a folder are followed,
+    because the cache of the hub consists of links. No code is run, neither code beside the
+    weights nor kernels of the hub that a configuration names. Adapters (`adapter_config.json`) are
+    refused, not applied. A configuration that describes a far larger model than its weight files
+    contain is refused before memory of that size is allocated.
+
+    Args:
+        source: A folder written by this library or by Hugging Face, or a name on its hub.
+        device: The device of the weights.
+        dtype: The dtype of the weights. None keeps the dtype in which they were saved.
+        attn_implementation: What computes attention: "headwise" for the kernels of `attend`, which
+            is registered first (see `register_attention`), or a name that transformers has, such
+            as "sdpa" or "eager". None leaves the choice to transformers.
+    Raises:
+        ArgumentError: there is no such implementation, device or dtype, or the model cannot use
+            the implementation.
+        UnsupportedError: the model does not let its attention be chosen.
+        InputError: there is no such folder or name, or weights are missing, broken, pickled,
+            outside the folder, adapters, or not of the size that the configuration says.
+    """
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise ArgumentError(f"load: dtype={dtype!r} is no dtype. Give one, as torch.bfloat16.")
+    device = check_device(device, "load: device")
+    folder = _folder(source, "load")
+    manifest = None if folder is None else read_manifest(folder)
+    model: nn.Module
+    if folder is None or manifest is None:
+        if folder is None:
+            _refuse_unreachable(str(source))
+        model = _from_hugging_face(source, folder)
+    elif manifest.get("format") == CHANGED:
+        model = _from_hugging_face(source, folder, changed_class(manifest, folder))
+    elif manifest.get("format") == LAYER:
+        model = read_layer(folder, manifest)
+    else:
+        model = read_model(folder, apply_changes)
+    if attn_implementation is not None:
+        set_attention(model, attn_implementation)
+    return model.to(device=device, dtype=dtype).eval()
+
+
+def load_tokenizer(source: str | Path) -> Any:
+    """Open the tokenizer of a model.
+
+    Raises:
+        InputError: there is none, or it cannot be opened.
+    """
+    folder = _folder(source, "load_tokenizer")
+    manifest = None if folder is None else read_manifest(folder)
+    if folder is not None and manifest is not None and manifest.get("format") != CHANGED:
+        return read_tokenizer(folder)
+    transformers = require("transformers", "hf", "load_tokenizer")
+    # Without a file transformers may return a tokenizer to which every word is unknown.
+    if folder is not None and not any(any(folder.glob(name)) for name in TOKENIZER_FILES):
+        raise InputError(
+            f"load_tokenizer: {source} has no tokenizer that can be opened (no file of one is "
+            f"there). Save the tokenizer beside the model."
+        )
+    try:
+        checked = folder
+        for name in () if folder else ("tokenizer_config.json", "config.json"):
+            checked = path.parent if (path := fetched(str(source), name)) else checked
+        if checked is not None:
+            check_tokenizer_class(checked)
+        return transformers.AutoTokenizer.from_pretrained(str(source), trust_remote_code=False)
+    except HeadwiseError:
+        raise
+    except Exception as error:  # transformers raises anything from OSError to TypeError here
+        if folder is None:
+            raise InputError(f"load_tokenizer: {source} {_unreachable(source, error)}") from error
+        raise InputError(
+            f"load_tokenizer: {source} has no tokenizer that can be opened ({first_line(error)}). "
+            f"Save the tokenizer beside the model."
+        ) from error
+
+
+def _folder(source: Any, caller: str) -> Path | None:
+    """The source as a folder, or None for a hub name."""
+    if not isinstance(source, str | os.PathLike):
+        kind = type(source).__name__
+        raise ArgumentError(f"{caller}: source is a {kind}. Give a model's folder or a hub name.")
+    path, name = Path(source), str(source)
+    if "\0" in name or not name.strip():
+        raise InputError(
+            f"{caller}: {name!r} is not a folder. Give a model's folder or a hub name."
+        )
+    if path.is_dir():
+        if not any((path / name).is_file() for name in ("headwise.json", "config.json")):
+            inner = next((config.parent for config in sorted(path.glob("*/config.json"))), None)
+            raise InputError(
+                f"{caller}: {path} holds neither headwise.json nor config.json. Give a model's "
+                f"folder{f', such as {inner}' if inner else ''}."
+            )
+        for inner in (*path.glob("*"), *path.glob("*/*")):  # a SentenceTransformer has folders
+            if inner.exists() and not (inner.is_file() or inner.is_dir()):
+                raise InputError(
+                    f"{caller}: {inner} is a pipe, a socket or a device, and only regular files "
+                    f"are read. Give a folder without it."
+                )
+        _refuse_pickles(path)
+        return path
+    if path.exists():
+        raise InputError(
+            f"{caller}: {path} is a file, not a folder. Give the folder of a model, which holds "
+            f"config.json, or a hub name."
+        )
+    check_not_moved(path, caller)
+    if not _HUB_NAME.fullmatch(name):
+        raise InputError(
+            f"{caller}: {path} is not a folder.{_nearest_folder(path)} Give a model's folder or "
+            f"a hub name."
+        )
+    return None
+
+
+def _nearest_folder(path: Path) -> str:
+    """The folder whose name is nearest to that of one that does not exist, as a question."""
+    with suppress(OSError):
+        names = [beside.name for beside in path.parent.iterdir() if beside.is_dir()]
+        return did_you_mean(path.name, names)
+    return ""
+
+
+def _refuse_pickles(folder: Path) -> None:
+    if any(folder.glob("*.safetensors")):
+        return
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise InputError(
+            f"load: {folder} has only {pickles[0]}, a pickle, and pickles can run code. "
+            f"Convert it to model.safetensors."
+        )
+    raise InputError(f"load: {folder} has no .safetensors file. Give a folder with weights.")
+
+
+def _refuse_unreachable(name: str) -> None:
+    """Query the hub once, because without a connection its client retries for half a minute."""
+    hub = require("huggingface_hub", "hf", "load")
+    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+
+    cached = isinstance(hub.try_to_load_from_cache(name, "config.json"), str)
+    if cached or hub.is_offline_mode():
+        return
+    try:
+        hub.get_hf_file_metadata(hub.hf_hub_url(name, "config.json"), timeout=10)
+    except Exception as error:  # the HTTP library decides which one
+        responded = isinstance(error, HfHubHTTPError)
+        if responded and not isinstance(error, RepositoryNotFoundError):
+            return  # it exists but is busy or needs a token, which its client handles
+        raise InputError(f"load: {name} {_unreachable(name, error)}") from error
+
+
+def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None) -> nn.Module:
+    require("transformers", "hf", "load")
+    try:
+        checked = folder or fetch(str(source))
+        limit: Any = nullcontext
+        if checked is not None:
+            limit = partial(limit_model_size, check_folder(checked), source)
+        # Open the revision that was checked, not one that was pushed since.
+        pinned = {} if folder or checked is None else {"revision": checked.name}
+        config, cls = (None, cls) if checked is None else read_layers(checked, cls, limit)
+        cls = cls or _model_class(str(source), **pinned)
+        with limit(), progress_bar_in_terminals_only():
+            model, report = cls.from_pretrained(
+                str(source),
+                config=config,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+                **pinned,
+            )
+    except HeadwiseError:
+        raise
+    except Exception as error:  # transformers raises anything from OSError to KeyError here
+        raise InputError(f"load: {source} {_why_not(error, source, folder)}") from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise InputError(
+            f"load: {source} lacks {counted(len(missing), 'weight')} of {cls.__name__}, such as "
+            f"{missing[0]}. "
+            f"Give the whole checkpoint."
+        )
+    read_original(getattr(model.config, ORIGINAL, None), str(source))
+    return model
+
+
+def _why_not(error: Exception, source: str | Path, folder: Path | None) -> str:
+    """The reason why a model cannot be opened, and what to do."""
+    line = first_line(error)
+    if isinstance(error, SafetensorError):
+        return f"has weights that are broken or cut short ({line}). Copy or save it again."
+    if "ignore_mismatched_sizes" in str(error):  # the details are only in a log
+        return (
+            "cannot be opened: its weights have other sizes than its configuration says. A pruned "
+            "model must be written by headwise.save."
+        )
+    if folder:
+        return f"cannot be opened ({line}). Give a model's folder or a hub name."
+    return _unreachable(source, error)
+
+
+def _unreachable(source: str | Path, error: Exception) -> str:
+    return (
+        f"is neither a folder nor a reachable hub model ({first_line(error)})."
+        f"{_nearest_folder(Path(source))} Give a model's folder or a hub name."
+    )
+
+
+def _model_class(source: str, **pinned: str) -> Any:
+    """The class that the checkpoint names, if transformers has it; else `AutoModel`."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False, **pinned)
+    for name in config.architectures or ():
+        cls = getattr(transformers, name, None)
+        if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel):
+            return cls
+    return transformers.AutoModel

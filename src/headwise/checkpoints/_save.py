@@ -1,0 +1,226 @@
+"""`save`: write a model into a folder that headwise or other libraries can load."""
+
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from headwise._evaluation import in_evaluation
+from headwise._packages import is_tokenizer_of_rust
+from headwise._progress import shows_progress
+from headwise.checkpoints._formats import Format, write_format
+from headwise.checkpoints._fresh_process import SENTENCES, Reader, answer_in_fresh_process
+from headwise.checkpoints._onnx import onnx_inputs
+from headwise.checkpoints._source_files import copy_source_files, source_folder
+from headwise.errors import ArgumentError, OutputError, UnsupportedError
+from headwise.files import MODEL_FILES, as_path, folder_beside
+from headwise.models import (
+    around,
+    check_model,
+    check_weights,
+    device_of,
+    progress_bar_in_terminals_only,
+    transformer_name,
+    without_compiler,
+)
+from headwise.models.texts import check_tokenizer
+from headwise.ownership import example_input, first_batch, float_outputs, output_difference
+
+# Which library opens a format in a fresh process, if not Transformers; llama.cpp may not be there.
+_READERS: dict[str, Reader | None] = {"headwise": "headwise", "gguf": None, "onnx": "onnxruntime"}
+
+
+@shows_progress("Saving the model")
+def save(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    format: Format = "headwise",
+    tokenizer: Any = None,
+    source: str | Path | None = None,
+    reference: Any = None,
+    force: bool = False,
+) -> Path:
+    """Write a model of Hugging Face or of this library, pruned or not, into a folder.
+
+    Before the new folder takes its place, a fresh process opens it with the intended library
+    alone, and its outputs for a short text are compared with those of the model. That takes the
+    time to start Python and to open the model, and the memory of a second copy. Until then an
+    existing folder stays unchanged, also if the writing is interrupted.
+
+    A model that its configuration describes is written unchanged in every format.
+
+    A `SentenceTransformer` is written with all of its modules; `headwise.load` opens the
+    transformer in it. Where the folder opens without headwise, the vectors of
+    `SentenceTransformer(folder).encode` in a fresh process are compared too, also if the modules
+    come from `source` and sentence-transformers is installed.
+
+    Args:
+        format: Which library can open the folder.
+            `"headwise"`: `headwise.load`. Stock weights and configuration, and `headwise.json` with
+            the heads that each layer has kept.
+            `"stock"`: stock Transformers, and every tool that reads its models. Requires that each
+            layer has kept as many heads and that a configuration of the class can express this
+            number; a Llama that cannot is written as the Mistral that computes the same.
+            `"padded"`: like `"stock"`, for any heads. Zeros replace the removed heads, so the
+            model is as large and slow as before.
+            `"remote-code"`: Transformers under `trust_remote_code=True`, and `headwise.load`.
+            The folder contains the code that opens it.
+            `"gguf"`: llama.cpp and what builds on it, which read `model.gguf`, with the tokenizer
+            in it. For Llama, Mistral, Qwen2 and Qwen3, as far as llama.cpp computes the same; it
+            is not run, and nothing is compared.
+            `"onnx"`: ONNX runtimes, which read `onnx/model.onnx`, for batches of any size and
+            length. The graph returns the model's tensors, and keeps no cache.
+            headwise cannot load the last two again.
+        tokenizer: A tokenizer to save in the same folder.
+        source: The folder or hub name that the model was loaded from. Files beside its weights
+            that stay valid when heads are removed are copied: the tokenizer's, those of a
+            SentenceTransformer (its modules with their weights, settings and prompts), licenses.
+            Weights in other formats, pickles, code and README files are not.
+        reference: Batches, each the model's keyword arguments, a tuple of arguments or a single
+            argument: tensors alone. The outputs for the first one are compared. None compares
+            those for a short made-up input.
+        force: Whether a model's folder at `folder` may be replaced; an empty folder always may,
+            and one with other files never.
+    Returns:
+        The folder.
+    Raises:
+        ArgumentError: the format is not one of these, `source` is given for a
+            `SentenceTransformer`, which brings its own files, the reference is empty or holds
+            something other than tensors, or there is none and no input can be made up.
+        InputError: `source` cannot be read, or holds a pickle, a link that leads out of it or a
+            module with code of its own where a SentenceTransformer needs it.
+        UnsupportedError: the class of the model is neither one of transformers nor ours, or the
+            model cannot be expressed in the format.
+        OutputError: `folder` exists and `force` is False or it is not a model's, it cannot be
+            written, or the outputs of the checkpoint differ from those of the model.
+    """
+    if format not in get_args(Format):
+        raise ArgumentError(
+            f"save: format={format!r}. Choose one of {', '.join(get_args(Format))}."
+        )
+    target = as_path("save", folder)
+    inner = check_model("save", model)
+    model = without_compiler(model)
+    if source is not None and inner is not model:
+        raise ArgumentError(
+            f"save: source={str(source)!r} for a SentenceTransformer, which brings its own files. "
+            f"Leave it out."
+        )
+    _check_weights(inner)
+    check_tokenizer(tokenizer, "save")
+    batch = None if reference is None else first_batch(inner, reference, "save")
+    with folder_beside(target.absolute(), force, MODEL_FILES) as beside:
+        if inner is not model:
+            _write_around(model, inner, beside)
+        with progress_bar_in_terminals_only():
+            write_format(format, inner, beside, batch, tokenizer)
+        if is_tokenizer_of_rust(tokenizer):  # the one of a Mini-GPT
+            tokenizer.save(str(beside / "tokenizer.json"))
+        elif tokenizer is not None:
+            tokenizer.save_pretrained(beside)
+        if source is not None:
+            copy_source_files(source, beside)
+        reader = _READERS.get(format, "transformers")
+        if reader is not None:
+            check_fresh(reader, beside, inner, batch)
+        is_stock = reader == "headwise" and not (beside / "headwise.json").is_file()
+        if (reader == "transformers" or is_stock) and (beside / "modules.json").is_file():
+            whole = model if source is None else _open_around(source_folder(source), model)
+            if whole is not None:
+                check_encoding(beside, whole)
+    return target
+
+
+def _check_weights(model: nn.Module) -> None:
+    """Refuse weights that no folder of this library could hold."""
+    for name, module in model.named_modules():
+        # A tuner of PEFT may have been put into a model that is none of its own classes.
+        if hasattr(module, "peft_config") or type(module).__module__.startswith("peft.tuners"):
+            raise UnsupportedError(
+                f"save: {name or type(model).__name__} holds adapters. Merge them first, as "
+                f"merge_and_unload() of PEFT does, or save them with PEFT."
+            )
+    check_weights("save", model)
+    quantizer = getattr(model, "hf_quantizer", None)
+    # Transformers refuses to write what such a quantizer has opened, plain floats as well.
+    if quantizer is not None and not quantizer.is_serializable():
+        cls = type(model).__name__
+        raise UnsupportedError(
+            f"save: {cls} was opened by {type(quantizer).__name__}, which writes nothing back. If "
+            f"its weights are floats, as those read from a GGUF file, delete quantization_config "
+            f"from its config, and save a {cls}(config) with its state_dict()."
+        )
+    for name, value in model.state_dict().items():
+        if type(value) is not Tensor or value.is_quantized:
+            raise UnsupportedError(
+                f"save: {name} is a {type(value).__name__}, as weights that are quantized or "
+                f"sharded are. Save the model before it is quantized, or gather its weights first."
+            )
+
+
+def check_fresh(reader: Reader, folder: Path, model: nn.Module, batch: Any = None) -> None:
+    """Open a folder in a fresh process, and compare its outputs with those of the model.
+
+    A process that has imported headwise, or holds the model, could open what no other one can.
+    """
+    batch = example_input(model) if batch is None else batch
+    if reader == "onnxruntime":
+        batch = onnx_inputs(model, batch)
+    _compare(model, answer_in_fresh_process(reader, folder, batch), float_outputs(model, batch))
+
+
+def check_encoding(folder: Path, model: nn.Module) -> None:
+    """Open a folder with sentence-transformers in a fresh process, and compare its vectors."""
+    encoder: Any = model
+    with torch.no_grad(), in_evaluation(model):
+        expected = encoder.encode([*SENTENCES], convert_to_tensor=True, show_progress_bar=False)
+    _compare(model, answer_in_fresh_process("sentence-transformers", folder), [expected])
+
+
+def _compare(model: nn.Module, actual: list[Tensor] | str, expected: list[Tensor]) -> None:
+    problem = actual
+    if not isinstance(actual, str):
+        problem = output_difference(actual, [x.cpu() for x in expected])
+    if problem:
+        raise OutputError(
+            f"save: {type(model).__name__} was written, but does not open right in a fresh "
+            f"process: {problem} The written files were removed; please report it."
+        )
+
+
+def _write_around(model: nn.Module, inner: nn.Module, folder: Path) -> None:
+    """Write a `SentenceTransformer` without the weights of the transformer in it."""
+    outer: Any = around(model, _Unwritten(inner.config))
+    outer.save(str(folder), create_model_card=False)
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in (".bin", ".pt", ".pth", ".pkl"):
+            raise UnsupportedError(
+                f"save: a module of this SentenceTransformer writes {path.relative_to(folder)}, a "
+                f"pickle, which can run code. Save the transformer inside it."
+            )
+
+
+class _Unwritten(nn.Module):
+    """A placeholder for the transformer, whose weights `write_format` writes."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+
+    def save_pretrained(self, *_: Any, **__: Any) -> None:
+        return
+
+
+def _open_around(folder: Path, inner: nn.Module) -> nn.Module | None:
+    """The `SentenceTransformer` of a folder around another transformer; None where the package is
+    not installed."""
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError:
+        return None
+    device = str(device_of(inner))
+    outer = SentenceTransformer(str(folder), device=device, local_files_only=True)
+    outer.set_submodule(transformer_name(outer, "save"), inner)
+    return outer

@@ -1,6 +1,0 @@
-"""Caches whose kv heads keep different tokens, and attention to what is left in them."""
-
-from headwise.models.cache._attend import streaming_heads
-from headwise.models.cache._grouped_keys import CallKeys, GroupedKeys
-
-__all__ = ["CallKeys", "GroupedKeys", "streaming_heads"]
