@@ -17,7 +17,6 @@ from headwise.corpora import (
     read_winobias,
 )
 from headwise.counts import read_config
-from headwise.example import load_example, worked_example
 from headwise.lab import TrainSettings
 from headwise.tables import Head, Scores
 
@@ -32,9 +31,6 @@ SCORES = Scores(
 )
 COLUMNS = "ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL\n"
 MENTIONS = "t-1\tAnn said Bea ran, she did\tshe\t18\tAnn\t0\tTRUE\tBea\t9\tFALSE\tu\n"
-EXAMPLE = worked_example()
-WEIGHTS = {"tokens": EXAMPLE.tokens, "query": 1, "heads": EXAMPLE.weights.tolist()}
-VALUES = [[float(row), 1.0] for row in range(len(EXAMPLE.tokens))]
 TREE = (
     "# text = don't go\n1-2\tdon't\t_\t_\t_\t_\t_\t_\t_\t_\n1\tdo\tdo\tAUX\t_\t_\t3\taux\t_\t_\n"
     "2\tn't\tnot\tPART\t_\t_\t3\tadvmod\t_\t_\n3\tgo\tgo\tVERB\t_\t_\t0\troot\t_\t_\n\n"
@@ -52,8 +48,6 @@ TEXTS = {
     "parallel": ("one line\nanother\n", lambda path: read_parallel(path, path)),
     "pairs": ('a man runs,"a man, running",4.5\nx,y,0\n', read_pairs),
     "texts": ("one line\nanother\n\nsecond paragraph é\n", read_texts),
-    "weights": (json.dumps(WEIGHTS), load_example),
-    "values": (json.dumps(VALUES), lambda path: load_example(None, path)),
     "config": (
         '{"model_type": "llama", "hidden_size": 12, "num_attention_heads": 4, '
         '"num_hidden_layers": 2, "num_key_value_heads": 2, "attention_bias": false, '

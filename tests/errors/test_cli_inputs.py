@@ -122,19 +122,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         ("count image.json", "count: image.json is not JSON (it is a picture). Name a config.json"),
         ("count latin.csv", "count: latin.csv is not JSON (byte 2 is 0xe9, which is not UTF-8)."),
-        ("explain --weights image.json", "explain: image.json is not JSON (it is a picture)."),
-        (
-            "explain --values image.json",
-            'image.json is not JSON (it is a picture). Write a JSON file like {"animal": [0.8, ',
-        ),
-        (
-            "explain --weights model/config.json",
-            "explain: model/config.json holds ['architectures', ",
-        ),
-        (
-            "explain --values model/config.json",
-            "explain: model/config.json: head 1: 'architectures' is not one of the 9 tokens.",
-        ),
         ("report model --text - --show -", "--text and --show both read standard input"),
         ("observe model --text words.csv", "words.csv is a table, not plain text. Write its"),
         ("observe model --text array", "array is JSON, not plain text. Write its texts"),
@@ -233,7 +220,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("report model --text t.txt --pruning", "report: --pruning with 2 texts or pairs; half"),
         ("observe", "Missing argument 'MODEL'"),
         ("observe ./any --text t.txt --max-tokens 1", "greater than or equal to 2"),
-        ("explain --weights no.json", "explain: no.json cannot be read (No such file"),
         ("compare study model", "study holds results already, and model is neither a table nor a"),
         ("compare model model", "compare: model is neither a table nor a saved study, and models"),
         ("compare tab.csv tab.csv --roles", "compare: --roles is for models, and tab.csv holds"),

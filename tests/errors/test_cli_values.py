@@ -34,7 +34,6 @@ FILES = {
     "prune": ("--by", "--out", "--text", "--pairs", "--beside"),
     "group": ("--text", "--out"),
     "train": ("--out",),
-    "explain": ("--weights", "--values"),
 }
 SHARED = ("report", "observe", "roles", "importance", "prune", "group")
 NUMBERS = {

@@ -17,8 +17,6 @@ from small_files import COLUMNS, LINE, MENTIONS, SCORES, TEXTS, TREE
 WORDS = ("<pad>", "<s>", "</s>", "a", "b", "Ann", "sang", "do", "go", "[UNK]")
 # The file to break, and the command that reads it.
 COMMANDS: dict[str, tuple[str, Sequence[str]]] = {
-    "weights.json": (TEXTS["weights"][0], ("explain", "--weights", "weights.json")),
-    "values.json": (TEXTS["values"][0], ("explain", "--json", "--values", "values.json")),
     "config.json": (TEXTS["config"][0], ("count", "config.json", "--json")),
     "trees.conllu": (TREE * 2, ("roles", "model", "--conllu", "trees.conllu", "-o", "roles.json")),
     "coref.tsv": (COLUMNS + MENTIONS, ("roles", "model", "--coref", "coref.tsv", "--json")),
