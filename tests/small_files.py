@@ -16,7 +16,6 @@ from headwise.corpora import (
     read_texts,
     read_winobias,
 )
-from headwise.counts import read_config
 from headwise.lab import TrainSettings
 from headwise.tables import Head, Scores
 
@@ -48,15 +47,9 @@ TEXTS = {
     "parallel": ("one line\nanother\n", lambda path: read_parallel(path, path)),
     "pairs": ('a man runs,"a man, running",4.5\nx,y,0\n', read_pairs),
     "texts": ("one line\nanother\n\nsecond paragraph é\n", read_texts),
-    "config": (
-        '{"model_type": "llama", "hidden_size": 12, "num_attention_heads": 4, '
-        '"num_hidden_layers": 2, "num_key_value_heads": 2, "attention_bias": false, '
-        '"layer_types": ["full_attention", "full_attention"], "text_config": null}',
-        read_config,
-    ),
     "training": (
         json.dumps({"settings": asdict(TrainSettings()), "facts": {}}),
         lambda path: settings_in(path.parent),
     ),
 }  # fmt: skip
-NAMES = {"config": "config.json", "training": "training.json"}
+NAMES = {"training": "training.json"}

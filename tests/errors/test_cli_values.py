@@ -22,7 +22,6 @@ RIGHT: dict[str, tuple[str, ...]] = {
     "importance": ("model", "--text", "good.txt", "--out", "scores.csv"),
     "prune": ("model", "--by", "by.csv", "--remove", "0.3", "--out", "small"),
     "group": ("model", "--kv-heads", "1", "--out", "small"),
-    "count": ("model",),
     "train": ("--out", "lab"),
     "explain": (),
 }
@@ -44,7 +43,6 @@ NUMBERS = {
         "--steps", "--layers", "--heads", "--kv-heads", "--d-model", "--mlp-ratio", "--context",
         "--seed",
     ),
-    "count": ("--d-model", "--heads", "--kv-heads", "--head-dim", "--layers", "--tokens", "--keys"),
     **dict.fromkeys(SHARED, ()),
 }  # fmt: skip
 NUMBERS |= {name: (*NUMBERS[name], "--seed", "--max-texts", "--max-tokens") for name in SHARED} | {
@@ -132,8 +130,6 @@ def test_an_argument_that_is_no_number(place: Path, command: str, value: str) ->
         right = replaced(command, option, value)
         if option == "--rate":
             right = (*right, "--recover", "1", "--text", "good.txt")
-        if command == "count":
-            right = ("count", option, value)
         line = refused(place, *right)
         assert option in line, line
         assert value in line or (value == "1e400" and "inf" in line), line
@@ -151,7 +147,6 @@ def test_an_argument_that_is_no_number(place: Path, command: str, value: str) ->
         ("train --d-model 100000 --out lab", "mlp_ratio=2, context=40 give 240,004,000,000 weig"),
         ("train --heads 3 --out lab", "d_model=128 is not a multiple of n_heads=3. "),
         ("train --steps 0 --out lab", "steps is 0. "),
-        ("count --d-model 10 --heads 3", "of n_heads=3. Give a multiple, or head_dim."),
         ("look model words --target x", "target='x' alone is for an encoder-decoder"),
         ("look model good.txt", "good.txt is a file, and TEXT is the sentence itself. "),
     ],

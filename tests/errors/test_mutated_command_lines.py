@@ -12,12 +12,11 @@ from headwise import load
 from headwise.models import fingerprint
 from headwise.tables import Scores
 from mutations import mutations
-from small_files import COLUMNS, LINE, MENTIONS, SCORES, TEXTS, TREE
+from small_files import COLUMNS, LINE, MENTIONS, SCORES, TREE
 
 WORDS = ("<pad>", "<s>", "</s>", "a", "b", "Ann", "sang", "do", "go", "[UNK]")
 # The file to break, and the command that reads it.
 COMMANDS: dict[str, tuple[str, Sequence[str]]] = {
-    "config.json": (TEXTS["config"][0], ("count", "config.json", "--json")),
     "trees.conllu": (TREE * 2, ("roles", "model", "--conllu", "trees.conllu", "-o", "roles.json")),
     "coref.tsv": (COLUMNS + MENTIONS, ("roles", "model", "--coref", "coref.tsv", "--json")),
     "spans.jsonl": (LINE, ("roles", "model", "--spans", "spans.jsonl", "-o", "roles.csv")),

@@ -1,9 +1,5 @@
-"""Counts from sizes equal the parameters and operations of real layers."""
+"""Counts from sizes equal the parameters and operations of real layers, and the textbooks'."""
 
-import json
-import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModel
 
-from headwise.counts import PRESETS, layer_sizes, read_config
-from headwise.counts._families import FAMILIES
-from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer, save
+from headwise.counts import layer_sizes
+from headwise.errors import ArgumentError, HeadwiseError, ShapeError
 from headwise.layer import MultiHeadAttention
 
 sizes = st.integers(1, 5)
@@ -32,9 +27,6 @@ def layers(draw: st.DrawFn) -> dict[str, Any]:
 
 def held(module: nn.Module) -> int:
     return sum(weight.numel() for weight in module.parameters())
-
-
-# Our layer.
 
 
 @given(layers(), st.booleans(), st.booleans())
@@ -74,19 +66,6 @@ def test_each_projection_does_the_counted_multiplications(
     assert done == layer_sizes(**arguments).multiply_adds(T, S)
 
 
-# The formulas.
-
-
-@given(st.integers(1, 6), sizes, st.integers(1, 50))
-def test_the_number_of_heads_changes_no_cost(n_heads: int, head_dim: int, T: int):
-    d = n_heads * head_dim
-    for sizes in (layer_sizes(d, n_heads), layer_sizes(d, 1)):
-        work = sizes.multiply_adds(T)
-        assert sum(work[role] for role in "QKVO") == 4 * T * d**2
-        assert work["logits"] + work["mix"] == 2 * T**2 * d
-        assert sum(sizes.weights().values()) == 4 * d**2
-
-
 @given(layers(), st.integers(1, 9), st.integers(1, 9))
 def test_decoding_computes_each_key_once(arguments: dict[str, Any], T: int, more: int):
     sizes = layer_sizes(**arguments)
@@ -95,167 +74,118 @@ def test_decoding_computes_each_key_once(arguments: dict[str, Any], T: int, more
     for role in "QKVO":
         assert first[role] + later[role] == whole[role]
     # Only hidden pairs are saved: the first queries never see later keys.
-    hidden = T * more
-    saved = {name: whole[name] - first[name] - later[name] for name in ("logits", "mix")}
-    assert saved == {
-        "logits": sizes.n_heads * hidden * sizes.head_dim,
-        "mix": sizes.n_heads * hidden * sizes.head_dim,
-    }
+    for name in ("logits", "mix"):
+        saved = whole[name] - first[name] - later[name]
+        assert saved == sizes.n_heads * T * more * sizes.head_dim
 
 
 @given(layers(), st.integers(1, 5), st.sampled_from(["float64", "float32", "bfloat16", "float16"]))
 def test_a_cache_holds_the_keys_and_values(arguments: dict[str, Any], tokens: int, dtype: str):
     sizes = layer_sizes(**arguments)
-    kept = [
-        torch.empty(sizes.n_kv_heads, tokens, sizes.head_dim, dtype=getattr(torch, dtype))
-        for _ in ("keys", "values")
-    ]
+    shape = (sizes.n_kv_heads, tokens, sizes.head_dim)
+    kept = [torch.empty(shape, dtype=getattr(torch, dtype)) for _ in ("keys", "values")]
     assert tokens * sizes.cache_bytes(dtype) == sum(tensor.nbytes for tensor in kept)
 
 
-# Models of other libraries, built from their configurations without weights.
-
-ROLES = {
-    "bert": {"Q": r"self\.query\.", "K": r"self\.key\.", "V": r"self\.value\.",
-             "O": r"attention\.output\.dense\."},
-    "gpt2": {"QKV": r"attn\.c_attn\.", "O": r"attn\.c_proj\."},
-    "llama": {role: rf"self_attn\.{role.lower()}_proj\." for role in "QKVO"},
-    "mistral": {role: rf"self_attn\.{role.lower()}_proj\." for role in "QKVO"},
-}  # fmt: skip
-TINY = {
-    "bert": {"hidden_size": 35, "num_attention_heads": 5, "num_hidden_layers": 3},
-    "gpt2": {"n_embd": 21, "n_head": 3, "n_layer": 2},
-    "llama": {"hidden_size": 36, "num_attention_heads": 6, "num_key_value_heads": 2,
-              "head_dim": 14, "num_hidden_layers": 3, "attention_bias": True},
-    "mistral": {"hidden_size": 40, "num_attention_heads": 10, "num_key_value_heads": 2,
-                "head_dim": 4, "num_hidden_layers": 5},
-}  # fmt: skip
+@given(layers(), st.integers(1, 5))
+def test_a_model_has_the_counts_of_its_layers_together(arguments: dict[str, Any], n_layers: int):
+    layer, model = layer_sizes(**arguments), layer_sizes(**arguments, n_layers=n_layers)
+    assert model.cache_bytes() == n_layers * layer.cache_bytes()
+    for counts, of_layer in (
+        (model.parameters(), layer.parameters()),
+        (model.multiply_adds(3, 5), layer.multiply_adds(3, 5)),
+    ):
+        assert counts == {name: n_layers * number for name, number in of_layer.items()}
 
 
-def built(config: PretrainedConfig) -> nn.Module:
+# Costs known from papers, or computed by hand.
+
+
+def test_bert_base():
+    bert = layer_sizes(768, 12, biases="QKVO", n_layers=12)
+    assert sum(layer_sizes(768, 12).weights().values()) == 2_359_296
+    assert sum(bert.weights().values()) == 28_311_552
+    assert sum(bert.parameters().values()) == 28_348_416
     with torch.device("meta"):
-        return AutoModel.from_config(config)
+        model = AutoModel.from_config(AutoConfig.for_model("bert"))
+    assert held(model) == 109_482_240
+    assert 28_348_416 / held(model) == pytest.approx(0.259, abs=0.0005)
+    projections = ("query.", "key.", "value.", "attention.output.dense.")
+    actual = sum(
+        weight.numel()
+        for name, weight in model.named_parameters()
+        if any(projection in name for projection in projections)
+    )
+    assert actual == 28_348_416
 
 
-def projections(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Matrices and biases of attention layers, whatever their names in the model."""
-    for name, weight in model.named_parameters():
-        ours = re.search(r"att(n|ention)\b.*\.(\w+)\.(weight|bias)$", name)
-        if ours and "norm" not in name.lower() and "relative" not in name:
-            yield name, weight
+def test_single_and_multi_head_by_the_textbook():
+    d = 512  # Vaswani et al. 2017
+    assert sum(layer_sizes(d, 1, out_proj=False).parameters().values()) == 3 * d**2 == 786_432
+    assert sum(layer_sizes(d, 8).parameters().values()) == 4 * d**2
+    assert sum(layer_sizes(d, 8, biases="QKVO").parameters().values()) == 4 * d**2 + 4 * d
 
 
-@pytest.mark.parametrize("family", TINY)
-def test_each_projection_of_a_tiny_model_has_the_counted_parameters(family: str, tmp_path: Path):
-    config = AutoConfig.for_model(family, **TINY[family])
-    config.save_pretrained(tmp_path)
-    read, model = read_config(tmp_path), built(config)
-    counted = read.layer.parameters()
-    for roles, pattern in ROLES[family].items():
-        actual = sum(w.numel() for name, w in model.named_parameters() if re.search(pattern, name))
-        assert actual == read.n_layers * sum(counted[role] for role in roles), roles
-    assert read.parameters() == sum(weight.numel() for _, weight in projections(model))
+def test_heads_of_any_width_and_shared_keys():
+    sizes = layer_sizes(10, 6, 2, head_dim=7, biases="QV")
+    assert sizes.weights() == {"Q": 10 * 42, "K": 10 * 14, "V": 10 * 14, "O": 42 * 10}
+    assert sizes.parameters() == {"Q": 420 + 42, "K": 140, "V": 140 + 14, "O": 420}
+    assert sizes.multiply_adds(5, 17) == {
+        "Q": 5 * 420, "K": 17 * 140, "V": 17 * 140, "O": 5 * 420,
+        "logits": 6 * 5 * 17 * 7, "mix": 6 * 5 * 17 * 7,
+    }  # fmt: skip
+    assert sizes.cache_bytes("float32") == 4 * 2 * (7 + 7)
 
 
-def shortened(family: str) -> PretrainedConfig:
-    """The family's own sizes, in two layers."""
-    config = AutoConfig.for_model(family)
-    for name in ("num_hidden_layers", "num_layers", "n_layer", "n_layers"):
-        if hasattr(config, name):
-            setattr(config, name, 2)
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:2]
-    if family == "gpt_neo":
-        config.attention_types, config.attention_layers = [[["global"], 2]], ["global"] * 2
-    return config
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "expected"),
+    [
+        # GPT-2, 1,024 tokens of which take 36 MiB.
+        ((768, 12, 12, 12), "float16", 36_864),
+        # Llama 7B: 2 (keys, values) x 32 layers x 4096 x 2 bytes, half a MiB a token.
+        ((4096, 32, 32, 32), "bfloat16", 512 * 1024),
+        # Llama 2 70B: ten times the parameters but a smaller cache, 8 kv heads instead of 64.
+        ((8192, 64, 8, 80), "bfloat16", 320 * 1024),
+        ((4096, 32, 8, 32), "float32", 2 * 32 * 8 * 128 * 4),  # Mistral 7B
+    ],
+)
+def test_known_caches(sizes: tuple[int, ...], dtype: str, expected: int):
+    *layer, n_layers = sizes
+    assert layer_sizes(*layer, n_layers=n_layers).cache_bytes(dtype) == expected
 
 
-@pytest.mark.parametrize("on", [None, True, False], ids=["default", "on", "off"])
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"headwise"}))
-def test_the_layers_of_every_known_family_have_the_counted_parameters(
-    family: str, on: bool | None, tmp_path: Path
+@pytest.mark.parametrize(
+    ("sizes", "error", "message"),
+    [
+        ({"n_heads": 0}, ArgumentError, "n_heads=0, biases=''"),
+        ({"n_heads": 3, "biases": "QX"}, ArgumentError, "n_heads=3, biases='QX'"),
+        ({"n_heads": 5}, ShapeError, "d_model=12 is not a multiple of n_heads=5"),
+        ({"n_heads": 3, "head_dim": -2}, ArgumentError, "head_dim=-2"),
+        ({"n_heads": 3, "n_kv_heads": 0}, ArgumentError, "n_kv_heads=0"),
+        ({"n_heads": 3, "n_layers": 0}, ArgumentError, "n_layers=0"),
+        ({"n_heads": 6, "n_kv_heads": 4}, ShapeError, "n_heads=6 is not a multiple of n_kv_heads="),
+    ],
+)
+def test_sizes_that_do_not_fit_together(
+    sizes: dict[str, Any], error: type[HeadwiseError], message: str
 ):
-    config, switch = shortened(family), FAMILIES[family].switch
-    if switch is not None and on is not None:
-        setattr(config, switch, on)
-    config.save_pretrained(tmp_path)
-    if switch is not None and on is None:
-        path = tmp_path / "config.json"
-        held = json.loads(path.read_text("utf-8"))
-        del held[switch]
-        path.write_text(json.dumps(held), "utf-8")
-        config = AutoConfig.from_pretrained(tmp_path)
-    actual = sum(weight.numel() for _, weight in projections(built(config)))
-    assert actual > 0
-    assert read_config(tmp_path).parameters() == actual
+    with pytest.raises(error, match=message):
+        layer_sizes(12, **sizes)
 
 
-OPTIONAL = ("num_key_value_heads", "num_kv_heads", "head_dim", "multi_query")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ({"queries": 0}, "0 queries and 0 keys, 0 of them cached"),
+        ({"queries": 2, "cached": -1}, "2 queries and 1 keys, -1 of them cached"),
+        ({"queries": 2, "keys": 3, "cached": 4}, "2 queries and 3 keys, 4 of them cached"),
+    ],
+)
+def test_impossible_texts(text: dict[str, int], message: str):
+    with pytest.raises(ArgumentError, match=message):
+        layer_sizes(12, 3).multiply_adds(**text)
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"headwise"}))
-def test_missing_sizes_default_to_those_of_the_family(family: str, tmp_path: Path):
-    config = shortened(family)
-    # 160 heads can share the keys and values of as many heads as any family has by itself.
-    config.hidden_size, config.num_attention_heads = 1280, 160
-    if family == "helium":  # its heads have a fixed width, which only this size fits
-        config.hidden_size = 160 * 128
-    held = {name: x for name, x in config.to_dict().items() if name not in OPTIONAL}
-    (tmp_path / "config.json").write_text(json.dumps(held), "utf-8")
-    model = built(AutoConfig.from_pretrained(tmp_path))
-    actual = sum(weight.numel() for _, weight in projections(model))
-    assert read_config(tmp_path).parameters() == actual
-
-
-@pytest.mark.parametrize("family", ["falcon", "gpt_bigcode"])
-@pytest.mark.parametrize("shared", [True, False])
-def test_one_key_head_for_all_is_read_from_the_file(family: str, shared: bool, tmp_path: Path):
-    config = AutoConfig.for_model(family, multi_query=shared, num_hidden_layers=2)
-    config.save_pretrained(tmp_path)
-    actual = sum(weight.numel() for _, weight in projections(built(config)))
-    assert read_config(tmp_path).parameters() == actual
-
-
-def test_our_own_checkpoints_are_counted(tmp_path: Path):
-    words = ("<pad>", "<bos>", "<eos>", "<unk>")
-    model = MiniGPT(MiniGPTConfig(len(words), d_model=12, n_heads=6, n_kv_heads=2, n_layers=3))
-    read = read_config(save(model, make_tokenizer(words), tmp_path))
-    assert read.parameters() == sum(held(block.attention) for block in model.blocks)
-    assert (read.n_layers, read.layer.n_heads, read.layer.n_kv_heads) == (3, 6, 2)
-
-
-# Presets.
-
-VOCABULARY = {"bert": 30522, "gpt2": 50257, "llama": 32000, "mistral": 32000}
-INNER = {"bert-large": 4096, "llama-7b": 11008, "llama-2-70b": 28672, "mistral-7b": 14336}
-
-
-def family_of(name: str) -> str:
-    return {"gpt3-175b": "gpt2", "mistral-7b": "mistral"}.get(name, re.split(r"\W", name)[0])
-
-
-def config_of(name: str) -> PretrainedConfig:
-    """The whole model of a preset, with the sizes that are not the attention's."""
-    model, family = PRESETS[name], family_of(name)
-    layer = model.layer
-    if family == "gpt2":
-        sizes = {"n_embd": layer.d_model, "n_head": layer.n_heads, "n_layer": model.n_layers,
-                 "n_positions": 2048 if name == "gpt3-175b" else 1024}  # fmt: skip
-    else:
-        sizes = {"hidden_size": layer.d_model, "num_attention_heads": layer.n_heads,
-                 "num_hidden_layers": model.n_layers}  # fmt: skip
-        sizes |= {"intermediate_size": INNER[name]} if name in INNER else {}
-    if family in ("llama", "mistral"):
-        sizes |= {"num_key_value_heads": layer.n_kv_heads, "tie_word_embeddings": False}
-    return AutoConfig.for_model(family, vocab_size=VOCABULARY[family], **sizes)
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_the_model_of_its_name(name: str, tmp_path: Path):
-    preset, config = PRESETS[name], config_of(name)
-    config.save_pretrained(tmp_path)
-    read = read_config(tmp_path)
-    assert (read.layer, read.n_layers) == (preset.layer, preset.n_layers)
-    whole = AutoModelForCausalLM if family_of(name) in ("llama", "mistral") else AutoModel
-    with torch.device("meta"):
-        assert held(whole.from_config(config)) == preset.all_parameters
+def test_an_unknown_dtype():
+    with pytest.raises(ArgumentError, match=r"'int3' is unknown\. Give float64, float32"):
+        layer_sizes(12, 3).cache_bytes("int3")

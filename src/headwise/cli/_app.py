@@ -12,7 +12,6 @@ from headwise._display import did_you_mean
 from headwise.cli._cache import cache
 from headwise.cli._compare import compare
 from headwise.cli._corpus import corpus, merge
-from headwise.cli._count import count
 from headwise.cli._explain import explain
 from headwise.cli._group import group
 from headwise.cli._heads import heads
@@ -140,7 +139,6 @@ _COMMANDS: dict[Any, str] = {
     cache: "headwise cache gpt2 --keep 0.5 --window 256 --out plan.json",
     corpus: "headwise corpus gpt2 --data 'data/*.parquet' --out run --shards 8",
     merge: "headwise merge run --out table.parquet",
-    count: "headwise count --d-model 768 --heads 12 --layers 12 --tokens 1024",
     explain: "headwise explain",
 }
 EXAMPLES = {command.__name__: example for command, example in _COMMANDS.items()}

@@ -1,6 +1,6 @@
 """`costs`: counts, and on demand times, what each head of a model costs.
 
-`headwise.counts` has the same counts by the sizes of a layer alone, for models that are not there.
+`headwise.counts` has the same counts by sizes alone, for models that are not there.
 """
 
 import statistics
