@@ -20,16 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from _commands import run_command
 from _report import BEGIN, END, insert, table
 
 import headwise as hw
-from headwise.corpora import AnnotatedText, annotate, read_conllu, read_gap
+from headwise.corpora import AnnotatedText, read_conllu, read_gap
 from headwise.lab import TrainSettings, train
 from headwise.models.texts import encode
 from headwise.report import roles_of_lab
-from headwise.roles import alignment, rules_of, shape_line, shapes_summary, shown_outcomes
+from headwise.roles import rules_of, shape_line, shapes_summary, shown_outcomes
 
 CORPORA = {"trees": "UD English EWT", "coref": "GAP"}
 READERS = {"trees": read_conllu, "coref": read_gap}
@@ -73,12 +72,6 @@ def find_in_lab(options: argparse.Namespace) -> None:
         folder = options.keep / f"seed-{seed}"
         if not (folder / "roles.json").exists():
             trained = train(TrainSettings(seed=seed, steps=options.steps), folder)
-            rng = np.random.default_rng([seed, 4])
-            drawn = [
-                annotate(trained.settings.grammar().sentence(rng)) for _ in range(options.lines)
-            ]
-            aligned = alignment(trained.model, trained.tokenizer, drawn, seed=seed)
-            aligned.to_json(folder / "alignment.json", orient="records")
             evaluation = asdict(trained.evaluation)
             (folder / "judged.json").write_text(json.dumps(evaluation), "utf-8")
             # Written last, so that its existence means that the run is complete.
@@ -107,13 +100,8 @@ def publish(options: argparse.Namespace) -> None:
     if folders:
         runs = {path.name[5:]: hw.Roles.load(path / "roles.json") for path in folders}
         judged = [json.loads((path / "judged.json").read_text("utf-8")) for path in folders]
-        aligned = [pd.read_json(path / "alignment.json", orient="records") for path in folders]
         sections = {t: lines for t, lines in sections.items() if not t.startswith("Mini-GPT")}
-        sections[f"Mini-GPT, {len(runs)} seeds"] = [
-            *lab_lines(runs, judged),
-            "The best aligner of each run:",
-            alignment_table(list(runs), aligned),
-        ]
+        sections[f"Mini-GPT, {len(runs)} seeds"] = lab_lines(runs, judged)
     # Texts are sorted stably: the Mini-GPT comes last.
     sections = dict(sorted(sections.items(), key=lambda item: item[0].startswith("Mini-GPT")))
     text = (f"## {title}\n\n" + "\n\n".join(lines) for title, lines in sections.items())
@@ -347,19 +335,6 @@ def effect_rows(runs: dict[str, hw.Roles]) -> list[list[str]]:
             cells.append(f"{worst['name']} {worst['effect']:+.2f} {ends}")
         rows.append([f"{name} ({says})", *cells])
     return rows
-
-
-def alignment_table(seeds: Sequence[str], tables: Sequence[pd.DataFrame]) -> str:
-    """The best aligner on one half of the texts, and its score on the other half."""
-    rows = []
-    for query in ("identity", "prediction"):
-        for seed, frame in zip(seeds, tables, strict=True):
-            best = frame[frame["query"] == query].nlargest(1, "chosen_half").iloc[0]
-            accuracy = f"{best['accuracy']:.2f} [{best['ci_low']:.2f}, {best['ci_high']:.2f}]"
-            nulls = [f"{best[name]:.2f}" for name in ("chance", "offset", "diagonal")]
-            rows.append([query, seed, best["name"], accuracy, f"{best['aer']:.2f}", *nulls])
-    titles = ["query", "seed", "head", "accuracy", "AER", "chance", "best offset", "diagonal"]
-    return table(titles, rows, left_columns=3)
 
 
 def groups(roles: hw.Roles) -> list[str]:

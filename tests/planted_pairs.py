@@ -1,4 +1,4 @@
-"""Encoder-decoders with known alignments, and pairs of texts for them."""
+"""Encoder-decoders with known alignments."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, T5Config, T5ForConditionalGeneration
 
-from headwise.corpora import AnnotatedText
 from headwise.roles import AlignedBatch
 from oracles import padded
 
@@ -85,14 +84,3 @@ def spelled(n: int, seed: int) -> AlignedBatch:
     outputs = [[letter + 20 for letter in source] for source in sources]
     spans: list[Any] = [[(place, place + 1) for place in range(len(s))] for s in sources]
     return AlignedBatch(inputs, outputs, spans)
-
-
-LINKS = ((3, 0), (4, 1), (5, 2))
-
-
-def linked_pairs(n: int) -> list[AnnotatedText]:
-    """Sources of three words, with translations of four, of which three are linked."""
-    rng = np.random.default_rng(0)
-    spans = tuple((3 * index, 3 * index + 2) for index in range(7))
-    texts = (" ".join(f"w{number}" for number in rng.choice(10, 7)) for _ in range(n))
-    return [AnnotatedText(text, spans, links=LINKS, translation=9) for text in texts]

@@ -7,7 +7,6 @@ import numpy as np
 
 from headwise.cli._train import settings_in
 from headwise.corpora import (
-    read_aligned,
     read_conllu,
     read_gap,
     read_jsonl,
@@ -36,14 +35,13 @@ TREE = (
 )
 LINE = (
     '{"text": "Ann sang", "words": [[0, 3], [4, 8]], "tags": ["PROPN", "VERB"], '
-    '"arcs": [[0, 1, "nsubj"]], "mentions": [[0, 3, 0]], "links": [[1, 0]]}\n'
+    '"arcs": [[0, 1, "nsubj"]], "mentions": [[0, 3, 0]]}\n'
 )
 TEXTS = {
     "conllu": (TREE * 2, read_conllu),
     "gap": (COLUMNS + MENTIONS, read_gap),
     "winobias": ("1 [The cook] said that [she] ran.\n2 [A man] met [his] son.\n", read_winobias),
     "jsonl": (LINE * 2, read_jsonl),
-    "aligned": ("0-0\n0-0\n", lambda path: read_aligned(path, path, path)),
     "parallel": ("one line\nanother\n", lambda path: read_parallel(path, path)),
     "pairs": ('a man runs,"a man, running",4.5\nx,y,0\n', read_pairs),
     "texts": ("one line\nanother\n\nsecond paragraph é\n", read_texts),

@@ -11,7 +11,6 @@ from headwise.corpora import (
     AnnotatedText,
     Arc,
     Mention,
-    read_aligned,
     read_conllu,
     read_gap,
     read_jsonl,
@@ -150,26 +149,10 @@ def test_text_that_is_no_winobias(tmp_path, sentence, message):
         ('{"text": "a", "tags": "X"}', r"tags are 'X'"),
         ('{"text": "a", "tags": ["X"]}', r"1 tags for 0 words"),
         ('{"text": "a", "words": [[0, 2]]}', r"word \[0, 2\) in a text of 1 characters"),
-        ('{"text": "a", "words": [[0, 1]], "links": [[0, 1]]}', r"link \(0, 1\) between 1 words"),
     ],
 )
 def test_json_of_another_form(tmp_path, line, message):
     refuses(read_jsonl, write(tmp_path, '{"text": "a"}\n' + line), 2, message)
-
-
-@pytest.mark.parametrize(
-    ("links", "line", "message"),
-    [
-        ("0-0\n0-x\n", 2, r"'0-x' is not a link"),
-        ("0-0\n0-2\n", 2, r"the link 0-2 between 2 and 1 words"),
-        ("0-0\n", 1, r"the files have 2, 2 and 1 lines"),
-    ],
-)
-def test_links_that_do_not_fit(tmp_path, links, line, message):
-    texts = write(tmp_path, "a\nb c\n", "en"), write(tmp_path, "x\ny\n", "es")
-    path = write(tmp_path, links, "links")
-    with pytest.raises(InputError, match=re.escape(f"{path}, line {line}: ") + message):
-        read_aligned(*texts, path)
 
 
 @pytest.mark.parametrize(

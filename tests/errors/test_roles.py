@@ -31,7 +31,6 @@ from headwise.roles import (
     TaskHeads,
     TokenText,
     agreement,
-    alignment,
     behaviour,
     find_roles,
     name_moving,
@@ -40,7 +39,7 @@ from headwise.roles import (
 )
 from headwise.roles.relations import tokenize
 from planted import TOKENIZER, Planted, PlantedGPT, lines
-from planted_pairs import PlantedPairs, linked_pairs, sharp_t5, spelled
+from planted_pairs import PlantedPairs, sharp_t5, spelled
 
 MODEL = Planted([("offset -1",)], causal=True)
 
@@ -73,8 +72,6 @@ def test_a_corpus_without_tokens(corpus, tokenizer):
 def test_a_corpus_that_is_no_list_of_texts():
     with pytest.raises(ArgumentError, match=r"find_roles: corpus is 7, a int\. Give a str or A"):
         find_roles(MODEL, TOKENIZER, 7)
-    with pytest.raises(ArgumentError, match=r"alignment: corpus\[1\] is 7, a int\. Give a str or"):
-        alignment(MODEL, TOKENIZER, ["w1 w2", 7])
 
 
 @pytest.mark.parametrize("name", ["self", "induction", "prefix matching"])
@@ -496,10 +493,6 @@ SOURCES, TARGETS = [[5, 9, 7, 3, 11, 4]], [[6, 2, 7]]
 
 def test_bad_pairs_are_refused() -> None:
     model = sharp_t5()
-    with pytest.raises(InputError, match="no word of 2 texts"):
-        alignment(
-            model, TOKENIZER, [AnnotatedText(text.text, text.words) for text in linked_pairs(2)]
-        )
     source = {"input_ids": torch.tensor([SOURCES[0]])}
     with pytest.raises(ArgumentError, match="heads=None, and T5ForConditionalGeneration"):
         hw.align(model, source, TARGETS)

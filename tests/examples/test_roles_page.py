@@ -58,12 +58,6 @@ def page_text(script, tmp_path_factory: pytest.TempPathFactory) -> str:
     make_tables(script, ()).save(run / "roles.json")
     accuracy = {"conjugation": 0.5, "translation": 0.25}
     (run / "judged.json").write_text(json.dumps({"seen": accuracy, "copying": 0.75}), "utf-8")
-    numbers = ("accuracy", "ci_low", "ci_high", "aer", "chance", "offset", "diagonal")
-    aligned = [
-        {"name": "L0.H0", "query": query, "chosen_half": 1.0, **dict.fromkeys(numbers, 0.5)}
-        for query in ("identity", "prediction")
-    ]
-    (run / "alignment.json").write_text(json.dumps(aligned), "utf-8")
     script.main(["publish", "--into", str(page), "--keep", str(place)])
     return page.read_text("utf-8")
 
@@ -77,7 +71,7 @@ def titles(text: str) -> set[str]:
 def test_the_page_has_the_tables_of_the_script(page_text: str) -> None:
     assert page_text.startswith("before\n")
     assert page_text.endswith("\nafter")
-    assert len(titles(page_text)) == 9
+    assert len(titles(page_text)) == 8
     # The committed page may have been made without halves.
     stable = {title for title in titles(page_text) if "half A" not in title}
     of_others = r"<!-- measured: encoder -->.*?<!-- end of what was measured -->"

@@ -1,6 +1,7 @@
 """Laws of annotated texts: spans spell their words, and arcs form trees."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -15,7 +16,6 @@ from headwise.corpora import (
     Mention,
     annotate,
     choices,
-    read_aligned,
     read_conllu,
     read_gap,
     read_jsonl,
@@ -132,19 +132,6 @@ def test_pronouns_are_known_by_the_annotation_or_by_their_tag(tmp_path):
     assert [text.is_pronoun(mention) for mention in text.mentions] == [False, True, True]
 
 
-def test_aligned_texts_share_one_context(tmp_path):
-    paths = [
-        written(tmp_path, "the green house\na\n", "en"),
-        written(tmp_path, "la casa verde\nb\n", "es"),
-        written(tmp_path, "0-0 1-2 2-1\n\n", "links"),
-    ]
-    first, second = read_aligned(*paths)
-    assert first.text == "the green house la casa verde"
-    pairs = [(first.word(source), first.word(target)) for source, target in first.links]
-    assert pairs == [("la", "the"), ("verde", "green"), ("casa", "house")]
-    assert second.links == ()
-
-
 @given(seeds, st.booleans())
 def test_the_grammar_knows_its_trees_mentions_and_links(seed, repeated):
     grammar, rng = Grammar(), np.random.default_rng(seed)
@@ -178,11 +165,10 @@ def test_json_lines_keep_everything(tmp_path_factory, seed):
         "tags": text.tags,
         "arcs": [(arc.dependent, arc.head, arc.relation) for arc in text.arcs],
         "mentions": [(mention.start, mention.end, mention.entity) for mention in text.mentions],
-        "links": text.links,
     }
     path = tmp_path_factory.mktemp("json") / "texts.jsonl"
     path.write_text(json.dumps(said) + "\n\n" + json.dumps({"text": "bare"}), "utf-8")
-    assert read_jsonl(path) == [text, AnnotatedText("bare")]
+    assert read_jsonl(path) == [replace(text, links=()), AnnotatedText("bare")]
 
 
 @given(st.lists(st.integers(-1, 6), min_size=1, max_size=7))

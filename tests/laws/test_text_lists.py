@@ -32,7 +32,6 @@ from headwise.roles import (
     repetition,
     translation,
 )
-from headwise.roles import alignment as align_words
 from headwise.scoring import importance, prune_curves, read_batches
 from headwise.surgery import costs, prune
 from headwise.watch import Request, observe
@@ -90,7 +89,7 @@ def _batches(model: nn.Module, texts: Any) -> Any:
 
 
 Door = Callable[[nn.Module, Any], Any]
-# `translation` and `alignment` need annotations; their refusals are tested below.
+# `translation` needs annotations; its refusals are tested below.
 DOORS: dict[str, Door] = {
     "study": _study,
     "find_roles": _roles,
@@ -105,7 +104,6 @@ DOORS: dict[str, Door] = {
 BATCHES = ("read_batches", "importance", "prune_curves", "recover")
 REFUSING: dict[str, Door] = DOORS | {
     "translation": lambda model, texts: translation(model, TOKENIZER, texts),
-    "alignment": lambda model, texts: align_words(model, TOKENIZER, texts),
     "list_pairs": lambda model, texts: list_pairs("list_pairs", texts, TEXTS),
 }
 

@@ -18,7 +18,6 @@ from headwise.corpora._listing import (
 from headwise.corpora._names import name_texts
 from headwise.corpora._plain import (
     SentencePair,
-    read_aligned,
     read_pairs,
     read_parallel,
     read_texts,
@@ -53,7 +52,6 @@ __all__ = [
     "list_pairs",
     "list_texts",
     "name_texts",
-    "read_aligned",
     "read_conllu",
     "read_examples",
     "read_gap",

@@ -24,7 +24,7 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[AnnotatedText]:
 
     The keys are the attributes of `AnnotatedText`: `{"text": "Ann sang", "words": [[0, 3], [4, 8]],
     "tags": ["PROPN", "VERB"], "arcs": [[0, 1, "nsubj"]], "mentions": [[0, 3, 0]],
-    "pairs": [[1, 0, "singer"]], "links": []}`; all but the text may be left out. A mention may end
+    "pairs": [[1, 0, "singer"]]}`; all but the text may be left out. A mention may end
     with `true`: a pronoun. A pair is a relation of your own, from the first word to the second.
 
     Raises:
@@ -41,7 +41,6 @@ _ITEMS: dict[str, tuple[tuple[type, ...], Any]] = {
     "arcs": ((int, int, str), Arc),
     "mentions": ((int, int, int, bool), Mention),
     "pairs": ((int, int, str), Pair),
-    "links": ((int, int), lambda *pair: pair),
 }
 
 

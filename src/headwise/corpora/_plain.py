@@ -1,4 +1,4 @@
-"""Plain files: texts, texts with their targets or translations, and pairs of sentences."""
+"""Plain files: texts, texts with their targets, and pairs of sentences."""
 
 import csv
 import io
@@ -9,19 +9,15 @@ from math import isfinite
 
 from headwise._display import counted
 from headwise.corpora._source import (
-    Fault,
     Source,
     check_filled,
-    fault_at,
     lines_of,
     name_of,
     text_of,
 )
-from headwise.corpora._text import AnnotatedText, Span
 from headwise.errors import InputError
 
 _PARALLEL = "read_parallel"
-_LINK = re.compile(r"(\d{1,9})-(\d{1,9})", re.ASCII)
 
 
 def read_texts(path: Source, *, paragraphs: bool = False) -> list[str]:
@@ -70,59 +66,6 @@ def read_parallel(source: Source, target: Source) -> list[tuple[str, str]]:
     if not pairs:
         raise InputError(f"{_PARALLEL}: {name_of(source)} holds no text. Name a text file.")
     return pairs
-
-
-def read_aligned(
-    source: str | os.PathLike[str],
-    target: str | os.PathLike[str],
-    links: str | os.PathLike[str],
-) -> list[AnnotatedText]:
-    """Read texts and their translations, line by line, with word alignments.
-
-    Each pair becomes one text, the source before its translation, so that a head can attend
-    from the translation to the source. White space separates words. A line of links such as
-    `0-0 1-2` pairs words of the source with words of the target, both counted from 0 (the
-    Pharaoh format).
-
-    Raises:
-        InputError: a file cannot be read, the three differ in length, or a link names a word
-            that does not exist. The error names the line.
-    """
-    columns = [lines_of(path, "read_aligned") for path in (source, target, links)]
-    lengths = [len(lines) for lines in columns]
-    if len(set(lengths)) > 1:
-        raise fault_at("read_aligned", links, min(lengths))(
-            f"the files have {lengths[0]}, {lengths[1]} and {lengths[2]} lines. "
-            f"Give as many lines of links as of texts."
-        )
-    texts = [
-        _aligned(text, translation, pairs, fault_at("read_aligned", links, number))
-        for number, (text, translation, pairs) in enumerate(zip(*columns, strict=True), 1)
-    ]
-    return check_filled(texts, links, "read_aligned")
-
-
-def _aligned(source: str, target: str, links: str, fault: Fault) -> AnnotatedText:
-    translation = len(source) + 1
-    sources, targets = _words(source, 0), _words(target, translation)
-    pairs: list[tuple[int, int]] = []
-    for link in links.split():
-        match = _LINK.fullmatch(link)
-        if match is None:
-            raise fault(f"{link!r} is not a link. Give them as 0-0 1-2.")
-        source_word, target_word = int(match[1]), int(match[2])
-        if source_word >= len(sources) or target_word >= len(targets):
-            raise fault(
-                f"the link {link} between {len(sources)} and {len(targets)} words. "
-                f"Count words from 0."
-            )
-        pairs.append((len(sources) + target_word, source_word))
-    text, words = f"{source} {target}", (*sources, *targets)
-    return AnnotatedText(text, words, links=tuple(pairs), translation=translation)
-
-
-def _words(text: str, start: int) -> list[Span]:
-    return [(start + word.start(), start + word.end()) for word in re.finditer(r"\S+", text)]
 
 
 @dataclass(frozen=True)

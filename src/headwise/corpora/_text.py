@@ -55,7 +55,6 @@ class AnnotatedText:
         mentions: The mentions of entities. Mentions of one entity corefer.
         links: Pairs of words that translate each other: (word, its source).
         pairs: Relations of your own between words.
-        translation: The character at which the translation begins; 0 if that is unknown.
     Raises:
         ArgumentError: a span or word index lies outside the text, words are out of order, a word
             has two heads, or arcs form a cycle.
@@ -72,7 +71,6 @@ class AnnotatedText:
     arcs: tuple[Arc, ...] = ()
     mentions: tuple[Mention, ...] = ()
     links: tuple[tuple[int, int], ...] = ()
-    translation: int = 0
     pairs: tuple[Pair, ...] = ()
 
     def __post_init__(self) -> None:

@@ -30,7 +30,6 @@ from headwise.roles._table import Roles
 from headwise.roles._task_examples import task_examples
 from headwise.roles._task_heads import TaskHeads, find_heads, load_heads
 from headwise.roles._task_scores import AnswerEffect
-from headwise.roles._word_alignment import alignment
 from headwise.roles.relations import (
     ChoiceRelation,
     Pairs,
@@ -62,7 +61,6 @@ __all__ = [
     "TokenText",
     "agreement",
     "align",
-    "alignment",
     "behaviour",
     "by_nearness",
     "check_reads_one_text",
