@@ -99,8 +99,8 @@ vllm: build/vllm/installed
 	# Imports of vLLM warn, which is not ours to mend.
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 build/vllm/bin/python -m pytest -W default \
 	    -o pythonpath="tests tests/serving" tests/serving
-	HF_HUB_OFFLINE=1 build/vllm/bin/python benchmarks/serving.py --into benchmarks/results/vllm.md
-	build/vllm/bin/python benchmarks/serving_injection.py --into benchmarks/results/serving-injection.md
+	HF_HUB_OFFLINE=1 build/vllm/bin/python -m benchmarks.serving.cost --into benchmarks/results/vllm.md
+	build/vllm/bin/python -m benchmarks.serving.injection --into benchmarks/results/serving-injection.md
 
 build/vllm/installed: pyproject.toml $(NATIVE) | $(BIN)/pip
 	@$(BIN)/python -m venv --clear build/vllm
@@ -140,10 +140,10 @@ format: .venv/dev
 # By hand, more than an hour on an idle machine: the figures of all pages whose command needs no
 # material, or with PAGE=benchmarks/results/native.md those of one. It goes on where it stopped.
 bench: .venv/dev build/rivals build/peers
-	$(BIN)/python benchmarks/bench.py $(PAGE)
+	$(BIN)/python -m benchmarks.bench $(PAGE)
 
 # By hand, an hour or two: kills, broken files by the million, and long watches. CI runs a sample.
-SOAK = PYTHONPATH=tests:tests/models:benchmarks OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
+SOAK = PYTHONPATH=.:tests:tests/models OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
     HF_HUB_OFFLINE=1 $(BIN)/python tests/soak
 soak: .venv/dev
 	@mkdir -p build/soak
@@ -156,9 +156,9 @@ soak: .venv/dev
 # By hand, long: every step on a tiny random model of each architecture.
 zoo: .venv/dev build/zoo
 	PYTHONPATH=tests/models OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
-	    $(BIN)/python benchmarks/models.py --into benchmarks/results/models.md
+	    $(BIN)/python -m benchmarks.real_models.zoo --into benchmarks/results/models.md
 	PYTHONPATH=tests/models:build/zoo OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
-	    $(BIN)/python benchmarks/other_libraries.py --into benchmarks/results/models.md
+	    $(BIN)/python -m benchmarks.real_models.other_libraries --into benchmarks/results/models.md
 
 # Libraries of other models, in a folder of their own: nothing else imports them.
 OTHERS = timm==1.0.31 diffusers==0.42.1 torchvision==0.28.0 requests==2.34.2 urllib3==2.8.0 \
@@ -185,7 +185,7 @@ build/peers: Makefile | $(BIN)/pip
 
 # PAIRS: a CSV file of the STS benchmark, two sentences and their similarity in each row.
 rivals: .venv/dev build/rivals
-	PYTHONPATH=build/rivals $(BIN)/python benchmarks/torch_pruning_rival.py --pairs $(PAIRS) --into benchmarks/results/rivals.md
+	PYTHONPATH=build/rivals $(BIN)/python -m benchmarks.evidence.torch_pruning_rival --pairs $(PAIRS) --into benchmarks/results/rivals.md
 
 # The site. Fails on code that does not run, links that lead nowhere, names without documentation.
 docs: .venv/dev build/gallery

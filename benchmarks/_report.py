@@ -14,8 +14,8 @@ from typing import Any
 
 import pandas as pd
 import torch
-from _timing import CLOCKS, Times, kernels_of
 
+from benchmarks._timing import CLOCKS, Times, kernels_of
 from headwise.kernels import attend
 
 Row = dict[str, Any]
@@ -172,12 +172,12 @@ def peak_of(work: Callable[[], object]) -> int:
     return _process_memory("VmHWM") - before
 
 
-def in_process(file: str, *arguments: object) -> int:
-    """The last number that a script prints in a process of its own.
+def in_process(module: str, *arguments: object) -> int:
+    """The last number that a benchmark prints in a process of its own.
 
     Freed memory is returned at once there, so that a peak counts only live memory.
     """
-    command = [sys.executable, "-W", "ignore", file, *map(str, arguments)]
+    command = [sys.executable, "-W", "ignore", "-m", module, *map(str, arguments)]
     thresholds = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, env=os.environ | thresholds

@@ -2,7 +2,7 @@
 
     make bench                                      all steps that are not done
     make bench PAGE=benchmarks/results/native.md    the steps of one page
-    python benchmarks/bench.py --list               the steps, their time, and which are done
+    python -m benchmarks.bench --list               the steps, their time, and which are done
 
 A step that ends well leaves a stamp, build/bench/NAME.done, with the time that it took. It is done
 while the stamp is newer than its benchmark, the sources of the native kernel and the files that it
@@ -35,7 +35,7 @@ class Step:
     Attributes:
         minutes: About how long it takes on an idle machine: the lines of its tables times the
             seconds for each.
-        command: A benchmark and its options; {page} and {figure} stand for what it writes.
+        command: A module of this folder and its options; {page} and {figure} for what it writes.
         page: The page of its figures; empty if a later step reads its rows.
         blocks: The measured parts of the page that it writes; "" is the one without a name.
         figure: An SVG that it draws.
@@ -56,19 +56,19 @@ class Step:
 
     @property
     def script(self) -> str:
-        return f"benchmarks/{shlex.split(self.command)[0]}"
+        return f"benchmarks/{shlex.split(self.command)[0].replace('.', '/')}.py"
 
     @property
     def stamp(self) -> Path:
         return STAMPS / f"{self.name}.done"
 
     def arguments(self) -> list[str]:
-        script, *options = shlex.split(self.command.format(page=self.page, figure=self.figure))
-        return [sys.executable, f"benchmarks/{script}", *options]
+        module, *options = shlex.split(self.command.format(page=self.page, figure=self.figure))
+        return [sys.executable, "-m", f"benchmarks.{module}", *options]
 
 
-_WHOLE = "whole_models.py --clock cpu --threads 1 --seconds 3"
-_CORES = "whole_models.py --threads 2 --seconds 3"
+_WHOLE = "speed.whole_models --clock cpu --threads 1 --seconds 3"
+_CORES = "speed.whole_models --threads 2 --seconds 3"
 _GROUPS = '--only "llama, 16 heads on 4" --tokens 512 2048'
 _LONG = '--only "llama, 16 heads on 4, 2 layers" --tokens 8192 --parts prefill token'
 _HEADS, _ENCODERS = '--only "llama, 16 heads"', '--only "8 padded" t5 vit'
@@ -86,12 +86,12 @@ STEPS = (
          f"--json {_ONE[2]}"),
     Step("models-encoders", 6.2, f"{_WHOLE} {_ENCODERS} --json {_ONE[3]}"),
     Step("models-zentorch", 3, f"{_WHOLE} {_COMPILED} --json {_RIVAL}", libraries="build/rivals"),
-    Step("models-page", 0.2, f"whole_models.py --read {' '.join(_ONE)} {_RIVAL} --into {{page}}",
+    Step("models-page", 0.2, f"speed.whole_models --read {' '.join(_ONE)} {_RIVAL} --into {{page}}",
          MODELS, reads=(*_ONE, _RIVAL)),
-    Step("short-watch", 2.8, "short_watch.py --clock cpu --seconds 6 --into {page}", OBSERVING,
+    Step("short-watch", 2.8, "speed.short_watch --clock cpu --seconds 6 --into {page}", OBSERVING,
          ("short calls",), threads=1),
-    Step("attentions", 3, "attentions.py --into {page}", OBSERVING, ("attentions",), threads=1),
-    Step("short-calls", 1.5, "short_calls.py --seconds 3 --into {page}",
+    Step("attentions", 3, "speed.attentions --into {page}", OBSERVING, ("attentions",), threads=1),
+    Step("short-calls", 1.5, "speed.short_calls --seconds 3 --into {page}",
          f"{RESULTS}/short-calls.md"),
     Step("models-cores", 3.5, f"{_CORES} {_GROUPS} --json {_TWO[0]}"),
     Step("models-cores-long", 1.7, f"{_CORES} {_LONG} --dtypes bfloat16 --json {_TWO[1]}"),
@@ -99,42 +99,43 @@ STEPS = (
          f"{_TWO[2]}"),
     Step("models-cores-encoders", 2, f"{_CORES} {_ENCODERS} --parts encoders --json {_TWO[3]}"),
     Step("models-cores-page", 0.2,
-         f'whole_models.py --read {" ".join(_TWO)} --page-part "all cores" --into {{page}}',
+         f'speed.whole_models --read {" ".join(_TWO)} --page-part "all cores" --into {{page}}',
          MODELS, ("all cores",), reads=_TWO),
-    Step("native-cores", 3.2, "native.py --cores --seconds 0.4 --into {page}",
+    Step("native-cores", 3.2, "speed.native --cores --seconds 0.4 --into {page}",
          f"{RESULTS}/native-cores.md"),
-    Step("native", 4.6, "native.py --seconds 0.4 --into {page}", NATIVE_PAGE),
-    Step("zentorch", 1.3, "zentorch_rival.py --seconds 1 --into {page}", f"{RESULTS}/rivals.md",
+    Step("native", 4.6, "speed.native --seconds 0.4 --into {page}", NATIVE_PAGE),
+    Step("zentorch", 1.3, "speed.zentorch_rival --seconds 1 --into {page}", f"{RESULTS}/rivals.md",
          ("zentorch",), libraries="build/rivals"),
-    Step("kernel-choice", 1.3, "kernel_choice.py --seconds 0.3 --into {page}",
+    Step("kernel-choice", 1.3, "speed.kernel_choice --seconds 0.3 --into {page}",
          f"{RESULTS}/kernel-choice.md"),
-    Step("layer", 3, "layer.py --threads 1 --clock cpu --seconds 2 --into {page}",
+    Step("layer", 3, "speed.layer --threads 1 --clock cpu --seconds 2 --into {page}",
          f"{RESULTS}/layer.md", libraries="build/peers"),
-    Step("observe", 4.3, "observe.py --threads 1 --clock cpu --seconds 1 --into {page}", OBSERVING),
-    Step("spans", 1, "spans.py --seconds 5 --passes 2 --into {page}", OBSERVING, ("spans",),
+    Step("observe", 4.3, "speed.observe --threads 1 --clock cpu --seconds 1 --into {page}",
+         OBSERVING),
+    Step("spans", 1, "speed.spans --seconds 5 --passes 2 --into {page}", OBSERVING, ("spans",),
          threads=1),
-    Step("statistics-pass", 0.6, "statistics_pass.py --seconds 4 --into {page}", NATIVE_PAGE,
+    Step("statistics-pass", 0.6, "speed.statistics_pass --seconds 4 --into {page}", NATIVE_PAGE,
          ("statistics",)),
-    Step("native-builds", 0.8, "native_builds.py --seconds 2 --into {page}", NATIVE_PAGE,
+    Step("native-builds", 0.8, "speed.native_builds --seconds 2 --into {page}", NATIVE_PAGE,
          ("builds",)),
-    Step("native-peak", 0.6, "native_peak.py --seconds 2 --into {figure}", NATIVE_PAGE, (),
+    Step("native-peak", 0.6, "speed.native_peak --seconds 2 --into {figure}", NATIVE_PAGE, (),
          figure=f"{RESULTS}/native-peak.svg"),
-    Step("role-reading", 4.5, "role_reading.py --sentences 150 --into {page}",
+    Step("role-reading", 4.5, "speed.role_reading --sentences 150 --into {page}",
          f"{RESULTS}/roles-speed.md", ("", "importance")),
-    Step("report-time", 3, "report_time.py --rounds 1 --into {page}", f"{RESULTS}/roles-speed.md",
-         ("report",)),
-    Step("pruning-time", 1, "pruning_time.py --threads 1 --clock cpu --passes 7 --into {page}",
+    Step("report-time", 3, "speed.report_time --rounds 1 --into {page}",
+         f"{RESULTS}/roles-speed.md", ("report",)),
+    Step("pruning-time", 1, "speed.pruning_time --threads 1 --clock cpu --passes 7 --into {page}",
          f"{RESULTS}/smaller.md", ("random models",)),
-    Step("clip", 1.2, "clip.py --clock cpu --seconds 20 --into {page}",
+    Step("clip", 1.2, "speed.clip --clock cpu --seconds 20 --into {page}",
          f"{RESULTS}/clip.md"),
-    Step("corpus-sharding", 1, "corpus_sharding.py --into {page}", JOBS, ("sharding",),
+    Step("corpus-sharding", 1, "speed.corpus_sharding --into {page}", JOBS, ("sharding",),
          threads=1),
-    Step("long-text", 1, "long_text.py --into {page}", JOBS, ("length",), threads=1),
-    Step("scale", 1.5, "scale.py --into {page}", JOBS, ("scale",), threads=1),
-    Step("corpus-memory", 1.8, "corpus_memory.py --into {page} --figure {figure}", JOBS,
+    Step("long-text", 1, "speed.long_text --into {page}", JOBS, ("length",), threads=1),
+    Step("scale", 1.5, "speed.scale --into {page}", JOBS, ("scale",), threads=1),
+    Step("corpus-memory", 1.8, "speed.corpus_memory --into {page} --figure {figure}", JOBS,
          ("memory",), figure=f"{RESULTS}/corpus-memory.svg"),
-    Step("alignment", 5, "alignment.py --seconds 15 --into {page}", f"{RESULTS}/head-files.md",
-         ("alignment",), threads=1),
+    Step("alignment", 5, "evidence.alignment --seconds 15 --into {page}",
+         f"{RESULTS}/head-files.md", ("alignment",), threads=1),
 )
 # fmt: on
 

@@ -1,8 +1,8 @@
 """The files and types of this library on the way of its data through it.
 
-    python benchmarks/code_paths.py call  # from an attention call to a row of the table
-    python benchmarks/code_paths.py plan  # from a plan to saved weights
-    python benchmarks/code_paths.py role  # from a relation to a role
+    python -m benchmarks.code_paths call  # from an attention call to a row of the table
+    python -m benchmarks.code_paths plan  # from a plan to saved weights
+    python -m benchmarks.code_paths role  # from a relation to a role
 
 A file counts if one of its functions is entered, and a type if one of its methods is, or if a
 function returns it. Shown are those of the folders that the work belongs to; the others are

@@ -2,7 +2,7 @@
 
 Run on a quiet machine with Chromium and a CoNLL-U file of English sentences:
 
-    python benchmarks/report_picture.py --conllu en_ewt-ud-dev.conllu --into docs/report.png
+    python -m benchmarks.report_picture --conllu en_ewt-ud-dev.conllu --into docs/report.png
 """
 
 import argparse

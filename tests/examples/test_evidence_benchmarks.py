@@ -1,31 +1,20 @@
 """What the benchmarks of statistics and of published protocols decide by themselves."""
 
-import importlib
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
-
 import numpy as np
 import pytest
 import torch
 from scipy.stats import binom
 
+from benchmarks.evidence import (
+    _antecedents,
+    _coreference,
+    _elbow_simulations,
+    _languages,
+    _pruning_material,
+    _simulations,
+    encoder,
+)
 from headwise.corpora import AnnotatedText, Mention
-
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def benchmarks() -> Iterator[None]:
-    sys.path.insert(0, str(FOLDER))
-    yield
-    sys.path.remove(str(FOLDER))
-
-
-@pytest.fixture
-def coreference(benchmarks: None) -> ModuleType:
-    return importlib.import_module("_coreference")
 
 
 @pytest.mark.parametrize(
@@ -37,9 +26,8 @@ def coreference(benchmarks: None) -> ModuleType:
     ],
 )
 def test_a_planted_head_of_a_task_is_found(candidates: int, others: str, repeats: int) -> None:
-    """One that is right in 90 % of 60 examples, in at least 80 % of the simulations."""
-    simulations = importlib.import_module("_simulations")
-    found, unscreened, wrong = simulations.task_outcomes(60, candidates, others, 0.9, repeats)
+    """One that is right in 90 % of 60 examples, in at least 80 % of the _simulations."""
+    found, unscreened, wrong = _simulations.task_outcomes(60, candidates, others, 0.9, repeats)
     assert found >= 0.8
     assert unscreened <= found
     assert wrong <= most(repeats)
@@ -57,9 +45,8 @@ def test_a_planted_head_of_a_task_is_found(candidates: int, others: str, repeats
 def test_no_head_of_a_task_is_found_where_none_is(
     candidates: int, others: str, repeats: int
 ) -> None:
-    simulations = importlib.import_module("_simulations")
     for examples in (60, 120) if repeats > 10 else (60,):
-        _, _, wrong = simulations.task_outcomes(examples, candidates, others, None, repeats)
+        _, _, wrong = _simulations.task_outcomes(examples, candidates, others, None, repeats)
         assert wrong <= most(repeats)
 
 
@@ -70,28 +57,25 @@ def most(repeats: int) -> float:
 
 @pytest.mark.parametrize("kind", [0, 1, 2])
 def test_the_expected_elbow_is_that_of_very_many_texts(kind: int) -> None:
-    simulations = importlib.import_module("_elbow_simulations")
     rng = np.random.default_rng(kind)
-    model = simulations.new_model(list(simulations.KINDS.values())[kind], rng)
+    model = _elbow_simulations.new_model(list(_elbow_simulations.KINDS.values())[kind], rng)
     order = model.scores(8, rng).order()
     lost = model.curve(order, model.vectors(20_000, rng)).mean(1)
     last = model.elbow(order)
-    assert lost[last] < 1.05 * simulations.ALLOWED
-    assert lost[last + 1] > 0.95 * simulations.ALLOWED
+    assert lost[last] < 1.05 * _elbow_simulations.ALLOWED
+    assert lost[last + 1] > 0.95 * _elbow_simulations.ALLOWED
 
 
 def test_intervals_hold_the_elbow_if_texts_are_many() -> None:
-    simulations = importlib.import_module("_elbow_simulations")
-    (outcomes,) = simulations.elbows_of(simulations.Kind(), 100, (1000,), seed=0)
+    (outcomes,) = _elbow_simulations.elbows_of(_elbow_simulations.Kind(), 100, (1000,), seed=0)
     assert all(outcome.holds() for outcome in outcomes.values())
     assert all(outcome.high - outcome.low <= 4 for outcome in outcomes.values())
 
 
 def test_redrawn_orders_of_simulated_models_vary_as_those_of_minilm_do() -> None:
-    simulations = importlib.import_module("_elbow_simulations")
     rng, shared = np.random.default_rng(0), []
     for _ in range(10):
-        scores = simulations.new_model(simulations.Kind(), rng).scores(64, rng)
+        scores = _elbow_simulations.new_model(_elbow_simulations.Kind(), rng).scores(64, rng)
         first = set(scores.order()[:12])
         shared += [len(first & set(order[:12])) for order in scores.redrawn_orders(20)]
     assert 10.3 < np.mean(shared) < 11.3  # 10.6 and 11.1 in benchmarks/results/pruning.md
@@ -111,8 +95,8 @@ def annotated(text: str, *mentions: tuple[str, int]) -> AnnotatedText:
 TEXT = "When Ann Lee met Zoe Kay in Oslo, Ann sang. Later Zoe saw that she was ill. Ann left."
 
 
-def test_names_are_runs_of_capitals_and_share_a_person_with_their_part(coreference) -> None:
-    where = coreference.paragraph(annotated(TEXT, ("she", 0), ("Ann Lee", 0), ("Zoe Kay", 2)))
+def test_names_are_runs_of_capitals_and_share_a_person_with_their_part() -> None:
+    where = _coreference.paragraph(annotated(TEXT, ("she", 0), ("Ann Lee", 0), ("Zoe Kay", 2)))
     found = [(" ".join(name.forms), name.entity, name.annotated) for name in where.names]
     assert found == [
         ("ann lee", 0, True),
@@ -126,20 +110,20 @@ def test_names_are_runs_of_capitals_and_share_a_person_with_their_part(coreferen
     assert [TEXT[slice(*where.spans[name.head])] for name in where.names[:2]] == ["Lee", "Kay"]
 
 
-def test_only_an_earlier_mention_is_an_antecedent(coreference) -> None:
+def test_only_an_earlier_mention_is_an_antecedent() -> None:
     texts = [
         annotated("She sang when Ann met Zoe.", ("She", 0), ("Ann", 0), ("Zoe", 2)),
         annotated("Ann met Zoe when she sang.", ("she", 0), ("Ann", 0), ("Zoe", 2)),
     ]
-    first, second = (coreference.paragraph(text).queries(annotated=True) for text in texts)
+    first, second = (_coreference.paragraph(text).queries(annotated=True) for text in texts)
     assert [(query.mention.forms, query.right) for query in first] == [(("ann",), [True, False])]
     assert [(query.mention.forms, query.right) for query in second] == [(("she",), [True, False])]
 
 
-def test_rules_choose_by_place_form_gender_and_number_of_occurrences(coreference) -> None:
-    where = coreference.paragraph(annotated(TEXT, ("she", 0), ("Ann Lee", 0), ("Zoe Kay", 2)))
+def test_rules_choose_by_place_form_gender_and_number_of_occurrences() -> None:
+    where = _coreference.paragraph(annotated(TEXT, ("she", 0), ("Ann Lee", 0), ("Zoe Kay", 2)))
     (pronoun,) = where.queries(annotated=False)
-    chosen = coreference.choices(where, pronoun, {"ann": "female", "zoe": "male"})
+    chosen = _coreference.choices(where, pronoun, {"ann": "female", "zoe": "male"})
     names = {rule: " ".join(name.forms) for rule, name in chosen.items()}
     assert names["nearest"] == names["same head word"] == names["nearest before"] == "zoe"
     assert names["sieve"] == "ann"
@@ -148,18 +132,17 @@ def test_rules_choose_by_place_form_gender_and_number_of_occurrences(coreference
     assert names["most named before"] == "ann"
 
 
-def test_genders_are_those_of_the_pronouns_that_refer_to_a_name(coreference) -> None:
-    where = coreference.paragraph(
+def test_genders_are_those_of_the_pronouns_that_refer_to_a_name() -> None:
+    where = _coreference.paragraph(
         annotated("Ann met Bo when he sang.", ("he", 0), ("Ann", 1), ("Bo", 0))
     )
-    assert coreference.genders([where]) == {"bo": "male"}
-    title = coreference.Name((0, 2), ("lady", "bo"), False, -1, False)
-    assert coreference.gender(title, {"bo": "male"}) == "female"
+    assert _coreference.genders([where]) == {"bo": "male"}
+    title = _coreference.Name((0, 2), ("lady", "bo"), False, -1, False)
+    assert _coreference.gender(title, {"bo": "male"}) == "female"
 
 
-def test_the_chosen_candidate_has_the_largest_weight_of_a_head(coreference) -> None:
-    antecedents = importlib.import_module("_antecedents")
-    where = coreference.paragraph(
+def test_the_chosen_candidate_has_the_largest_weight_of_a_head() -> None:
+    where = _coreference.paragraph(
         annotated("Ann met Zoe when she sang.", ("she", 0), ("Ann", 0), ("Zoe", 2))
     )
     (query,) = where.queries(annotated=True)
@@ -167,36 +150,32 @@ def test_the_chosen_candidate_has_the_largest_weight_of_a_head(coreference) -> N
     she = query.mention.head
     attention[0, she, 0] = attention[1, she, 2] = 0.2
     attention[2, she, 0], attention[2, she, 1] = 0.2, 0.3
-    assert antecedents.chosen_by_heads(attention, query) == "101"
-    assert antecedents.among_words(attention, query) == "100"
+    assert _antecedents.chosen_by_heads(attention, query) == "101"
+    assert _antecedents.among_words(attention, query) == "100"
 
 
 def test_a_head_that_beats_the_best_rule_by_much_is_found_on_both_halves() -> None:
-    antecedents = importlib.import_module("_antecedents")
     rng = np.random.default_rng(0)
     texts = np.arange(200)
     hits = (rng.random((200, 3)) < [0.9, 0.5, 0.1]).astype(int)
     rules = {"good": rng.random(200) < 0.5, "bad": rng.random(200) < 0.2}
     for half in (0, 1):
-        found = antecedents.held_out(hits, rules, texts, half)
+        found = _antecedents.held_out(hits, rules, texts, half)
         assert (found["rule"], found["chosen"]) == ("good", 0)
         assert found["p"][0] < 0.01
         assert min(found["p"][1:]) > 0.05
 
 
 def test_each_sentence_of_a_language_has_one_masked_verb_whose_number_is_scored() -> None:
-    material = importlib.import_module("_pruning_material")
-    languages = importlib.import_module("_languages")
-    encoder = importlib.import_module("encoder")
-    language = languages.attracted()
-    tokenizer = languages.new_tokenizer(language.vocabulary)
+    language = _languages.attracted()
+    tokenizer = _languages.new_tokenizer(language.vocabulary)
     texts = encoder.sentences(language, 40, seed=0)
-    batches = material.with_labels(texts, language, tokenizer)
+    batches = _pruning_material.with_labels(texts, language, tokenizer)
     assert sum(len(batch["input_ids"]) for batch in batches) == 40
-    partner = material.other_forms(texts, language, tokenizer)
-    loss = material.number_of_verbs(partner)
+    partner = _pruning_material.other_forms(texts, language, tokenizer)
+    loss = _pruning_material.number_of_verbs(partner)
     for batch in batches:
-        masked = batch["input_ids"] == tokenizer.convert_tokens_to_ids(languages.MASK)
+        masked = batch["input_ids"] == tokenizer.convert_tokens_to_ids(_languages.MASK)
         assert masked.sum(1).tolist() == [1] * len(masked)
         assert torch.equal(masked, batch["labels"] != -100)
         verbs = batch["labels"][masked]

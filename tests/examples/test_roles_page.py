@@ -1,10 +1,7 @@
 """The page about roles has the tables that its script writes."""
 
-import importlib
-import importlib.util
 import json
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks.evidence import _languages
+from benchmarks.evidence import roles as script
 from headwise.roles import Roles
 from headwise.roles.scores import RULES
 from studies import make_roles, make_study
@@ -21,18 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "benchmarks" / "results" / "roles.md"
 
 
-@pytest.fixture(scope="module")
-def script():
-    folder = ROOT / "benchmarks"
-    sys.path.insert(0, str(folder))
-    spec = importlib.util.spec_from_file_location("benchmark_roles", folder / "roles.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(folder))
-
-
-def make_tables(script, heads: Sequence[int]) -> Roles:
+def make_tables(heads: Sequence[int]) -> Roles:
     """Roles as the script computes them; the numbered heads have every role."""
     study = make_study(2, 2)
     names = [role + part for role in script.ROLES[:2] for part in ("", *script.PARTS)]
@@ -43,19 +31,19 @@ def make_tables(script, heads: Sequence[int]) -> Roles:
 
 
 @pytest.fixture(scope="module")
-def page_text(script, tmp_path_factory: pytest.TempPathFactory) -> str:
+def page_text(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The page that the script writes from saved tables."""
     place = tmp_path_factory.mktemp("roles")
     page, run = place / "page.md", place / "seed-3"
     page.write_text("before\n<!-- measured -->\n<!-- end of what was measured -->\nafter", "utf-8")
-    make_tables(script, (0, 1)).save(place / "MiniLM-trees.json")
-    make_tables(script, (0,)).save(place / "MiniLM-trees-A.json")
-    make_tables(script, (0, 2)).save(place / "MiniLM-trees-B.json")
-    choices = make_tables(script, (2,))
+    make_tables((0, 1)).save(place / "MiniLM-trees.json")
+    make_tables((0,)).save(place / "MiniLM-trees-A.json")
+    make_tables((0, 2)).save(place / "MiniLM-trees-B.json")
+    choices = make_tables((2,))
     rules = dict.fromkeys((f"rule.{rule}" for rule in RULES), 0.25)
     replace(choices, rows=choices.rows.assign(**rules)).save(place / "MiniLM-coref.json")
     run.mkdir()
-    make_tables(script, ()).save(run / "roles.json")
+    make_tables(()).save(run / "roles.json")
     accuracy = {"conjugation": 0.5, "translation": 0.25}
     (run / "judged.json").write_text(json.dumps({"seen": accuracy, "copying": 0.75}), "utf-8")
     script.main(["publish", "--into", str(page), "--keep", str(place)])
@@ -79,7 +67,7 @@ def test_the_page_has_the_tables_of_the_script(page_text: str) -> None:
     assert stable <= committed <= titles(page_text)
 
 
-def test_every_role_has_an_outcome_on_the_page(script, page_text: str) -> None:
+def test_every_role_has_an_outcome_on_the_page(page_text: str) -> None:
     kinds = len(script.ROLES) + 4
     rows = re.findall(r"^\| (.+?) \| (found \(\d\)|not found|not tested) \| L", page_text, re.M)
     assert len(rows) == 2 * kinds
@@ -87,7 +75,7 @@ def test_every_role_has_an_outcome_on_the_page(script, page_text: str) -> None:
     assert "## MiniLM on GAP" in page_text
 
 
-def test_labels_and_their_stability_are_those_of_the_tables(script, page_text: str) -> None:
+def test_labels_and_their_stability_are_those_of_the_tables(page_text: str) -> None:
     kinds = len(script.ROLES) + 4
     assert f"4 heads: 2 have {2 * kinds} roles; 2 have none: L1.H0, L1.H1." in page_text
     assert f"{kinds} of the {2 * kinds} labels found on either half" in page_text
@@ -119,8 +107,8 @@ def test_the_page_names_every_head_once_as_having_roles_or_none() -> None:
         assert set(named).isdisjoint(without)
 
 
-def test_verbs_agree_with_a_noun_that_is_often_not_the_nearest(script) -> None:
-    language = importlib.import_module("_languages").attracted()
+def test_verbs_agree_with_a_noun_that_is_often_not_the_nearest() -> None:
+    language = _languages.attracted()
     rng, is_nearest = np.random.default_rng(0), []
     for text in (language.draw(rng) for _ in range(200)):
         for pair in text.pairs:

@@ -37,8 +37,8 @@ def test_every_file_and_definition_of_the_traces_exists(path: str, name: str) ->
     ],
 )
 def test_paths_have_as_many_files_and_types_as_stated(work: str, says: str) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "code_paths.py"), work]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", "benchmarks.code_paths", work]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     counts = re.findall(r"^(\d+) (?:files|types), and (\d+) elsewhere$", done.stdout, re.MULTILINE)
     (files, elsewhere), (types, _) = counts
     all_files = int(files) + int(elsewhere)

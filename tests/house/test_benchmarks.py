@@ -6,13 +6,13 @@ import importlib.util
 import os
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from benchmarks import bench
 from house.source import ROOT
 
 PROCESSOR = re.compile(r"AMD|Intel|NVIDIA")
@@ -73,17 +73,7 @@ def _blocks() -> dict[Block, str]:
     return blocks
 
 
-def _bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench", ROOT / "benchmarks" / "bench.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # for its dataclasses
-    spec.loader.exec_module(module)
-    return module
-
-
-BLOCKS, bench = _blocks(), _bench()
+BLOCKS = _blocks()
 
 
 def test_measured_blocks_name_the_processor_unless_they_measure_no_time() -> None:
@@ -116,7 +106,10 @@ def test_every_block_of_times_is_written_by_a_step_or_by_hand() -> None:
 
 def test_a_benchmark_imports_only_what_exists() -> None:
     """A name that has moved would be noticed only when the benchmark is run next, by hand."""
-    parsed = {path.stem: ast.parse(path.read_text("utf-8")) for path in BENCHMARKS.glob("*.py")}
+    parsed = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): ast.parse(path.read_text("utf-8"))
+        for path in BENCHMARKS.rglob("*.py")
+    }
     imported = 0
     for name, tree in parsed.items():
         for node in ast.walk(tree):
@@ -130,7 +123,7 @@ def test_a_benchmark_imports_only_what_exists() -> None:
                 names = {x for x in names if not hasattr(module, x) and not _is_file(module, x)}
             else:
                 continue
-            assert not names, f"{name}.py: {node.module} has no {sorted(names)}"
+            assert not names, f"{name}: {node.module} has no {sorted(names)}"
             imported += 1
     assert imported > 150
 
@@ -164,9 +157,9 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }.items():
         (tmp_path / "benchmarks" / name).write_text(code)
     listed = (
-        bench.Step("first", 1, "first.py --json first.json"),
-        bench.Step("second", 2, "second.py {page}", "docs/a.md", reads=("first.json",)),
-        bench.Step("third", 3, "third.py", "docs/b.md", threads=1),
+        bench.Step("first", 1, "first --json first.json"),
+        bench.Step("second", 2, "second {page}", "docs/a.md", reads=("first.json",)),
+        bench.Step("third", 3, "third", "docs/b.md", threads=1),
     )
     monkeypatch.setattr(bench, "STEPS", listed)
     monkeypatch.setattr(bench, "ROOT", tmp_path)
@@ -245,4 +238,4 @@ def test_make_bench_takes_a_page() -> None:
         ["make", "-n", "bench", "PAGE=benchmarks/results/native.md"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
-    assert "python benchmarks/bench.py benchmarks/results/native.md" in printed
+    assert "python -m benchmarks.bench benchmarks/results/native.md" in printed

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from _report import insert, table
+from benchmarks._report import insert, table
 
 Results = Mapping[str, Mapping[str, Any]]
 

@@ -1,0 +1,258 @@
+"""What watching adds to short calls: encoders, `generate`, a monitor, and opening a watch.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.speed.short_watch --into benchmarks/results/observing.md
+    # and another version
+    OMP_NUM_THREADS=1 python -m benchmarks.speed.short_watch --beside ../last/src
+
+Every ratio is the median of ratios of neighboring runs, in alternating order, on one thread.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import headwise as hw
+from benchmarks._report import Row, machine, parser_of, print_rows, show, table
+from benchmarks._timing import CLOCKS, Paired, Times, Work
+from benchmarks.speed._watch_worker import (
+    BATCHES,
+    CASES,
+    EVERY,
+    HEADS,
+    LAYERS,
+    NEW,
+    PROMPT,
+    WIDTH,
+    Workers,
+    decoder,
+    encoder,
+)
+from benchmarks.speed.short_calls import kernel_alone
+from headwise.kernels import RowRequest, make_rule
+from headwise.kernels.native._problem import problem_of_rows
+from headwise.watch import Watch, observe
+
+NARROW = 48
+ROUNDS = 20  # of the kernel alone
+REPEATS = 4  # of one watch, which takes long to open
+TITLES = ("", "without", "watched", "more", "of a site: kernel, and above it", "ratio", "rounds")
+
+
+def main() -> None:
+    options = _arguments()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    cases = {
+        "encoder": encoders,
+        "narrow": narrow,
+        "generate": generation,
+        "monitor": monitored,
+        "open": opened,
+    }
+    if options.beside:
+        print_rows(beside(options))
+        return
+    rows = print_rows(row for name in options.cases for row in cases[name](options))
+    text = f"{machine(options)}.\n\n{table(TITLES, [list(row.values()) for row in rows])}"
+    show(text, options.into, "short calls")
+
+
+@torch.no_grad()
+def encoders(options: argparse.Namespace) -> Iterator[Row]:
+    """Passes of an encoder with 12 heads of 32, the table included."""
+    model = encoder()
+    for name, (B, T) in BATCHES.items():
+        batch = torch.randint(0, 1000, (B, T))
+        passes = max(1, 320 // (B * T))
+
+        def work(watch: Watch | None, batch: Tensor = batch, passes: int = passes) -> None:
+            for _ in range(passes):
+                model(batch)
+            if watch:
+                watch.table()
+
+        times = alternating(work, partial(observe, model), options)
+        kernel = kernel_time(B, T, passes, options.clock)
+        yield row_of(f"encoder, {name}", times, passes, kernel)
+
+
+@torch.no_grad()
+def narrow(options: argparse.Namespace) -> Iterator[Row]:
+    """Passes of an encoder so narrow that its weights stay in the processor's cache."""
+    batch = torch.randint(0, 1000, (1, 8))
+    model = encoder(NARROW)
+
+    def work(watch: Watch | None) -> None:
+        for _ in range(50):
+            model(batch)
+        if watch:
+            watch.table()
+
+    times = alternating(work, partial(observe, model), options)
+    yield row_of("narrow encoder, 1 x 8", times, 50, kernel_time(1, 8, 50, options.clock, NARROW))
+
+
+def kernel_time(B: int, T: int, passes: int, clock: str, width: int = WIDTH) -> float:
+    """The milliseconds that the default statistics of one layer take in C, without Python."""
+    q, k, v = (torch.randn(B, T, HEADS, width // HEADS).transpose(1, 2) for _ in "qkv")
+    rule = make_rule(head_dim=width // HEADS).simplify(T, T)
+    query = torch.arange(T)  # its keys: first, self, previous and next
+    keys = torch.stack([0 * query, query, query - 1, query + 1], dim=-1).expand(B, T, 4)
+    request = RowRequest(distance=True, keys=keys)
+    work = kernel_alone(problem_of_rows(q, k, v, rule, request))
+
+    def calls() -> None:
+        for _ in range(passes):
+            work()
+
+    return 1000 * statistics.median(timed(calls, clock) for _ in range(ROUNDS)) / passes
+
+
+@torch.no_grad()
+def generation(options: argparse.Namespace) -> Iterator[Row]:
+    """32 tokens, one after the other, from a decoder with 4 heads of 64."""
+    model = decoder()
+    prompt = torch.randint(0, 1000, (1, PROMPT))
+
+    def work(watch: Watch | None) -> None:
+        model.generate(prompt, max_new_tokens=NEW, do_sample=False)
+        if watch:
+            watch.table()
+
+    times = alternating(work, partial(observe, model), options)
+    yield row_of(f"generate, {NEW} tokens on {PROMPT}", times)
+
+
+def monitored(options: argparse.Namespace) -> Iterator[Row]:
+    """Training steps with a monitor of every 16th."""
+    model = encoder().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    batch = torch.randint(0, 1000, (8, 32))
+
+    def work(monitor: hw.HeadMonitor | None) -> None:
+        for _ in range(EVERY):
+            model(batch).last_hidden_state.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if monitor:
+                monitor.step()
+
+    times = alternating(work, partial(hw.HeadMonitor, model, every=EVERY), options)
+    yield row_of(f"HeadMonitor, every={EVERY}", times, EVERY)
+
+
+@torch.no_grad()
+def opened(options: argparse.Namespace) -> Iterator[Row]:
+    """A watch that is opened for one pass, beside a pass of a watch that stays open."""
+    model = encoder()
+    batch = torch.randint(0, 1000, (1, 32))
+
+    def once() -> None:
+        with observe(model) as watch:
+            model(batch)
+            watch.table()
+
+    def pass_of_steady(watch: Watch) -> None:
+        model(batch)
+        watch.table()
+
+    once()
+    pairs: list[tuple[float, float]] = []
+    started = time.perf_counter()
+    while len(pairs) < 5 or time.perf_counter() - started < options.seconds:
+        with observe(model) as watch:
+            pass_of_steady(watch)
+            without = timed(partial(pass_of_steady, watch), options.clock)
+        pairs.append((without, timed(once, options.clock)))
+    columns = dict(zip(("without", "watched"), map(list, zip(*pairs, strict=True)), strict=True))
+    yield row_of("opening, one pass, table, closing", Times(columns))
+
+
+def beside(options: argparse.Namespace) -> Iterator[Row]:
+    """This version and another one, in the same rounds, by the processor's clock."""
+    workers = Workers({"this": Path(hw.__file__).parents[1], "other": options.beside})
+    try:
+        for case in CASES:
+            rounds = list(workers.rounds(case, options.seconds))
+            times = Times({name: [each[name] for each in rounds] for name in rounds[0]})
+            yield {
+                "case": case,
+                "this, over unwatched": _three(times.ratio("this watched", "this without")),
+                "other, over unwatched": _three(times.ratio("other watched", "other without")),
+                "this over other": _three(times.ratio("this watched", "other watched")),
+                "rounds": str(len(rounds)),
+            }
+    finally:
+        workers.close()
+
+
+def _three(ratio: Paired) -> str:
+    return f"{ratio.median:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+
+
+def alternating(
+    work: Callable[[Any], None],
+    watching: Callable[[], AbstractContextManager[Any]],
+    options: argparse.Namespace,
+) -> Times:
+    """Times without and with a watch, which has understood the model before."""
+    columns: dict[str, list[float]] = {"without": [], "watched": []}
+    ways = {"without": nullcontext, "watched": watching}
+    rng = random.Random(0)
+    started = time.perf_counter()
+    while len(columns["without"]) < 5 or time.perf_counter() - started < options.seconds:
+        order = list(ways)
+        rng.shuffle(order)
+        for name in order:
+            with ways[name]() as watch:
+                work(watch)
+                for _ in range(REPEATS):
+                    columns[name].append(timed(partial(work, watch), options.clock))
+    return Times(columns)
+
+
+def timed(work: Work, clock: str) -> float:
+    started = CLOCKS[clock]()
+    work()
+    return CLOCKS[clock]() - started
+
+
+def row_of(case: str, times: Times, passes: int = 1, kernel: float | None = None) -> Row:
+    """The medians of a pass, what watching adds to it, and their ratio.
+
+    Args:
+        kernel: The milliseconds of the kernel's own work at one of the layers.
+    """
+    without, watched = (times.median(name) / passes for name in ("without", "watched"))
+    more = times.difference("watched", "without").median / passes
+    of_site = "" if kernel is None else f"{kernel:.3f} + {more / LAYERS - kernel:.3f} ms"
+    return {
+        "case": case,
+        "without": f"{without:.2f} ms",
+        "watched": f"{watched:.2f} ms",
+        "more": f"{more:.2f} ms",
+        "of site": of_site,
+        "ratio": str(times.ratio("watched", "without")),
+        "rounds": str(len(times.seconds["without"])),
+    }
+
+
+def _arguments() -> argparse.Namespace:
+    cases = ("encoder", "narrow", "generate", "monitor", "open")
+    parser = parser_of(__doc__, seconds=8.0, clock="wall")
+    parser.add_argument("--cases", nargs="*", choices=cases, default=cases)
+    parser.add_argument("--beside", type=Path, help="the src of another version, to compare with")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

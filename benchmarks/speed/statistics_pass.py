@@ -1,0 +1,98 @@
+"""A pass of the native kernel for statistics alone, over the products of queries and keys.
+
+    python -m benchmarks.speed.statistics_pass --into benchmarks/results/native.md
+
+The peak is the throughput of multiplications and additions in registers alone: so many of them as
+the product of queries and keys has. No pass can be faster. Each column requests one thing more. One
+thread, by the CPU time of the process, without Python; ratios are medians of ratios of the same
+round, with a 95 % interval.
+"""
+
+import argparse
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks._report import Row, machine, parser_of, print_rows, publish, rows_of
+from benchmarks._timing import Work, timed_for
+from benchmarks.speed.native_peak import ROUNDS, multiplications
+from benchmarks.speed.short_calls import kernel_alone
+from headwise._library import library
+from headwise.kernels import RowRequest, make_rule
+from headwise.kernels.native._problem import problem_of_rows
+
+# Texts, heads, tokens, width, whether causal, and the dtype.
+CASES = (
+    ((2, 12, 512, 32), False, torch.float32),
+    ((1, 12, 2048, 32), False, torch.float32),
+    ((1, 12, 2048, 64), False, torch.float32),
+    ((1, 12, 2048, 64), True, torch.float32),
+    ((1, 12, 2048, 64), False, torch.bfloat16),
+)
+PEAK = "queries and keys, at the peak"
+
+
+def main() -> None:
+    options = _arguments()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        cases = [case for case in CASES if multiplications(library(), case[2])()]
+        rows = print_rows(row for case in cases for row in _rows(*case, options.seconds))
+    publish(
+        rows,
+        f"Native kernel: {library().name}. {machine(options)}",
+        options.into,
+        part="statistics",
+    )
+
+
+def _rows(
+    sizes: tuple[int, int, int, int], causal: bool, dtype: torch.dtype, seconds: float
+) -> Iterator[Row]:
+    B, H, T, D = sizes
+    q, k, v = (torch.randn(B, T, H, D).to(dtype).transpose(1, 2) for _ in "qkv")
+    pairs = T * (T + 1) // 2 if causal else T * T
+    works: dict[str, Work] = {PEAK: _at_peak(2 * B * H * pairs * D, dtype)}
+    rule = make_rule(head_dim=D, is_causal=causal).simplify(T, T)
+    for name, request in _requests(T).items():
+        works[name] = kernel_alone(problem_of_rows(q, k, v, rule, request))
+    works["torch's kernel"] = partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal)
+    times = timed_for(works, seconds, "cpu")
+    case = {
+        "table": "Statistics alone",
+        "texts, heads, tokens, width": f"{B} x {H} x {T} x {D}",
+        "mask": "causal" if causal else "none",
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+    yield from rows_of(case, times, PEAK)
+
+
+def _at_peak(operations: int, dtype: torch.dtype) -> Work:
+    """So many multiplications and additions in registers alone, or in pairs of bfloat16."""
+    rounds = ROUNDS * operations // multiplications(library(), dtype)()
+    return multiplications(library(), dtype, rounds)
+
+
+def _requests(T: int) -> dict[str, RowRequest]:
+    """What is requested; the last is what a watch requests by default."""
+    token: Tensor = torch.arange(T)
+    keys = torch.stack([token, token - 1, torch.zeros_like(token), token + 1], -1)[None]
+    return {
+        "lse, maxima": RowRequest(entropy=False),
+        "and entropy": RowRequest(),
+        "and distance": RowRequest(distance=True),
+        "a watch": RowRequest(distance=True, keys=keys),
+    }
+
+
+def _arguments() -> argparse.Namespace:
+    parser = parser_of(__doc__, seconds=6.0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
