@@ -3,7 +3,6 @@
 HeadwiseError
 ├── ShapeError        sizes that do not match                  (also a ValueError)
 ├── ArgumentError     an argument with an invalid value        (also a ValueError)
-│   └── UnknownArgumentError  an argument has another name here (also a TypeError)
 ├── MaskError         a mask of the wrong dtype                (also a TypeError)
 ├── HeadError         a head that does not exist               (also a LookupError)
 ├── InputError        a file or folder that cannot be read     (also a ValueError)
@@ -25,10 +24,6 @@ class ShapeError(HeadwiseError, ValueError):
 
 class ArgumentError(HeadwiseError, ValueError):
     """An argument has an invalid value, or two arguments contradict each other."""
-
-
-class UnknownArgumentError(ArgumentError, TypeError):
-    """An argument that does not exist, perhaps under the name that another library gives it."""
 
 
 class MaskError(HeadwiseError, TypeError):

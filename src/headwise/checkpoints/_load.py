@@ -11,7 +11,6 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from headwise._argument_names import LOAD, suggests
 from headwise._display import counted, did_you_mean, first_line
 from headwise._packages import require
 from headwise._progress import shows_progress
@@ -44,7 +43,6 @@ _HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9_][\w.-]*", re.ASCII)
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
-@suggests(LOAD)
 @shows_progress("Opening the model")
 def load(
     source: str | Path,

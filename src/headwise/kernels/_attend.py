@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from headwise._argument_names import ATTEND, suggests
 from headwise._library import library
 from headwise._torch_private import Outline, eager_outline, under_autocast
 from headwise.errors import ArgumentError, ShapeError
@@ -67,7 +66,6 @@ class AttendOutput(NamedTuple):
         return self.choice.backend
 
 
-@suggests(ATTEND)
 def attend(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B Hkv S D"],
@@ -100,7 +98,10 @@ def attend(
     Args:
         mask: Booleans (True = may attend), floats (added to the logits; −inf and the lowest of
             their dtype hide, and what is below −1e29 counts as that), or a rule of
-            `headwise.masks`. `[T, S]` or `[B, H, T, S]`, with 1 to broadcast. Floats that are
+            `headwise.masks`. `[T, S]` or `[B, H, T, S]`, with 1 to broadcast. Booleans mean the
+            same in `scaled_dot_product_attention`; in `nn.MultiheadAttention` True = blocked
+            (`masks.from_blocked`), and a tokenizer's 1 is a token (`masks.from_binary`), both as
+            `[B, S]`, which `[:, None, None]` makes a mask. Floats that are
             all 0 or 1 are refused, since added to logits they hide nothing: give `mask.bool()`,
             `masks.from_binary(mask)`, or `bias=mask`. They are added where values cannot be
             read: while being traced, on the meta device, and inside `vmap`.

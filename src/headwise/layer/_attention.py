@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from headwise._argument_names import FORWARD, LAYER, suggests
 from headwise._torch_private import under_autocast
 from headwise.errors import ArgumentError, ShapeError, UnsupportedError
 from headwise.kernels import Bias, MaskLike, TensorBias, WindowLike
@@ -70,7 +69,6 @@ class MultiHeadAttention(nn.Module):
         gate: Qiu et al. 2025, head-wise after attention (arXiv:2505.06708).
     """
 
-    @suggests(LAYER)
     def __init__(
         self,
         d_model: int,
@@ -112,7 +110,6 @@ class MultiHeadAttention(nn.Module):
         joined = n_heads * self.v_head_dim
         self.out_proj = nn.Linear(joined, d_model, bias=outer) if out_proj else nn.Identity()
 
-    @suggests(FORWARD)
     def forward(
         self,
         query: Float[Tensor, "B T d_model"],
@@ -242,7 +239,6 @@ class MultiHeadAttention(nn.Module):
         return translate(state, (self.n_heads * self.head_dim, keys, values))
 
     @classmethod
-    @suggests({other: ours for other, ours in LAYER.items() if ours == "n_heads="})
     def from_state_dict(
         cls: type[Layer], state_dict: Mapping[str, Any], n_heads: int, **options: Any
     ) -> Layer:

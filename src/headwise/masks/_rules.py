@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from headwise._argument_names import suggests
 from headwise._display import counted
 from headwise._torch_private import can_read, statically
 from headwise.errors import ArgumentError, ShapeError
@@ -18,16 +17,11 @@ from headwise.masks._mask import Mask
 from headwise.masks.tiles import Tile
 
 
-@suggests({}, positional="it takes no sizes and fits any number of keys. Give causal().")
 def causal() -> Mask:
     """A query sees its own position and what comes before."""
     return Window(None, 0)
 
 
-@suggests(
-    dict.fromkeys(("left", "right"), "window((left, right))"),
-    positional="both sides are one argument. Give window((3, 0)) for 3 earlier keys, for example.",
-)
 def window(size: int | tuple[int | None, int | None]) -> Mask:
     """A query sees its neighbors: `(left, right)` keys on each side besides its own position.
 

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Num
 
-from headwise._argument_names import ATTEND, suggests
 from headwise.errors import ArgumentError, ShapeError
 from headwise.reference._formula import Mask, additive, check_arrays, softmax
 
@@ -22,7 +21,6 @@ class AttentionOutput(NamedTuple):
     lse: Float[np.ndarray, "B H T"] | None
 
 
-@suggests(ATTEND)
 def attention(
     q: Num[np.ndarray, "B H T D"],
     k: Num[np.ndarray, "B Hkv S D"],

@@ -8,7 +8,6 @@ import numpy as np
 from jaxtyping import Float, Num
 from numpy.typing import DTypeLike
 
-from headwise._argument_names import LAYER, MASKS, suggests
 from headwise.errors import ArgumentError, ShapeError
 from headwise.reference._formula import Mask, additive, check_arrays, scaled_dot_product
 
@@ -16,18 +15,6 @@ Rows = Num[np.ndarray, "*B T d_model"]
 Memory = Num[np.ndarray, "*B S d_model"]
 Out = Float[np.ndarray, "*B T d_model"]
 Weights = Float[np.ndarray, "*B H T S"]
-
-_ADDITIVE = "mask=, booleans (True = may attend) or floats added to the logits"
-_CAUSAL = "mask=np.tri(len(x), dtype=bool), where True = may attend"
-_FORWARD = MASKS | {
-    "is_causal": _CAUSAL,
-    "causal": _CAUSAL,
-    "attn_mask": f"{_ADDITIVE}. In nn.MultiheadAttention True = blocked: give mask=~attn_mask",
-    "key_padding_mask": "mask=~key_padding_mask[:, None, None], where True = may attend",
-    "attention_mask": "mask=attention_mask[:, None, None].astype(bool), where True = may attend",
-    "key": "memory=, the input of keys and values",
-    "context": "memory=, the input of keys and values",
-}
 
 
 class MultiHeadAttention:
@@ -42,7 +29,6 @@ class MultiHeadAttention:
         ShapeError: d_model cannot be divided evenly among the heads.
     """
 
-    @suggests(LAYER | {"head_dim": "nothing: d_head follows from d_model and n_heads"})
     def __init__(self, d_model: int, n_heads: int, seed: int = 0) -> None:
         sizes: dict[str, object] = {"d_model": d_model, "n_heads": n_heads}
         for name, size in sizes.items():
@@ -71,7 +57,6 @@ class MultiHeadAttention:
                 setattr(layer, name, matrix.astype(dtype))
         return layer
 
-    @suggests(_FORWARD)
     def forward(
         self,
         x: Rows,

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from headwise._argument_names import IMPORTANCE, suggests
 from headwise._evaluation import differentiable_evaluation
 from headwise._memory import halving
 from headwise._methods import METHODS
@@ -32,7 +31,6 @@ from headwise.tables import Scores
 
 @shows_progress("Scoring heads")
 @torch.inference_mode(False)
-@suggests(IMPORTANCE)
 def importance(
     model: nn.Module,
     batches: BatchesLike,

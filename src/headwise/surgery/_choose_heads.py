@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from headwise._argument_names import PLAN, suggests
 from headwise._display import counted
 from headwise.errors import ArgumentError
 from headwise.surgery._costs import Costs
@@ -18,9 +17,6 @@ from headwise.tables import Head, HeadsLike, Scores, resolve_heads
 Step = tuple[Head, ...]
 
 
-@suggests(
-    PLAN, positional="only the scores have no name. Give remove=0.3 to remove 30 % of the heads."
-)
 def plan(
     scores: Scores,
     *,

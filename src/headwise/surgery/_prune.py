@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from headwise._argument_names import PRUNE, suggests
 from headwise._display import first_line
 from headwise._progress import shows_progress
 from headwise.checkpoints import TorchCompatibleAttention, compose_heads, set_original_heads
@@ -32,7 +31,6 @@ from headwise.tables import HeadsLike
 
 @shows_progress("Pruning heads")
 @torch.inference_mode(False)
-@suggests(PRUNE)
 def prune(
     model: nn.Module,
     plan: Plan | HeadsLike,
