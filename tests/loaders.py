@@ -16,7 +16,7 @@ import torch
 import headwise as hw
 from corpus_files import write_parquet, write_texts
 from folders import write_llama
-from headwise._checkpoint import Checkpoint, TrainingCheckpoint
+from headwise._checkpoint import TrainingCheckpoint
 from headwise.caching import CachePlan, load_duo_attention, save_duo_attention
 from headwise.checkpoints import _save
 from headwise.checkpoints._source_files import source_files
@@ -31,7 +31,6 @@ from headwise.lab._run import TrainingRun
 from headwise.report import compare_tables
 from headwise.report.comparison import Comparison
 from headwise.roles import Roles
-from headwise.scoring._checkpoint import ScoringCheckpoint
 from headwise.surgery import Costs, LayerPlan, Plan
 from headwise.tables import Curves, HeadTable, Scores
 from planted import TOKENIZER, Planted, lines
@@ -134,22 +133,9 @@ def _checkpoints(folder: Path) -> Loaders:
     loaders = {f"lab {p.name}": Loader(p, lambda p: load_lab(p.parent)) for p in _files(lab)}
     loaders |= {f"layer {p.name}": Loader(p, lambda p: hw.load(p.parent)) for p in _files(layer)}
     return loaders | {
-        "unfinished scores": _unfinished_scores(folder / "part"),
         "unfinished training": _unfinished_training(folder / "training.safetensors"),
         "unfinished recovery": _unfinished_recovery(folder / "recovery"),
     }
-
-
-def _unfinished_scores(path: Path) -> Loader:
-    def resume(path: Path) -> ScoringCheckpoint:
-        kept = ScoringCheckpoint(path, {"of": "these"})
-        kept.table("found", 2, 3)
-        return kept
-
-    kept = ScoringCheckpoint(path, {"of": "these"})
-    with kept.saving():
-        kept.table("found", 2, 3)[0] = torch.arange(3.0)
-    return Loader(path, resume)
 
 
 def _unfinished_training(path: Path) -> Loader:
@@ -174,8 +160,8 @@ def _unfinished_recovery(path: Path) -> Loader:
         for weight in weights:
             weight.grad = torch.ones_like(weight)
         optimizer.step()
-        file = Checkpoint(path, {"of": "these"}, "recover", "unfinished recovery is")
-        return TrainingCheckpoint(file, weights, optimizer)
+        about = {"of": "these"}
+        return TrainingCheckpoint(path, about, weights, optimizer, "recover", "recovery")
 
     def resume(path: Path) -> TrainingCheckpoint:
         kept = checkpoint(path)

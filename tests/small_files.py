@@ -13,7 +13,6 @@ from headwise.corpora import (
     read_pairs,
     read_parallel,
     read_texts,
-    read_winobias,
 )
 from headwise.lab import TrainSettings
 from headwise.tables import Head, Scores
@@ -40,7 +39,6 @@ LINE = (
 TEXTS = {
     "conllu": (TREE * 2, read_conllu),
     "gap": (COLUMNS + MENTIONS, read_gap),
-    "winobias": ("1 [The cook] said that [she] ran.\n2 [A man] met [his] son.\n", read_winobias),
     "jsonl": (LINE * 2, read_jsonl),
     "parallel": ("one line\nanother\n", lambda path: read_parallel(path, path)),
     "pairs": ('a man runs,"a man, running",4.5\nx,y,0\n', read_pairs),

@@ -41,7 +41,6 @@ from headwise.ownership import (
 )
 from headwise.roles import step_down
 from headwise.roles.relations import texts_of, tokenize
-from headwise.scoring.methods._suffix_replay import SuffixReplay
 from headwise.tables import Head
 
 LENGTH = 128  # tokens of a piece, as in Clark et al.
@@ -214,19 +213,11 @@ class Similarity:
 
     @torch.no_grad()
     def scores_of_layers(self, removals: Sequence[Sequence[Head]]) -> list[list[float]]:
-        """The cosines without each of these sets of heads, each set of one layer.
-
-        The layers before it run once for all sets.
-        """
+        """The cosines without each of these sets of heads."""
         parts: list[list[torch.Tensor]] = [[] for _ in removals]
-        replay = SuffixReplay(self._model, self._attentions)
         for inputs in self._batches:
-            with replay.recording():
-                self._model(**inputs)
             for part, removed in zip(parts, removals, strict=True):
-                (attention,) = by_attention(list(removed), self._attentions)
-                with replay.before(attention):
-                    part.append(self._read_without(removed, inputs))
+                part.append(self._read_without(removed, inputs))
         return [cosines(torch.cat(part)[self._places]).tolist() for part in parts]
 
     def point(self, removed: Sequence[Head]) -> list[float]:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from headwise.kernels import attend as attend
     from headwise.layer import KVCache as KVCache
     from headwise.layer import MultiHeadAttention as MultiHeadAttention
-    from headwise.layer import PerHeadKVCache as PerHeadKVCache
     from headwise.layer import RoPE as RoPE
     from headwise.monitor import HeadMonitor as HeadMonitor
     from headwise.monitor import QKClip as QKClip
@@ -77,7 +76,7 @@ _NAMES = {
     "errors": "HeadwiseError",
     "jobs": "corpus",
     "kernels": "attend",
-    "layer": "KVCache MultiHeadAttention PerHeadKVCache RoPE",
+    "layer": "KVCache MultiHeadAttention RoPE",
     "monitor": "HeadMonitor QKClip",
     "ownership": "ablate",
     "recovery": "recover",

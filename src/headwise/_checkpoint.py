@@ -19,81 +19,15 @@ _SECONDS, _COMPUTE_PER_WRITE = 5.0, 20.0
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
-class Checkpoint:
-    """Tensors by name, with what they are about.
+class TrainingCheckpoint:
+    """The file of a training: its weights, the moments of AdamW, and the loss of each step.
 
     Args:
         path: The file. None keeps nothing.
-        about: The models, texts and settings of the work. A file about others is refused.
-        function: The function that works, for errors.
-        work: What the file holds, such as `unfinished scores are`.
+        about: The models, texts and settings of the training. A file about others is refused.
+        function: The function that trains, for errors.
+        work: What the file holds, such as `unfinished recovery`.
         place: What else the user can name, in errors: another file, or a folder.
-    """
-
-    def __init__(
-        self,
-        path: Path | None,
-        about: Mapping[str, str],
-        function: str,
-        work: str,
-        place: str = "file",
-    ) -> None:
-        self._path, self._about, self._function = path, about, function
-        self._work, _, self._verb = work.rpartition(" ")
-        self._advice = f"Name another {place}, or delete the file to start again."
-        self._due = time.monotonic() + _SECONDS
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the last write was some time ago."""
-        return time.monotonic() > self._due
-
-    def read(self) -> dict[str, Tensor] | None:
-        """The stored tensors; None without a file.
-
-        Raises:
-            InputError: the file is no such checkpoint, or is about something else.
-        """
-        if self._path is None or not self._path.exists():
-            return None
-        problem = f"holds no {self._work}"
-        tensors, about = read_with_metadata(self._path, self._function, problem, self._advice)
-        for name, value in self._about.items():
-            if about.get(name) != value:
-                raise InputError(
-                    f"{self._function}: the {self._work} in {self._path} {self._verb} of "
-                    f"{name}={about.get(name)!r}, not {value!r}. {self._advice}"
-                )
-        return tensors
-
-    def write(self, tensors: Mapping[str, Tensor]) -> None:
-        """Write the tensors; the file is whole at any time.
-
-        Raises:
-            OutputError: the file cannot be written.
-        """
-        if self._path is None:
-            return
-        started = time.monotonic()
-        with write_beside(self._path) as beside:
-            write_tensors(tensors, beside, self._about)
-        now = time.monotonic()
-        self._due = now + max(_SECONDS, _COMPUTE_PER_WRITE * (now - started))
-
-    def refuse(self, reason: str) -> NoReturn:
-        """Refuse a file whose tensors do not fit.
-
-        Raises:
-            InputError: always.
-        """
-        raise InputError(
-            f"{self._function}: the {self._work} in {self._path} {self._verb} broken ({reason}). "
-            f"{self._advice}"
-        )
-
-
-class TrainingCheckpoint:
-    """The weights in training, the moments of AdamW, and the loss of each step.
 
     Attributes:
         losses: The loss of each step that is done.
@@ -101,11 +35,21 @@ class TrainingCheckpoint:
     """
 
     def __init__(
-        self, file: Checkpoint, weights: Iterable[Tensor], optimizer: torch.optim.AdamW
+        self,
+        path: Path | None,
+        about: Mapping[str, str],
+        weights: Iterable[Tensor],
+        optimizer: torch.optim.AdamW,
+        function: str,
+        work: str,
+        place: str = "file",
     ) -> None:
         self.losses: list[float] = []
         self.seconds = 0.0
-        self._file, self._weights, self._optimizer = file, [*weights], optimizer
+        self._path, self._about, self._function, self._work = path, about, function, work
+        self._weights, self._optimizer = [*weights], optimizer
+        self._advice = f"Name another {place}, or delete the file to start again."
+        self._due = time.monotonic() + _SECONDS
 
     def resume(self, steps: int) -> None:
         """Take over the state in the file, if there is one.
@@ -115,12 +59,12 @@ class TrainingCheckpoint:
         Raises:
             InputError: the file is damaged, or about another run. Nothing is changed then.
         """
-        stored = self._file.read()
-        if stored is None:
+        if self._path is None or not self._path.exists():
             return
+        stored = self._read(self._path)
         losses = self._take(stored, "losses", None)
         if losses.dtype != torch.float64 or losses.ndim != 1 or not 1 <= len(losses) <= steps:
-            self._file.refuse(f"its losses are {kind_of_tensor(losses)}, of {steps} steps at most")
+            self._refuse(f"its losses are {_kind(losses)}, of {steps} steps at most")
         seconds = self._take(stored, "seconds", torch.zeros((), dtype=torch.float64))
         values = [self._take(stored, f"weight.{n}", w) for n, w in enumerate(self._weights)]
         # A weight that the loss does not depend on has no moments.
@@ -130,9 +74,9 @@ class TrainingCheckpoint:
             if any(f"{name}.{n}" in stored for name in _MOMENTS)
         }
         if any(float(moments["step"]) != len(losses) for moments in state.values()):
-            self._file.refuse(f"its optimizer is not at step {len(losses)}")
+            self._refuse(f"its optimizer is not at step {len(losses)}")
         if stored:
-            self._file.refuse(f"it holds {min(stored)} besides")
+            self._refuse(f"it holds {min(stored)} besides")
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": state, "param_groups": groups})
         with torch.no_grad():
@@ -146,21 +90,39 @@ class TrainingCheckpoint:
         Raises:
             OutputError: the file cannot be written.
         """
-        if self._file.is_due:
+        if time.monotonic() > self._due:
             self.save()
 
     def save(self) -> None:
-        """Write the state of the steps that are done.
+        """Write the state of the steps that are done; the file is whole at any time.
 
         Raises:
             OutputError: the file cannot be written.
         """
+        if self._path is None:
+            return
         tensors = {f"weight.{n}": w.detach() for n, w in enumerate(self._weights)}
         for number, moments in self._optimizer.state_dict()["state"].items():
             tensors |= {f"{name}.{number}": moments[name] for name in _MOMENTS}
         tensors["losses"] = torch.tensor(self.losses, dtype=torch.float64)
         tensors["seconds"] = torch.tensor(self.seconds, dtype=torch.float64)
-        self._file.write(tensors)
+        started = time.monotonic()
+        with write_beside(self._path) as beside:
+            write_tensors(tensors, beside, self._about)
+        now = time.monotonic()
+        self._due = now + max(_SECONDS, _COMPUTE_PER_WRITE * (now - started))
+
+    def _read(self, path: Path) -> dict[str, Tensor]:
+        """The tensors of a file that is about this training."""
+        problem = f"holds no {self._work}"
+        tensors, about = read_with_metadata(path, self._function, problem, self._advice)
+        for name, value in self._about.items():
+            if about.get(name) != value:
+                raise InputError(
+                    f"{self._function}: the {self._work} in {path} is of "
+                    f"{name}={about.get(name)!r}, not {value!r}. {self._advice}"
+                )
+        return tensors
 
     def _moments_of(
         self, stored: dict[str, Tensor], number: int, weight: Tensor
@@ -171,21 +133,27 @@ class TrainingCheckpoint:
             for name in _MOMENTS
         }
         if moments["exp_avg_sq"].min() < 0:
-            self._file.refuse(f"exp_avg_sq.{number} holds {moments['exp_avg_sq'].min().item()}")
+            self._refuse(f"exp_avg_sq.{number} holds {moments['exp_avg_sq'].min().item()}")
         return moments
 
     def _take(self, stored: dict[str, Tensor], name: str, like: Tensor | None) -> Tensor:
         """Remove a tensor from those that were stored, after a check of its shape and values."""
         if name not in stored:
-            self._file.refuse(f"it lacks {name}")
+            self._refuse(f"it lacks {name}")
         tensor = stored.pop(name)
-        if like is not None and kind_of_tensor(tensor) != kind_of_tensor(like):
-            self._file.refuse(f"{name} is {kind_of_tensor(tensor)}, not {kind_of_tensor(like)}")
+        if like is not None and _kind(tensor) != _kind(like):
+            self._refuse(f"{name} is {_kind(tensor)}, not {_kind(like)}")
         if not tensor.isfinite().all():
-            self._file.refuse(f"{name} is not finite")
+            self._refuse(f"{name} is not finite")
         return tensor
 
+    def _refuse(self, reason: str) -> NoReturn:
+        raise InputError(
+            f"{self._function}: the {self._work} in {self._path} is broken ({reason}). "
+            f"{self._advice}"
+        )
 
-def kind_of_tensor(tensor: Tensor) -> str:
+
+def _kind(tensor: Tensor) -> str:
     """The shape and the dtype of a tensor, for errors."""
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

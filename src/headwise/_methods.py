@@ -5,22 +5,20 @@ from typing import NamedTuple
 
 
 class Method(NamedTuple):
-    """What a method needs and leaves; its scores are computed in `scoring.methods`.
+    """What a method needs; its scores are computed in `scoring.methods`.
 
     Attributes:
         by_text: Whether it scores each text by itself, so that it may read a corpus in shards.
-        resumable: Whether it takes long and saves its scores as it goes.
     """
 
     by_text: bool = True
-    resumable: bool = False
 
 
 METHODS: Mapping[str, Method] = {
     "half-gate": Method(),
     "gradient": Method(),
     "curvature": Method(),
-    "ablation": Method(by_text=False, resumable=True),  # by the mean over all texts
-    "zero-ablation": Method(resumable=True),
+    "ablation": Method(by_text=False),  # by the mean over all texts
+    "zero-ablation": Method(),
     "gates": Method(by_text=False),
 }

@@ -41,13 +41,6 @@ def _lab(path: Path) -> Path:
     return save_lab(model, make_tokenizer(vocabulary), path)
 
 
-def _importance(path: Path) -> None:
-    torch.manual_seed(0)
-    model = MiniGPT(MiniGPTConfig(60, context=24, d_model=12, n_heads=4, n_layers=1)).eval()
-    batches = [{"input_ids": torch.tensor([[4, 5, 6]] * 4)}]
-    hw.importance(model, batches, "ablation", resume=path)
-
-
 def _heads(path: Path) -> Path:
     torch.manual_seed(0)
     model = MiniGPT(MiniGPTConfig(60, context=24, d_model=12, n_heads=4, n_layers=1)).eval()
@@ -84,7 +77,6 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
 }
 STARTED: dict[str, Callable[[Path], Any]] = {
     "run": lambda path: train(SETTINGS, path, lines_judged=1),
-    "scores.part": _importance,
     "recovery.part": _recover,
 }
 

@@ -1,7 +1,6 @@
 """What cannot be scored is refused by name, and the model is unchanged."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,8 +8,6 @@ import pytest
 import torch
 import transformers
 import zoo
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from headwise.corpora import SentencePair
@@ -19,10 +16,9 @@ from headwise.errors import (
     HeadError,
     HeadwiseError,
     InputError,
-    OutputError,
     ShapeError,
 )
-from headwise.scoring import EMBEDDING, Gates, Loss, find_loss, importance, paired, prune_curves
+from headwise.scoring import Gates, find_loss, importance, paired, prune_curves
 from headwise.tables import Curves
 from oracles import modules_of, padded
 
@@ -94,96 +90,6 @@ def test_a_batch_without_a_tensor_has_no_loss() -> None:
     loss = find_loss(constant, nn.Identity(), {"return_dict": True})
     with pytest.raises(ArgumentError, match=r"no tensor in \['return_dict'\]"):
         loss.per_text((torch.zeros(1, 1, 1),), {"return_dict": True})
-
-
-def test_methods_of_one_pass_cannot_be_resumed(tmp_path: Path) -> None:
-    _refused(
-        ArgumentError, "part' with method='half-gate'", [BATCH], resume=tmp_path / "part"
-    )  # fmt: skip
-    assert list(tmp_path.iterdir()) == []
-
-
-def _stop(done: int, total: int) -> None:
-    raise RuntimeError("stop")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"name": "Electra"}, "of model='[0-9a-f]{16}', not '"),
-        ({"batch": {"input_ids": torch.tensor([[5, 9]])}}, "of texts='[0-9a-f]{16}', not '"),
-        ({"method": "zero-ablation"}, "of method='ablation', not 'zero-ablation'"),
-        ({"loss": Loss("own", EMBEDDING.of)}, "of loss='embedding', not 'own"),
-        ({"rounds": 2}, "of rounds='1', not '2'"),
-    ],
-)
-def test_unfinished_scores_of_another_run(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    path = tmp_path / "scores.part"
-    with pytest.raises(RuntimeError, match="stop"):
-        importance(zoo.make("Bert"), [BATCH], "ablation", resume=path, on_progress=_stop)
-    before = path.read_bytes()
-    batch = changes.pop("batch", BATCH)
-    options = {"method": "ablation", "resume": path, **changes}
-    _refused(InputError, message, [batch], **options)
-    assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize("content", [b"", b"no scores", b"\x08" + bytes(7) + b'{"a":{}}'])
-def test_a_file_that_holds_no_unfinished_scores(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "mine"
-    path.write_bytes(content)
-    _refused(InputError, "mine holds no unfinished scores", [BATCH], "ablation", resume=path)
-    assert path.read_bytes() == content
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda x: x[:, :-1], r"heads gone' is \(2, 7\) float64, not \(2, 8\) float64"),
-        (lambda x: x.flatten(), r"is \(16,\) float64, not \(2, 8\)"),
-        (lambda x: x.float(), r"is \(2, 8\) float32, not"),
-        (lambda x: x + torch.inf, r"heads gone' holds inf"),
-    ],
-)
-def test_broken_unfinished_scores(
-    tmp_path: Path, change: Callable[[Tensor], Tensor], message: str
-) -> None:
-    path = tmp_path / "scores.part"
-    with pytest.raises(RuntimeError, match="stop"):
-        importance(zoo.make("Bert"), [BATCH], "ablation", resume=path, on_progress=_stop)
-    with safe_open(path, "pt") as file:
-        about = file.metadata()
-    tables = {name: change(x).contiguous() for name, x in load_file(path).items()}
-    save_file(tables, path, about)
-    before = path.read_bytes()
-    _refused(InputError, message, [BATCH], "ablation", resume=path)
-    assert path.read_bytes() == before
-
-
-def test_a_model_saved_in_its_place(tmp_path: Path) -> None:
-    save_file({"weight": torch.zeros(2)}, tmp_path / "model.safetensors")
-    message = "of headwise_unfinished=None, not '1'"
-    _refused(InputError, message, [BATCH], "ablation", resume=tmp_path / "model.safetensors")
-
-
-def test_an_unwritable_file(tmp_path: Path) -> None:
-    _refused(
-        OutputError, "part cannot be written", [BATCH], "ablation", resume=tmp_path / "no/part"
-    )
-
-
-def test_unfinished_scores_of_another_loss_of_the_same_name(tmp_path: Path) -> None:
-    path = tmp_path / "scores.part"
-    with pytest.raises(RuntimeError, match="stop"):
-        importance(
-            zoo.make("Bert"), [BATCH], "ablation", resume=path, on_progress=_stop,
-            loss=lambda output, batch: output[0].sum((1, 2)),
-        )  # fmt: skip
-    options = {"method": "ablation", "resume": path}
-    loss = lambda output, batch: output[0].square().sum((1, 2))  # noqa: E731
-    _refused(InputError, "of loss='<lambda> [0-9a-f]{8}', not", loss=loss, **options)
 
 
 def test_a_tokenizer_without_a_mask() -> None:

@@ -37,7 +37,7 @@ def test_the_guard_sees_what_a_loader_must_not_do(tmp_path: Path) -> None:
     assert "outside" in GUARD.events[0]
 
 
-@pytest.mark.parametrize("name", ["conllu", "gap", "winobias", "jsonl", "pairs", "texts"])
+@pytest.mark.parametrize("name", ["conllu", "gap", "jsonl", "pairs", "texts"])
 def test_a_line_of_many_megabytes(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(b"a" * 20_000_000)
@@ -51,7 +51,7 @@ def test_a_line_of_many_megabytes(name: str, tmp_path: Path) -> None:
     assert len(str(caught.value)) < 1000
 
 
-@pytest.mark.parametrize("name", ["conllu", "gap", "winobias", "jsonl", "pairs", "texts"])
+@pytest.mark.parametrize("name", ["conllu", "gap", "jsonl", "pairs", "texts"])
 def test_carriage_returns_change_nothing(name: str, tmp_path: Path) -> None:
     content, read = TEXTS[name]
     for ending in ("\n", "\r\n"):

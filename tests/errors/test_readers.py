@@ -15,12 +15,11 @@ from headwise.corpora import (
     read_gap,
     read_jsonl,
     read_pairs,
-    read_winobias,
 )
 from headwise.errors import ArgumentError, InputError
 from planted import TOKENIZER, PlantedGPT
 
-READERS = [read_conllu, read_gap, read_jsonl, read_winobias]
+READERS = [read_conllu, read_gap, read_jsonl]
 
 
 def write(folder, data, name="corpus.txt"):
@@ -47,7 +46,7 @@ def test_a_file_in_another_encoding(tmp_path, reader):
         reader(write(tmp_path, "un été".encode("latin-1")))
 
 
-@pytest.mark.parametrize("reader", [read_conllu, read_jsonl, read_winobias])
+@pytest.mark.parametrize("reader", [read_conllu, read_jsonl])
 def test_a_file_without_texts(tmp_path, reader):
     with pytest.raises(InputError, match="holds no text"):
         reader(write(tmp_path, b"\n\n"))
@@ -118,21 +117,6 @@ def gap(pronoun="she", offset="17", truth="TRUE"):
 )
 def test_text_that_is_no_gap(tmp_path, text, line, message):
     refuses(read_gap, write(tmp_path, text), line, message)
-
-
-@pytest.mark.parametrize(
-    ("sentence", "message"),
-    [
-        ("1 [Ann met Bea", r"0 closed mentions in '\[Ann met Bea'"),
-        ("1 [Ann] met [her", r"1 closed mentions"),
-        ("1 [Ann] met Bea", r"1 closed mentions"),
-        ("[Ann [met] Bea]", r"brackets do not match in '\[Ann \[met"),
-        ("Ann] met [her]", r"brackets do not match"),
-        ("[Ann] met [ ]", r"mention \[9, 9\) in a text of 9 characters"),
-    ],
-)
-def test_text_that_is_no_winobias(tmp_path, sentence, message):
-    refuses(read_winobias, write(tmp_path, f"[Ann] likes [her] hat.\n{sentence}\n"), 2, message)
 
 
 @pytest.mark.parametrize(

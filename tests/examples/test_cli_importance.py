@@ -8,7 +8,6 @@ import torch
 
 import headwise as hw
 from command import headwise
-from headwise.scoring._gated_model import GatedModel
 from headwise.tables import Head
 
 TINY = ("--steps", 3, "--d-model", 8, "--layers", 2, "--heads", 2)
@@ -98,32 +97,3 @@ def test_pairs_are_read_as_sentences(folder: Path, tmp_path: Path) -> None:
     assert json.loads(same.out) == rows
     capped = headwise("importance", folder, "--text", text, "--json", "--max-texts", 1)
     assert all(row["ci_low"] is None for row in json.loads(capped.out))
-
-
-def test_an_interrupted_ablation_resumes(
-    folder: Path, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = text.parent / "scores.parquet"
-    arguments = ("importance", folder, "--text", text, "-o", out, "--method", "ablation")
-    assert headwise(*arguments).code == 0
-    expected = hw.Scores.load(out).per_text
-    out.unlink()
-    losses, calls = GatedModel.losses, []
-
-    def stopping(self: GatedModel, *args: object) -> torch.Tensor:
-        calls.append(self)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return losses(self, *args)
-
-    monkeypatch.setattr(GatedModel, "losses", stopping)
-    stopped = headwise(*arguments)
-    part = out.with_name("scores.parquet.part")
-    assert stopped.code == 130
-    assert f"again to resume from {part}" in stopped.err
-    assert part.exists()
-    assert not out.exists()
-    done = headwise(*arguments)
-    assert f"Resuming from {part}" in done.err
-    assert (hw.Scores.load(out).per_text == expected).all()
-    assert not part.exists()

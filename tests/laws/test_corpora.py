@@ -19,7 +19,6 @@ from headwise.corpora import (
     read_conllu,
     read_gap,
     read_jsonl,
-    read_winobias,
     relations,
 )
 from headwise.roles.scores import TagRows, fit_tag_rules
@@ -80,47 +79,6 @@ def test_gap_mentions_lie_at_their_offsets(tmp_path):
     row = "1\tAnn met Bea when she sang.\tshe\t17\tAnn\t0\tTRUE\tBea\t8\tFALSE\thttp://x"
     (text,) = read_gap(written(tmp_path, f"{header}\n{row}\n"))
     assert text.mentions == (Mention(17, 20, 0, pronoun=True), Mention(0, 3, 0), Mention(8, 11, 2))
-
-
-def test_winobias_brackets_become_mentions(tmp_path):
-    line = "12 [The developer ] met the clerk because [she] sang."
-    (text,) = read_winobias(written(tmp_path, line + "\n"))
-    assert text.text == "The developer  met the clerk because she sang."
-    spans = [text.text[mention.start : mention.end] for mention in text.mentions]
-    assert spans == ["The developer", "she"]
-    assert {mention.entity for mention in text.mentions} == {0}
-
-
-def test_the_other_person_of_a_winobias_sentence_is_known_from_its_pair(tmp_path):
-    lines = [
-        "1 [The developer] met the clerk because [she] sang.",
-        "2 The developer met [the clerk] because [he] sang.",
-    ]
-    for text, right in zip(read_winobias(written(tmp_path, "\n".join(lines))), (0, 1), strict=True):
-        people = [mention for mention in text.mentions if not mention.pronoun]
-        names = sorted((text.text[m.start : m.end].lower(), m.entity == 0) for m in people)
-        assert names == [("the clerk", right == 1), ("the developer", right == 0)]
-        assert sum(mention.pronoun for mention in text.mentions) == 1
-
-
-@pytest.mark.parametrize(
-    ("lines", "people"),
-    [
-        # A phrase within a longer one, within a word, within brackets or in capitals.
-        (("[The cook] saw [her] maid.", "[The cook's maid] ran and [she] sang."), 1),
-        (("[The cook] saw [her] cat.", "[A man] met the cooks and [he] ran."), 1),
-        (("[The cook] saw [her] cat.", "THE COOK met [a man] and [he] ran."), 2),
-        (
-            ("[The cook] saw [her] cat.", "The cook met the cook when [the cook] sang [her] song."),
-            3,
-        ),
-    ],
-)
-def test_people_outside_of_brackets_are_whole_phrases(tmp_path, lines, people):
-    *_, last = read_winobias(written(tmp_path, "\n".join(lines)))
-    assert sum(not mention.pronoun for mention in last.mentions) == people
-    spans = sorted((mention.start, mention.end) for mention in last.mentions)
-    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
 def test_pronouns_are_known_by_the_annotation_or_by_their_tag(tmp_path):

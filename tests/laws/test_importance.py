@@ -1,6 +1,5 @@
 """Importance: gradients are slopes, ablation agrees with `ablate`, planted heads are found."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -219,45 +218,6 @@ def _stopping(after: int, steps: list[int]) -> Any:
             raise _StopError
 
     return on_progress
-
-
-@pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.full)])
-@pytest.mark.parametrize("method", ["ablation", "zero-ablation"])
-def test_an_interrupted_ablation_resumes(tmp_path: Path, method: str, rounds: int) -> None:
-    model, batches, path = zoo.make("Llama"), _batches(), tmp_path / "scores.part"
-    whole: list[int] = []
-    expected = importance(
-        model, batches, method, rounds=rounds, on_progress=lambda done, _: whole.append(done)
-    )
-    options = {"rounds": rounds, "resume": path}
-    steps: list[list[int]] = []
-    for after in (3, 2 * len(_batches()), 7):  # within a batch, at its end, in the next
-        steps.append([])
-        with pytest.raises(_StopError):
-            importance(model, batches, method, **options, on_progress=_stopping(after, steps[-1]))
-        assert path.exists()
-    steps.append([])
-    scores = importance(
-        model, batches, method, **options, on_progress=lambda done, _: steps[-1].append(done)
-    )
-    assert (scores.per_text == expected.per_text).all()
-    assert (scores.round == expected.round).all()
-    assert [done for attempt in steps for done in attempt] == whole  # nothing is computed twice
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_checkpoint_is_written_during_scoring(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headwise._checkpoint._SECONDS", 0.0)
-    path = tmp_path / "part"
-    written = []
-
-    def check(done: int, total: int) -> None:
-        written.append(path.exists())
-
-    importance(zoo.make("Bert"), _batches(), "ablation", resume=path, on_progress=check)
-    assert all(written)
 
 
 def test_texts_are_encoded_with_their_tokenizer() -> None:

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import headwise as hw
-from headwise import masks
 from headwise._display import first_line
 from headwise.caching import CachePlan
 from headwise.cli._print import print_table
@@ -288,7 +287,6 @@ VIEWS: dict[str, Callable[[], Any]] = {
         hw.CachePlan.of({0: [1]}, n_layers=48, n_kv_heads=8), why=HOSTILE
     ),
     "comparison": _comparison,
-    "mask": lambda: masks.causal() & masks.documents(torch.zeros(3, 5000, dtype=torch.long)),
 }
 
 
@@ -312,27 +310,6 @@ def test_roles_are_a_map_with_letters_and_a_legend() -> None:
     marked = [title for title in titles if title and "none" not in title]
     assert (len(titles), marked) == (8, ["L0.H1: previous token", "L1.H2: previous token"])
     assert ["".join(row.itertext()) for row in root.iter("li")] == ["A previous token, 2"]
-
-
-def _squares(mask: masks.Mask) -> list[list[bool]]:
-    root = ElementTree.fromstring(mask._repr_html_())
-    filled: dict[int, list[bool]] = {}
-    for square in root.iter("rect"):
-        filled.setdefault(int(square.attrib["y"]), []).append(square.attrib["fill"] == "#2c728e")
-    return [filled[row] for row in sorted(filled)]
-
-
-def test_a_mask_is_drawn_as_it_is() -> None:
-    assert _squares(masks.causal()) == torch.ones(12, 12).tril().bool().tolist()
-    visible = torch.rand(5, 7) > 0.5
-    assert _squares(masks.as_mask(visible)) == visible.tolist()
-    ids = torch.tensor([[0, 0, 1, 1, 1]])
-    packed = ids[0][:, None] == ids[0]
-    assert _squares(masks.documents(ids)) == packed.tolist()
-    either = ~packed | torch.ones(5, 5).tril().bool()
-    assert _squares(~masks.documents(ids) | masks.causal()) == either.tolist()
-    long = masks.documents(torch.zeros(2, 4000, dtype=torch.long))
-    assert "4000 keys, the last 32 and 32 shown; the first of 2 texts" in long._repr_html_()
 
 
 def test_the_curves_of_a_notebook_end_where_they_end() -> None:

@@ -1,4 +1,4 @@
-"""Importance on every architecture: gradients are slopes, and suffix replay changes nothing."""
+"""Importance on every architecture: gradients are slopes, and ablation is exact."""
 
 from functools import partial
 from typing import Any

@@ -26,7 +26,6 @@ from headwise.monitor import HeadMonitor
 from headwise.ownership import (
     find_attentions,
 )
-from headwise.scoring.methods._suffix_replay import SuffixReplay
 from interrupting import CONTEXTS, Interrupts
 from oracles import modules_of
 
@@ -203,20 +202,6 @@ def test_what_an_interrupt_leaves_does_nothing_and_the_next_watch_removes_it(
         watch()
         assert not _changes(model, before), f"{_changes(model, before)}: {interrupts.where}"
     gc.unfreeze()
-
-
-def test_replayed_outputs_end_with_their_block_however_it_ends() -> None:
-    model = zoo.make("Bert").eval()
-    attentions = find_attentions(model, IDS)
-    replay, block = SuffixReplay(model, attentions), model.encoder.layer[0]
-    expected = _answer(model, IDS)
-    with replay.recording():
-        _answer(model, IDS.flip(1))
-    with replay.before(attentions[-1]):
-        assert not torch.equal(_answer(model, IDS), expected)
-        left = dict(vars(block))
-    vars(block).update(left)  # as an interrupt may leave it
-    assert torch.equal(_answer(model, IDS), expected)
 
 
 def test_a_hook_that_is_left_behind_does_nothing() -> None:

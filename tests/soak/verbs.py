@@ -80,8 +80,8 @@ def _observe(folder: Path, seed: int = 0) -> None:
 
 
 def _importance(folder: Path, seed: int = 0) -> None:
-    options = {"method": "ablation", "loss": "lm", "resume": folder / "scores.part"}
-    hw.importance(_model(seed), _batches(), **options).save(folder / "scores.csv")
+    scores = hw.importance(_model(seed), _batches(), "ablation", loss="lm")
+    scores.save(folder / "scores.csv")
 
 
 def _prune(folder: Path, remove: tuple[int, ...] = (1, 2)) -> None:

@@ -48,10 +48,7 @@ def head_cache(
     model = check_model("CachePlan.cache", model)
     name, transformers = type(model).__name__, sys.modules.get("transformers")
     if transformers is None or not isinstance(model, transformers.PreTrainedModel):
-        raise UnsupportedError(
-            f"CachePlan: {name} is not a model of transformers. Give one, or a "
-            f"headwise.PerHeadKVCache to a layer of your own."
-        )
+        raise UnsupportedError(f"CachePlan: {name} is not a model of transformers. Give one.")
     # Not above, since models of other libraries should not import transformers.
     from headwise.cache.huggingface import open_cache, sliding_windows
 

@@ -43,9 +43,6 @@ def importance(
 
     Prints the scores, the least important head first. With -o, writes them; with --json,
     prints JSON.
-
-    An interrupted ablation keeps its partial results in OUT.part; run the same command again to
-    resume it.
     """
     if (text is None) == (pairs is None):
         raise ArgumentError(
@@ -64,28 +61,17 @@ def importance(
         texts = _inputs.draw_texts(_inputs.sentences_of(read_pairs(pairs)), shared)
     opened, tokenizer = _inputs.open_model(model, shared)
     _inputs.note_split_texts(texts, opened, tokenizer, shared)
-    partial = None
-    if output.out is not None and METHODS[method].resumable:
-        partial = output.out.with_name(f"{output.out.name}.part")
-        if partial.exists():
-            print_note(f"Resuming from {partial}")
-    try:
-        with progress_bar(f"Scoring the heads of {model}") as on_progress:
-            scores = scoring.importance(
-                opened,
-                texts,
-                method,
-                loss=loss,
-                rounds=rounds,
-                tokenizer=tokenizer,
-                max_tokens=shared.max_tokens,
-                resume=partial,
-                on_progress=on_progress,
-            )
-    except KeyboardInterrupt:
-        if partial is not None and partial.exists():
-            print_note(f"Run the same command again to resume from {partial}.")
-        raise
+    with progress_bar(f"Scoring the heads of {model}") as on_progress:
+        scores = scoring.importance(
+            opened,
+            texts,
+            method,
+            loss=loss,
+            rounds=rounds,
+            tokenizer=tokenizer,
+            max_tokens=shared.max_tokens,
+            on_progress=on_progress,
+        )
     print_note(str(scores))
     order = scores.order()
     least = ", ".join(map(str, order[:5]))

@@ -33,9 +33,7 @@ class CorpusFiles:
         Path | None, opt("Plain UTF-8, one text per line, or - for standard input.")
     ] = None
     conllu: Annotated[Path | None, opt("CoNLL-U, with dependency trees.")] = None
-    coref: Annotated[
-        Path | None, opt("Coreference: a GAP table (.tsv), or WinoBias with brackets.")
-    ] = None
+    coref: Annotated[Path | None, opt("Coreference: a GAP table.")] = None
     spans: Annotated[Path | None, opt("JSON lines with annotated spans and pairs of them.")] = None
 
     def read(self, shared: Shared) -> list["str | AnnotatedText"]:
@@ -43,13 +41,10 @@ class CorpusFiles:
         from headwise import corpora
         from headwise.cli._inputs import read_text_file
 
-        read_coref = corpora.read_winobias
-        if self.coref is not None and self.coref.suffix == ".tsv":
-            read_coref = corpora.read_gap
         parts: list[Sequence[str | AnnotatedText]] = [
             [] if self.text is None else read_text_file(self.text, shared),
             [] if self.conllu is None else corpora.read_conllu(self.conllu),
-            [] if self.coref is None else read_coref(self.coref),
+            [] if self.coref is None else corpora.read_gap(self.coref),
             [] if self.spans is None else corpora.read_jsonl(self.spans),
         ]
         return [text for part in parts for text in part]

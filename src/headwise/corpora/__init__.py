@@ -1,7 +1,7 @@
 """Texts and their annotations: readers, and a grammar with gold relations."""
 
 from headwise.corpora._conllu import read_conllu
-from headwise.corpora._coreference import read_gap, read_winobias
+from headwise.corpora._coreference import read_gap
 from headwise.corpora._gold import Choice, annotate, choices
 from headwise.corpora._grammar import Grammar, Line
 from headwise.corpora._jsonl import read_examples, read_jsonl
@@ -59,7 +59,6 @@ __all__ = [
     "read_pairs",
     "read_parallel",
     "read_texts",
-    "read_winobias",
     "refuse_path",
     "relations",
 ]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from headwise._checkpoint import Checkpoint, TrainingCheckpoint
+from headwise._checkpoint import TrainingCheckpoint
 from headwise.corpora import PAD, Grammar
 from headwise.errors import ArgumentError
 from headwise.lab._data import draw_batch, make_tokenizer, number_of
@@ -124,8 +124,9 @@ class TrainingRun:
         # With other settings the schedule, the lines or the sizes would change midway.
         about = {name: str(value) for name, value in asdict(settings).items()}
         about = {"headwise_training": "2"} | about
-        file = Checkpoint(path, about, "train", "training is", "folder")
-        self.checkpoint = TrainingCheckpoint(file, weights, self.optimizer)
+        self.checkpoint = TrainingCheckpoint(
+            path, about, weights, self.optimizer, "train", "training", place="folder"
+        )
 
     @property
     def step(self) -> int:

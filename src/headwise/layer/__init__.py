@@ -2,7 +2,7 @@
 
 from headwise.layer._attention import MultiHeadAttention
 from headwise.layer._biases import ALiBi, DistanceBias, PositionBias, T5Bias
-from headwise.layer._cache import CachedKeys, KVCache, PerHeadKVCache
+from headwise.layer._cache import CachedKeys, KVCache
 from headwise.layer._core import HeadAttention, LayerOutput
 from headwise.layer._positions import LinearScaling, Llama3Scaling, NTKScaling, RoPE, Scaling, YaRN
 
@@ -17,7 +17,6 @@ __all__ = [
     "Llama3Scaling",
     "MultiHeadAttention",
     "NTKScaling",
-    "PerHeadKVCache",
     "PositionBias",
     "RoPE",
     "Scaling",

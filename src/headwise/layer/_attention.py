@@ -188,7 +188,7 @@ class MultiHeadAttention(nn.Module):
         if cache is not None:
             slots = cache.join(k, v)
             k, v, key_at = slots
-            mask, bias = _combine(mask, cache.visible(slots, query_at, q.shape[1]))
+            mask, bias = _combine(mask, cache.visible(slots, query_at))
         if self.position_bias is not None:
             in_steps = cache is None or cache.window is None
             position_bias = PositionedBias(self.position_bias, query_at, key_at, q.dtype, in_steps)

@@ -9,9 +9,6 @@ from torch import Tensor
 from headwise.errors import MaskError
 from headwise.masks.tiles import Tile
 
-# In a notebook: keys of a rule for any lengths, the most queries and keys, pixels of each.
-_SHOWN_KEYS, _MOST, _SQUARE = 12, 32, 10
-
 
 class Mask:
     """A rule that decides for every query and key whether the query may attend to the key."""
@@ -34,12 +31,6 @@ class Mask:
         sizes = [(1, 1), *(operand.batch for operand in self.operands)]
         return max([texts for texts, _ in sizes]), max([heads for _, heads in sizes])
 
-    @property
-    def lengths_fixed(self) -> tuple[int | None, int | None]:
-        """The only numbers of queries and keys that the rule is for; None if any will do."""
-        sizes = [operand.lengths_fixed for operand in self.operands]
-        return next((T for T, _ in sizes if T), None), next((S for _, S in sizes if S), None)
-
     def check_sizes(self, S: int, B: int | None = None) -> None:
         """Refuse a number of keys or of texts that the rule was not made for.
 
@@ -48,15 +39,6 @@ class Mask:
         """
         for operand in self.operands:
             operand.check_sizes(S, B)
-
-    def _repr_html_(self) -> str:
-        """The rule as squares, on as many queries as keys unless it is for other lengths."""
-        T, S = self.lengths_fixed
-        S = S or T or _SHOWN_KEYS
-        T = T or S
-        queries, keys = (range(max(0, size - _MOST), size) for size in (T, S))
-        tile = Tile(T, S, queries, keys, torch.device("cpu"))
-        return _squares(self.tile(tile), (T, S), self.batch)
 
     def extent(self, rows: range, T: int, S: int) -> range:
         """The range of keys that these queries may see, computed without a tensor."""
@@ -188,31 +170,3 @@ class _Not(Mask):
 def _overlap(left: range, right: range) -> range:
     start = max(left.start, right.start)
     return range(start, max(start, min(left.stop, right.stop)))
-
-
-def _squares(
-    visible: Bool[Tensor, "#B #H #R #n"], lengths: tuple[int, int], batch: tuple[int, int]
-) -> str:
-    """The mask of the first text and head: a row per query, filled where it may attend.
-
-    Args:
-        visible: The mask on the last queries and keys.
-        lengths: The numbers of all queries and keys.
-        batch: The numbers of texts and of heads.
-    """
-    T, S = lengths
-    R, n = min(T, _MOST), min(S, _MOST)
-    shown = visible.expand(-1, -1, R, n)[0, 0].tolist() if visible.numel() else []
-    squares = "".join(
-        f'<rect x="{_SQUARE * column}" y="{_SQUARE * row}" width="{_SQUARE - 1}" '
-        f'height="{_SQUARE - 1}" fill="{"#2c728e" if attends else "#eeeeee"}"/>'
-        for row, line in enumerate(shown)
-        for column, attends in enumerate(line)
-    )
-    part = "" if (R, n) == (T, S) else f", the last {R} and {n} shown"
-    several = "" if batch == (1, 1) else f"; the first of {batch[0]} texts and {batch[1]} heads"
-    return (
-        f'<figure style="margin:0;font:12px sans-serif"><svg width="{_SQUARE * n}" '
-        f'height="{_SQUARE * R}" role="img" aria-label="which keys a query sees">{squares}</svg>'
-        f"<figcaption>{T} queries (rows), {S} keys{part}{several}</figcaption></figure>"
-    )

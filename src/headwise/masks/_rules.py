@@ -206,10 +206,6 @@ class _Documents(Mask):
         return (queries[:, :, None] == ids[:, None, tile.keys.start : tile.keys.stop])[:, None]
 
     @property
-    def lengths_fixed(self) -> tuple[int | None, int | None]:
-        return None, self.ids.shape[-1]
-
-    @property
     def batch(self) -> tuple[int, int]:
         return self.ids.shape[0], 1
 

@@ -29,11 +29,6 @@ class Dense(Mask):
         return cut(self.visible, tile)
 
     @property
-    def lengths_fixed(self) -> tuple[int | None, int | None]:
-        T, S = self.visible.shape[2:]
-        return None if T == 1 else T, None if S == 1 else S
-
-    @property
     def batch(self) -> tuple[int, int]:
         return self.visible.shape[0], self.visible.shape[1]
 

@@ -1,5 +1,6 @@
 """Recovery: train a pruned model for a few steps, with the full model as its teacher."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from headwise._checkpoint import Checkpoint, TrainingCheckpoint
+from headwise._checkpoint import TrainingCheckpoint
 from headwise._evaluation import differentiable_evaluation, in_evaluation
 from headwise._progress import Progress, shows_progress
 from headwise.capture import AttentionCall, capture_calls
@@ -20,7 +21,7 @@ from headwise.errors import ArgumentError, ShapeError
 from headwise.lab import MiniGPT
 from headwise.models import check_model, check_weights, fingerprint
 from headwise.models.texts import tokenizer_of
-from headwise.scoring import BatchesLike, Inputs, digest_of, read_batches
+from headwise.scoring import BatchesLike, Inputs, read_batches
 from headwise.surgery import prune
 from headwise.tables import Head
 
@@ -91,8 +92,9 @@ def recover(
     with _training(model) as weights, in_evaluation(teacher):
         optimizer = torch.optim.AdamW(weights, lr=rate)
         path = None if resume is None else Path(resume)
-        file = Checkpoint(path, about, "recover", "unfinished recovery is")
-        checkpoint = TrainingCheckpoint(file, weights, optimizer)
+        checkpoint = TrainingCheckpoint(
+            path, about, weights, optimizer, "recover", "unfinished recovery"
+        )
         checkpoint.resume(steps)
         losses = checkpoint.losses
         for step in range(len(losses), steps):
@@ -117,8 +119,22 @@ def recover(
 def _about(model: nn.Module, teacher: nn.Module, inputs: Sequence[Inputs]) -> dict[str, str]:
     """What a resumed recovery has in common with the interrupted one."""
     models = {"model": fingerprint(model), "teacher": fingerprint(teacher)}
-    settings = {"texts": digest_of(inputs), "torch": version("torch")}
+    settings = {"texts": _digest(inputs), "torch": version("torch")}
     return {"headwise_recovery": "2"} | models | settings
+
+
+def _digest(batches: Sequence[Inputs]) -> str:
+    """A hash of the batches, equal only for equal batches."""
+    digest = hashlib.blake2b(digest_size=8)
+    for batch in batches:
+        for name, value in sorted(batch.items()):
+            is_tensor = isinstance(value, torch.Tensor)
+            kind = f"{tuple(value.shape)}{value.dtype}" if is_tensor else repr(value)
+            digest.update(f"{name}{kind}".encode())
+            if is_tensor:
+                flat = value.detach().cpu().contiguous().flatten()
+                digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _order(batches: int, steps: int, seed: int) -> list[int]:

@@ -1,7 +1,6 @@
 """Importance scores: how much each head matters to what a model should keep doing."""
 
 from headwise.scoring._batches import BatchesLike, paired, read_batches
-from headwise.scoring._checkpoint import digest_of
 from headwise.scoring._curves import in_fifths, prune_curves
 from headwise.scoring._importance import importance
 from headwise.scoring._loss import (
@@ -22,7 +21,6 @@ __all__ = [
     "Inputs",
     "Loss",
     "Score",
-    "digest_of",
     "find_loss",
     "importance",
     "in_fifths",

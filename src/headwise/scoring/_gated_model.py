@@ -1,7 +1,7 @@
 """A model with a gate on every head, its batches and its loss."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
 from headwise.ownership import Attention, edit_heads, heads_of, mean_heads
-from headwise.scoring._checkpoint import ScoringCheckpoint
 from headwise.scoring._loss import Inputs, Loss, PerText, texts_in
 from headwise.tables import Head
 
@@ -32,7 +31,6 @@ class GatedModel:
         batches: The inputs on which heads are scored.
         reference: The inputs over which the mean output of each head is taken; None is
             `batches`.
-        checkpoint: The scores computed so far, of methods that take long.
     """
 
     model: nn.Module
@@ -40,7 +38,6 @@ class GatedModel:
     loss: Loss
     batches: Sequence[Inputs]
     reference: Sequence[Inputs] | None = None
-    checkpoint: ScoringCheckpoint = field(default_factory=ScoringCheckpoint)
 
     @cached_property
     def heads(self) -> tuple[Head, ...]:

@@ -1,10 +1,8 @@
 """`importance`: scores every head by one of the methods."""
 
 from collections.abc import Callable
-from hashlib import blake2b
 from importlib.metadata import version
 from math import ceil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,6 @@ from headwise.models import check_model, device_of, fingerprint, without_compile
 from headwise.models.texts import tokenizer_of
 from headwise.ownership import find_attentions
 from headwise.scoring._batches import BatchesLike, read_batches, split_batches
-from headwise.scoring._checkpoint import ScoringCheckpoint, digest_of
 from headwise.scoring._gated_model import GatedModel
 from headwise.scoring._loss import Inputs, Loss, find_loss, texts_in
 from headwise.scoring.methods import Gates, ScoreHeads, function_of
@@ -40,7 +37,6 @@ def importance(
     tokenizer: Any = None,
     max_tokens: int | None = None,
     rounds: int = 1,
-    resume: str | Path | None = None,
     on_progress: Progress | None = None,
 ) -> Scores:
     """Score how much each head matters to what a model should keep doing.
@@ -77,40 +73,24 @@ def importance(
         max_tokens: The most tokens in one text. None is the model's limit.
         rounds: Number of rounds; each re-scores after removing the least important heads, since
             heads back each other up.
-        resume: A file in which an ablation keeps its scores so far. An interrupted one resumes
-            from it, and the file is deleted when all scores are computed.
         on_progress: Called after each step with the steps done and the steps in all of this
             round.
     Returns:
         The scores, in units of the loss; never below 0, except for the ablations.
     Raises:
-        ArgumentError: the method, loss or number of rounds does not exist or does not fit, or
-            `resume` comes with another method than the ablations.
-        InputError: the file to resume from is about another model, other texts or another
-            method.
+        ArgumentError: the method, loss or number of rounds does not exist or does not fit.
         UnsupportedError: the heads of the model cannot be gated exactly, or memory ran out with
             batches whose rows are parts of texts.
     """
     outer, model = without_compiler(model), check_model("importance", model)
     method_name, score_heads = _method(method)
-    if resume is not None and not METHODS[method_name].resumable:
-        resumable = [name for name, kind in METHODS.items() if kind.resumable]
-        raise ArgumentError(
-            f"importance: resume={str(resume)!r} with method={method_name!r}, which saves no "
-            f"scores on its way. Give it with {' or '.join(resumable)}."
-        )
     inputs = read_batches(batches, model, tokenizer_of(outer, tokenizer), max_tokens)
     resolved_loss = find_loss(loss, outer, inputs[0])
-    about = {"model": fingerprint(model), "texts": digest_of(inputs), "method": method_name}
-    about |= {"loss": resolved_loss.name + _code_digest(loss), "rounds": str(rounds)}
     largest = max(map(texts_in, inputs))
 
     def score(size: int) -> tuple[GatedModel, Float[np.ndarray, "M N"], Int64[np.ndarray, " N"]]:
         parts = inputs if size == largest else split_batches(inputs, size)
-        # Unfinished scores are those of whole batches, so smaller ones are not resumed.
-        path = None if resume is None or size < largest else Path(resume)
-        attentions, checkpoint = find_attentions(model, parts[0]), ScoringCheckpoint(path, about)
-        gated = GatedModel(model, attentions, resolved_loss, parts, checkpoint=checkpoint)
+        gated = GatedModel(model, find_attentions(model, parts[0]), resolved_loss, parts)
         if size < largest and gated.rows_per_text > 1:
             raise UnsupportedError(
                 f"importance: out of memory, and {gated.rows_per_text} rows of a batch are one "
@@ -121,8 +101,6 @@ def importance(
 
     with differentiable_evaluation(outer, weights=False):
         gated, values, round_of_heads = halving("importance", score, largest)
-    if resume is not None:
-        Path(resume).unlink(missing_ok=True)
     return Scores(
         heads=gated.heads,
         kv_heads=gated.kv_heads,
@@ -131,18 +109,10 @@ def importance(
         method=method_name,
         loss=resolved_loss.name,
         over="seeds" if isinstance(score_heads, Gates) else "texts",
-        model=about["model"],
+        model=fingerprint(model),
         versions={package: version(package) for package in ("headwise", "torch")},
         original=originals_of(model, gated.heads),
     )
-
-
-def _code_digest(loss: Any) -> str:
-    """Distinguishes two losses of one name: every lambda has the same."""
-    code = getattr(loss.of if isinstance(loss, Loss) else loss, "__code__", None)
-    if code is None:
-        return ""
-    return f" {blake2b(code.co_code + repr(code.co_consts).encode(), digest_size=4).hexdigest()}"
 
 
 def _method(method: str | Gates) -> tuple[str, ScoreHeads]:
