@@ -1,6 +1,5 @@
-"""Importance on every architecture: gradients are slopes, and ablation is exact."""
+"""Importance on every architecture: gradients are slopes."""
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 from double import Double, doubled
 from gates import gate_heads
 from headwise.ownership import (
-    Attention,
     find_attentions,
 )
 from headwise.scoring import Loss, find_loss, importance
@@ -71,26 +69,3 @@ def test_gradients_of_gates_are_slopes(name: str, method: str, gate: float) -> N
         by_weights = product.unflatten(0, (zoo.HEADS, -1)).flatten(1).sum(1)
         gap = (by_weights - by_gates[attention.output.module]).abs().max()
         assert gap <= 1e-9 * expected.max()
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_replayed_prefix_gives_the_same_scores(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, batch = zoo.make(name), _batch()
-    first, last = (find_attentions(model, batch)[index] for index in (0, -1))
-    calls = dict.fromkeys((first, last), 0)
-
-    def count(attention: Attention, *_: object) -> None:
-        calls[attention] += 1
-
-    for attention in calls:
-        attention.output.module.register_forward_hook(partial(count, attention))
-    short = {name: tensor[:2, :4] for name, tensor in batch.items()}
-    restarted = importance(model, [batch, short], "zero-ablation")
-    shared = first.module is last.module
-    # In each batch, the four heads of the last layer do not rerun the first layer.
-    assert shared or calls[first] <= calls[last] - 8
-    monkeypatch.setattr("headwise.scoring.methods._suffix_replay._block", lambda *_: None)
-    whole = importance(model, [batch, short], "zero-ablation")
-    assert (restarted.per_text == whole.per_text).all()
