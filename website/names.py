@@ -36,7 +36,7 @@ TOPICS = {
         "Train and monitor", ("monitor",), ("monitor.Above", "monitor.Below", "lab")
     ),
     "importance.md": Topic("Importance", ("scoring",), ("scoring.Gates", "scoring.paired")),
-    "pruning.md": Topic("Prune, group and recover", ("surgery", "recovery")),
+    "pruning.md": Topic("Prune and recover", ("surgery", "recovery")),
     "caches.md": Topic(
         "Smaller caches", ("caching",), ("caching.compare_caches", "caching.retrieval_batches")
     ),

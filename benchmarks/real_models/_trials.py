@@ -21,13 +21,7 @@ REASONS = {
     "something outside the attention depends": "biases outside the attention belong to heads",
     "runs without gradients": "it switches gradients off inside",
     "answers at random": "it answers at random",
-    "in its configuration, so that its heads cannot share": "no number of kv heads in its "
-    "configuration",
-    "not separate rows of one linear layer": "keys are not rows of a linear layer",
     "cannot be observed, since its attention": "queries are not known: attention by hand",
-    "cannot be shared": "weights for each kv head outside the projections",
-    "where the model has 1": "it has one kv head",
-    "ignores the configuration": "it ignores the configuration",
     "a fresh process says": "the loaded model answers differently",
     "leaves no place for further keys": "queries, keys and values are interleaved",
     "is no class of transformers": "its class is not one of Transformers",

@@ -4,7 +4,7 @@ Build attention (`attend`, `MultiHeadAttention` with `RoPE` and `KVCache`, `mask
 definition in `reference`), observe every head of a model while it runs
 (`observe`, `Request`, `HeadTable`) or trains (`HeadMonitor`), find the role of each head
 (`find_roles`) and its importance (`importance`, `ablate`, `prune_curves`), make the model smaller
-(`plan`, `costs`, `prune`, `group_heads`, `recover`, `save`), and see the results on one page
+(`plan`, `costs`, `prune`, `recover`, `save`), and see the results on one page
 (`study`), or one sentence on a map (`look`). `load` opens a model, `load_tokenizer` its tokenizer.
 
 Importing this package imports nothing else: each name is imported on first use.
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from headwise.surgery import Costs as Costs
     from headwise.surgery import Plan as Plan
     from headwise.surgery import costs as costs
-    from headwise.surgery import group_heads as group_heads
     from headwise.surgery import plan as plan
     from headwise.surgery import prune as prune
     from headwise.tables import Head as Head
@@ -83,7 +82,7 @@ _NAMES = {
     "report": "compare load_study look study",
     "roles": "align Evidence find_alignment_heads find_heads find_roles load_heads Roles",
     "scoring": "importance prune_curves",
-    "surgery": "Costs costs group_heads Plan plan prune",
+    "surgery": "Costs costs Plan plan prune",
     "tables": "Head HeadTable Scores",
     "watch": "attentions links observe Request",
 }

@@ -3,9 +3,7 @@
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_attn_heads", "heads")
 # In a configuration file; as an attribute of a module it may be the modules of the heads.
 CONFIG_HEADS = (*HEADS, "attention_heads")
-# In a model's configuration; modules also have another.
-CONFIG_KV_HEADS = ("num_key_value_heads", "num_kv_heads")
-KV_HEADS = (*CONFIG_KV_HEADS, "n_kv_heads")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 QUERIES_PER_KV_HEAD = ("num_key_value_groups", "n_rep")
 # The number of query heads times the head dimension.
 WIDTHS = ("split_size", "all_head_size", "inner_dim", "embed_dim", "attn_dim")

@@ -37,7 +37,6 @@ READ_TEXTS = (
     "roles model",
     "importance model",
     "prune model --by tab.csv --remove 0.3 -o out",
-    "group model --kv-heads 3 -o out",
     "compare model model",
     "cache model",
     "heads model --task needle",

@@ -31,7 +31,6 @@ FILES = {
 }
 FOLDERS = {
     "prune": "prune ./any --by no.csv --remove 0.3 -o",
-    "group": "group ./any --kv-heads 2 -o",
     "report --save": "report ./any --text good.txt --save",
 }
 
@@ -96,7 +95,7 @@ def test_a_place_that_may_not_be_written_to(place: Path, name: str) -> None:
     assert " cannot be written (Read-only file system)" in error
 
 
-@pytest.mark.parametrize("name", ["prune", "group", "report --save"])
+@pytest.mark.parametrize("name", ["prune", "report --save"])
 def test_force_replaces_no_files_of_other_origin(place: Path, name: str) -> None:
     error = _refused(place, f"{FOLDERS[name]} full --force")
     assert "output: full holds mine, which headwise did not write and would delete." in error

@@ -21,7 +21,6 @@ RIGHT: dict[str, tuple[str, ...]] = {
     "roles": ("model", "--text", "good.txt", "--out", "roles.csv"),
     "importance": ("model", "--text", "good.txt", "--out", "scores.csv"),
     "prune": ("model", "--by", "by.csv", "--remove", "0.3", "--out", "small"),
-    "group": ("model", "--kv-heads", "1", "--out", "small"),
     "train": ("--out", "lab"),
     "explain": (),
 }
@@ -31,13 +30,11 @@ FILES = {
     "roles": ("--text", "--out", "--conllu", "--coref", "--spans"),
     "importance": ("--text", "--pairs", "--out"),
     "prune": ("--by", "--out", "--text", "--pairs", "--beside"),
-    "group": ("--text", "--out"),
     "train": ("--out",),
 }
-SHARED = ("report", "observe", "roles", "importance", "prune", "group")
+SHARED = ("report", "observe", "roles", "importance", "prune")
 NUMBERS = {
     "prune": ("--remove", "--rate", "--recover"),
-    "group": ("--kv-heads",),
     "importance": ("--rounds",),
     "train": (
         "--steps", "--layers", "--heads", "--kv-heads", "--d-model", "--mlp-ratio", "--context",
@@ -138,7 +135,6 @@ def test_an_argument_that_is_no_number(place: Path, command: str, value: str) ->
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("group model --kv-heads 2 -o small", "n_kv_heads=2, but the model has 3. "),
         ("cache model --text good.txt --keep 7", "keep=7.0. Give a share"),
         ("cache model --text good.txt --sinks 4 --window 999", "window=999 keep all"),
         ("corpus model --data good.txt -o run --shards 9999999", "shards=9999999. "),
@@ -181,7 +177,7 @@ def test_seeds_are_not_too_large(place: Path, command: str, value: str) -> None:
 
 @pytest.mark.parametrize(
     ("command", "value"),
-    pairs([*SHARED[:4], "group"], ["meta", "cuda:7", "nonsense", "mkldnn", "hpu", "cpu:-1"]),
+    pairs(SHARED[:4], ["meta", "cuda:7", "nonsense", "mkldnn", "hpu", "cpu:-1"]),
 )
 def test_unavailable_devices(place: Path, command: str, value: str) -> None:
     line = refused(place, *replaced(command, "--device", value))

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor
 
 from folders import tiny_llama
-from headwise import MultiHeadAttention, Plan, group_heads, prune, recover
+from headwise import MultiHeadAttention, Plan, prune, recover
 from headwise._tensors import read_with_metadata, write_tensors
 from headwise.errors import (
     ArgumentError,
@@ -73,6 +72,10 @@ def _shared() -> nn.Module:
     return transformers.AlbertModel(config)
 
 
+def _adapted() -> nn.Module:
+    return get_peft_model(_llama(), LoraConfig(target_modules=["q_proj"]))
+
+
 def _of_int8() -> nn.Module:
     layer = MultiHeadAttention(12, 4)
     layer.q_proj.weight = nn.Parameter(torch.ones(12, 12, dtype=torch.int8), requires_grad=False)
@@ -96,7 +99,7 @@ MEAN = {"fold": "mean", "reference": [{"input_ids": torch.tensor([[3, 5, 7]])}]}
         (_llama, {0: [1]}, {"fold": "median"}, ArgumentError, "fold='median'"),
         (_llama, {0: [1]}, {"fold": "mean"}, ArgumentError, "without a reference"),
         (_shared, [(0, 1), (1, 1)], MEAN, UnsupportedError, "one bias for all"),
-        (lambda: _adapted(), {0: [1]}, {}, UnsupportedError, r"adapters. Call merge_and_unload"),
+        (_adapted, {0: [1]}, {}, UnsupportedError, r"adapters. Call merge_and_unload"),
         (_of_int8, (0, 1), {}, UnsupportedError, "q_proj.weight is Tensor of torch.int8"),
         (_with_a_further_key, (0, 1), {}, UnsupportedError, "add_bias_kv or add_zero_attn attends"),
     ],
@@ -287,132 +290,6 @@ def test_costs_of_too_few_heads(tmp_path: Path) -> None:
         Costs.load(path)
 
 
-# Heads that cannot share keys and values are refused with the reason.
-
-
-@pytest.mark.parametrize("n", [0, -1, 3, 4, 8, 2.0, True])
-def test_an_impossible_number_of_groups(n: Any) -> None:
-    model = _grouped()
-    before = fingerprint(model)
-    message = rf"n_kv_heads={n}, but the model has 4. .* divides it: 1, 2\."
-    with pytest.raises(ArgumentError, match=message):
-        group_heads(model, n)
-    assert fingerprint(model) == before
-
-
-def test_a_single_head_cannot_be_grouped() -> None:
-    with pytest.raises(ArgumentError, match=r"n_kv_heads=1, but .* has 1\..*: there is none"):
-        group_heads(_grouped(1), 1)
-
-
-@pytest.mark.parametrize(
-    ("reference", "message"),
-    [
-        ([], "group_heads: reference holds no batch. Give one or more"),
-        (["a text"], "group_heads: reference holds the text 'a text'"),
-    ],
-)
-def test_an_unusable_reference(reference: list[Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        group_heads(_grouped(), 2, reference=reference)
-
-
-def _grouped(n_kv_heads: int = 4, cls: Any = transformers.LlamaForCausalLM) -> Any:
-    return cls(tiny_llama(num_key_value_heads=n_kv_heads).config).eval()
-
-
-class _Always4(transformers.LlamaForCausalLM):
-    """Attention with 4 kv heads whatever its configuration says."""
-
-    def __init__(self, config: Any) -> None:
-        with_4 = deepcopy(config)
-        with_4.num_key_value_heads = 4
-        super().__init__(with_4)
-        self.config = config
-
-
-class _Biased(transformers.LlamaForCausalLM):
-    """Attention with a different position bias for each head."""
-
-    def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
-        positions = torch.arange(input_ids.shape[1])
-        back = (positions[:, None] - positions).float()  # T T
-        bias = torch.where(back < 0, -torch.inf, -back)
-        slopes = torch.tensor([0.0, 0.5, 1.0, 2.0])[:, None, None]
-        bias = torch.where(back < 0, bias, slopes * bias)[None]
-        return super().forward(input_ids=input_ids, attention_mask=bias)
-
-
-class _Counting(transformers.LlamaForCausalLM):
-    """Attention whose forward pass assumes 4 kv heads."""
-
-    def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
-        self.model.layers[1].self_attn.k_proj.weight.view(4, 6, 24)
-        return super().forward(input_ids=input_ids)
-
-
-@torch.no_grad()
-def _biased() -> nn.Module:
-    model = _grouped(4, _Biased)
-    for layer in model.model.layers:  # the first kv head and the third are alike
-        for part in (layer.self_attn.k_proj, layer.self_attn.v_proj):
-            heads = part.weight.view(4, 6, 24)
-            heads[2] = heads[0]
-    return model
-
-
-def _falcon_with_alibi() -> nn.Module:
-    config = transformers.FalconConfig(
-        hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_kv_heads=4,
-        vocab_size=23, new_decoder_architecture=True, alibi=True, attn_implementation="eager",
-    )  # fmt: skip
-    return transformers.FalconForCausalLM(config).eval()
-
-
-def _packed() -> nn.Module:
-    model = _grouped()
-    packed = nn.Parameter(torch.ones(12, 12, dtype=torch.int8), requires_grad=False)
-    model.model.layers[0].self_attn.q_proj.weight = packed
-    return model
-
-
-def _adapted() -> nn.Module:
-    return get_peft_model(_grouped(), LoraConfig(target_modules=["q_proj"]))
-
-
-NO_COUNT = "has no num_key_value_heads or num_kv_heads in"
-ATTENTION = "model.layers.0.self_attn"
-CUT_BEFORE = rf"differs from its configuration \(in {ATTENTION}.q_proj.weight\)"
-
-
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
-@pytest.mark.parametrize(
-    ("make", "n", "message"),
-    [
-        (lambda: zoo.make("Bert"), 2, NO_COUNT),
-        (lambda: zoo.make("GPT2"), 2, NO_COUNT),
-        (lambda: zoo.make("GPTNeoX"), 2, NO_COUNT),
-        (lambda: zoo.make("BloomForCausalLM"), 2, NO_COUNT),
-        (lambda: MultiHeadAttention(12, 4), 2, "MultiHeadAttention has no num_key_value_heads"),
-        (lambda: prune(_grouped(), {0: [0, 1]}), 2, CUT_BEFORE),
-        (lambda: _grouped(4, _Always4), 2, f"{ATTENTION} has 4 kv heads where the config.* says 2"),
-        (lambda: zoo.make("DeepseekV3"), 2, f"the keys of the heads of {ATTENTION}"),
-        (lambda: zoo.make("Olmo2"), 1, f"the queries of the heads of {ATTENTION}"),
-        (lambda: zoo.make("Cohere"), 1, "k_norm.weight holds numbers for each of 2 kv heads"),
-        (_falcon_with_alibi, 2, "the queries of .*h.0.self_attention cannot be"),
-        (_biased, 2, "output of _Biased would be off by .* position biases"),
-        (lambda: _grouped(4, _Counting), 2, "_Counting does not run with 2 kv heads .shape '.4, 6"),
-        (_adapted, 2, "group_heads: .* holds adapters. Call merge_and"),
-        (_packed, 2, "group_heads: .*q_proj.weight is Tensor of torch.i"),
-    ],
-)
-def test_heads_that_cannot_share_keys_and_values(
-    make: Callable[[], nn.Module], n: int, message: str
-) -> None:
-    with pytest.raises(UnsupportedError, match=message):
-        group_heads(make(), n)
-
-
 # What cannot be recovered is refused by name, and both models are unchanged.
 
 
@@ -464,7 +341,8 @@ def test_the_full_model_in_place_of_the_smaller_one() -> None:
     small = prune(full, ["L0.H0", "L0.H1"])
     message = rf"the model to train has {n_heads} heads, and its teacher {n_heads - 2}\. Give the"
     _not_recovered(ArgumentError, message, full, small)
-    grouped = group_heads(full, n_kv_heads=1)
+    sizes = full.config.to_dict() | {"num_key_value_heads": 1}
+    grouped = type(full)(type(full.config)(**sizes))
     message = rf"the model to train has {kv_heads} kv heads, and its teacher {layers}\. Give the"
     _not_recovered(ArgumentError, message, full, grouped)
     for student in (small, grouped):

@@ -79,7 +79,6 @@ def _save(model: nn.Module) -> None:
 
 DOORS: dict[str, Callable[[nn.Module], object]] = {
     "prune": lambda model: hw.prune(model, "L0.H1"),
-    "group_heads": lambda model: hw.group_heads(model, n_kv_heads=2),
     "costs": costs,
     "save": _save,
     "QKClip": _clip,

@@ -103,7 +103,6 @@ DOORS: dict[str, Callable[[Any], Any]] = {
     "ablate": lambda model: ExitStack().enter_context(hw.ablate(model, (0, 1))),
     "costs": hw.costs,
     "find_roles": lambda model: hw.find_roles(model, None, ["a"]),
-    "group_heads": lambda model: hw.group_heads(model, 2),
     "importance": lambda model: hw.importance(model, ["a"]),
     "observe": lambda model: ExitStack().enter_context(hw.observe(model)),
     "prune": lambda model: hw.prune(model, (0, 1)),

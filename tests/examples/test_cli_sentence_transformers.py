@@ -1,4 +1,4 @@
-"""`headwise prune` and `headwise group` keep a SentenceTransformer whole."""
+"""`headwise prune` keeps a SentenceTransformer whole."""
 
 import json
 import os
@@ -57,17 +57,6 @@ def test_prune_keeps_pooling_normalisation_and_length(tmp_path: Path) -> None:
     assert _files(out) == KEPT | {"config.json", "model.safetensors"}
     for name in KEPT:
         assert (out / name).read_bytes() == (folder / name).read_bytes()
-
-
-@pytest.mark.full
-@pytest.mark.usefixtures("fresh")
-def test_group_keeps_pooling_normalisation_and_length(tmp_path: Path) -> None:
-    folder, out = _write(tmp_path, kv_heads=4), tmp_path / "grouped"
-    done = headwise("group", folder, "--kv-heads", 2, "-o", out)
-    assert done.code == 0, done.err
-    expected = hw.group_heads(open_sentence_model(folder), 2).encode(TEXTS)
-    np.testing.assert_allclose(open_sentence_model(out).encode(TEXTS), expected, atol=1e-6)
-    assert _files(out) == KEPT | {"config.json", "model.safetensors"}
 
 
 @pytest.mark.full
@@ -156,9 +145,9 @@ def test_a_missing_source(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_files_that_cannot_be_kept_are_refused_before_the_work(tmp_path: Path) -> None:
-    folder = _write(tmp_path, kv_heads=4)
+    folder = _write(tmp_path)
     _spoil(folder, type="own.Dense")
-    done = headwise("group", folder, "--kv-heads", 2, "-o", tmp_path / "grouped")
+    scores = Path(__file__).parents[1] / "laws/golden/saved/scores.csv"
+    done = headwise("prune", folder, "--by", scores, "--remove", 0.3, "-o", tmp_path / "small")
     assert done.code != 0
     assert "names the module 'own.Dense'" in done.err
-    assert "kv heads" not in done.err

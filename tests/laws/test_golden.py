@@ -173,7 +173,6 @@ def _changed_models() -> pd.DataFrame:
 
     add("Llama", "pruned", hw.prune(_llama(), gone, expand=True), BATCH)
     add("Llama", "folded", hw.prune(_llama(), _UNEVEN, fold="mean", reference=[BATCH]), BATCH)
-    add("Llama", "grouped", hw.group_heads(_llama(), 1, reference=[BATCH]), BATCH)
     add("Mini-GPT", "pruned", hw.prune(gpt, _UNEVEN), on_lines[0])
     add("Mini-GPT", "folded", hw.prune(gpt, _UNEVEN, fold="mean", reference=on_lines), on_lines[0])
     add("T5", "pruned", hw.prune(_t5(), crossed), PAIRS)
@@ -331,7 +330,6 @@ CHECKPOINTS: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: hw.prune(_llama(), _UNEVEN, fold="mean", reference=[BATCH]),
         "headwise",
     ),
-    "grouped": (lambda: hw.group_heads(_llama(), 1, reference=[BATCH]), "headwise"),
     "stock": (lambda: hw.prune(_llama(), _EVEN), "stock"),
     "padded": (lambda: hw.prune(_llama(), _UNEVEN), "padded"),
     "remote-code": (lambda: hw.prune(_llama(), _UNEVEN), "remote-code"),

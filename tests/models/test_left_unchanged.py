@@ -138,14 +138,10 @@ VERBS: dict[str, Callable[[nn.Module, Path], object]] = {
     "recover": _recover,
     "effects": _effects,
     "fingerprint": lambda model, folder: fingerprint(model),
-    "group_heads": lambda model, folder: hw.group_heads(model, 2),
-    "group_heads by a text": lambda model, folder: hw.group_heads(model, 2, reference=BATCHES),
 }
 # The verbs that do not take a GPT-2 with its language head.
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "importance by curvature": lambda: _gpt2("GPT2Model"),
-    "group_heads": _llama,
-    "group_heads by a text": _llama,
 }
 
 

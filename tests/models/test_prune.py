@@ -11,7 +11,6 @@ import transformers
 import zoo
 from torch import Tensor, nn
 
-from folders import tiny_llama
 from headwise import (
     Evidence,
     HeadTable,
@@ -21,7 +20,6 @@ from headwise import (
     Scores,
     ablate,
     find_roles,
-    group_heads,
     importance,
     load,
     observe,
@@ -496,29 +494,6 @@ def test_a_layer_records_the_original_heads(tmp_path: Path) -> None:
     small = prune(prune(MultiHeadAttention(12, 4), [(0, 1)]), [(0, 0)])
     loaded = load(save(small, tmp_path / "small"))
     assert loaded.original_heads == {"L0": [2, 3]}
-
-
-def test_grouped_heads_record_their_new_order() -> None:
-    model = tiny_llama(
-        1, num_hidden_layers=1, num_attention_heads=6, num_key_value_heads=6, vocab_size=23
-    )
-    attention = model.model.layers[0].self_attn
-    with torch.no_grad():  # heads 0 and 5, 1 and 3, 2 and 4 share keys and values
-        for source, target in ((0, 5), (1, 3), (2, 4)):
-            for part in (attention.k_proj, attention.v_proj):
-                part.weight[4 * target : 4 * target + 4] = part.weight[4 * source : 4 * source + 4]
-    small = group_heads(model, 3)
-    original = _original(small)
-    assert [{*original[start : start + 2]} for start in (0, 2, 4)] == [
-        {"L0.H0", "L0.H5"}, {"L0.H1", "L0.H3"}, {"L0.H2", "L0.H4"},
-    ]  # fmt: skip
-    whole, pruned_table = _table(model), _table(small)
-    for row, head in enumerate(pruned_table.original):
-        assert pruned_table.mean("entropy")[row] == pytest.approx(
-            whole.mean("entropy")[whole.row(head)], rel=1e-4
-        )
-    remaining = _original(prune(small, {0: [0, 1]}))
-    assert remaining == original[2:]
 
 
 @pytest.mark.parametrize("ending", ["csv", "json", "parquet"])

@@ -103,21 +103,6 @@ def test_a_pruned_sentence_model_recovers(model: SentenceTransformer) -> None:
     assert np.array_equal(model.encode(TEXTS), full)
 
 
-def test_heads_of_a_sentence_model_are_grouped(folders: Path) -> None:
-    model = open_sentence_model(folders / "llama")
-    small = hw.group_heads(model, 2)
-    assert type(small) is SentenceTransformer
-    inner = hw.group_heads(hw.load(folders / "llama"), 2)
-    assert torch.equal(small[0].model.layers[0].self_attn.k_proj.weight,
-                       inner.layers[0].self_attn.k_proj.weight)  # fmt: skip
-    assert small.encode(TEXTS).shape == model.encode(TEXTS).shape
-
-
-def test_ungroupable_heads_are_refused(model: SentenceTransformer) -> None:
-    with pytest.raises(UnsupportedError, match="BertModel has no num_key_value_heads"):
-        hw.group_heads(model, 2)
-
-
 def test_roles_and_studies_use_its_tokenizer(model: SentenceTransformer) -> None:
     evidence = hw.Evidence(nulls=())
     roles = hw.find_roles(model, None, TEXTS * 3, evidence=evidence)

@@ -4,9 +4,6 @@ from headwise.checkpoints._formats import as_format
 from headwise.checkpoints._fresh_process import SENTENCES
 from headwise.checkpoints._load import load, load_tokenizer
 from headwise.checkpoints._manifest import (
-    apply_checked,
-    differences_between,
-    differences_of,
     write_layer,
 )
 from headwise.checkpoints._original_heads import (
@@ -33,11 +30,8 @@ __all__ = [
     "SENTENCES",
     "BiasHeads",
     "TorchCompatibleAttention",
-    "apply_checked",
     "as_format",
     "compose_heads",
-    "differences_between",
-    "differences_of",
     "is_bias_table",
     "load",
     "load_tokenizer",

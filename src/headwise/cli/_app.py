@@ -13,7 +13,6 @@ from headwise.cli._cache import cache
 from headwise.cli._compare import compare
 from headwise.cli._corpus import corpus, merge
 from headwise.cli._explain import explain
-from headwise.cli._group import group
 from headwise.cli._heads import heads
 from headwise.cli._importance import importance
 from headwise.cli._observe import observe
@@ -134,7 +133,6 @@ _COMMANDS: dict[Any, str] = {
     heads: "headwise heads gpt2 --task needle --text texts.txt --out heads.json",
     importance: "headwise importance gpt2 --text texts.txt --out scores.parquet",
     prune: "headwise prune gpt2 --by scores.parquet --remove 0.3 --text texts.txt --out smaller",
-    group: "headwise group Qwen/Qwen3-0.6B --kv-heads 4 --text texts.txt --out grouped",
     compare: "headwise compare gpt2 ./fine-tuned --text texts.txt --out compare.html",
     cache: "headwise cache gpt2 --keep 0.5 --window 256 --out plan.json",
     corpus: "headwise corpus gpt2 --data 'data/*.parquet' --out run --shards 8",

@@ -81,7 +81,7 @@ def prune(
     batches = batches_of(reference, "prune")
     if fold and not batches:
         raise ArgumentError("prune: fold='mean' without a reference. Give batches to average over.")
-    refuse_packed(model, "prune")
+    _refuse_packed(model)
     batch = batches[0] if batches else example_input(model)
     attentions = find_attentions(model, batch)
     kept = _kept(_checked_plan(plan, model, attentions), attentions)
@@ -108,21 +108,17 @@ def prune(
     return small if outer is model else around(outer, small)
 
 
-def refuse_packed(model: nn.Module, caller: str) -> None:
-    """Refuse a model with packed, sharded or adapted weights.
-
-    Raises:
-        UnsupportedError: a weight is not a plain floating-point tensor.
-    """
+def _refuse_packed(model: nn.Module) -> None:
+    """Refuse a model with packed, sharded or adapted weights."""
     if hasattr(model, "peft_config"):
         raise UnsupportedError(
-            f"{caller}: {type(model).__name__} holds adapters. Call merge_and_unload() first."
+            f"prune: {type(model).__name__} holds adapters. Call merge_and_unload() first."
         )
-    check_weights(caller, model)
+    check_weights("prune", model)
     for name, weight in model.named_parameters():
         if type(weight.data) is not Tensor or not weight.is_floating_point():
             raise UnsupportedError(
-                f"{caller}: {name} is {type(weight.data).__name__} of {weight.dtype}. Gather "
+                f"prune: {name} is {type(weight.data).__name__} of {weight.dtype}. Gather "
                 f"sharded weights and unpack quantized ones first."
             )
 

@@ -16,7 +16,7 @@ from architectures.cases import ArchitectureCase, Inputs
 from headwise.checkpoints import _save
 from headwise.errors import HeadwiseError
 
-STEPS = ("observe", "importance", "prune", "save", "group")
+STEPS = ("observe", "importance", "prune", "save")
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Trial:
 
 
 def try_out(case: ArchitectureCase, steps: tuple[str, ...] = STEPS) -> Trial:
-    """Observe a model, score its heads, prune one group of each layer, save that, and group."""
+    """Observe a model, score its heads, prune one group of each layer, and save that."""
     trial = Trial(*case.make())
     model, reference = trial.model, [trial.batch]
     table = trial.step("observe", lambda: _observed(model, trial.batch))
@@ -59,8 +59,6 @@ def try_out(case: ArchitectureCase, steps: tuple[str, ...] = STEPS) -> Trial:
         small = trial.step("prune", lambda: hw.prune(model, plan, reference=reference, expand=True))
         if "save" in steps and small is not None:
             trial.step("save", lambda: _saved(small, reference))
-    if "group" in steps:
-        trial.step("group", lambda: hw.group_heads(model, 1, reference=reference))
     return trial
 
 
