@@ -100,7 +100,6 @@ vllm: build/vllm/installed
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 build/vllm/bin/python -m pytest -W default \
 	    -o pythonpath="tests tests/serving" tests/serving
 	HF_HUB_OFFLINE=1 build/vllm/bin/python -m benchmarks.serving.cost --into benchmarks/results/vllm.md
-	build/vllm/bin/python -m benchmarks.serving.injection --into benchmarks/results/serving-injection.md
 
 build/vllm/installed: pyproject.toml $(NATIVE) | $(BIN)/pip
 	@$(BIN)/python -m venv --clear build/vllm

@@ -16,7 +16,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,26 +116,13 @@ STEPS = (
          threads=1),
     Step("statistics-pass", 0.6, "speed.statistics_pass --seconds 4 --into {page}", NATIVE_PAGE,
          ("statistics",)),
-    Step("native-builds", 0.8, "speed.native_builds --seconds 2 --into {page}", NATIVE_PAGE,
-         ("builds",)),
-    Step("native-peak", 0.6, "speed.native_peak --seconds 2 --into {figure}", NATIVE_PAGE, (),
-         figure=f"{RESULTS}/native-peak.svg"),
     Step("role-reading", 4.5, "speed.role_reading --sentences 150 --into {page}",
          f"{RESULTS}/roles-speed.md", ("", "importance")),
-    Step("report-time", 3, "speed.report_time --rounds 1 --into {page}",
-         f"{RESULTS}/roles-speed.md", ("report",)),
     Step("pruning-time", 1, "speed.pruning_time --threads 1 --clock cpu --passes 7 --into {page}",
          f"{RESULTS}/smaller.md", ("random models",)),
-    Step("clip", 1.2, "speed.clip --clock cpu --seconds 20 --into {page}",
-         f"{RESULTS}/clip.md"),
-    Step("corpus-sharding", 1, "speed.corpus_sharding --into {page}", JOBS, ("sharding",),
-         threads=1),
     Step("long-text", 1, "speed.long_text --into {page}", JOBS, ("length",), threads=1),
-    Step("scale", 1.5, "speed.scale --into {page}", JOBS, ("scale",), threads=1),
     Step("corpus-memory", 1.8, "speed.corpus_memory --into {page} --figure {figure}", JOBS,
          ("memory",), figure=f"{RESULTS}/corpus-memory.svg"),
-    Step("alignment", 5, "evidence.alignment --seconds 15 --into {page}",
-         f"{RESULTS}/head-files.md", ("alignment",), threads=1),
 )
 # fmt: on
 
@@ -143,46 +130,32 @@ STEPS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     os.chdir(ROOT)
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "page", nargs="?", default="", help="measure the figures of this page alone"
-    )
+    parser.add_argument("page", nargs="?", help="measure the figures of this page alone")
     parser.add_argument("--list", action="store_true", help="print the steps, and run none")
     options = parser.parse_args(arguments)
-    steps = chosen(STEPS, options.page)
-    if not steps:
+    own = [step for step in STEPS if options.page in (None, step.page)]
+    if not own:
         pages = sorted({step.page for step in STEPS if step.page})
         parser.error(f"no step writes {options.page}. Name one of {', '.join(pages)}.")
-    left = sum(step.minutes for step in steps if not is_done(step))
-    print(f"{len(steps)} steps; about {left:.0f} minutes are left.", flush=True)
     failed: list[Step] = []
-    for step in steps:
+    for step in STEPS:
+        if step not in own and not any(writes_for(step, other) for other in own):
+            continue
         if is_done(step):
             print(f"{step.name}: done, {step.stamp.read_text('utf-8').strip()}", flush=True)
         elif options.list:
             print(f"{step.name}: about {step.minutes:g} minutes, {step.page or 'rows'}", flush=True)
-        elif not has_rows(step, failed) or run(step):
+        # Rows of an earlier run do not stand in for those of a failed step.
+        elif any(writes_for(other, step) for other in failed) or run(step):
             failed.append(step)
     if failed:
         print(f"Failed: {', '.join(step.name for step in failed)}.", flush=True)
     return int(bool(failed))
 
 
-def chosen(steps: Iterable[Step], page: str) -> list[Step]:
-    """The steps of a page, with those whose rows they read; all steps if no page is named."""
-    steps = list(steps)
-    if not page:
-        return steps
-    own = [step for step in steps if step.page == page]
-    reads = [path for step in own for path in step.reads]
-    return [step for step in steps if step in own or any(path in step.command for path in reads)]
-
-
-def has_rows(step: Step, failed: Iterable[Step]) -> bool:
-    """Whether no step has failed whose rows this one reads; those of an earlier run do not do."""
-    missing = [other.name for other in failed if any(path in other.command for path in step.reads)]
-    if missing:
-        print(f"{step.name}: left out, without the rows of {', '.join(missing)}", flush=True)
-    return not missing
+def writes_for(step: Step, reader: Step) -> bool:
+    """Whether a step writes rows that another one reads."""
+    return any(path in step.command for path in reader.reads if step is not reader)
 
 
 def is_done(step: Step) -> bool:
@@ -206,13 +179,11 @@ def run(step: Step) -> int:
         changed["PYTHONPATH"] = step.libraries
     code = subprocess.run(step.arguments(), env=os.environ | changed).returncode
     minutes = (time.monotonic() - started) / 60
-    if code:
-        print(f"{step.name}: failed with status {code} after {minutes:.1f} minutes", flush=True)
-        return code
-    today = time.strftime("%Y-%m-%d")
-    step.stamp.write_text(f"{minutes:.1f} minutes, {today}\n", "utf-8")
-    print(f"{step.name}: took {minutes:.1f} minutes", flush=True)
-    return 0
+    outcome = f"failed with status {code} after" if code else "took"
+    print(f"{step.name}: {outcome} {minutes:.1f} minutes", flush=True)
+    if not code:
+        step.stamp.write_text(f"{minutes:.1f} minutes, {time.strftime('%Y-%m-%d')}\n", "utf-8")
+    return code
 
 
 if __name__ == "__main__":

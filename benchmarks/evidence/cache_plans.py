@@ -103,9 +103,6 @@ def retrieval(args: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {"length": args.length, "full": full, "curves": {}, "random": {}}
     print(f"full cache: {full:.3f}", flush=True)
     orders = {method: ordered(score) for method, score in scores.items()}
-    if args.kvpress:
-        order = json.loads(args.kvpress.read_text("utf-8"))["order"]
-        orders["kvpress"] = [(layer, head) for layer, head in order]
     for method, order in orders.items():
         curve = {share: questions.accuracy(by_order(order, share)) for share in SHARES[:-1]}
         result["curves"][method] = curve
@@ -220,7 +217,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--model", type=Path, help="the trained retrieval model")
-    parser.add_argument("--kvpress", type=Path, help="the file that kvpress_scores.py wrote")
     parser.add_argument("--language", type=Path, help="a folder of a language model")
     parser.add_argument("--text", type=Path, help="a text for the language model")
     parser.add_argument("--length", type=int, default=4096)

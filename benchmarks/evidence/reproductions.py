@@ -1,14 +1,12 @@
 """Two published protocols on a sentence encoder, with their own rules and with ours beside them.
 
     python -m benchmarks.evidence.reproductions clark MODEL --trees dev.conllu --keep runs
-    python -m benchmarks.evidence.reproductions coreference MODEL --coref gap.tsv --keep runs
     python -m benchmarks.evidence.reproductions michel MODEL --pairs stsb-en-dev.csv --keep runs
     python -m benchmarks.evidence.reproductions publish --keep runs \\
         --into benchmarks/results/reproductions.md
 
 `clark` follows Clark et al. 2019, sections 3.1 to 4.2: what heads attend to on pieces of about 128
-tokens, and which word each word attends to most, per dependency. `coreference` follows section 4.3
-on paragraphs of GAP: which of the mentions a mention attends to most. `michel` follows Michel et
+tokens, and which word each word attends to most, per dependency. `michel` follows Michel et
 al. 2019, sections 3.2 to 4.2: one head removed, all heads but one of a layer removed, and more and
 more heads removed by importance; the task is the similarity of sentence pairs. Attention is read
 and scored here from its weights, not by the code that finds roles.
@@ -27,10 +25,9 @@ from torch import nn
 
 import headwise as hw
 from benchmarks._report import insert, table
-from benchmarks.evidence._antecedents import antecedent_lines, antecedents
 from benchmarks.evidence._commands import keep, run_command
 from benchmarks.evidence._word_attention import between_words, weights_of
-from headwise.corpora import AnnotatedText, SentencePair, read_conllu, read_gap, read_pairs
+from headwise.corpora import AnnotatedText, SentencePair, read_conllu, read_pairs
 from headwise.models.texts import encode
 from headwise.ownership import (
     Attention,
@@ -133,12 +130,6 @@ def syntax(model: nn.Module, tokenizer: Any, texts: Sequence[AnnotatedText]) -> 
         "hits": {key: value.tolist() for key, value in hits.items()},
         "counts": {key: value.tolist() for key, value in counts.items()},
     }
-
-
-def coreference(options: argparse.Namespace) -> None:
-    model, tokenizer = hw.load(options.model), hw.load_tokenizer(options.model)
-    texts = list(dict.fromkeys(read_gap(options.coref)))[: options.texts]
-    keep(options, "coreference", antecedents(model, tokenizer, texts, LENGTH))
 
 
 def michel(options: argparse.Namespace) -> None:
@@ -402,7 +393,7 @@ def paired_bootstrap(full: np.ndarray, alone: np.ndarray, gold: np.ndarray) -> n
     return np.minimum(1.0, 2 * np.minimum(above, below))
 
 
-PARTS = {"clark": clark_lines, "coreference": antecedent_lines, "michel": michel_lines}
+PARTS = {"clark": clark_lines, "michel": michel_lines}
 
 
 def main() -> None:
@@ -414,10 +405,6 @@ def main() -> None:
     first.add_argument("--pieces", type=int, default=200)
     first.add_argument("--found", type=Path, help="a folder of roles.py, with roles on all trees")
     first.set_defaults(run=clark)
-    mentions = parts.add_parser("coreference")
-    mentions.add_argument("--coref", type=Path, required=True)
-    mentions.add_argument("--texts", type=int, default=10**6, help="the most paragraphs")
-    mentions.set_defaults(run=coreference)
     second = parts.add_parser("michel")
     second.add_argument("--pairs", type=Path, required=True)
     second.add_argument("--judging", type=int, default=500, help="pairs that are evaluated")
@@ -426,9 +413,9 @@ def main() -> None:
     publishing = parts.add_parser("publish")
     publishing.add_argument("--into", required=True)
     publishing.set_defaults(run=publish)
-    for part in (first, mentions, second):
+    for part in (first, second):
         part.add_argument("model")
-    run_command(parser, (first, mentions, second, publishing))
+    run_command(parser, (first, second, publishing))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
     python -m benchmarks.evidence.uncertainty simulate --keep runs
     python -m benchmarks.evidence.uncertainty simulate-tasks --keep runs
-    python -m benchmarks.evidence.uncertainty simulate-elbows --keep runs
     python -m benchmarks.evidence.uncertainty elbows MODEL --pairs stsb-en-dev.csv --keep runs
     python -m benchmarks.evidence.uncertainty intervals MODEL --trees dev.conllu --keep runs
     python -m benchmarks.evidence.uncertainty corpora MODEL --trees dev.conllu --coref gap.tsv \\
@@ -32,7 +31,6 @@ from scipy.stats import spearmanr
 import headwise as hw
 from benchmarks._report import insert, table
 from benchmarks.evidence._commands import keep, run_command
-from benchmarks.evidence._elbow_simulations import KINDS, coverage
 from benchmarks.evidence._simulations import (
     GAINS,
     covered,
@@ -48,7 +46,6 @@ from headwise.tables import Curves, ratio_interval
 
 POINTS = (4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16)
 TEXTS = (30, 60, 135, 270)
-SCORED, EVALUATED = (16, 64), (16, 64, 200)  # texts, in simulations of elbows
 KNOWN = {"treebank": "trees", "paragraphs": "coref"}  # corpora whose tables roles.py keeps
 OBSERVED, DRAWN = ("distance", "lse", "entropy", "max_weight"), (30, 100)
 EXAMPLES, CANDIDATES = (60, 120), (2, 3, 6)
@@ -105,19 +102,6 @@ def simulate_tasks(options: argparse.Namespace) -> None:
         if (candidates, others) != (2, "rule")  # chance is right as often as the rule
     ]  # fmt: skip
     keep(options, "simulate-tasks", {"found": found, "wrong": wrong, "n": options.repeats})
-
-
-def simulate_elbows(options: argparse.Namespace) -> None:
-    """The coverage of the intervals of elbows, on simulated models."""
-    path = options.keep / "simulate-elbows.json"
-    cells = json.loads(path.read_text("utf-8")) if path.exists() else []
-    known = {(cell["kind"], cell["scored"]) for cell in cells}
-    for scored, kind in product(SCORED, KINDS):
-        if (kind, scored) not in known:
-            found = coverage(KINDS[kind], scored, EVALUATED, options.repeats)
-            cells.append({"kind": kind, "scored": scored, "n": options.repeats, "found": found})
-            print(kind, scored, found, flush=True)
-            keep(options, path.stem, cells)
 
 
 def shares(numbers: Sequence[float]) -> str:
@@ -289,34 +273,6 @@ def simulated_tasks(content: Any) -> list[str]:
     ]
 
 
-def simulated_elbows(cells: Any) -> list[str]:
-    titles = ["losses of heads", "scored", *(f"{number} evaluated" for number in EVALUATED)]
-    return [
-        f"The share of {cells[0]['n']} simulated models whose 95 % interval held the elbow that "
-        "was to be expected: with the order as it is · with the scored texts drawn again:",
-        table(titles, rows_of(cells, "holds"), left_columns=2),
-        "The share of other draws of scored and evaluated texts whose elbow lay in these "
-        "intervals:",
-        table(titles, rows_of(cells, "inside"), left_columns=2),
-        "The mean elbow that the ten redrawn orders state, and the one to expect:",
-        table(titles, rows_of(cells, "stated"), left_columns=2),
-    ]
-
-
-def rows_of(cells: Any, number: str) -> list[list[str]]:
-    rows, kinds = [], list(KINDS)
-    for cell in sorted(cells, key=lambda cell: (kinds.index(cell["kind"]), cell["scored"])):
-        texts = []
-        for place in range(len(EVALUATED)):
-            fixed, redrawn = cell["found"][2 * place : 2 * place + 2]
-            if number == "stated":
-                texts.append(f"{redrawn['stated']:.1f} · {redrawn['expected']:.1f}")
-            else:
-                texts.append(f"{fixed[number]:.2f} · {redrawn[number]:.2f}")
-        rows.append([cell["kind"], str(cell["scored"]), *texts])
-    return rows
-
-
 def drawn_elbows(rows: Any) -> list[str]:
     numbers = np.array([int(row["elbow"]) for row in rows])
     counts = ", ".join(f"{n} heads {(numbers == n).sum()} times" for n in np.unique(numbers))
@@ -387,7 +343,6 @@ def drawn_intervals(content: Any) -> list[str]:
 
 PARTS = {
     "simulate": simulated,
-    "simulate-elbows": simulated_elbows,
     "simulate-tasks": simulated_tasks,
     "elbows": drawn_elbows,
     "intervals": drawn_intervals,
@@ -406,9 +361,6 @@ def main() -> None:
     simulating_tasks = parts.add_parser("simulate-tasks")
     simulating_tasks.add_argument("--repeats", type=int, default=200)
     simulating_tasks.set_defaults(run=simulate_tasks)
-    simulating_elbows = parts.add_parser("simulate-elbows")
-    simulating_elbows.add_argument("--repeats", type=int, default=300)
-    simulating_elbows.set_defaults(run=simulate_elbows)
     drawing = parts.add_parser("elbows")
     drawing.add_argument("--pairs", type=Path, required=True)
     drawing.add_argument("--draws", type=int, default=20)
@@ -437,7 +389,7 @@ def main() -> None:
         part.add_argument("model")
     run_command(
         parser,
-        (simulating, simulating_tasks, simulating_elbows, drawing, covering, comparing, publishing),
+        (simulating, simulating_tasks, drawing, covering, comparing, publishing),
     )
 
 

@@ -363,19 +363,13 @@ def _tables(measured: dict[str, Any]) -> Iterator[tuple[str, str]]:
     loss = kinds["float32"]
     yield (f"Is the conversion right? Loss on {loss['tokens']:,} tokens of {loss['texts']} texts, "
            "in nats", table(("read as", *names), lines))  # fmt: skip
-    heads, lens = pd.DataFrame(measured["statistics"]["heads"]), stored("gemma-lens", dict)
+    heads = pd.DataFrame(measured["statistics"]["heads"])
     lines = []
     for name, says in MASSES.items():
         best = heads.sort_values(name, ascending=False).head(3)
         top = ", ".join(f"{row['name']} {row[name]:.2f}" for _, row in best.iterrows())
-        furthest = f"{np.abs(heads[name] - lens[name]).max():.0e}" if name in lens else ""
-        lines.append([says, top, (heads[name] > 0.5).sum(), furthest])
-    titles = (
-        "mean attention",
-        "the three largest",
-        "heads over .5",
-        "from TransformerLens, at most",
-    )
+        lines.append([says, top, (heads[name] > 0.5).sum()])
+    titles = ("mean attention", "the three largest", "heads over .5")
     yield "Attention, head by head", table(titles, lines, left_columns=2)
     frame = pd.DataFrame(measured["roles"]["rows"]).query("found and label != ''")
     lines = []

@@ -16,18 +16,14 @@ from pathlib import Path
 import torch
 
 from benchmarks._report import parser_of, show, software
-from benchmarks.real_models._encoders import encoders
 from benchmarks.real_models._gemma import gemma
 from benchmarks.real_models._rxnmapper import rxnmapper
-from benchmarks.real_models._tuned_whisper import tuned_whisper
 from benchmarks.real_models._whisper import whisper
 
 # Measures a model, and returns its part of the page.
 MODELS: dict[str, Callable[..., str]] = {
-    "encoders": encoders,
     "gemma": gemma,
     "rxnmapper": rxnmapper,
-    "tuned-whisper": tuned_whisper,
     "whisper": whisper,
 }
 

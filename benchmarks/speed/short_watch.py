@@ -1,8 +1,6 @@
 """What watching adds to short calls: encoders, `generate`, a monitor, and opening a watch.
 
     OMP_NUM_THREADS=1 python -m benchmarks.speed.short_watch --into benchmarks/results/observing.md
-    # and another version
-    OMP_NUM_THREADS=1 python -m benchmarks.speed.short_watch --beside ../last/src
 
 Every ratio is the median of ratios of neighboring runs, in alternating order, on one thread.
 """
@@ -14,33 +12,24 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+import transformers
+from torch import Tensor, nn
 
 import headwise as hw
 from benchmarks._report import Row, machine, parser_of, print_rows, show, table
-from benchmarks._timing import CLOCKS, Paired, Times, Work
-from benchmarks.speed._watch_worker import (
-    BATCHES,
-    CASES,
-    EVERY,
-    HEADS,
-    LAYERS,
-    NEW,
-    PROMPT,
-    WIDTH,
-    Workers,
-    decoder,
-    encoder,
-)
+from benchmarks._timing import CLOCKS, Times, Work
 from benchmarks.speed.short_calls import kernel_alone
 from headwise.kernels import RowRequest, make_rule
 from headwise.kernels.native._problem import problem_of_rows
 from headwise.watch import Watch, observe
 
+LAYERS, HEADS, WIDTH = 6, 12, 384
+# Texts and tokens of the encoder's batches.
+BATCHES = {"1 x 32": (1, 32), "8 x 128": (8, 128), "2 x 512": (2, 512), "1 x 2048": (1, 2048)}
+PROMPT, NEW, EVERY = 64, 32, 16
 NARROW = 48
 ROUNDS = 20  # of the kernel alone
 REPEATS = 4  # of one watch, which takes long to open
@@ -58,12 +47,27 @@ def main() -> None:
         "monitor": monitored,
         "open": opened,
     }
-    if options.beside:
-        print_rows(beside(options))
-        return
     rows = print_rows(row for name in options.cases for row in cases[name](options))
     text = f"{machine(options)}.\n\n{table(TITLES, [list(row.values()) for row in rows])}"
     show(text, options.into, "short calls")
+
+
+def encoder(width: int = WIDTH) -> nn.Module:
+    config = transformers.BertConfig(
+        hidden_size=width, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        intermediate_size=4 * width,
+        max_position_embeddings=2048, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        attn_implementation="sdpa",
+    )  # fmt: skip
+    return transformers.BertModel(config).eval()
+
+
+def decoder() -> Any:
+    config = transformers.LlamaConfig(
+        hidden_size=256, num_hidden_layers=LAYERS, num_attention_heads=4, intermediate_size=1024,
+        vocab_size=1000, attn_implementation="sdpa", bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
 
 
 @torch.no_grad()
@@ -177,28 +181,6 @@ def opened(options: argparse.Namespace) -> Iterator[Row]:
     yield row_of("opening, one pass, table, closing", Times(columns))
 
 
-def beside(options: argparse.Namespace) -> Iterator[Row]:
-    """This version and another one, in the same rounds, by the processor's clock."""
-    workers = Workers({"this": Path(hw.__file__).parents[1], "other": options.beside})
-    try:
-        for case in CASES:
-            rounds = list(workers.rounds(case, options.seconds))
-            times = Times({name: [each[name] for each in rounds] for name in rounds[0]})
-            yield {
-                "case": case,
-                "this, over unwatched": _three(times.ratio("this watched", "this without")),
-                "other, over unwatched": _three(times.ratio("other watched", "other without")),
-                "this over other": _three(times.ratio("this watched", "other watched")),
-                "rounds": str(len(rounds)),
-            }
-    finally:
-        workers.close()
-
-
-def _three(ratio: Paired) -> str:
-    return f"{ratio.median:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
-
-
 def alternating(
     work: Callable[[Any], None],
     watching: Callable[[], AbstractContextManager[Any]],
@@ -250,7 +232,6 @@ def _arguments() -> argparse.Namespace:
     cases = ("encoder", "narrow", "generate", "monitor", "open")
     parser = parser_of(__doc__, seconds=8.0, clock="wall")
     parser.add_argument("--cases", nargs="*", choices=cases, default=cases)
-    parser.add_argument("--beside", type=Path, help="the src of another version, to compare with")
     return parser.parse_args()
 
 

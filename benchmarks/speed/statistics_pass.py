@@ -9,7 +9,8 @@ round, with a 95 % interval.
 """
 
 import argparse
-from collections.abc import Iterator
+import ctypes
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -18,9 +19,8 @@ from torch import Tensor
 
 from benchmarks._report import Row, machine, parser_of, print_rows, publish, rows_of
 from benchmarks._timing import Work, timed_for
-from benchmarks.speed.native_peak import ROUNDS, multiplications
 from benchmarks.speed.short_calls import kernel_alone
-from headwise._library import library
+from headwise._library import Library, library
 from headwise.kernels import RowRequest, make_rule
 from headwise.kernels.native._problem import problem_of_rows
 
@@ -32,6 +32,7 @@ CASES = (
     ((1, 12, 2048, 64), True, torch.float32),
     ((1, 12, 2048, 64), False, torch.bfloat16),
 )
+ROUNDS = 200_000
 PEAK = "queries and keys, at the peak"
 
 
@@ -48,6 +49,13 @@ def main() -> None:
         options.into,
         part="statistics",
     )
+
+
+def multiplications(build: Library, dtype: torch.dtype, rounds: int = ROUNDS) -> Callable[[], int]:
+    """Multiplications and additions in registers alone; returns how many, 0 if it has none."""
+    count = build.functions.headwise_peak
+    count.argtypes, count.restype = [ctypes.c_int64] * 2, ctypes.c_int64
+    return partial(count, rounds, int(dtype == torch.bfloat16))
 
 
 def _rows(

@@ -123,7 +123,7 @@ class Tiles(NamedTuple):
 def tiles_for(width: int, task: Fields) -> Tiles:
     """Blocks as in FlashAttention-2, where registers and shared memory hold them.
 
-    The fastest of a dozen on an H100 (`benchmarks/speed/gpu_tiles.py`).
+    The fastest of a dozen on an H100.
     """
     if task["q"].itemsize == 4:
         tiles = Tiles(32, 32, 4, 2) if width <= 128 else Tiles(16, 32, 4, 1)
