@@ -9,7 +9,7 @@
 A quarter, a half and three quarters of the heads (whole groups, if heads come in groups) are
 removed from each MODEL; without a MODEL, from a random model of BERT's size and one with the groups
 of Llama. The table shows the time of all attention blocks (projections, attention, output
-projection) and of whole passes, as `headwise prune --time` measures them. The models run in turn.
+projection) and of whole passes. The models run in turn.
 """
 
 import argparse

@@ -29,8 +29,9 @@ EXAMPLE = '{"ids": [3, 4, 5], "query": [2, 3], "right": [[0, 1]], "wrong": [[1, 
 
 
 PRUNE = "prune model --by scores.csv -o taken --remove "
+WITHIN = "prune model --by scores.csv -o new --within "
 # These find out in the middle of their work, when some notes are printed.
-BEGIN = (PRUNE, "roles model --text t.txt --relation")
+BEGIN = (PRUNE, WITHIN, "roles model --text t.txt --relation")
 READ_TEXTS = (
     "report model",
     "observe model",
@@ -200,8 +201,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "heads model --examples far.jsonl",
             "find_heads: far.jsonl, line 3 has the token id 99, and the model has 9. Give ids",
         ),
-        ("prune model --by tab.csv --remove 1 -o out", "prune: --remove 1. Give a share above 0"),
-        ("prune model --by tab.csv --remove 0 -o out", "prune: --remove 0. Give a share above 0"),
+        ("prune model --by tab.csv --remove 1 -o out", "plan: remove=1.0. Give a share betwee"),
+        ("prune model --by tab.csv --remove 0 -o out", "plan: remove=0.0. Give a share betwee"),
         ("report model --text t.txt --save t.txt", "output: --save t.txt is the input --text t"),
         ("report --text t.txt", "report: --text is for a MODEL, and none is named"),
         ("report --device cpu", "report: --device is for a MODEL, and none is named"),
@@ -253,13 +254,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "keeps all 6 tokens of the",
         ),
         (PRUNE + "0.5", "output: taken already exists. Add --force"),
-        (PRUNE + "0.5 --force --curve", "prune: --curve without a text."),
-        (PRUNE + "0.5 --force --recover 3", "prune: --recover without a text."),
-        (PRUNE + "0.5 --force --rate 0.1", "prune: --rate 0.1 with --recover 0."),
-        (PRUNE + "0.5 --force --rate 0 --recover 3", "prune: --rate 0 with --recover 3."),
+        (PRUNE + "0.5 --force --curve", "prune: --within, --curve and --recover need texts. A"),
+        (PRUNE + "0.5 --force --recover 3", "--curve and --recover need texts. Add --text"),
         (PRUNE + "0.5 --force --text a --pairs b", "prune: --text and --pairs are both given."),
-        (PRUNE + "0.5 --force --text one.txt --curve", "prune: --text with 1 text or pair; half"),
-        (PRUNE + "0.5 --force --text one.txt --beside two.csv", "two.csv without --curve. Add"),
+        (PRUNE + "0.5 --force --text one.txt --curve", "prune: --text or --pairs with 1 text"),
         (PRUNE + "0.5 --force --format stock", "Choose the format 'padded'"),
         (
             PRUNE + "0.5 --force --text some.txt --recover 3 --format stock",
@@ -267,23 +265,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (PRUNE + "0.99 --force", "would empty a layer"),
         ("prune model --by none.csv --remove 0.5 -o out", "none.csv does not exist"),
-        (PRUNE + "auto --force", "prune: --remove auto without a text. Add --text FILE"),
-        (PRUNE + "0.3 --force --quality 0.1", "--quality with --remove 0.3. Give --remove auto."),
-        (PRUNE + "0.3 --force --measure loss", "--measure with --remove 0.3. Give --remove auto."),
-        (PRUNE + "auto --force --quality 0", "--quality 0 lets nothing go. Give a number above 0."),
-        (PRUNE + "auto --force --measure spearman", "--measure spearman without --pairs. Add"),
+        (WITHIN + "0.1", "prune: --within, --curve and --recover need texts. Add --text FILE or"),
         (
-            PRUNE + "auto --force --text t.txt",
-            "prune: --remove auto with 2 texts or pairs; half of",
+            PRUNE + "0.3 --force --text some.txt --within 1",
+            "remove=0.3, heads=None, budget=None, w",
         ),
-        (
-            PRUNE + "auto --force --text some.txt --measure cosine",
-            "--measure cosine with scores of the loss 'lm'. Use loss with scores of lm",
-        ),
-        (
-            PRUNE + "auto --force --text some.txt --quality 1e-12",
-            "--remove auto: without the first 2 heads the loss grows by more than",
-        ),
+        (WITHIN + "0 --text some.txt", "within=0.0 lets nothing go. Give what may be lost"),
+        (WITHIN + "1 --text t.txt", "prune: --text or --pairs with 2 texts or pairs; half of"),
+        (WITHIN + "1 --text some.txt --measure score", "the loss 'lm' has no score of a task"),
+        (WITHIN + "1e-12 --text some.txt", "without the first 2 heads the loss lm grows by"),
     ],
 )
 def test_an_input_of_the_wrong_kind_is_named(

@@ -29,12 +29,12 @@ FILES = {
     "observe": ("--text", "--out"),
     "roles": ("--text", "--out", "--conllu", "--coref", "--spans"),
     "importance": ("--text", "--pairs", "--out"),
-    "prune": ("--by", "--out", "--text", "--pairs", "--beside"),
+    "prune": ("--by", "--out", "--text", "--pairs"),
     "train": ("--out",),
 }
 SHARED = ("report", "observe", "roles", "importance", "prune")
 NUMBERS = {
-    "prune": ("--remove", "--rate", "--recover"),
+    "prune": ("--remove", "--within", "--rate", "--recover"),
     "importance": ("--rounds",),
     "train": (
         "--steps", "--layers", "--heads", "--kv-heads", "--d-model", "--mlp-ratio", "--context",

@@ -29,7 +29,7 @@ from headwise.errors import (
 )
 from headwise.models import fingerprint
 from headwise.surgery import Costs, LayerPlan, plan
-from headwise.tables import Head, Scores
+from headwise.tables import Curves, Head, Scores
 
 HEADS = [Head("", layer, head) for layer in range(2) for head in range(3)]
 
@@ -210,10 +210,20 @@ def _costs(model: str = "abc") -> Costs:
     return Costs(SCORED, SCORES.kv_heads, EACH, {"parameters": np.zeros(8)}, model)
 
 
+def _curves(step: int) -> Curves:
+    removed = np.array([0, step])
+    return Curves(removed, 8, {"half-gate": np.array([[[1.0, 1.0], [2.0, 2.0]]])}, "lm")
+
+
+def test_a_loss_without_a_score() -> None:
+    with pytest.raises(ArgumentError, match="Curves: the loss 'lm' has no score of a task"):
+        _curves(1).of_score()
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({}, ArgumentError, "remove=None, heads=None, budget=None. Give exactly one"),
+        ({}, ArgumentError, "remove=None, heads=None, budget=None, within=None. Give exac"),
         ({"remove": 0.3, "heads": "L0.H1"}, ArgumentError, "remove=0.3, heads=L0.H1"),
         ({"remove": 1.0}, ArgumentError, r"remove=1\.0\. Give a share"),
         ({"remove": 3}, ArgumentError, r"remove=3\. Give a share"),
@@ -248,6 +258,24 @@ def _costs(model: str = "abc") -> Costs:
             "costs are of the model 'other'.*scores of 'abc'",
         ),
         ({"heads": "L0.H1", "uniform": True}, ArgumentError, "uniform=True, .* leave 3, 4 in the"),
+        (
+            {"within": 0.01},
+            ArgumentError,
+            r"within=0\.01 without curves\. Give both: curves=plan_c",
+        ),
+        ({"remove": 0.5, "curves": _curves(2)}, ArgumentError, "curves without within="),
+        ({"within": 0, "curves": _curves(2)}, ArgumentError, "within=0 lets nothing go"),
+        ({"within": "1", "curves": _curves(2)}, ArgumentError, "within='1' lets nothing go"),
+        (
+            {"within": 0.1, "curves": _curves(1)},
+            ArgumentError,
+            r"without the first 1 head the loss lm grows by 0\.1 or more\. Give a larger within=",
+        ),
+        (
+            {"within": 9, "curves": _curves(1), "uniform": True},
+            ArgumentError,
+            r"points at \[0, 1\] of 8 heads, and plans of these scores end at \[0, 2, 4, 6\] of 8",
+        ),
     ],
 )
 def test_impossible_plans(options: dict[str, Any], kind: type[HeadwiseError], message: str) -> None:

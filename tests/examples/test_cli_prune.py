@@ -2,12 +2,8 @@
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -17,11 +13,10 @@ import headwise as hw
 from command import headwise
 from folders import write_llama
 from headwise.corpora import read_pairs
-from headwise.scoring import in_fifths, paired
-from headwise.surgery import removal_order
+from headwise.scoring import paired
+from headwise.surgery import plan_curves
 
 WORDS = ("<pad>", "<s>", "</s>", "I", "work", "you", "he", "works", "they")
-OPENED = "Loaded in a fresh process, the saved model gives the same outputs"
 TEXT = "I work you work\nhe works\nthey work he works I work\nyou work they work\nhe works I\n"
 LINES = TEXT.splitlines()
 
@@ -41,143 +36,59 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _prune(place: Path, out: str, *more: object) -> tuple[int, str, str]:
     by = ("--by", place / "scores.parquet", "-o", place / out)
-    done = headwise("prune", place / "model", "--remove", 0.5, *by, *more)
+    done = headwise("prune", place / "model", *by, *more)
     return done.code, done.out, done.err
 
 
-def _loss(model: torch.nn.Module, tokenizer: Any, texts: Sequence[str]) -> float:
-    """The mean over the texts of their loss per predicted token, as Transformers computes it."""
-    ids = [tokenizer(line, return_tensors="pt")["input_ids"] for line in texts]
-    with torch.no_grad():
-        return sum(float(model(input_ids=x, labels=x).loss) for x in ids) / len(ids)
-
-
 @pytest.mark.full
-def test_the_command_prunes_like_the_library(place: Path) -> None:
-    code, out, err = _prune(place, "plain", "--time")
+def test_the_command_folds_recovers_and_draws_like_the_library(place: Path) -> None:
+    more = ("--remove", 0.5, "--text", place / "some.txt", "--recover", 5, "--rate", 3e-4)
+    code, out, err = _prune(place, "recovered", *more, "--curve", "--json")
     assert code == 0, err
-    scores = hw.Scores.load(place / "scores.parquet")
-    model = hw.load(place / "model")
-    plan = hw.plan(scores, remove=0.5)
-    lines = err.splitlines()
-    # The removed heads and the savings are printed before the work begins.
-    counted = hw.costs(model)
-    known = hw.plan(scores, remove=0.5, costs=counted)
-    assert "\n".join(str(known).splitlines()) in "\n".join(lines)
-    assert lines.index(str(known).splitlines()[-1]) < lines.index(OPENED)
-    assert plan.removed == known.removed
-    small, ids = hw.load(place / "plain"), torch.tensor([[3, 4, 5, 4]])
-    with torch.no_grad(), hw.ablate(model, list(plan.removed)):
-        gated = model(input_ids=ids).logits
-    with torch.no_grad():
-        torch.testing.assert_close(small(input_ids=ids).logits, gated)
-    assert "parameters of heads: " not in out
-    assert re.search(r"^parameters: [\d,]+ before, [\d,]+ after", out, re.MULTILINE)
-    assert "milliseconds of attention blocks: " in out
-    assert "milliseconds of a pass: " in out
-    assert f"The smaller model is in {place / 'plain'}" in out
-
-
-@pytest.mark.full
-def test_with_a_text_means_are_folded_and_curves_are_drawn(place: Path) -> None:
-    code, out, err = _prune(place, "folded", "--text", place / "some.txt", "--curve", "--json")
-    assert code == 0, err
-    result = json.loads(out)
-    model, tokenizer = hw.load(place / "model"), hw.load_tokenizer(place / "folded")
-    small = hw.load(place / "folded")
-    parameters = [sum(x.numel() for x in item.parameters()) for item in (model, small)]
-    assert result["costs"]["parameters"] == parameters
-    ids = [tokenizer(line, return_tensors="pt") for line in LINES]
-    reference = [{"input_ids": item["input_ids"]} for item in ids]
-    with torch.no_grad(), hw.ablate(model, result["removed"], "mean", reference[::2]):
-        gated = model(**reference[0]).logits
-    with torch.no_grad():
-        torch.testing.assert_close(small(**reference[0]).logits, gated, rtol=1e-4, atol=1e-5)
-    curves = pd.read_csv(place / "folded" / "curves.csv")
-    assert sorted(set(curves["order"])) == ["half-gate", "random"]
-    assert (place / "folded" / "curves.svg").read_text("utf-8").startswith("<?xml")
-    # Every second text is used for recovery, the others for evaluation.
-    scores, lines = hw.Scores.load(place / "scores.parquet"), LINES
-    losses = [_loss(each, tokenizer, lines[1::2]) for each in (model, small)]
-    quality = result["quality"]["nats per predicted token, mean over texts"]
-    assert quality == pytest.approx(losses, rel=1e-4)
-    drawn = hw.prune_curves(
-        model, lines[1::2], {"half-gate": [removal_order(scores)[0]]}, reference=lines[::2],
-        loss="lm", tokenizer=tokenizer, points=removal_order(scores)[1],
-    )  # fmt: skip
-    expected = drawn.frame(drawn.allowance())
-    for name in ("loss", "elbow", "elbow.low", "elbow.high"):
-        torch.testing.assert_close(
-            torch.tensor(curves[name]).double(), torch.tensor(expected[name]).double()
-        )
-    [curve, band] = result["elbows"]
-    assert (curve["order"], band["order"]) == ("half-gate", "random")
-    assert curve["heads"] == drawn.elbow("half-gate", curve["allowed"]).heads
-
-
-@pytest.mark.full
-def test_the_pruned_model_recovers(place: Path) -> None:
-    more = ("--text", place / "some.txt", "--recover", 5, "--rate", 3e-4, "--curve")
-    code, out, err = _prune(place, "recovered", *more)
-    assert code == 0, err
-    curves = pd.read_csv(place / "recovered" / "curves.csv")
-    assert set(curves["order"]) == {"half-gate", "half-gate, recovered", "random"}
-    for order in ("half-gate", "half-gate, recovered", "random"):
-        assert re.search(
-            rf"^{order}: (≥ )?\d+ \(.*\d\) heads can be removed before the loss grows by \S+$",
-            out,
-            re.M,
-        )
+    facts = json.loads(out)
     model, tokenizer = hw.load(place / "model"), hw.load_tokenizer(place / "model")
-    lines = LINES
-    ids = [{"input_ids": torch.tensor([tokenizer(line)["input_ids"]])} for line in lines]
-    plan = hw.plan(hw.Scores.load(place / "scores.parquet"), remove=0.5)
+    scores = hw.Scores.load(place / "scores.parquet")
+    plan = hw.plan(scores, remove=0.5, costs=hw.costs(model))
+    assert str(plan).splitlines()[-1] in err
+    assert facts["removed"] == [*map(str, plan.removed)]
+    ids = [{"input_ids": torch.tensor([tokenizer(line)["input_ids"]])} for line in LINES]
     small = hw.prune(model, plan, fold="mean", reference=ids[::2])
-    lost = hw.recover(small, model, lines[::2], steps=5, rate=3e-4, tokenizer=tokenizer)
-    assert f"full model: {lost[0]:.3g} at the first step, {lost[-1]:.3g} at the last" in err
+    lost = hw.recover(small, model, LINES[::2], steps=5, rate=3e-4, tokenizer=tokenizer)
+    assert facts["recovery"] == pytest.approx([float(x) for x in lost], rel=1e-4)
     saved = hw.load(place / "recovered")
     with torch.no_grad():
         torch.testing.assert_close(saved(**ids[0]).logits, small(**ids[0]).logits)
+    parameters = [sum(x.numel() for x in item.parameters()) for item in (model, small)]
+    assert facts["costs"]["parameters"] == parameters
+    # Every second text is used for recovery, the others for evaluation.
+    with torch.no_grad():
+        losses = [
+            sum(float(each(**x, labels=x["input_ids"]).loss) for x in ids[1::2]) / len(ids[1::2])
+            for each in (model, small)
+        ]
+    quality = facts["quality"]["nats per predicted token, mean over texts"]
+    assert quality == pytest.approx(losses, rel=1e-4)
+    drawn = plan_curves(
+        model, LINES[1::2], scores, reference=LINES[::2], tokenizer=tokenizer, random=5
+    )
+    curves, expected = pd.read_csv(place / "recovered" / "curves.csv"), drawn.frame(0.1)
+    assert [*curves["order"]] == [*expected["order"]]
+    assert [*curves["loss"]] == pytest.approx([*expected["loss"]])
+    assert (place / "recovered" / "curves.svg").read_text("utf-8").startswith("<?xml")
 
 
 @pytest.mark.full
-def test_auto_removes_the_heads_at_the_elbow_and_states_its_bar(place: Path) -> None:
-    """The bar holds for the heads that are cut: pairs of heads, which share keys and values."""
-    text = ("--text", place / "some.txt")
-    code, out, err = _prune(place, "auto", "--remove", "auto", "--quality", 0.02, *text)
+def test_within_removes_the_heads_that_plan_removes(place: Path) -> None:
+    code, out, err = _prune(place, "within", "--within", 0.02, "--text", place / "some.txt")
     assert code == 0, err
-    points = re.search(r"auto: the loss is measured at (\d+) numbers of heads, each in", err)
-    assert points
-    said = re.search(
-        r"auto: (?:≥ )?(\d+).* of (\d+) heads can be removed before the loss grows", err
-    )
-    assert said
-    assert re.search(
-        r"by [\d.]+ \(nats per predicted token, mean over texts\), 0.02 of the full model's", err
-    )
     model, tokenizer = hw.load(place / "model"), hw.load_tokenizer(place / "model")
-    scores = hw.Scores.load(place / "scores.parquet")
-    chosen_on, held_out = LINES[::2], LINES[1::2]
-    curves = hw.prune_curves(
-        model, chosen_on, {"order": [removal_order(scores)[0]]}, reference=chosen_on, loss="lm",
-        tokenizer=tokenizer, points=removal_order(scores)[1],
-    )  # fmt: skip
-    assert int(said[1]) == curves.elbow("order", curves.allowance(0.02)).heads
-    assert int(points[1]) == 1 + len(in_fifths(removal_order(scores)[1]))
-    small = hw.load(place / "auto")
-    assert len(scores.heads) - len(hw.costs(small).heads) == int(said[1])
-    before, after = (_loss(each, tokenizer, chosen_on) for each in (model, small))
-    assert after - before < 0.02 * before
-    [row] = np.flatnonzero(curves.removed == int(said[1]))
-    assert after == pytest.approx(curves.mean("order")[0, row], rel=1e-4)
-    told = re.search(
-        r"^nats per .*, mean over texts: (\S+) before, (\S+) after \(on every second text",
-        out,
-        re.M,
-    )
-    assert told
-    losses = [_loss(each, tokenizer, held_out) for each in (model, small)]
-    assert [float(told[1]), float(told[2])] == pytest.approx(losses, rel=1e-3)
+    scores, chosen_on = hw.Scores.load(place / "scores.parquet"), LINES[::2]
+    curves = plan_curves(model, chosen_on, scores, reference=chosen_on, tokenizer=tokenizer)
+    plan = hw.plan(scores, within=0.02, curves=curves)
+    assert str(plan) in err
+    assert len(hw.costs(hw.load(place / "within")).heads) == len(scores.heads) - len(plan.removed)
+    assert re.search(r"^nats per .*: \S+ before, \S+ after \(on every second text", out, re.M)
+    assert re.search(r"^parameters: [\d,]+ before, [\d,]+ after", out, re.M)
 
 
 @pytest.mark.full
@@ -189,73 +100,23 @@ def test_pairs_are_scored_by_their_task(place: Path, tmp_path: Path) -> None:
     base = transformers.LlamaModel.from_pretrained(place / "model")
     base.save_pretrained(tmp_path / "base")
     hw.load_tokenizer(place / "model").save_pretrained(tmp_path / "base")
-    pairs = ("--pairs", tmp_path / "pairs.csv")
-    by = ("-o", tmp_path / "scores.csv", "--loss", "embedding")
-    assert headwise("importance", tmp_path / "base", *pairs, *by).code == 0
-    by = ("--by", tmp_path / "scores.csv", "--remove", 0.5, "-o", tmp_path / "small", "--curve")
-    done = headwise("prune", tmp_path / "base", *by, *pairs)
+    pairs, by = ("--pairs", tmp_path / "pairs.csv"), tmp_path / "scores.csv"
+    done = headwise("importance", tmp_path / "base", *pairs, "-o", by, "--loss", "embedding")
     assert done.code == 0, done.err
-    curves = pd.read_csv(tmp_path / "small" / "curves.csv")
-    assert curves["spearman"].between(-1, 1).all()
-    assert set(curves["order"]) == {"half-gate", "random"}
     # Half of the pairs choose how many heads may go before the correlation falls by 0.2.
-    auto = ("--remove", "auto", "--measure", "spearman", "--quality", 0.2, "-o", tmp_path / "auto")
-    done = headwise("prune", tmp_path / "base", *by[:2], *auto, *pairs, "--json")
+    arguments = ("--by", by, "--within", 0.2, "--measure", "score", "-o", tmp_path / "small")
+    done = headwise("prune", tmp_path / "base", *arguments, *pairs, "--json")
     assert done.code == 0, done.err
     model, tokenizer = hw.load(tmp_path / "base"), hw.load_tokenizer(tmp_path / "base")
     inputs, loss = paired(read_pairs(tmp_path / "pairs.csv")[::2], model, tokenizer)
-    scores = hw.Scores.load(tmp_path / "scores.csv")
-    order, ends = removal_order(scores)
-    drawn = hw.prune_curves(
-        model,
-        inputs,
-        {"one": [order]},
-        reference=inputs,
-        loss=loss,
-        points=in_fifths(ends),
-    )
-    within = drawn.scores["one"][0] > drawn.scores["one"][0, 0] - 0.2
-    heads = drawn.removed[within.cumprod().sum() - 1]
-    assert re.search(
-        rf"auto: (≥ )?{heads} of 12 heads can be removed before spearman falls by 0.2", done.err
-    )
-    # Scores of another loss cannot be used with pairs.
-    again = headwise("prune", place / "model", *pairs, "--curve", "--remove", 0.5, "-o",
-                     tmp_path / "other", "--by", place / "scores.parquet")  # fmt: skip
-    assert again.code == 2
-    assert "--pairs with scores of the loss 'lm'" in again.err
-    assert not (tmp_path / "other").exists()
-
-
-@pytest.mark.full
-def test_orders_of_other_methods_are_drawn_as_well(place: Path) -> None:
-    model = hw.load(place / "model")
-    lines, tokenizer = LINES, hw.load_tokenizer(place / "model")
-    scores = hw.importance(model, lines, "gradient", tokenizer=tokenizer, rounds=3)
-    scores.save(place / "gradient.parquet")
-    curve = ("--text", place / "some.txt", "--curve", "--beside")
-    code, out, err = _prune(place, "beside", *curve, place / "gradient.parquet")
-    assert code == 0, err
-    names = re.findall(
-        r"^(.+): (?:≥ )?\d+ \(.*\d\) heads can be removed before the loss grows by \S+$", out, re.M
-    )
-    assert names == ["half-gate", "gradient, 3 rounds", "random"]
-    order, steps = removal_order(scores)
-    drawn = hw.prune_curves(
-        model, lines[1::2], {"one": [order]}, reference=lines[::2],
-        loss="lm", tokenizer=tokenizer, points=[0, *steps],
-    )  # fmt: skip
-    curves = pd.read_csv(place / "beside" / "curves.csv").set_index("order")
-    assert curves.loc["gradient, 3 rounds", "loss"].tolist() == pytest.approx(drawn.mean("one")[0])
-    # Two files of the same method, and one of another model.
-    code, _, err = _prune(place, "none", *curve, place / "scores.parquet")
-    assert code == 2
-    assert "two orders by half-gate" in err
-    replace(scores, model="0123").save(place / "foreign.parquet")
-    code, _, err = _prune(place, "none", *curve, place / "foreign.parquet")
-    assert code == 2
-    assert "--beside has scores of the model 0123" in err
-    assert not (place / "none").exists()
+    curves = plan_curves(model, inputs, hw.Scores.load(by), reference=inputs, loss=loss)
+    assert curves.of_score().allowance(0.2) == 0.2
+    within = curves.scores["half-gate"][0] > curves.scores["half-gate"][0, 0] - 0.2
+    heads = curves.removed[within.cumprod().sum() - 1]
+    facts = json.loads(done.out)
+    assert len(facts["removed"]) == heads
+    assert "before the loss drop of spearman grows by 0.2" in facts["why"]
+    assert "spearman" in facts["quality"]
 
 
 def test_scores_of_another_model_are_refused(place: Path) -> None:
@@ -267,5 +128,5 @@ def test_scores_of_another_model_are_refused(place: Path) -> None:
     by = ("--by", place / "scores.parquet", "-o", place / "new")
     done = headwise("prune", place / "other", "--remove", 0.5, *by)
     assert done.code == 2
-    assert "scores.parquet belong to the model" in done.err
+    assert "plan: the costs are of the model" in done.err
     assert not (place / "new").exists()

@@ -85,6 +85,27 @@ def test_what_a_curve_measures_is_what_a_plan_removes(
         assert order[: ends[-1]] == removable(scores.order())
 
 
+@given(seed=seeds, size=st.integers(1, 3), uniform=st.booleans(), last=st.integers(1, 8))
+def test_a_plan_within_a_loss_removes_heads_up_to_the_elbow(
+    seed: int, size: int, uniform: bool, last: int
+) -> None:
+    scores = _scores(seed, layers=3, groups=5, size=size)
+    _, ends = removal_order(scores, uniform=uniform)
+    points = np.array([0, *ends])
+    last = min(last, len(ends) - 1)
+    growth = np.where(np.arange(len(points)) <= last, 0.0, 0.02)  # 2 % of a loss of 1
+    curves = Curves(points, len(scores.heads), {"plans": 1 + growth[None, :, None]}, "lm")
+    chosen = plan(scores, within=0.01, curves=curves, uniform=uniform)
+    assert len(chosen.removed) == ends[last - 1]
+    assert (
+        chosen.removed
+        == plan(scores, remove=ends[last - 1] / len(scores.heads), uniform=uniform).removed
+    )
+    assert f"{ends[last - 1]} of {len(scores.heads)} heads before the loss lm grows by 0.01" in (
+        chosen.why
+    )
+
+
 def test_the_importance_of_a_group_is_the_sum_of_its_heads() -> None:
     heads = tuple(Head("", 0, head) for head in range(6))
     values = np.array([[0.0, 9.0, 3.0, 3.0, 5.0, 5.0]])

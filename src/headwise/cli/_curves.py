@@ -1,20 +1,18 @@
 """The loss of a model as heads are removed: what `prune`, `group` and `report` share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from headwise._display import counted
 from headwise.cli._inputs import Texts, sentences_of
 from headwise.cli._options import Shared
-from headwise.cli._print import progress_bar
 from headwise.corpora import SentencePair
 from headwise.errors import ArgumentError
-from headwise.scoring import Inputs, Loss, in_fifths, paired, prune_curves, read_batches
-from headwise.tables import Curves, Head
+from headwise.scoring import Inputs, Loss, paired, prune_curves, read_batches
+from headwise.tables import Head
 
 # A half of two texts has an interval.
 _FEWEST_TEXTS = 4
@@ -25,9 +23,6 @@ UNITS = {
     "label": "loss of the labels",
     "embedding": "1 − cosine to the embedding of the full model",
 }
-# `--remove auto` allows the loss to grow by this share of the full model's, or of 1 if the loss
-# compares with the full model.
-AUTO_SHARE = 0.01
 
 
 def check_texts_suffice(texts: Texts, option: str) -> None:
@@ -79,34 +74,3 @@ class QualityInputs:
         if curves.scores:
             quality[curves.score] = curves.scores["removed"][0]
         return {name: (float(x[0]), float(x[-1])) for name, x in quality.items()}
-
-
-def share_at_elbow(curves: Curves, quality: float = AUTO_SHARE) -> float:
-    """The share of heads that the first order can lose at this price; 0 for none."""
-    heads = curves.elbow(next(iter(curves.per_text)), curves.allowance(quality)).heads
-    return float(np.nextafter(heads / curves.n_heads, 1)) if heads else 0.0
-
-
-def curves_of(
-    model: nn.Module,
-    orders: Mapping[str, list[Head]],
-    ends: list[int],
-    reference: list[Inputs],
-    evaluation: QualityInputs,
-) -> Curves:
-    """The curves of these orders and of random ones.
-
-    Args:
-        ends: The numbers of heads after which a plan by the first order can end.
-        reference: What mean outputs are computed on; the loss is of the evaluation.
-    """
-    with progress_bar("Drawing curves") as on_progress:
-        return prune_curves(
-            model,
-            evaluation.batches,
-            {name: [order] for name, order in orders.items()},
-            reference=reference,
-            loss=evaluation.loss,
-            points=in_fifths(ends),
-            on_progress=on_progress,
-        )

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from headwise.report import Study
 
 _LAB_FOLDER = Path("mini-gpt")
+_LOSS_TO_LOSE = 0.01  # by the plan of --pruning, as a share of the full model's loss
 
 
 @dataclass(frozen=True)
@@ -217,9 +218,9 @@ def _with_pruning(
     Every second text scores the heads and gives mean outputs; the others measure the curves.
     There is no plan where the first head already costs too much.
     """
-    from headwise.cli._curves import QualityInputs, curves_of, share_at_elbow
+    from headwise.cli._curves import QualityInputs
     from headwise.scoring import importance, read_batches
-    from headwise.surgery import plan, removal_order
+    from headwise.surgery import plan, plan_curves
 
     with progress_bar(f"Scoring the heads of {name}") as on_progress:
         scores = importance(
@@ -231,10 +232,13 @@ def _with_pruning(
         )
     reference = read_batches(texts[::2], model, tokenizer, shared.max_tokens)
     evaluation = QualityInputs.of(texts[1::2], scores.loss, model, tokenizer, shared)
-    order, ends = removal_order(scores)
-    curves = curves_of(model, {scores.method: order}, ends, reference, evaluation)
-    share = share_at_elbow(curves)
-    planned = plan(scores, remove=share) if share else None
+    with progress_bar("Drawing curves") as on_progress:
+        curves = plan_curves(
+            model, evaluation.batches, scores, reference=reference, loss=evaluation.loss,
+            random=5, on_progress=on_progress,
+        )  # fmt: skip
+    elbow = curves.elbow(scores.method, curves.allowance(_LOSS_TO_LOSE))
+    planned = plan(scores, within=_LOSS_TO_LOSE, curves=curves) if elbow.heads else None
     return study.with_pruning(scores=scores, plan=planned, curves=curves)
 
 

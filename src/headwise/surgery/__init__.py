@@ -1,6 +1,6 @@
 """Smaller models: plan which heads to remove, and prune them."""
 
-from headwise.surgery._choose_heads import plan, removal_order
+from headwise.surgery._choose_heads import plan, plan_curves, removal_order
 from headwise.surgery._costs import Costs
 from headwise.surgery._measure import PassTimes, costs, time_passes
 from headwise.surgery._plan import LayerPlan, Plan, amount
@@ -14,6 +14,7 @@ __all__ = [
     "amount",
     "costs",
     "plan",
+    "plan_curves",
     "prune",
     "removal_order",
     "time_passes",

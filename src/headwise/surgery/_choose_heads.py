@@ -1,17 +1,21 @@
-"""`plan`: decide from scores which heads to remove; it needs no model."""
+"""`plan`: decide from scores which heads to remove; it needs no model. `plan_curves` does."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from numbers import Real
 from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
 
 from headwise._display import counted
+from headwise._progress import Progress, shows_progress
 from headwise.errors import ArgumentError
+from headwise.scoring import BatchesLike, Inputs, Loss, in_fifths, prune_curves
 from headwise.surgery._costs import Costs
 from headwise.surgery._plan import Plan
-from headwise.tables import Head, HeadsLike, Scores, resolve_heads
+from headwise.tables import Curves, Head, HeadsLike, Scores, resolve_heads
 
 # Heads that are removed together: one, all that read one key/value head, or as many in each layer.
 Step = tuple[Head, ...]
@@ -23,7 +27,9 @@ def plan(
     remove: float | None = None,
     heads: HeadsLike | None = None,
     budget: Mapping[str, float] | None = None,
+    within: float | None = None,
     costs: Costs | None = None,
+    curves: Curves | None = None,
     uniform: bool = False,
 ) -> Plan:
     """Decide which heads to remove: the least important ones, or those in `heads`.
@@ -37,15 +43,20 @@ def plan(
         heads: The heads to remove, whatever their scores: `"L5.H3"`, `(5, 3)`, `{5: [3]}`.
         budget: The largest costs of the attention afterwards, by their names in `costs`:
             `{"parameters": 4e6}`, `{"cache_bytes": 1024}`.
+        within: What may be lost: this share of the full model's loss, or this much of a loss
+            that compares with the full model and of a score (`curves.of_score()`). As many heads
+            go as the elbow of the curves allows.
         costs: The costs of each head, from `headwise.costs(model)`. A budget requires them; any
             plan with costs reports what it saves.
+        curves: The loss of the model under plans of growing size, from `plan_curves`.
         uniform: Whether all layers lose the same number of heads, so that stock Transformers may
             load the pruned model. `heads` that leave different numbers are refused.
     Raises:
-        ArgumentError: `scores` are not `Scores`; not exactly one of `remove`, `heads` and `budget`
-            is given; it removes no head, or more than can be removed; the costs are missing, of
-            another model or lack the name; the budget is not a number by name; under `uniform`
-            `heads` leave different numbers in the layers.
+        ArgumentError: `scores` are not `Scores`; not exactly one of `remove`, `heads`, `budget`
+            and `within` is given; it removes no head, or more than can be removed; the costs are
+            missing, of another model or lack the name; the budget is not a number by name; the
+            curves are missing or of other plans; under `uniform` `heads` leave different numbers
+            in the layers.
         HeadError: a head of `heads` does not exist, is named twice or is the last of its layer.
 
     Example:
@@ -55,9 +66,16 @@ def plan(
         >>> [str(head) for head in plan(scores, remove=0.5).removed]
         ['L0.H1', 'L1.H0']
     """
-    if sum(x is not None for x in (remove, heads, budget)) != 1:
+    if sum(x is not None for x in (remove, heads, budget, within)) != 1:
         raise ArgumentError(
-            f"plan: remove={remove}, heads={heads}, budget={budget}. Give exactly one of them."
+            f"plan: remove={remove}, heads={heads}, budget={budget}, within={within}. Give exactly "
+            f"one of them."
+        )
+    if (within is None) != (curves is None):
+        has = f"within={within} without curves" if curves is None else "curves without within="
+        raise ArgumentError(
+            f"plan: {has}. Give both: curves=plan_curves(model, batches, scores) and the loss "
+            f"that may be lost."
         )
     if not isinstance(scores, Scores):
         raise ArgumentError(
@@ -77,8 +95,10 @@ def plan(
         if remove is not None:
             chosen = _largest_share(steps, remove, len(scores.heads))
             rule = f"at most {remove:.0%} of {len(scores.heads)} heads"
+        elif curves is not None and within is not None:
+            chosen, rule = _to_elbow(steps, within, curves, len(scores.heads))
         else:
-            chosen, rule = _within(steps, budget, costs)
+            chosen, rule = _within_budget(steps, budget, costs)
         rule += ", the same number in each layer" if uniform else ""
         why = f"{rule}: the least important by {scores.method} of the loss {scores.loss}"
     result = Plan.of(chosen, scores.heads, scores.model, why)
@@ -109,6 +129,67 @@ def removal_order(scores: Scores, *, uniform: bool = False) -> tuple[list[Head],
     removed = [head for step in steps for head in step]
     kept = sorted({*scores.heads}.difference(removed))
     return removed + kept, np.cumsum([len(step) for step in steps], dtype=int).tolist()
+
+
+@shows_progress("Measuring plans")
+def plan_curves(
+    model: nn.Module,
+    batches: BatchesLike,
+    scores: Scores,
+    *,
+    reference: BatchesLike | None = None,
+    loss: Loss | str | Callable[[Any, Inputs], torch.Tensor] | None = None,
+    tokenizer: Any = None,
+    uniform: bool = False,
+    random: int = 0,
+    on_progress: Progress | None = None,
+) -> Curves:
+    """Measure the loss of a model under plans of growing size, each about a fifth larger.
+
+    Args:
+        batches: Texts or batches. The scores may come from the same, the quality of a pruned
+            model from others.
+        scores: Those that the plans are made of.
+        reference: As for `prune_curves`: texts or batches whose mean output replaces a removed
+            head. None replaces it by zeros.
+        loss: As for `importance`.
+        uniform: As for `plan`.
+        random: As for `prune_curves`: how many random orders are added.
+        on_progress: Called after each point with the points done and the points in all.
+    Returns:
+        The curve of the plans under the name of the scores' method, and that of random orders.
+    """
+    order, ends = removal_order(scores, uniform=uniform)
+    return prune_curves(
+        model, batches, {scores.method: order}, reference=reference, loss=loss,
+        tokenizer=tokenizer, points=in_fifths(ends), random=random, on_progress=on_progress,
+    )  # fmt: skip
+
+
+def _to_elbow(steps: list[Step], within: Any, curves: Curves, heads: int) -> tuple[list[Head], str]:
+    """The heads up to the elbow of the first curve, and what they may cost."""
+    if not isinstance(within, float | int) or not within > 0:
+        raise ArgumentError(
+            f"plan: within={within!r} lets nothing go. Give what may be lost, above 0: 0.01."
+        )
+    ends = [0, *np.cumsum([len(step) for step in steps], dtype=int).tolist()]
+    if curves.n_heads != heads or not {*curves.removed.tolist()} <= {*ends}:
+        raise ArgumentError(
+            f"plan: the curves have points at {curves.removed.tolist()} of {curves.n_heads} heads, "
+            f"and plans of these scores end at {ends} of {heads}. Give the curves of "
+            f"plan_curves(model, batches, scores), with the same uniform=."
+        )
+    allowed = curves.allowance(float(within))
+    elbow = curves.elbow(next(iter(curves.per_text)), allowed)
+    bar = f"the loss {curves.loss} grows by {allowed:.4g}"
+    if elbow.heads == 0:
+        least = counted(ends[1] if len(ends) > 1 else 0, "head")
+        raise ArgumentError(
+            f"plan: without the first {least} {bar} or more. Give a larger within=, a share such "
+            f"as remove=0.1, or score the heads on more texts."
+        )
+    chosen = [head for step in steps[: ends.index(elbow.heads)] for head in step]
+    return chosen, f"{elbow} of {heads} heads before {bar}"
 
 
 def _steps(scores: Scores, uniform: bool) -> list[Step]:
@@ -162,7 +243,7 @@ def _largest_share(steps: list[Step], remove: Any, heads: int) -> list[Head]:
     return chosen
 
 
-def _within(steps: list[Step], budget: Any, costs: Costs | None) -> tuple[list[Head], str]:
+def _within_budget(steps: list[Step], budget: Any, costs: Costs | None) -> tuple[list[Head], str]:
     """The fewest heads whose removal satisfies every part of the budget, and the budget."""
     limits = dict(budget) if isinstance(budget, Mapping) else {}
     if not limits or not all(isinstance(limit, Real) for limit in limits.values()):

@@ -1,7 +1,7 @@
 """Pruning curves: the loss of a model as heads are removed in different orders."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from typing import Any
 
@@ -119,6 +119,22 @@ class Curves:
         """This share of the full model's loss, or of 1 if the loss compares with the full model."""
         full = next(iter(self.per_text.values()))[0, 0].mean()
         return share if self.compares else share * float(full)
+
+    def of_score(self) -> "Curves":
+        """The same curves of what the task's score loses, in place of the loss.
+
+        Raises:
+            ArgumentError: the curves have no score.
+        """
+        if not self.score:
+            raise ArgumentError(
+                f"Curves: the loss {self.loss!r} has no score of a task. Measure the loss of "
+                f"labels or of pairs."
+            )
+        lost = {name: (x[:, :1] - x)[..., None] for name, x in self.scores.items()}
+        return replace(
+            self, per_text=lost, loss=f"drop of {self.score}", compares=True, score="", scores={}
+        )
 
     def elbow(self, order: str, allowed: float) -> Elbow:
         """The number of removed heads at the last point before the mean loss grows by `allowed`.
