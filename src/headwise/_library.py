@@ -6,7 +6,6 @@ No torch is imported here, so that this is cheap to import.
 import ctypes
 import os
 import platform
-import struct
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -124,8 +123,6 @@ def _built(name: str, why: str) -> Library:
 def open_library(path: Path, why: str = "opened by its path") -> Library:
     """The kernel in a file, if it fits this processor and this version of its interface."""
     try:
-        if _is_cut_off(path):
-            return Library("none", f"{path.name} is not whole; install headwise again")
         functions = ctypes.CDLL(str(path))
         interface, runs = functions.headwise_interface, functions.headwise_runs_here
         is_outrun = functions.headwise_is_outrun_here
@@ -158,17 +155,3 @@ def layout_of(functions: ctypes.CDLL) -> Layout:
     list_fields.restype = ctypes.POINTER(_Field)
     fields = list_fields(ctypes.byref(count))[: count.value]
     return {field.name.decode(): (field.offset, field.size) for field in fields}
-
-
-def _is_cut_off(path: Path) -> bool:
-    """Whether a file ends before its table of sections, which is at its end.
-
-    Loading it would not fail: it would end the process.
-    """
-    with path.open("rb") as file:
-        head = file.read(64)
-    if not head.startswith(b"\x7fELF\x02\x01") or len(head) < 64:
-        return False  # the loader reports what is wrong with it, if anything is
-    (sections,) = struct.unpack_from("<Q", head, 40)
-    size, count = struct.unpack_from("<HH", head, 58)
-    return path.stat().st_size < sections + size * count

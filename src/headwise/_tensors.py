@@ -1,18 +1,20 @@
 """Reads and writes tensors as safetensors files, never as pickles."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from headwise.errors import InputError, OutputError
 
+Model = TypeVar("Model", bound=nn.Module)
 # A zip archive (torch.save since 1.6), or the protocol byte of a bare pickle.
 _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 # A safetensors file has the length of its header in 8 bytes, the header as JSON, and the data.
@@ -126,3 +128,34 @@ def _is_pickle(path: str | os.PathLike[str]) -> bool:
     length = int.from_bytes(start[:_LENGTH], "little")
     cut_short = start[_LENGTH:] == b"{" and length <= _LONGEST
     return start.startswith(_PICKLE_STARTS) and not cut_short
+
+
+def build_to_fit(build: Callable[[], Model], weights: Mapping[str, Tensor], path: Path) -> Model:
+    """A model with the weights of a file, in their dtype.
+
+    It is first built on the meta device, because a file of a few bytes can name sizes that exhaust
+    the memory.
+
+    Raises:
+        InputError: the weights have other names or shapes.
+    """
+    with torch.device("meta"):
+        model = build()
+    for name, has, needs in misfits(weights, model.state_dict()):
+        raise InputError(
+            f"load: {name} in {path} is {has or 'missing'} but {needs or 'absent'} in a "
+            f"{type(model).__name__} of the saved sizes. Copy or save the whole folder again."
+        )
+    model = build()
+    model.to(next(iter(weights.values())).dtype).load_state_dict(weights)
+    return model
+
+
+def misfits(
+    weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+) -> Iterator[tuple[str, tuple[int, ...] | None, tuple[int, ...] | None]]:
+    """The names of weights of another shape than expected, and both shapes; None for no weight."""
+    for name in sorted(weights.keys() | expected.keys()):
+        has, needs = (tuple(x[name].shape) if name in x else None for x in (weights, expected))
+        if has != needs:
+            yield name, has, needs

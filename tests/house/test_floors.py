@@ -13,7 +13,7 @@ from house.source import PACKAGE, Source, sources
 FLOORS = (
     ("errors", "shapes", "_count_names", "_display", "_memory", "_methods"),
     ("_library", "_packages", "_progress", "_torch_private"),
-    ("files", "_tensors", "_size_limits", "_evaluation"),
+    ("files", "_tensors", "_evaluation"),
     ("reference", "masks", "tables", "corpora", "_checkpoint"),
     ("kernels", "example", "counts"),
     ("layer",),

@@ -479,10 +479,6 @@ def test_an_unusable_library_is_not_loaded(tmp_path: Path, monkeypatch: pytest.M
     copied = tmp_path / f"{SETS[0]}.so"
     copied.write_text("no library")
     assert "cannot be loaded" in open_library(copied).why
-    whole = Path(library().functions._name).read_bytes()
-    for length in (1000, len(whole) // 2, len(whole) - 1):  # loading these would end the process
-        copied.write_bytes(whole[:length])
-        assert "is not whole" in open_library(copied).why
     monkeypatch.setattr(_library, "INTERFACE", -1)
     assert "built from other sources" in open_library(Path(library().functions._name)).why
     monkeypatch.delenv(_library.SWITCH, raising=False)

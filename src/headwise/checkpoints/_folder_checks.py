@@ -7,15 +7,16 @@ the small files are checked before its weights are downloaded.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import Any, NamedTuple
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
+from torch import nn
 
-from headwise._size_limits import StoredSize, stored_size
 from headwise.errors import InputError
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
@@ -27,6 +28,43 @@ _LAYERS = re.compile(r"layers?$|depths?$|blocks$|stages$")
 _ROWS = re.compile(r"num_labels$|heads?$|experts$|groups$")
 # More labels than any real configuration has without storing their classification head.
 _SPARE_ROWS = 2**20
+_SPARE_LAYERS = 4096  # in configurations whose weights are few, or shared by layers
+# Beyond the stored weights: those that are made anew or stored once for several places.
+_TIES, _SPARE_WEIGHTS = 16, 2**24
+_PACKED = 32  # quantized weights that one stored element may hold
+
+
+class StoredSize(NamedTuple):
+    """The number of tensors in weight files and their total number of elements."""
+
+    tensors: int
+    elements: int
+
+
+def _stored_size(paths: Iterable[Path]) -> StoredSize:
+    """The size of the content of safetensors files, by their headers."""
+    tensors, elements = 0, 0
+    for path in paths:
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                tensors += 1
+                elements += prod(file.get_slice(name).get_shape())
+    return StoredSize(tensors, elements)
+
+
+def check_size(model: nn.Module, size: StoredSize, source: object) -> None:
+    """Refuse a model, built on the meta device, that is far larger than its weight files.
+
+    Raises:
+        InputError: it is.
+    """
+    weights, most = sum(x.numel() for x in model.parameters()), _TIES * size.elements
+    if weights > most + _SPARE_WEIGHTS:
+        raise InputError(
+            f"load: the configuration of {source} describes a model of {weights:,} weights, but "
+            f"its files hold {size.elements:,} in {size.tensors:,} tensors. Use the configuration "
+            f"that belongs to them."
+        )
 
 
 def check_folder(folder: Path) -> StoredSize:
@@ -44,12 +82,15 @@ def check_folder(folder: Path) -> StoredSize:
     """
     _refuse_adapter(folder)
     config = _checked_config(folder)
-    packed = any(key == "quantization_config" for key, _ in _entries(config))
     files = _weight_files(folder, config)
-    size = stored_size(files, packed)
+    tensors, elements = _stored_size(files)
     for path in {*folder.glob("*.safetensors")} - {*files}:
         with suppress(SafetensorError, OSError):  # a few models read some of these files too
-            size += stored_size([path], packed)
+            more = _stored_size([path])
+            tensors, elements = tensors + more.tensors, elements + more.elements
+    if any(key == "quantization_config" for key, _ in _entries(config)):
+        elements *= _PACKED
+    size = StoredSize(tensors, elements)
     _check_counts(config, size, folder / CONFIG)
     return size
 
@@ -177,7 +218,7 @@ def _check_weights_name(name: Any, source: Path, suffixes: tuple[str, ...]) -> N
 
 def _check_counts(config: dict[str, Any], size: StoredSize, path: Path) -> None:
     """Refuse counts that are too large for these weights: transformers allocates lists by them."""
-    limits = (_LAYERS, size.most_modules), (_ROWS, max(size.elements, _SPARE_ROWS))
+    limits = (_LAYERS, size.tensors + _SPARE_LAYERS), (_ROWS, max(size.elements, _SPARE_ROWS))
     for key, value in _entries(config):
         for pattern, limit in limits:
             numbers = value if isinstance(value, list) else [value]

@@ -18,8 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from headwise._size_limits import misfits
-from headwise._tensors import output_errors
+from headwise._tensors import misfits, output_errors
 from headwise.checkpoints import _resize
 from headwise.checkpoints._gguf import gguf_form, write_gguf
 from headwise.checkpoints._manifest import (

@@ -2,8 +2,7 @@
 
 import os
 import re
-from contextlib import nullcontext, suppress
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ from torch import nn
 from headwise._display import counted, did_you_mean, first_line
 from headwise._packages import require
 from headwise._progress import shows_progress
-from headwise._size_limits import limit_model_size
 from headwise.attention import set_attention
 from headwise.checkpoints._folder_checks import (
     check_folder,
+    check_size,
     check_tokenizer_class,
     fetch,
     fetched,
@@ -29,12 +28,12 @@ from headwise.checkpoints._manifest import (
     changed_class,
     read_layer,
     read_manifest,
+    sketch,
 )
 from headwise.checkpoints._original_heads import ORIGINAL, read_original
 from headwise.checkpoints._per_layer import read_layers
 from headwise.checkpoints._source_files import TOKENIZER_FILES
 from headwise.errors import ArgumentError, HeadwiseError, InputError
-from headwise.files import check_not_moved
 from headwise.lab import read_model, read_tokenizer
 from headwise.models import check_device, progress_bar_in_terminals_only
 
@@ -160,7 +159,6 @@ def _folder(source: Any, caller: str) -> Path | None:
             f"{caller}: {path} is a file, not a folder. Give the folder of a model, which holds "
             f"config.json, or a hub name."
         )
-    check_not_moved(path, caller)
     if not _HUB_NAME.fullmatch(name):
         raise InputError(
             f"{caller}: {path} is not a folder.{_nearest_folder(path)} Give a model's folder or "
@@ -210,14 +208,17 @@ def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None)
     require("transformers", "hf", "load")
     try:
         checked = folder or fetch(str(source))
-        limit: Any = nullcontext
-        if checked is not None:
-            limit = partial(limit_model_size, check_folder(checked), source)
+        size = None if checked is None else check_folder(checked)
         # Open the revision that was checked, not one that was pushed since.
         pinned = {} if folder or checked is None else {"revision": checked.name}
-        config, cls = (None, cls) if checked is None else read_layers(checked, cls, limit)
-        cls = cls or _model_class(str(source), **pinned)
-        with limit(), progress_bar_in_terminals_only():
+        config, cls = (None, cls) if checked is None else read_layers(checked, cls)
+        named, found = _model_class(str(source), **pinned)
+        cls = cls or named
+        if size is not None:
+            # `AutoModel` is not built by itself.
+            build = getattr(cls, "from_config", cls)
+            check_size(sketch(build, config or found), size, source)
+        with progress_bar_in_terminals_only():
             model, report = cls.from_pretrained(
                 str(source),
                 config=config,
@@ -263,13 +264,14 @@ def _unreachable(source: str | Path, error: Exception) -> str:
     )
 
 
-def _model_class(source: str, **pinned: str) -> Any:
-    """The class that the checkpoint names, if transformers has it; else `AutoModel`."""
+def _model_class(source: str, **pinned: str) -> tuple[Any, Any]:
+    """The class that the checkpoint names, if transformers has it, else the one of `AutoModel`;
+    and its configuration."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False, **pinned)
     for name in config.architectures or ():
         cls = getattr(transformers, name, None)
         if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel):
-            return cls
-    return transformers.AutoModel
+            return cls, config
+    return transformers.AutoModel, config

@@ -14,8 +14,7 @@ from torch import nn
 
 from headwise._count_names import HEADS, KV_HEADS, QUERIES_PER_KV_HEAD, WIDTHS
 from headwise._packages import require
-from headwise._size_limits import build_to_fit
-from headwise._tensors import read_tensors, write_tensors
+from headwise._tensors import build_to_fit, read_tensors, write_tensors
 from headwise.checkpoints._original_heads import (
     ORIGINAL,
     original_heads,

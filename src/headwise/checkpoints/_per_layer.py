@@ -61,12 +61,11 @@ def write_layers(model: nn.Module, changes: Mapping[str, Any], folder: Path) -> 
     return {_ENTRY: layers} if layers else {}
 
 
-def read_layers(folder: Path, cls: Any, limit: Any) -> tuple[Any, Any]:
+def read_layers(folder: Path, cls: Any) -> tuple[Any, Any]:
     """The configuration without `per_layer_config`, and a class that builds what that says.
 
     Args:
         cls: The class of a manifest, which says in more detail how layers differ; or None.
-        limit: A context that stops a model that is far larger than its weight files.
     Returns:
         None and `cls` if the folder has no such entry, or Transformers applies it.
     Raises:
@@ -82,8 +81,7 @@ def read_layers(folder: Path, cls: Any, limit: Any) -> tuple[Any, Any]:
     base = cls or transformers_class(name, folder)
 
     def build(config: Any) -> nn.Module:
-        with limit():
-            return sketch(base, config)
+        return sketch(base, config)
 
     if _applies(base, content | {_ENTRY: layers}, build):
         return None, cls

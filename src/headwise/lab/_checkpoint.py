@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from headwise._packages import require
-from headwise._size_limits import build_to_fit, misfits
-from headwise._tensors import read_tensors, write_tensors
+from headwise._tensors import build_to_fit, misfits, read_tensors, write_tensors
 from headwise.errors import ArgumentError, InputError
-from headwise.files import build_from, check_not_moved, files_beside, make_folder, read_object
+from headwise.files import build_from, files_beside, make_folder, read_object
 from headwise.lab._model import MiniGPT, MiniGPTConfig
 
 if TYPE_CHECKING:
@@ -90,13 +89,18 @@ def read_model(folder: str | os.PathLike[str], begin: Begin | None = None) -> Mi
         begin: Called with the new model and the saved `cut`, before the weights are loaded.
     """
     folder = Path(folder)
-    check_not_moved(folder, "load")
     if not folder.is_dir():
         raise InputError(f"load: there is no folder {folder}. Name one that holds {_CONFIG}.")
     sizes = _existing(folder, _CONFIG)
     config, cut = _read_sizes(sizes)
     path = _existing(folder, _WEIGHTS)
-    return build_to_fit(lambda: _built(config, cut, begin, sizes), read_tensors(path), path).eval()
+    weights = read_tensors(path)
+    if config.n_layers > len(weights):  # each layer takes memory, on the meta device too
+        raise InputError(
+            f"load: {sizes} has n_layers={config.n_layers}, but {path} holds {len(weights)} "
+            f"tensors. Copy or save the whole folder again."
+        )
+    return build_to_fit(lambda: _built(config, cut, begin, sizes), weights, path).eval()
 
 
 def read_tokenizer(folder: str | os.PathLike[str]) -> "tokenizers.Tokenizer":

@@ -16,7 +16,6 @@ from headwise.errors import InputError, OutputError
 from headwise.files import (
     STUDY_FILES,
     build_from,
-    check_not_moved,
     folder_beside,
     read_object,
     typed,
@@ -86,7 +85,6 @@ def read_study(folder: Path) -> Content:
     Raises:
         InputError: the folder is missing, or holds no complete study of this format.
     """
-    check_not_moved(folder, "load_study")
     if not (folder / _FACTS).is_file():
         raise InputError(
             f"load_study: {folder} is not the folder of a study: it has no {_FACTS}. {_ADVICE}"

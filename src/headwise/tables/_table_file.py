@@ -1,9 +1,4 @@
-"""Reads and writes a frame with its metadata as Parquet, CSV or JSON, by the file's ending.
-
-A reader refuses what describes far more than the file holds: a few hundred bytes of Parquet can
-hold billions of equal values, and a few kilobytes of CSV or JSON a table with as many columns as
-rows, nearly all of it empty.
-"""
+"""Reads and writes a frame with its metadata as Parquet, CSV or JSON, by the file's ending."""
 
 import io
 import json
@@ -37,10 +32,6 @@ _COMMENT = "# "
 _ATTRIBUTES = b"PANDAS_ATTRS"
 # The key in a CSV's metadata that names the columns with lists.
 _LISTS = "lists"
-# A file may hold this many values, and this many more per byte: equal values take almost no space.
-_SPARE_VALUES, _VALUES_PER_BYTE = 2**22, 16
-# The same for uncompressed bytes.
-_SPARE_BYTES, _BYTES_PER_BYTE = 2**26, 128
 _BATCH = 2**16  # values of Parquet that a scan keeps
 
 
@@ -215,7 +206,9 @@ def _read_parquet(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         kind = kind_of(file.read(16))
     if kind not in ("", "a Parquet file"):
         raise ValueError(f"it is {kind}")
-    _check_parquet(path)
+    # pyarrow ends the process if it is asked for a damaged column chunk; a scan raises an error.
+    with pq.ParquetFile(path) as content:
+        content.scan_contents(batch_size=_BATCH)
     table = pq.ParquetFile(path).read()
     table.validate(full=True)  # texts are UTF-8, among others
     about = parse_json((table.schema.metadata or {}).get(_ATTRIBUTES, b"{}").decode())
@@ -235,7 +228,6 @@ def _read_json(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     rows = about.pop("heads")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"its heads are {str(rows)[:40]}, not a list of objects")
-    _check_values(path, len(rows), len({name for row in rows for name in row}))
     return pd.DataFrame(rows), about
 
 
@@ -249,8 +241,6 @@ def _read_csv(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     if not first.startswith(_COMMENT):
         raise ValueError("its first line is not what headwise writes")
     about = _described(parse_json(first.removeprefix(_COMMENT)))
-    columns, _, rows = body.partition("\n")
-    _check_values(path, rows.count("\n"), columns.count(",") + 1)
     # With low_memory pandas reads in chunks and may give one column several types.
     frame = pd.read_csv(io.StringIO(body), low_memory=False, **_EXACT)
     lists = about.pop(_LISTS, [])
@@ -271,61 +261,6 @@ def _described(about: Any) -> dict[str, Any]:
     if not isinstance(versions, dict) or not all(isinstance(v, str) for v in versions.values()):
         raise ValueError(f"its versions are {str(versions)[:40]}, not texts by name")
     return about
-
-
-def _check_parquet(path: Path) -> None:
-    """Check the counts in the file's metadata, then in its chunks, and the texts of all rows."""
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path) as file:
-        about = file.metadata
-        rows, columns = about.num_rows, about.num_columns
-        groups = [about.row_group(index) for index in range(about.num_row_groups)]
-        _check_values(path, rows, columns)
-        _check_bytes(path, sum(group.total_byte_size for group in groups))
-        # pyarrow ends the process if it is asked for a damaged column chunk. A scan, which keeps
-        # one batch of values, raises an exception for those.
-        file.scan_contents(batch_size=_BATCH)
-        chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
-        _check_values(path, rows, columns, sum(chunk.num_values for chunk in chunks))
-        _check_bytes(path, sum(chunk.total_uncompressed_size for chunk in chunks))
-        texts = {chunk.path_in_schema for chunk in chunks if chunk.physical_type == "BYTE_ARRAY"}
-    _check_bytes(path, sum(_text_bytes(path, name) for name in sorted(texts)))
-
-
-def _text_bytes(path: Path, name: str) -> int:
-    """The bytes of a column's texts: one long text may be repeated in every row."""
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-
-    total = 0
-    with pq.ParquetFile(path, read_dictionary=[name]) as file:
-        for batch in file.iter_batches(columns=[name]):
-            column = batch.column(0)
-            if hasattr(column, "dictionary"):  # a column of lists has none
-                lengths = pc.binary_length(column.dictionary).take(column.indices)
-                total += pc.sum(lengths).as_py() or 0
-    return total
-
-
-def _check_values(path: Path, rows: int, columns: int, values: int = 0) -> None:
-    """Check the number of values: those of lists come on top of one for each cell."""
-    values = max(values, rows * columns)
-    described = f"{rows:,} rows of {columns:,} columns, {values:,} values in all"
-    _check(path, values, _SPARE_VALUES, _VALUES_PER_BYTE, described)
-
-
-def _check_bytes(path: Path, n_bytes: int) -> None:
-    _check(path, n_bytes, _SPARE_BYTES, _BYTES_PER_BYTE, f"{n_bytes:,} uncompressed bytes")
-
-
-def _check(path: Path, amount: int, spare: int, per_byte: int, described: str) -> None:
-    size = path.stat().st_size
-    if amount > (most := spare + per_byte * size):
-        raise InputError(
-            f"table file: {path} has {size:,} bytes and describes {described}; up to {most:,} "
-            f"are read. Save it again."
-        )
 
 
 def _as_list(array: np.ndarray) -> list[float | None]:
