@@ -12,7 +12,6 @@ from torch import nn
 
 from headwise._display import counted, did_you_mean, first_line
 from headwise._packages import require
-from headwise._progress import shows_progress
 from headwise.attention import set_attention
 from headwise.checkpoints._folder_checks import (
     check_folder,
@@ -42,7 +41,6 @@ _HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9_][\w.-]*", re.ASCII)
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
-@shows_progress("Opening the model")
 def load(
     source: str | Path,
     *,

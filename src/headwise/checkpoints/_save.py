@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
 from headwise._packages import is_tokenizer_of_rust
-from headwise._progress import shows_progress
 from headwise.checkpoints._formats import Format, write_format
 from headwise.checkpoints._fresh_process import SENTENCES, Reader, answer_in_fresh_process
 from headwise.checkpoints._onnx import onnx_inputs
@@ -31,7 +30,6 @@ from headwise.ownership import example_input, first_batch, float_outputs, output
 _READERS: dict[str, Reader | None] = {"headwise": "headwise", "gguf": None, "onnx": "onnxruntime"}
 
 
-@shows_progress("Saving the model")
 def save(
     model: nn.Module,
     folder: str | Path,

@@ -18,7 +18,6 @@ from jaxtyping import Float64
 from torch import nn
 
 from headwise._evaluation import in_evaluation
-from headwise._progress import shows_progress
 from headwise.capture import AttentionCall, capture_calls
 from headwise.checkpoints import replace_torch_layers
 from headwise.lab import MiniGPT
@@ -46,7 +45,6 @@ _WITH_CACHE = (MiniGPT, MultiHeadAttention)
 _SHARES = (0.75, 0.5, 0.25)
 
 
-@shows_progress("Measuring the costs of heads")
 @torch.inference_mode(False)
 def costs(model: nn.Module, reference: Any = None, *, timed: bool = False) -> Costs:
     """Count what each head of a model costs, by name; with `timed`, measure time as well.

@@ -8,7 +8,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from headwise._display import first_line
-from headwise._progress import shows_progress
 from headwise.checkpoints import TorchCompatibleAttention, compose_heads, set_original_heads
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import around, check_model, check_weights, fingerprint, without_compiler
@@ -29,7 +28,6 @@ from headwise.surgery._plan import Plan
 from headwise.tables import HeadsLike
 
 
-@shows_progress("Pruning heads")
 @torch.inference_mode(False)
 def prune(
     model: nn.Module,
