@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 import zoo
+from architectures.decoders import make_decoder
 from torch import Tensor, nn
 
 import headwise as hw
@@ -94,6 +95,16 @@ def test_a_plan_of_another_model() -> None:
         with pytest.raises(ArgumentError, match="LlamaAttention belongs to another model"):
             read(first, cache)
         layer.self_attn = own
+
+
+def test_a_model_that_reads_keys_past_the_cache() -> None:
+    model = make_decoder("dory")
+    assert model is not None
+    model.config.recurrent_kv_cache_mode = "last_loop"
+    with hw.cache_plan(model, full={}).cache(model) as cache, torch.no_grad():
+        model(IDS, cache=cache)
+        with pytest.raises(UnsupportedError, match="reads the keys of layer 0 past the cache"):
+            model(IDS[:, :1], cache=cache)
 
 
 def test_a_cache_used_for_another_text() -> None:

@@ -22,18 +22,22 @@ class StreamingMask(Mask):
     Attributes:
         sinks: The number of first tokens that every head sees.
         windows: For each head the number of latest tokens, the query's own included.
+        starts: For each head the first column that is still there.
         first: The column of the first token of each text; None if no row is padded.
     """
 
     sinks: int
     windows: Int[Tensor, " H"]
+    starts: Int[Tensor, " H"]
     first: Int[Tensor, " B"] | None = None
 
     def tile(self, tile: Tile) -> Bool[Tensor, "#B H R n"]:
-        windows = self.windows.to(tile.device)[None, :, None, None]
+        windows, starts = (
+            x.to(tile.device)[None, :, None, None] for x in (self.windows, self.starts)
+        )
         position = tile.key_at - _starts(self.first, tile.device)  # b n
         is_sink = ((position >= 0) & (position < self.sinks))[:, None, None]
-        return is_sink | (tile.query_at - tile.key_at < windows)
+        return (is_sink | (tile.query_at - tile.key_at < windows)) & (tile.key_at >= starts)
 
     @property
     def batch(self) -> tuple[int, int]:
@@ -88,6 +92,19 @@ def rule_of_heads(rule: AttentionRule, heads: Int[Tensor, " n"], T: int, S: int)
     if rule.bias is not None and rule.bias.batch[1] > 1:
         rule = replace(rule, bias=TensorBias(rule.bias.tile(whole)[:, heads]))
     return rule
+
+
+def rule_of_columns(
+    rule: AttentionRule, q: Float[Tensor, "B H T D"], entries: Entries
+) -> AttentionRule:
+    """The rule for the last columns alone."""
+    T, start, stop = q.shape[2], entries.start, entries.start + entries.near.k.shape[2]
+    if start == 0:
+        return rule
+    tile = Tile(T, stop, range(T), range(start, stop), q.device)
+    visible = None if rule.visible is None else as_mask(_gathered(rule.visible, [(tile, None)]))
+    bias = None if rule.bias is None else TensorBias(_gathered(rule.bias, [(tile, None)]))
+    return replace(rule, visible=visible, bias=bias)
 
 
 def attend_streaming(

@@ -14,6 +14,7 @@ from headwise.cache._attend import (
     StreamingMask,
     attend_streaming,
     attend_with,
+    rule_of_columns,
     rule_of_heads,
 )
 from headwise.cache._storage import Entries, HeadGroup, KeysValues
@@ -59,11 +60,10 @@ class CallKeys:
         self.numbers = tuple(group.numbers for group, _ in groups)
 
     @property
-    def plain(self) -> KeysValues | None:
-        """Keys and values of all heads over all columns, if none keeps fewer."""
-        group, entries = self.groups[0]
-        is_plain = len(self.groups) == 1 and group.window is None
-        return entries.near if is_plain else None
+    def plain(self) -> Entries | None:
+        """What the cache of transformers would give, if all heads keep that."""
+        _, entries = self.groups[0]
+        return entries if len(self.groups) == 1 and entries.far is None else None
 
     def attend(self, q: Float[Tensor, "B H T D"], rule: AttentionRule) -> Tensor:
         """The heads of all queries, each group on its own keys."""
@@ -79,8 +79,8 @@ class CallKeys:
     def _attend_group(
         self, q: Tensor, group: HeadGroup, entries: Entries, rule: AttentionRule
     ) -> Tensor:
-        if group.window is None or entries.far is None:
-            return attend_with(q, entries.near, rule)
+        if entries.far is None or group.window is None or group.sinks is None:
+            return attend_with(q, entries.near, rule_of_columns(rule, q, entries))
         is_plain = rule.visible is None and rule.bias is None and self.first is None
         if q.shape[2] == 1 and is_plain:  # one query sees all keys of its window: no mask
             start = max(entries.start, self.n_columns - group.window)
@@ -91,12 +91,15 @@ class CallKeys:
 
     def mask(self, n_heads: int) -> StreamingMask:
         """What the windows of the query heads let them see."""
-        windows, sinks = torch.zeros(n_heads, dtype=torch.long), 0
+        windows, starts = torch.zeros(2, n_heads, dtype=torch.long)
+        sinks = 0
         heads_of_groups, _ = _query_heads(self.numbers, n_heads, windows.device)
-        for heads, (group, _) in zip(heads_of_groups, self.groups, strict=True):
-            windows[heads] = self.n_columns if group.window is None else group.window
-            sinks = max(sinks, group.sinks)
-        return StreamingMask(sinks, windows, self.first)
+        for heads, (group, entries) in zip(heads_of_groups, self.groups, strict=True):
+            is_streaming = group.window is not None and group.sinks is not None
+            windows[heads] = group.window if is_streaming else self.n_columns
+            starts[heads] = 0 if is_streaming else entries.start
+            sinks = max(sinks, group.sinks or 0)
+        return StreamingMask(sinks, windows, starts, self.first)
 
     @cached_property
     def dense(self) -> KeysValues:

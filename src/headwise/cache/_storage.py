@@ -38,7 +38,8 @@ class Entries(NamedTuple):
     Attributes:
         near: The keys of the last columns.
         start: The column of the first of them.
-        far: The first tokens of each text; None if `near` are all columns.
+        far: The first tokens of each text; None if the queries read what the cache of
+            transformers would give them.
         columns: The columns of those; negative for tokens that are not there yet.
     """
 
@@ -53,13 +54,14 @@ class HeadGroup:
 
     Attributes:
         numbers: Their indices in the layer.
-        sinks: How many of the first tokens of each text heads with a window keep.
+        sinks: How many of the first tokens of each text they keep besides a window; None if the
+            window is the model's own, so that they keep what the cache of transformers keeps.
         window: How many of the last tokens they keep, a query's own included; None for all.
         length: The number of columns so far, padding included.
         is_recording: Whether tokens may be taken back that a window has passed.
     """
 
-    def __init__(self, heads: Sequence[int], sinks: int, window: int | None) -> None:
+    def __init__(self, heads: Sequence[int], sinks: int | None, window: int | None) -> None:
         self.numbers, self.sinks, self.window = tuple(heads), sinks, window
         self.heads = torch.tensor(self.numbers, dtype=torch.long)
         self.length, self.is_recording = 0, False
@@ -83,22 +85,24 @@ class HeadGroup:
         self.length += k.shape[2]
         if self.window is None:
             return Entries(self._write(new))
+        recent = new if self._latest is None else self._latest.followed_by(new)
+        start, self._latest = self._start, recent
+        if not self.is_recording:
+            # One token more than a query needs, so that the last one can be taken back.
+            self._keep_latest(self.window)
+        if self.sinks is None:
+            # The model's mask need not hide more: Moshi's prefill sees beyond its window.
+            surplus = max(0, self.length - k.shape[2] - self.window + 1 - start)
+            return Entries(recent.slice(surplus), start + surplus)
         starts = torch.zeros(1, 1, dtype=torch.long) if first is None else first[:, None]
         columns = (starts + torch.arange(self.sinks, device=starts.device)).to(k.device)
         if self._first is None or first is not None or self.length - k.shape[2] < self.sinks:
             self._first = self._with_first(new, columns)
-        recent = new if self._latest is None else self._latest.followed_by(new)
-        entries = Entries(recent, self._start, self._first,
-                          columns.masked_fill(columns >= self.length, -1))  # fmt: skip
-        self._latest = recent
-        if not self.is_recording:
-            # One token more than a query needs, so that the last one can be taken back.
-            self._keep_latest(self.window)
-        return entries
+        return Entries(recent, start, self._first, columns.masked_fill(columns >= self.length, -1))
 
     def can_crop(self, n: int) -> bool:
         """Whether the last `n` tokens can be taken back: what came before them is still there."""
-        if self.window is None or self._start <= self.sinks:
+        if self.window is None or self._start <= (self.sinks or 0):
             return True
         return self.length - n - self.window + 1 >= self._start
 

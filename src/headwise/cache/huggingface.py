@@ -6,7 +6,7 @@ functions. Each layer stores keys in groups of heads and returns `GroupedKeys` i
 """
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -33,20 +33,39 @@ from headwise.models.interface import CACHES, wrapped_interface
 Windows = Sequence[int | None]
 
 
+class CacheBlock:
+    """The block of a model in which its caches can be used; a copied cache belongs to it too.
+
+    Attributes:
+        modules: The modules of the model, by identity.
+        is_open: Whether the block runs.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = frozenset(id(module) for module in model.modules())
+        self.is_open = True
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CacheBlock":
+        return self
+
+    def cache_in(self, values: Mapping[str, Any]) -> "HeadCache | None":
+        """The cache of this block among the arguments of a call, or None."""
+        cache = cache_in(values)
+        return cache if isinstance(cache, HeadCache) and cache.texts.block is self else None
+
+
 class TextBatch:
     """What the forward passes of a model have read into a cache.
 
     Attributes:
-        modules: The modules of the model, by identity.
+        block: The block in which the cache can be used.
         first: The column of the first token of each text; None if no row is padded.
-        is_open: Whether the block of the cache runs.
         n_columns: The number of columns after the forward pass that runs; −1 before the first.
     """
 
-    def __init__(self, modules: Collection[int]) -> None:
-        self.modules = frozenset(modules)
+    def __init__(self, block: CacheBlock) -> None:
+        self.block = block
         self.first: Int[Tensor, " B"] | None = None
-        self.is_open = True
         self._ids: Int[Tensor, "B n"] | None = None
         self.n_columns = -1  # the columns after the pass that runs
 
@@ -74,7 +93,7 @@ class TextBatch:
         Args:
             stop: The number of columns with these keys.
         """
-        if not self.is_open:
+        if not self.block.is_open:
             raise ArgumentError(
                 f"CachePlan.cache: {stop} tokens for a cache whose block has ended. Enter "
                 f"plan.cache(model) again."
@@ -89,14 +108,15 @@ class TextBatch:
         """Refuse to continue another text than the first `n_cached` columns hold.
 
         Args:
-            ids: The whole text, or its next chunk: then the mask has the cached columns too.
+            ids: The whole text, or its last tokens.
+            mask: The attention mask of the whole text; None if `ids` are the whole text.
         """
         if not n_cached or self._ids is None or not isinstance(ids, Tensor):
             return
-        if isinstance(mask, Tensor) and mask.shape[-1] == n_cached + ids.shape[1]:
-            return
+        start = mask.shape[-1] - ids.shape[1] if isinstance(mask, Tensor) else 0
         text = self._ids[:, :n_cached]
-        if ids.shape[1] >= n_cached and torch.equal(ids[:, :n_cached], text):
+        is_continued = start + ids.shape[1] >= n_cached >= start
+        if is_continued and torch.equal(ids[:, : n_cached - start], text[:, start:]):
             return
         raise ArgumentError(
             f"CachePlan.cache: the cache holds {len(text)} x {n_cached} tokens of another text "
@@ -171,13 +191,21 @@ class HeadCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         windows: Windows | None,
         sinks: int,
         sliding_window: int | None,
-        batch: TextBatch,
     ) -> None:
         super().__init__()
+        del self.keys, self.values
         self.index, self.windows, self.sinks = index, windows, sinks
-        self.sliding_window, self._texts = sliding_window, batch
+        self.sliding_window = sliding_window
         self._groups: list[HeadGroup] = []
         self.batch, self.token_bytes, self.record_past = 0, 0, False
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("keys", "values"):  # as Dory does where its loops share a cache
+            raise UnsupportedError(
+                f"CachePlan.cache: the model reads the {name} of layer {self.index} past the "
+                f"cache, where heads keep different tokens. Use the cache of transformers."
+            )
+        raise AttributeError(name)
 
     @property
     def nbytes(self) -> int:
@@ -196,7 +224,7 @@ class HeadCacheLayer(CacheLayerMixin):  # type: ignore[misc]
             )
         self.batch, self.windows = len(key_states), windows
         self.token_bytes = sum(x.shape[3] * x.element_size() for x in (key_states, value_states))
-        heads_of: dict[tuple[int, int | None], list[int]] = {}
+        heads_of: dict[tuple[int | None, int | None], list[int]] = {}
         for head, window in enumerate(windows):
             heads_of.setdefault(self._kept(window), []).append(head)
         self._groups = [HeadGroup(heads, *kept) for kept, heads in heads_of.items()]
@@ -204,11 +232,11 @@ class HeadCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.record_past:
             self.activate_past_recording()
 
-    def _kept(self, window: int | None) -> tuple[int, int | None]:
+    def _kept(self, window: int | None) -> tuple[int | None, int | None]:
         """The first and the last tokens that a head keeps, in a layer with a window of its own."""
         limit = self.sliding_window
         if window is None or (limit is not None and window >= limit):
-            return 0, limit
+            return None, limit
         return self.sinks, window
 
     def update(
@@ -216,15 +244,20 @@ class HeadCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         key_states: Float[Tensor, "B Hkv T D"],
         value_states: Float[Tensor, "B Hkv T Dv"],
         *args: Any,
+        texts: TextBatch,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Add keys and values; only our attention can read the tensors that are returned."""
+        """Add keys and values; only our attention can read the tensors that are returned.
+
+        Args:
+            texts: What the cache holds. It comes with each call, since Dory copies layers.
+        """
         if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
             raise ArgumentError(
                 "CachePlan.cache: the keys require gradients, which cannot pass through memory "
                 "that is written in place. Run the model under torch.no_grad()."
             )
-        self._texts.check_call(self.get_seq_length() + key_states.shape[2])
+        texts.check_call(self.get_seq_length() + key_states.shape[2])
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         if len(key_states) != self.batch:
@@ -232,9 +265,9 @@ class HeadCacheLayer(CacheLayerMixin):  # type: ignore[misc]
                 f"CachePlan.cache: {len(key_states)} texts, but the cache holds {self.batch}. "
                 f"Keep the batch size, or enter plan.cache(model) again."
             )
-        first = self._texts.first
+        first = texts.first
         groups = [(group, group.append(key_states, value_states, first)) for group in self._groups]
-        call = CallKeys(groups, self.get_seq_length(), first, self._texts.modules)
+        call = CallKeys(groups, self.get_seq_length(), first, texts.block.modules)
         return GroupedKeys.of(call, key_states), GroupedKeys.of(call, value_states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -297,7 +330,7 @@ class HeadCache(Cache):  # type: ignore[misc]
         self.texts = texts
         super().__init__(
             layers=[
-                HeadCacheLayer(layer, windows.get(layer), sinks, limit, texts)
+                HeadCacheLayer(layer, windows.get(layer), sinks, limit)
                 for layer, limit in enumerate(sliding)
             ]
         )
@@ -322,6 +355,7 @@ class HeadCache(Cache):  # type: ignore[misc]
                 f"CachePlan.cache: there is no layer {layer_idx}; the plan has "
                 f"{len(self.layers)} layers. Use a plan for this model."
             )
+        kwargs["texts"] = self.texts
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -375,16 +409,15 @@ def open_cache(
         UnsupportedError: a layer of the model does not read the cache through the attention
             interface of transformers.
     """
-    texts = TextBatch([id(module) for module in model.modules()])
-    cache = HeadCache(texts, windows, sinks, sliding)
+    block = CacheBlock(model)
     with Hooks() as hooks:
         hooks.enter_context(wrapped_interface(attend_cached, CACHES))
-        hooks.callback(setattr, texts, "is_open", False)
+        hooks.callback(setattr, block, "is_open", False)
         # The base model may be called without the head around it.
         for module in {id(m): m for m in (model, getattr(model, "base_model", model))}.values():
-            _follow(hooks, module, cache)
-        _check_prompts(hooks, model, cache)
-        yield cache
+            _follow(hooks, module, block)
+        _check_prompts(hooks, model, block)
+        yield HeadCache(TextBatch(block), windows, sinks, sliding)
 
 
 def sliding_windows(model: nn.Module) -> list[int | None]:
@@ -408,9 +441,9 @@ def sliding_windows(model: nn.Module) -> list[int | None]:
     return [getattr(layer, "sliding_window", None) for layer in layers]
 
 
-def _follow(hooks: Hooks, module: nn.Module, cache: HeadCache) -> None:
-    """Note what each forward pass of a module with this cache reads, and check that the keys of all
-    of its layers came into the cache."""
+def _follow(hooks: Hooks, module: nn.Module, block: CacheBlock) -> None:
+    """Note what each forward pass of a module with a cache of the block reads, and check that the
+    keys of all of its layers came into the cache."""
     signature = inspect.signature(module.forward)
 
     def inputs_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, Any]:
@@ -421,11 +454,13 @@ def _follow(hooks: Hooks, module: nn.Module, cache: HeadCache) -> None:
 
     def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         inputs = inputs_of(args, kwargs)
-        if cache_in(inputs) is cache:
+        cache = block.cache_in(inputs)
+        if cache is not None:
             cache.texts.begin({**inputs.get("kwargs", {}), **inputs}, cache.get_seq_length())
 
     def end(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if cache_in(inputs_of(args, kwargs)) is not cache:
+        cache = block.cache_in(inputs_of(args, kwargs))
+        if cache is None:
             return
         for layer in range(len(cache)):
             length = cache.get_seq_length(layer)
@@ -440,28 +475,31 @@ def _follow(hooks: Hooks, module: nn.Module, cache: HeadCache) -> None:
     hooks.after(module, end, with_kwargs=True)
 
 
-def _check_prompts(hooks: Hooks, model: nn.Module, cache: HeadCache) -> None:
-    """Check in `generate` that a prompt continues the text of the cache.
+def _check_prompts(hooks: Hooks, model: nn.Module, block: CacheBlock) -> None:
+    """Check that a prompt of `generate` continues the text of the cache.
 
-    A forward pass in `generate` reads the new tokens alone, so the whole prompt is seen only here.
+    A forward pass in `generate` reads the new tokens alone, and often no mask, so the text can be
+    compared only here.
     """
-    name = "prepare_inputs_for_generation"
-    prepare: Callable[..., Any] | None = getattr(model, name, None)
-    if prepare is None:
+    generate: Callable[..., Any] | None = getattr(model, "generate", None)
+    if generate is None:
         return
-    if name in model.__dict__:
-        hooks.callback(setattr, model, name, prepare)
+    if "generate" in model.__dict__:
+        hooks.callback(setattr, model, "generate", generate)
     else:
-        hooks.callback(delattr, model, name)
+        hooks.callback(delattr, model, "generate")
 
-    @wraps(prepare)
-    def checked(input_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        if cache_in(kwargs) is cache:
-            mask = kwargs.get("attention_mask")
-            cache.texts.check_text(input_ids, mask, cache.get_seq_length())
-        return prepare(input_ids, *args, **kwargs)
+    @wraps(generate)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        cache = block.cache_in(kwargs)
+        if cache is not None:
+            ids = [*args, kwargs.get("inputs"), kwargs.get("input_ids")]
+            prompt = next((x for x in ids if isinstance(x, Tensor)), None)
+            mask, n_cached = kwargs.get("attention_mask"), cache.get_seq_length()
+            cache.texts.check_text(prompt, mask, n_cached)
+        return generate(*args, **kwargs)
 
-    setattr(model, name, checked)
+    vars(model)["generate"] = checked
 
 
 def attend_cached(
@@ -494,9 +532,13 @@ def attend_cached(
             f"CachePlan.cache: {type(module).__name__} attends in both directions, as in an "
             f"encoder. Give a decoder."
         )
-    plain = key.call.plain
-    if plain is not None:
-        return attend(module, query, *plain, attention_mask, *args, **kwargs)
+    plain, by_key = key.call.plain, ("indices", "position_bias")
+    if plain is not None and plain.start == 0:
+        return attend(module, query, *plain.near, attention_mask, *args, **kwargs)
+    is_mask = attention_mask is None or isinstance(attention_mask, Tensor)
+    if plain is not None and is_mask and not any(kwargs.get(name) is not None for name in by_key):
+        mask = None if attention_mask is None else attention_mask[..., plain.start :]
+        return attend(module, query, *plain.near, mask, *args, **kwargs)
     name = type(module).__name__
     call = Call.of(module, implementation, query, key, value, attention_mask, kwargs)
     if call.needs_weights:
@@ -508,10 +550,11 @@ def attend_cached(
         raise UnsupportedError(
             f"CachePlan.cache: {name} has dropout {kwargs['dropout']}. Call model.eval() before."
         )
-    for argument in ("indices", "position_bias", "sinks"):
+    for argument in (*by_key, "sinks"):
         if kwargs.get(argument) is not None:
             raise UnsupportedError(
                 f"CachePlan.cache: {name} gives {argument} to its attention, which cannot be read "
                 f"for heads that keep different tokens. Use the cache of transformers."
             )
-    return key.call.attend(query, call.rule()).transpose(1, 2), None
+    # Some models view the heads of a token as one vector.
+    return key.call.attend(query, call.rule()).transpose(1, 2).contiguous(), None

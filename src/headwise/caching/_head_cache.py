@@ -72,7 +72,9 @@ def find_cache_layers(model: nn.Module) -> list[CacheLayer]:
         batch = example_input(model)
         name = str(cache_argument(model))  # open_cache refuses a model without one
         call_model(model, {**batch, name: cache, "use_cache": True})
+        # A layer that runs again, as in Dory, has another cache under the same index.
+        layers = {layer.index: layer for layer in cache.layers}
         return [
-            CacheLayer(layer.index, len(layer.windows), layer.token_bytes, layer.sliding_window)
-            for layer in cache.layers
+            CacheLayer(index, len(layer.windows), layer.token_bytes, layer.sliding_window)
+            for index, layer in layers.items()
         ]

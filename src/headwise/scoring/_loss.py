@@ -162,7 +162,7 @@ def _label(output: Any, batch: Inputs) -> Tensor:
         return _token_loss(logits, labels, "label")
     if not labels.is_floating_point() and logits.shape[-1] > 1:
         return F.cross_entropy(logits, labels, reduction="none")
-    labels = labels.to(logits.dtype).view(len(logits), -1)
+    labels = labels.to(logits.dtype).reshape(len(logits), -1)
     if logits.shape[-1] == 1:
         return (logits - labels).square().mean(-1)
     return F.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(-1)

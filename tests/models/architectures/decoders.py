@@ -33,6 +33,10 @@ _MORE: dict[str, dict[str, Any]] = {
         ],
         "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 8},
     },
+    "dory": {  # whose second layer runs twice
+        "num_hidden_layers": 3, "n_input_layers": 1, "n_output_layers": 1,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
     "dots1": {"n_shared_experts": 1},
     "gemma4_text": {  # whose last two layers read keys of the first two
         "num_hidden_layers": 4, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8,
