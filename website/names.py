@@ -30,7 +30,9 @@ TOPICS = {
     "attention.md": Topic("Attention and the layer", ("kernels", "layer")),
     "masks.md": Topic("Masks", ("masks",)),
     "definition.md": Topic("The definition", ("reference",), ("example",)),
-    "models.md": Topic("Models and files", ("models",)),
+    "models.md": Topic(
+        "Models and files", ("models", "attention", "cache", "capture", "checkpoints", "ownership")
+    ),
     "observe.md": Topic("Observe", ("watch", "tables")),
     "training.md": Topic(
         "Train and monitor", ("monitor",), ("monitor.Above", "monitor.Below", "lab")
@@ -46,7 +48,6 @@ TOPICS = {
         (
             "roles.AlignedBatch",
             "roles.agreement",
-            "roles.alignment",
             "roles.behaviour",
             "roles.name_moving",
             "roles.repetition",

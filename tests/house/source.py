@@ -1,7 +1,6 @@
 """The files, syntax trees and imports of the package, for the house rules."""
 
 import ast
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -32,10 +31,6 @@ class Source:
         return ".".join(part for part in parts if part != "__init__")
 
     @property
-    def lines(self) -> int:
-        return len(self.path.read_text("utf-8").splitlines())
-
-    @property
     def tree(self) -> ast.Module:
         return _parse(self.path)
 
@@ -49,23 +44,10 @@ class Source:
                 names = {_module_or_name(module, alias.name) for alias in node.names}
                 yield from ((node.lineno, name) for name in sorted(names))
 
-    def functions(self) -> Iterator[ast.FunctionDef]:
-        yield from (node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef))
-
 
 def sources() -> list[Source]:
     """Every file of the package."""
     return [Source(path) for path in sorted(PACKAGE.rglob("*.py"))]
-
-
-def tracked_texts() -> dict[Path, str]:
-    """Every text file that git tracks, by its path from the root."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    paths = [Path(name) for name in listed.stdout.split("\0") if name]
-    contents = {path: (ROOT / path).read_bytes() for path in paths if (ROOT / path).is_file()}
-    return {path: c.decode("utf-8") for path, c in contents.items() if b"\0" not in c}
 
 
 def _module_or_name(module: str, name: str) -> str:
