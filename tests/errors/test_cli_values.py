@@ -147,23 +147,8 @@ def test_an_argument_that_is_no_number(place: Path, command: str, value: str) ->
         ("look model good.txt", "good.txt is a file, and TEXT is the sentence itself. "),
     ],
 )
-def test_errors_of_the_library_name_the_option(place: Path, line: str, message: str) -> None:
-    told = refused(place, *line.split())
-    assert message in told
-    for option in re.findall(r"--(?!text|data|out)[a-z-]+", line):
-        assert option in told
-
-
-def test_an_error_of_the_library_is_followed_by_the_options() -> None:
-    command = COMMANDS["importance"]
-    message = "importance: method='gates' fits no loss. Give method='half-gate', or another loss=."
-    told = " Here method= is --method, loss= is --loss."
-    assert command.with_options(message) == message + told
-    for message in (
-        "load: no model. Name a headwise.json.",
-        "load: sinks=2. Call prepare() first.",
-    ):
-        assert command.with_options(message) == message
+def test_errors_of_the_library_stay_as_they_are(place: Path, line: str, message: str) -> None:
+    assert message in refused(place, *line.split())
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
 """The application: every command, how its command line is checked, and `headwise` itself."""
 
 import math
-import re
 from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from headwise._display import did_you_mean
 from headwise.cli._cache import cache
 from headwise.cli._compare import compare
 from headwise.cli._corpus import corpus, merge
@@ -22,54 +20,14 @@ from headwise.cli._report import report
 from headwise.cli._roles import roles
 from headwise.cli._single_text import look
 from headwise.cli._train import train
-from headwise.errors import HeadwiseError, InputError
-
-_QUOTED = re.compile(r"'([^']+)'")
-# Arguments of the library for which a parameter of a command has another name.
-_OTHER_NAMES = {"attention": "attn_implementation"}
 
 
 class CheckedCommand(TyperCommand):
     """A command whose errors name the option and the value that is refused.
 
     It refuses empty values (except for `--prompt`), values with bytes that are not UTF-8 or with
-    NUL, and numbers that are not finite. Errors of the library name Python's arguments, and are
-    followed by the options that set them.
+    NUL, and numbers that are not finite.
     """
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command.
-
-        Raises:
-            HeadwiseError: one of the library's, with the options that set the arguments it names.
-        """
-        try:
-            return super().invoke(ctx)
-        except InputError:  # may quote names out of a file
-            raise
-        except HeadwiseError as error:
-            message = self.with_options(str(error))
-            if message == str(error):
-                raise
-            raise type(error)(message) from error
-
-    def with_options(self, message: str) -> str:
-        """A message of the library, and which option sets each argument that it names.
-
-        The message itself stays as it is: it is the one that a search for it finds.
-        """
-        options = {
-            _OTHER_NAMES.get(param.name, param.name or ""): param.opts[0]
-            for param in self.params
-            if param.opts[0].startswith("--")
-        }
-        words = message.split()
-        names = [word.lstrip("(").partition("=")[0] for word in words if "=" in word]
-        names += words[1:2] if words[2:3] == ["is"] else []  # load: steps is 0
-        told = ", ".join(
-            f"{name}= is {options[name]}" for name in dict.fromkeys(names) if name in options
-        )
-        return f"{message} Here {told}." if told else message
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the command line.
@@ -92,10 +50,6 @@ class CheckedCommand(TyperCommand):
             values = next((values for param, values in strings if param is error.param), [])
             if values and repr(values[-1]) not in error.message:
                 error.message = f"{values[-1]!r}. {error.message}"
-            if values and " is not one of " in error.message:
-                choices = _QUOTED.findall(error.message.partition(" is not one of ")[2])
-                error.message = error.message.removeprefix("Value error, ").rstrip(".")
-                error.message += f".{did_you_mean(values[-1], choices)}"
             raise
         for param in params:
             value = ctx.params.get(param.name)

@@ -27,25 +27,31 @@ def observe(
     """
     output.check()
     from headwise.cli import _inputs
-    from headwise.models.texts import reads_two_texts
-    from headwise.report import study
+    from headwise.models.texts import reads_two_texts, token_classes
+    from headwise.report import observe_texts
+    from headwise.watch import Request
 
     # What is wrong with names or texts is found fast, and opening a model is not.
     _inputs.check_statistics(statistics)
     texts, targets = _inputs.read_texts_and_targets(text, target, shared)
-    opened, tokenizer = _inputs.open_model(model, shared, text_for="study")
+    opened, tokenizer = _inputs.open_model(model, shared, text_for="observe")
     if not reads_two_texts(opened):
         _inputs.note_split_texts(texts, opened, tokenizer, shared)
-    with progress_bar(f"Studying {model}") as on_progress:
-        table = study(
+    request = _inputs.request_of(statistics, per_text, tokenizer)
+    if request is None:  # every statistic, and the mass on each class of tokens
+        classes = {name: ids for name, (ids, _) in token_classes(tokenizer).items()}
+        request = Request(classes=classes)
+    with progress_bar(f"Observing {model}") as on_progress:
+        table, _ = observe_texts(
+            "observe",
             opened,
             tokenizer,
             texts,
-            targets=targets,
-            request=_inputs.request_of(statistics, per_text, tokenizer),
-            max_tokens=shared.max_tokens,
-            on_progress=on_progress,
-        ).table
+            targets,
+            request,
+            shared.max_tokens,
+            on_progress,
+        )
     output.save(counted(len(table.heads), "head"), table.save)
     means = {name: table.mean(name) for name in table.statistics}
     output.draw("A map of each statistic", partial(_inputs.draw_figure, means, table.plot))

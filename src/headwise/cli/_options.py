@@ -1,18 +1,18 @@
 """Options that several commands share, and checks of the output before any work is done."""
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
 import typer
 
 from headwise._packages import require
 from headwise.cli._print import print_json, print_note, print_table
-from headwise.errors import ArgumentError
+from headwise.errors import ArgumentError, OutputError
 from headwise.files import MODEL_FILES, check_writable, file_of_others, write_beside
 
 if TYPE_CHECKING:
@@ -267,10 +267,6 @@ def _label(name: str) -> str:
     return name.upper() if name in _MODELS else f"--{name.replace('_', '-')}"
 
 
-class _EnoughError(Exception):
-    pass
-
-
 def names_of_nulls(nulls: str | None) -> tuple[str, ...] | None:
     """The names that --nulls lists; None for all that the model allows."""
     names = None if nulls is None else tuple(name.strip() for name in nulls.split(","))
@@ -290,8 +286,15 @@ def check_output(path: Path | None, *endings: str, force: bool) -> None:
         return
     if path.suffix not in endings:
         raise ArgumentError(f"output: {path} does not end in {', '.join(endings)}. Rename it.")
-    with suppress(_EnoughError), write_beside(path):
-        raise _EnoughError  # removes the temporary file and keeps an existing output
+    if path.is_dir():
+        raise OutputError(f"output: {path} is a folder. Name a file in it.")
+    try:
+        with TemporaryDirectory(dir=path.parent):
+            pass
+    except OSError as error:
+        raise OutputError(
+            f"output: {path} cannot be written ({error.strerror}). Choose another place."
+        ) from error
     _check_absent(path, force)
 
 

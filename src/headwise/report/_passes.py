@@ -8,12 +8,21 @@ import numpy as np
 import torch
 from torch import nn
 
+from headwise._evaluation import in_evaluation
 from headwise._memory import halving
 from headwise._progress import Progress
 from headwise.corpora import list_pairs, list_texts
 from headwise.errors import ArgumentError
 from headwise.models import device_of
-from headwise.models.texts import Piece, inputs_of, reads_two_texts, text_alone, without_logits
+from headwise.models.texts import (
+    Piece,
+    as_pieces,
+    inputs_of,
+    iter_pieces,
+    reads_two_texts,
+    text_alone,
+    without_logits,
+)
 from headwise.tables import HeadTable, TextSums, Totals
 from headwise.watch import Request, observe
 
@@ -57,6 +66,27 @@ def sizes_of(
         sizes["targets"] = "the texts themselves" if own_targets else "separate texts"
         sizes["tokens of targets"] = sum(len(piece.decoder) for piece in pieces)
     return sizes
+
+
+def observe_texts(
+    caller: str,
+    model: nn.Module,
+    tokenizer: Any,
+    texts: Any,
+    targets: Any,
+    request: Request,
+    max_tokens: int | None,
+    on_progress: Progress | None,
+) -> tuple[HeadTable, list[Piece]]:
+    """The statistics of every head on some texts, by whole text, and the pieces of these."""
+    pairs = pairs_for(caller, model, texts, targets)
+    pieces = as_pieces(tokenizer, pairs, model, max_tokens)
+    with in_evaluation(model):
+        table = watch_pieces(model, pieces, request, on_progress)
+    if request.per_text and len(pieces) > len(pairs):
+        per_text = (iter_pieces(tokenizer, [pair], model, max_tokens) for pair in pairs)
+        table = by_whole_text(table, [number for number, each in enumerate(per_text) for _ in each])
+    return table, pieces
 
 
 def watch_pieces(

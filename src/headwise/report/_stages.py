@@ -14,14 +14,12 @@ from headwise.errors import ArgumentError
 from headwise.lab import Trained
 from headwise.models import check_model
 from headwise.models.texts import (
-    as_pieces,
     check_reads_text,
     context_of,
-    iter_pieces,
     token_classes,
     tokenizer_of,
 )
-from headwise.report._passes import by_whole_text, pairs_for, sizes_of, watch_pieces
+from headwise.report._passes import observe_texts, pairs_for, sizes_of
 from headwise.report._samples import heads_to_show_first, sample_texts
 from headwise.report._study import Study
 from headwise.roles import Roles, agreement, find_roles, repetition, translation
@@ -106,13 +104,10 @@ def study(
         request = Request(classes={name: ids for name, (ids, _) in classes.items()})
         meanings |= {name: meaning for name, (_, meaning) in classes.items()}
     pairs = pairs_for("study", model, texts, targets)
-    pieces = as_pieces(tokenizer, pairs, model, max_tokens)
+    table, pieces = observe_texts(
+        "study", model, tokenizer, texts, targets, request, max_tokens, on_progress
+    )
     with in_evaluation(model):
-        table = watch_pieces(model, pieces, request, on_progress)
-        if request.per_text and len(pieces) > len(pairs):
-            per_text = (iter_pieces(tokenizer, [pair], model, max_tokens) for pair in pairs)
-            owners = [number for number, each in enumerate(per_text) for _ in each]
-            table = by_whole_text(table, owners)
         if show is None:  # texts spread evenly over the corpus
             shown, n_tokens = pairs[:: max(1, len(pairs) // _SAMPLES)][:_SAMPLES], _SAMPLE_TOKENS
         else:
