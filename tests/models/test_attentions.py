@@ -4,9 +4,11 @@ import copy
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from architectures import CASES
+from architectures.decoders import VOCABULARY, make_decoder
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -61,8 +63,8 @@ def test_layers_heads_and_queries_are_parts_of_all_weights() -> None:
     first, second = hw.attentions(model, batch, heads=["L0.H2", (0, 0)])
     assert second is None
     assert torch.equal(first, whole[0][:, [2, 0]])
-    for queries in (-1, slice(2, 5), slice(None, None, 2), [3, 0, 1, -1], range(T)):
-        rows = [queries] if isinstance(queries, int) else queries
+    for queries in (-1, np.int64(-1), slice(2, 5), slice(0, T, 2), [3, 0, -1], np.arange(T)):
+        rows = [queries] if isinstance(queries, int | np.int64) else queries
         for part, layer in zip(hw.attentions(model, batch, queries=queries), whole, strict=True):
             assert_close(part, layer[:, :, rows], atol=1e-6, rtol=0)
 
@@ -142,3 +144,16 @@ def test_layers_that_are_left_may_be_named() -> None:
     model, batch = CASES["LEDForConditionalGeneration"].make()
     weights = hw.attentions(model, batch, heads=["decoder.L0.H0", "decoder.cross.L0.H1"])
     assert weights.decoder[0].shape[1] == weights.cross[0].shape[1] == 1
+    named = hw.attentions(model, batch, layers=np.arange(1))
+    assert torch.equal(named.decoder[0][:, :1], weights.decoder[0])
+
+
+# Tokens attend to outputs of earlier layers; the last layers compute the queries of logits alone.
+@pytest.mark.parametrize("model_type", ["inkling2_text", "gemma4_text"])
+def test_every_layer_that_attends_between_tokens_has_all_its_weights(model_type: str) -> None:
+    model = make_decoder(model_type)
+    assert model is not None
+    batch = {"input_ids": torch.randint(3, VOCABULARY, (2, 9))}
+    ours = hw.attentions(model, batch | {"logits_to_keep": 1})
+    for weights, expected in zip(ours, _eager(model, batch)["self"], strict=True):
+        assert_close(weights, expected, atol=1e-5, rtol=0)

@@ -10,11 +10,15 @@ import torch
 import torch.nn.functional as F
 import transformers
 import zoo
+from architectures import CASES
+from architectures.decoders import CLASSES, VOCABULARY, make_decoder
 from torch import Tensor, nn
 from transformers import DynamicCache
 
 import headwise as hw
+from headwise.attention import set_attention
 from headwise.errors import ArgumentError, UnsupportedError
+from headwise.models.texts import without_logits
 from headwise.tables import HeadTable
 from headwise.watch import Request, Watch, observe
 
@@ -691,3 +695,144 @@ def test_latents_that_read_a_text_use_cross_attention(order: str, n_latents: int
     latents = torch.randn(3, n_latents, DIM)
     table = _table_of_inputs(PerceiverLayer(order), latents, PATCHES)
     assert {head.stack for head in table.heads} == {"cross"}
+
+
+# Layers that share keys compute the queries of the last logits alone: of a number, not of indices.
+
+
+def _texts() -> dict[str, Any]:
+    return {"input_ids": torch.randint(3, VOCABULARY, (2, 12))}
+
+
+def _statistics(model: nn.Module, batch: dict[str, Any], **options: Any) -> HeadTable:
+    torch.manual_seed(0)
+    with torch.no_grad(), observe(model, Request(per_text=True)) as watch:
+        model(**batch, **options)
+    return watch.table()
+
+
+def _are_equal_without_logits(model: nn.Module, batch: dict[str, Any]) -> bool:
+    options = without_logits(model)
+    assert options
+    frames = [_statistics(model, batch, **more).frame() for more in ({}, options)]
+    return bool(frames[0].equals(frames[1]))
+
+
+@pytest.mark.parametrize("model_type", ["gemma4_text", "llama"])
+def test_statistics_without_logits_are_those_with_them(model_type: str) -> None:
+    model = make_decoder(model_type)
+    assert model is not None
+    assert _are_equal_without_logits(model, _texts())
+
+
+@pytest.mark.full
+def test_statistics_without_logits_of_every_architecture() -> None:
+    results = {}
+    for name, case in CASES.items():
+        model, batch = case.make()
+        if without_logits(model):
+            results[name] = _are_equal_without_logits(model, batch)
+    for model_type in CLASSES:
+        model = make_decoder(model_type)
+        if model is None or not without_logits(model):
+            continue
+        try:
+            _statistics(model, _texts())
+        except (RuntimeError, ValueError):  # without attention, or not run at these sizes
+            continue
+        results[model_type] = _are_equal_without_logits(model, _texts())
+    assert [name for name, are_equal in results.items() if not are_equal] == []
+    assert len(results) > 100
+
+
+@pytest.mark.parametrize("implementation", ["eager", "headwise"])
+@pytest.mark.parametrize("kept", [1, 3])
+@pytest.mark.parametrize("padding", [0, 4])
+def test_queries_of_the_last_logits_count_at_their_positions(
+    implementation: str, kept: int, padding: int
+) -> None:
+    model = make_decoder("gemma4_text")
+    assert model is not None
+    set_attention(model, implementation)
+    batch = _texts()
+    batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+    batch["attention_mask"][1, :padding] = 0
+    table = _statistics(model, batch, logits_to_keep=kept)
+    *first, last = hw.attentions(model, batch)
+    T = last.shape[2]
+    distance = (torch.arange(T)[:, None] - torch.arange(T)).abs()
+    # Each of these queries sees earlier keys, in the longer text and in the shorter one.
+    expected = (last * distance)[:, :, T - kept :].sum(-1).mean((0, 2))
+    rows = [row for row, head in enumerate(table.heads) if head.layer == len(first)]
+    np.testing.assert_allclose(table.mean("distance")[rows], expected, rtol=1e-5)
+    assert table.count("distance")[rows].tolist() == [2 * kept] * len(rows)
+    whole = _statistics(model, batch)
+    assert table.mean("distance")[: rows[0] // 2].tolist() == (
+        whole.mean("distance")[: rows[0] // 2].tolist()
+    )
+
+
+def test_later_texts_do_not_continue_those_of_which_the_last_queries_counted() -> None:
+    model = make_decoder("gemma4_text")
+    assert model is not None
+    set_attention(model, "eager")
+    ids = _texts()["input_ids"][:1]
+    with torch.no_grad(), observe(model, Request(per_text=True), layers=[3]) as watch:
+        for tokens in (5, 12):
+            model(ids[:, :tokens], logits_to_keep=2)
+    assert watch.table().per_text("distance").count[:, 0].tolist() == [2, 2]
+
+
+class _SharedKeys(nn.Module):
+    def forward(self, x: Tensor, keys: Tensor) -> Tensor:
+        q = x.unflatten(-1, (2, 4)).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, keys, keys).transpose(1, 2).flatten(2)
+
+
+class _Indexed(nn.Module):
+    """Attends with the queries of some logits alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = _SharedKeys()
+
+    def forward(self, inputs_embeds: Tensor, logits_to_keep: Tensor) -> Tensor:
+        keys = inputs_embeds.unflatten(-1, (2, 4)).transpose(1, 2)
+        return self.layer(inputs_embeds[:, logits_to_keep], keys)
+
+
+def test_queries_of_indices_are_refused() -> None:
+    model, x = _Indexed(), torch.randn(1, 7, 8)
+    with (
+        pytest.raises(
+            UnsupportedError,
+            match=r"layer computes 2 of 7 queries, those of logits_to_keep=\[0, 4\]. Leave",
+        ),
+        observe(model),
+    ):
+        model(inputs_embeds=x, logits_to_keep=torch.tensor([0, 4]))
+
+
+def test_a_module_of_a_model_whose_layers_differ_in_heads() -> None:
+    model = make_decoder("step3p5")
+    assert model is not None
+    heads = _statistics(model, _texts()).heads
+    assert [sum(head.layer == layer for head in heads) for layer in (0, 1)] == [4, 8]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_rows_of_padding_that_a_mask_hides_from_all_keys(side: str, implementation: str) -> None:
+    model = zoo.make("Llama")
+    set_attention(model, implementation)
+    ids, real = torch.randint(3, 20, (2, 7)), torch.ones(2, 7, dtype=torch.bool)
+    real[1, slice(3) if side == "left" else slice(4, 7)] = False
+    visible = real[:, None, :, None] & real[:, None, None] & torch.ones(7, 7).tril().bool()
+    added = torch.where(visible, 0.0, torch.finfo(torch.float32).min)
+    masks = {"attention_mask": added}, {"attention_mask": real.long()}
+    positions = torch.arange(7).expand(2, 7)
+    by_added, by_real = (
+        _statistics(model, {"input_ids": ids, "position_ids": positions, **mask}) for mask in masks
+    )
+    assert by_added.count("lse").tolist() == by_real.count("lse").tolist()
+    np.testing.assert_allclose(by_added.mean("lse"), by_real.mean("lse"), rtol=1e-6)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, count
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -191,7 +191,19 @@ def n_heads_of(module: nn.Module) -> int:
     return next((count for count in counts if isinstance(count, int) and count > 0), 1)
 
 
-def reason_unsupported(call: AttentionCall, around: Iterable[ModuleCall]) -> str | None:
+class Unsupported(NamedTuple):
+    """Why a call is not attention between the tokens of a text.
+
+    Attributes:
+        is_layer: Whether the model mixes tokens or channels by it: with what is captured alone,
+            a layer would be missing.
+    """
+
+    reason: str
+    is_layer: bool = True
+
+
+def why_unsupported(call: AttentionCall, around: Iterable[ModuleCall]) -> Unsupported | None:
     """Why a call is not attention between the tokens of a text; None if it is.
 
     The shapes of the module's inputs decide: a layer that receives windows attends within texts.
@@ -205,15 +217,20 @@ def reason_unsupported(call: AttentionCall, around: Iterable[ModuleCall]) -> str
         return None
     among = f"not supported: attends among {T} positions where it was given {shape[1]} tokens"
     if shape[1] > T and T not in shape and _are_chunks(call.module, H):
-        return among
+        return Unsupported(among)
     if any(outer.n_ids == T for outer in around):
         return None
     if T == S and shape[2] == H * T and call.v.shape[-1] == shape[1]:
-        return f"not supported: attends among {T} channels of each head, not among tokens"
+        return Unsupported(
+            f"not supported: attends among {T} channels of each head, not among tokens"
+        )
     if shape[1] != S and (shape[1] == H or B * T == shape[0] * shape[1] == B):
-        return f"not supported: attends among {S} positions for each of {shape[1]} tokens"
+        # Such as the outputs of earlier layers, of which each token has its own.
+        return Unsupported(
+            f"not supported: attends among {S} positions for each of {shape[1]} tokens", False
+        )
     windows = shape[0] * shape[1] == B * T
-    return among if shape[1] > T and T == S and not windows else None
+    return Unsupported(among) if shape[1] > T and T == S and not windows else None
 
 
 def _are_chunks(module: nn.Module, H: int) -> bool:
@@ -299,7 +316,7 @@ class Capture:
         self.captured_elsewhere = 0
         self.called: set[int] = set()
         self.by_hand = self.is_following = self.is_followed = False
-        self.unsupported: dict[int, str] = {}
+        self.unsupported: dict[int, Unsupported] = {}
         self.other_softmax: set[int] = set()
         self._sites: dict[tuple[int, int], Site] = {}
         # Of this pass, by module: how often it attended, and the number of its latest call.
@@ -367,11 +384,11 @@ class Capture:
         self._receiving = threading.get_ident()
         try:
             call.module_call = self._call_of(call.module)
-            reason = reason_unsupported(call, running_calls(self.modules))
-            if reason is None:
+            why = why_unsupported(call, running_calls(self.modules))
+            if why is None:
                 self.receiver(call)
             else:
-                self.unsupported[id(call.module)] = reason
+                self.unsupported[id(call.module)] = why
         finally:
             self._receiving = call.module_call = None
 
@@ -435,14 +452,15 @@ class Capture:
         """The site of a call that the model is about to compute; None if it is new."""
         return self._sites.get(self._key(call))
 
-    def reasons_by_name(self) -> dict[str, str]:
+    def unsupported_by_name(self) -> dict[str, Unsupported]:
         """Modules whose attention cannot be captured, by name, and why."""
         why = self.unsupported
         return {name: why[key] for key, name in self._names.items() if key in why}
 
     def uncaptured(self) -> list[Site]:
         """Modules that should attend but were not captured, each with its name and the reason."""
-        names, reasons = self._names, self.reasons_by_name()
+        names = self._names
+        reasons = {name: why.reason for name, why in self.unsupported_by_name().items()}
         known = [*reasons, *(site.name for site in self._sites.values())]
         silent: list[str] = []
         for key, name in names.items():  # outer modules come first

@@ -23,7 +23,13 @@ from headwise._torch_private import (
     push_function_mode,
     stop_observing_operators,
 )
-from headwise.capture._capture import HOOKED, AttentionCall, Capture, n_heads_of
+from headwise.capture._capture import (
+    HOOKED,
+    AttentionCall,
+    Capture,
+    Unsupported,
+    n_heads_of,
+)
 from headwise.capture._softmax import SoftmaxTracker
 from headwise.kernels import make_rule
 from headwise.masks.parts import top_left
@@ -131,7 +137,7 @@ class FunctionCapture(TorchFunctionMode):
         if not _have_heads(query, module):
             shape = tuple(query.shape)
             why = f"not supported: which axes of its queries {shape} are heads is unknown"
-            capture.unsupported[id(module)] = why
+            capture.unsupported[id(module)] = Unsupported(why)
             return output
         with torch.no_grad():
             capture.on_call(_call(capture, module, output, *args, **kwargs))

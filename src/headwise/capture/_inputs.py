@@ -84,6 +84,8 @@ class InputTracker:
         passes: The number of forward passes so far: of the model, or of a stack by itself.
         inside: Whether a forward pass is running.
         cache: The cache of keys and values that the current pass was given, or None.
+        kept: The logits that the current pass returns: the number of the last ones, or the indices
+            of some; None is all.
         on_begin: Called when a forward pass begins.
         on_failure: Called when a forward pass ends in an exception.
     """
@@ -97,6 +99,7 @@ class InputTracker:
         self._known: dict[str, StackInputs] = {}  # what `of` gave since the inputs changed
         self.passes = 0
         self.cache: Any = None
+        self.kept: int | Tensor | None = None
         self.on_begin: Callable[[], None] = lambda: None
         self.on_failure: Callable[[], None] = lambda: None
         self._outer_error: BaseException | None = None
@@ -172,7 +175,7 @@ class InputTracker:
         if not self._open:
             self.passes += 1
             self._outer_error = sys.exception()
-            self.cache = cache_in(arguments)
+            self.cache, self.kept = cache_in(arguments), arguments.get("logits_to_keep")
             self.on_begin()
         self._open.append(name)
         self._known = {}

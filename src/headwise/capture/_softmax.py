@@ -15,6 +15,7 @@ from headwise.capture._capture import (
     HOOKED,
     AttentionCall,
     Capture,
+    Unsupported,
     is_attention,
     n_heads_of,
 )
@@ -176,7 +177,7 @@ class SoftmaxTracker:
         """Note a softmax that is not attention, or is attention that cannot be captured."""
         if pending.are_scores or is_attention(pending.module):
             self._capture.by_hand = True
-            self._capture.unsupported.setdefault(id(pending.module), _NO_PRODUCT)
+            self._capture.unsupported.setdefault(id(pending.module), Unsupported(_NO_PRODUCT))
         else:
             self._note_other(pending.module)
 

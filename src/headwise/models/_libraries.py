@@ -105,13 +105,22 @@ def whole_tensor(value: Tensor) -> Tensor:
     return sharded.full_tensor() if is_sharded(value) else value
 
 
+def config_of(module: nn.Module) -> Any:
+    """The configuration of a module of Transformers, or None: that of its layer, where the layers
+    of a model differ and the model's own refuses to say the sizes of one."""
+    config: Any = getattr(module, "config", None)
+    layer = getattr(module, "layer_idx", None)
+    is_by_layer = getattr(config, "is_heterogeneous", False) and layer is not None
+    return config.per_layer_config[layer] if is_by_layer else config
+
+
 def first_head_of(module: nn.Module, n_heads: int) -> int:
     """The number of the first head that this process computes, of a module of Transformers.
 
     Under tensor parallelism the rows of the query projection are shared out in equal parts. FSDP2
     gathers weights before a module is called, so that they are no distributed tensors then.
     """
-    heads = getattr(getattr(module, "config", None), "num_attention_heads", n_heads)
+    heads = getattr(config_of(module), "num_attention_heads", n_heads)
     if heads == n_heads:
         return 0
     for name, weight in module.named_parameters():

@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
 import torch
@@ -99,24 +99,24 @@ class HeadMonitor(TrainerEvents):
     def __init__(
         self,
         model: nn.Module,
-        every: int = 100,
+        every: SupportsIndex = 100,
         *,
         statistics: Sequence[str] = ("entropy", "max_logit", "first"),
-        layers: Collection[int] | None = None,
+        layers: Collection[SupportsIndex] | None = None,
         rules: Sequence[AlarmRule] = (),
         log: Log | None = None,
         on_alarm: Callable[[Alarm], object] | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         model = check_model("HeadMonitor", model)
-        check_arguments("HeadMonitor", layers, every)
+        numbers, self._every = check_arguments("HeadMonitor", layers, every)
         _check_arguments(statistics, rules, log, on_alarm)
-        self.model, self.layers, self.group = unwrapped(model), layers, group
+        self.model, self.layers, self.group = unwrapped(model), numbers, group
         self.statistics = tuple(statistics)
         self.latest: StepStatistics | None = None
         self.steps, self.is_closed = 0, False
-        self._every, self._log, self._on_alarm = every, log, on_alarm
-        self._recorder = Recorder(self.model, Request(self.statistics), layers, every=1)
+        self._log, self._on_alarm = log, on_alarm
+        self._recorder = Recorder(self.model, Request(self.statistics), numbers, every=1)
         self._rules, self._alarms = tuple(rules), Alarms(rules)
         self._watched = 0
         self._step_watch = StepWatch(self.model, self._recorder)

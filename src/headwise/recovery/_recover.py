@@ -22,6 +22,7 @@ from headwise.lab import MiniGPT
 from headwise.models import check_model, check_weights, fingerprint
 from headwise.models.texts import tokenizer_of
 from headwise.scoring import BatchesLike, Inputs, read_batches
+from headwise.shapes import is_size
 from headwise.surgery import prune
 from headwise.tables import Head
 
@@ -174,7 +175,7 @@ def recovering(
 
 
 def _check(model: nn.Module, teacher: nn.Module, steps: int, rate: float) -> None:
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1 or not rate > 0:
+    if not is_size(steps) or not rate > 0:
         raise ArgumentError(
             f"recover: {steps=}, {rate=}. Give a whole number of steps and a rate above 0."
         )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 from jaxtyping import Int64
@@ -33,8 +33,8 @@ Options = dict[str, Any]
 
 def make_options(
     request: Request | None = None,
-    every: int = 16,
-    layers: Collection[int] | None = None,
+    every: SupportsIndex = 16,
+    layers: Collection[SupportsIndex] | None = None,
     heads: HeadsLike | str | os.PathLike[str] | None = None,
     exact: bool = True,
 ) -> Options:
@@ -62,15 +62,15 @@ def make_options(
             raise ArgumentError(
                 f"vllm.watch: the span {name!r} cannot be written by a client. Leave out spaces, =."
             )
-    check_arguments("vllm.watch", layers, every)
+    numbers, step = check_arguments("vllm.watch", layers, every)
     if isinstance(heads, os.PathLike) or (isinstance(heads, str) and heads.endswith(".json")):
         heads = load_heads(Path(heads)).heads
     names = None if heads is None else list_heads(heads)
     return {
         "statistics": [name for name in request.names if name not in WITHOUT_ROWS],
         "spans": list(request.spans),
-        "every": every,
-        "layers": None if layers is None else list(layers),
+        "every": step,
+        "layers": numbers,
         "heads": names and [str(head) if isinstance(head, Head) else head for head in names],
         "exact": bool(exact),
     }

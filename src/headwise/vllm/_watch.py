@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 from jaxtyping import Float64
@@ -26,8 +26,8 @@ def watch(
     llm: Any,
     request: Request | None = None,
     *,
-    every: int = 16,
-    layers: Collection[int] | None = None,
+    every: SupportsIndex = 16,
+    layers: Collection[SupportsIndex] | None = None,
     heads: HeadsLike | str | os.PathLike[str] | None = None,
     exact: bool = True,
 ) -> Iterator["ServedWatch"]:

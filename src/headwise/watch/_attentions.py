@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from jaxtyping import Float
@@ -20,7 +20,7 @@ from headwise.watch._observe import check_arguments, observe
 from headwise.watch._request import Request
 from headwise.watch._watch import Watch
 
-Queries = slice | int | Sequence[int] | None
+Queries = slice | SupportsIndex | Sequence[SupportsIndex] | None
 
 
 @torch.no_grad()
@@ -28,7 +28,7 @@ def attentions(
     model: nn.Module,
     inputs: Any,
     *,
-    layers: Collection[int] | None = None,
+    layers: Collection[SupportsIndex] | None = None,
     heads: HeadsLike | None = None,
     queries: Queries = None,
     max_bytes: int = 2 << 30,
@@ -58,7 +58,8 @@ def attentions(
             the result would be larger than `max_bytes`.
         HeadError: a head does not exist.
         UnsupportedError: the model cannot be watched exactly, the queries of a layer are split
-            among several calls, or a layer cannot be captured and `heads` does not name others.
+            among several calls, or a layer cannot be captured and neither `layers` nor `heads`
+            names others.
 
     Example:
         >>> from headwise.layer import MultiHeadAttention
@@ -74,10 +75,13 @@ def attentions(
         )
     inner = check_model("attentions", model)
     check_arguments("attentions", layers)
+    inputs = model_inputs(inputs)
+    if isinstance(inputs, dict):  # some models compute the queries of these logits alone
+        inputs.pop("logits_to_keep", None)
     with observe(model, Request(statistics=(), maps=True), layers) as watch, in_evaluation(inner):
-        call_model(inner, model_inputs(inputs), "attentions")
+        call_model(inner, inputs, "attentions")
     calls = watch._complete_calls("attentions")
-    if heads is None:
+    if layers is None and heads is None:
         _refuse_uncaptured(watch)
     chosen = _chosen_heads(calls, heads)
     rows = {site: _ranges(queries, call.q.shape[2]) for site, call in calls.items()}
@@ -102,13 +106,13 @@ def _refuse_uncaptured(watch: Watch) -> None:
     Raises:
         UnsupportedError: a layer has attention that cannot be captured.
     """
-    missing = watch._recorder.capture.reasons_by_name()
-    if missing:
-        name, reason = next(iter(missing.items()))
-        raise UnsupportedError(
-            f"attentions: {name} has attention that cannot be followed ({reason}). Name heads of "
-            f"other layers with heads=, or take what the model itself returns in eager mode."
-        )
+    for name, why in watch._recorder.capture.unsupported_by_name().items():
+        if why.is_layer:
+            raise UnsupportedError(
+                f"attentions: {name} has attention that cannot be followed ({why.reason}). Name "
+                f"other layers with layers= or heads=, or take what the model itself returns in "
+                f"eager mode."
+            )
 
 
 def _chosen_heads(sites: Collection[Site], heads: HeadsLike | None) -> dict[Site, list[int]]:
@@ -132,7 +136,7 @@ def _ranges(queries: Queries, T: int) -> list[range]:
     if queries is None or isinstance(queries, slice):
         columns: Sequence[Any] = range(T)[queries or slice(None)]
     else:
-        columns = [queries] if isinstance(queries, int) else list(queries)
+        columns = [queries] if isinstance(queries, Integral) else list(queries)
     ranges: list[range] = []
     for column in columns:
         if not isinstance(column, Integral) or not -T <= int(column) < T:

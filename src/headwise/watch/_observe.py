@@ -3,12 +3,14 @@
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from numbers import Integral
+from typing import Any, SupportsIndex
 
 from torch import nn
 
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import check_model, is_compiled, run_uncompiled
+from headwise.shapes import is_size
 from headwise.watch._recorder import Recorder
 from headwise.watch._request import Request
 from headwise.watch._watch import Watch
@@ -18,8 +20,8 @@ from headwise.watch._watch import Watch
 def observe(
     model: nn.Module,
     request: Request | None = None,
-    layers: Collection[int] | None = None,
-    every: int = 1,
+    layers: Collection[SupportsIndex] | None = None,
+    every: SupportsIndex = 1,
     exact: bool = True,
 ) -> Iterator[Watch]:
     """Watch every head of a model while the block runs.
@@ -74,17 +76,17 @@ def observe(
         ['L0.H0', 'L0.H1']
     """
     inner = check_model("observe", model)
-    check_arguments("observe", layers, every)
+    numbers, every = check_arguments("observe", layers, every)
     if not isinstance(request, Request | None):
         raise ArgumentError(f"observe: request={request!r}. Give a Request(...).")
     request = request or Request()
-    recorder = Recorder(inner, request, layers, every)
+    recorder = Recorder(inner, request, numbers, every)
     with (
         _in_one_thread(inner),
         run_uncompiled() if is_compiled(model) else nullcontext(),
         recorder.recording(exact),
     ):
-        yield Watch(inner, request, layers, recorder)
+        yield Watch(inner, request, numbers, recorder)
 
 
 # The thread of each open watch, by the identity of its model, which the watch keeps alive.
@@ -107,18 +109,17 @@ def _in_one_thread(model: nn.Module) -> Iterator[None]:
         _THREADS.remove(opened)
 
 
-def check_arguments(function: str, layers: Any, every: Any = 1) -> None:
-    """Refuse `layers` or `every` that are not whole numbers in range.
+def check_arguments(function: str, layers: Any, every: Any = 1) -> tuple[list[int] | None, int]:
+    """`layers` and `every`, of Python or NumPy, as whole numbers of Python.
 
     Raises:
-        ArgumentError: they are not.
+        ArgumentError: they are no whole numbers in range.
     """
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+    if not is_size(every):
         raise ArgumentError(f"{function}: every={every!r}. Give a whole number, 1 or more.")
-    if layers is not None and not _are_numbers(layers):
+    if layers is None:
+        return None, int(every)
+    are_numbers = isinstance(layers, Collection) and len(layers) > 0
+    if not are_numbers or not all(isinstance(n, Integral) and int(n) >= 0 for n in layers):
         raise ArgumentError(f"{function}: layers={layers!r}. Give a list of numbers, from 0 on.")
-
-
-def _are_numbers(layers: Any) -> bool:
-    numbers = isinstance(layers, Collection) and len(layers) > 0
-    return numbers and all(isinstance(layer, int) and layer >= 0 for layer in layers)
+    return [int(layer) for layer in layers], int(every)

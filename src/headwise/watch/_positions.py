@@ -42,7 +42,8 @@ class Positions:
         query_text: The number of the text that each query belongs to, and, among those of the
             keys, of the text that it may attend to.
         query_columns: Where the queries are among the keys; None in cross-attention.
-        columns: Where they are in their texts, cached and evicted columns included; None as well.
+        columns: Where the tokens of the pass are in their texts, cached and evicted columns
+            included; None as well.
         evicted: The number of tokens of each row that the cache has evicted, before all keys.
     """
 
@@ -110,7 +111,8 @@ def positions_within(call: AttentionCall, text: Text) -> Positions:
         )
     queries = slice(total - T, total)
     keys = _text_layout(real, _packed(call, text))
-    end = _length(text, total, T)
+    n_read = max(T, text.tokens or 0)  # more than the queries where a layer computes the last alone
+    end = _length(text, total, n_read)
     return Positions(
         query_real=real[:, queries],
         key_real=real,
@@ -118,16 +120,16 @@ def positions_within(call: AttentionCall, text: Text) -> Positions:
         query_text=keys.text[:, queries],
         keys=keys,
         query_columns=range(total - T, total),
-        columns=range(end - T, end),
+        columns=range(end - n_read, end),
         evicted=_evicted(text, total, end, S).to(real.device).expand(B, 1),
     )
 
 
-def _length(text: Text, total: int, T: int) -> int:
+def _length(text: Text, total: int, n_read: int) -> int:
     """The length of the text so far, including tokens that the cache has evicted."""
     if text.real is not None:
         return text.real.shape[1]
-    return total if text.cached is None else int(text.cached) + T
+    return total if text.cached is None else int(text.cached) + n_read
 
 
 def _evicted(text: Text, total: int, end: int, S: int) -> Int[Tensor, "#B 1"]:
@@ -171,8 +173,8 @@ def _packed(call: AttentionCall, text: Text) -> Int[Tensor, "#B n"] | None:
     documents = None if call.rule.visible is None else call.rule.visible.texts()
     if documents is not None:
         return documents
-    T, S = call.q.shape[2], call.k.shape[2]
-    if text.real is not None or text.positions is None or not text.positions.shape[1] == T == S:
+    S = call.k.shape[2]
+    if text.real is not None or text.positions is None or text.positions.shape[1] != S:
         return None
     starts = text.positions.to(call.k.device).diff(dim=1) != 1
     if not bool(starts.any()):
@@ -183,10 +185,11 @@ def _packed(call: AttentionCall, text: Text) -> Int[Tensor, "#B n"] | None:
 
 def _are_separate(call: AttentionCall, numbers: Int[Tensor, "#B n"]) -> bool:
     """Whether the first query of the last text in each row sees only that text."""
-    B, T = call.q.shape[0], call.q.shape[2]
+    B, T, S = call.q.shape[0], call.q.shape[2], call.k.shape[2]
     last_text = numbers == numbers[:, -1:]
-    for row, start in enumerate((T - last_text.sum(1)).tolist()):
-        tile = Tile(T, T, range(start, start + 1), range(T), call.k.device)
+    # The queries are the last tokens, and may begin within the last text.
+    for row, start in enumerate((T - last_text.sum(1)).clamp(min=0).tolist()):
+        tile = Tile(T, S, range(start, start + 1), range(S), call.k.device)
         visible = call.rule.visible_in(tile)
         if visible is None:
             return bool(last_text.all())
@@ -279,7 +282,7 @@ def _cached(call: AttentionCall, text: Text) -> tuple[int, Bool[Tensor, "B S"]]:
     seen_keys = index[sees.expand(B, S).any(0)]
     total = int(seen_keys.max()) + 1 if len(seen_keys) else 0
     if text.cached is not None:  # the last query of a sparse attention may not see its own key
-        total = max(total, min(S, int(text.cached) + T))
+        total = max(total, min(S, int(text.cached) + max(T, text.tokens or 0)))
     start = index.new_zeros(B, 1)
     if text.positions is not None:  # columns before position 0 are padding
         start = total - 1 - text.positions[:, -1:].to(index.device).expand(B, 1)

@@ -229,7 +229,7 @@ class Recorder:
             if not (need_heads or request.names or request.received):  # maps alone
                 self.calls[site] = call
                 return None
-            kind = _kind(site, call, inputs)
+            kind = _kind(site, call, inputs, self._inputs.kept)
             self._cover(site, call, inputs.text.tokens)
             if not need_heads and kind == "within":
                 cache = self._inputs.cache
@@ -321,15 +321,27 @@ def _state(part: object) -> dict[str, Any]:
     return {name: dict(x) if type(x) is dict else x for name, x in vars(part).items()}
 
 
-def _kind(site: Site, call: AttentionCall, inputs: StackInputs) -> str:
+def _kind(site: Site, call: AttentionCall, inputs: StackInputs, kept: int | Tensor | None) -> str:
     """How keys relate to queries: of another text, of the same, or condensed.
 
     A model that drops or pools tokens leaves their positions unknown.
+
+    Args:
+        kept: The logits that the pass returns: layers that write no keys may compute the queries
+            of these alone.
     """
     if site.cross:
         return "cross"
     T, S, tokens = call.q.shape[2], call.k.shape[2], inputs.text.tokens
     received = [] if call.module_call is None else call.module_call.inputs
+    if tokens is not None and T < tokens <= S and received and received[0].shape[1] == T:
+        if isinstance(kept, Tensor) and kept.numel() == T:
+            raise UnsupportedError(
+                f"observe: {site.name} computes {T} of {tokens} queries, those of "
+                f"logits_to_keep={kept.tolist()}. Leave logits_to_keep out, or give a number."
+            )
+        if kept == T:  # the last ones
+            return "within"
     # More keys than queries come from a cache, unless the module received them all.
     condensed = T > S or (T < S and bool(received) and received[0].shape[1] == S)
     return "condensed" if condensed or (tokens is not None and tokens > T) else "within"
@@ -353,9 +365,10 @@ def _verify_heads(
     """Refuse a call whose heads differ from those that its captured inputs give.
 
     Large logits are rounded by more, and so are their exponentials: `lse` bounds them. Rows with
-    NaN logits are not compared, because kernels treat them differently.
+    NaN logits or without a visible key are not compared, because kernels treat them differently:
+    where a mask adds its lowest number to all keys, eager attention has uniform weights.
     """
-    real = positions.query_real[:, None, :, None] & ~lse.isnan().unsqueeze(-1)
+    real = positions.query_real[:, None, :, None] & (lse > -torch.inf).unsqueeze(-1)
     logits = _largest(torch.where(real[..., 0] & lse.isfinite(), lse, 0.0))
     rounding = _STEPS * torch.finfo(torch.float32).eps * logits
     if theirs.shape == ours.shape:

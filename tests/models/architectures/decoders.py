@@ -38,6 +38,11 @@ _MORE: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
     "dots1": {"n_shared_experts": 1},
+    "dots3_note_text": {  # whose last layer has sizes of its own
+        "num_hidden_layers": 3, "swa_num_attention_heads": 2, "swa_num_key_value_heads": 2,
+        "swa_q_lora_rank": 12, "swa_kv_lora_rank": 12, "swa_head_dim": 8,
+        "swa_qk_nope_head_dim": 4, "swa_v_head_dim": 8,
+    },
     "gemma4_text": {  # whose last two layers read keys of the first two
         "num_hidden_layers": 4, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8,
         "global_head_dim": 8,
@@ -58,10 +63,16 @@ _MORE: dict[str, dict[str, Any]] = {
     "qwen3_5_text": _LINEAR_FIRST,
     "qwen3_next": _LINEAR_FIRST,
     "recurrent_gemma": {"num_hidden_layers": 3},
+    "step3p5": {  # whose last layer has more heads
+        "layer_types": ["full_attention", "sliding_attention"], "num_sliding_attention_heads": 8,
+    },
     "zaya": {"num_experts_per_tok": 1},
 }  # fmt: skip
 _LARGEST = 10_000_000
-CLASSES = {**MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "glm5_next_text": "Glm5NextTextModel"}
+# Two have a language model of images and text alone.
+CLASSES = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | {
+    "glm5_next_text": "Glm5NextTextModel", "step3p5": "Step3p7TextModel",
+}  # fmt: skip
 
 
 def make_decoder(model_type: str) -> nn.Module | None:
