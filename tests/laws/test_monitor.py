@@ -115,7 +115,7 @@ def test_micro_batches_of_a_step_are_taken_together() -> None:
 
 def test_watched_are_the_first_step_and_every_nth() -> None:
     model = _model()
-    with HeadMonitor(model, every=3) as monitor:
+    with HeadMonitor(model, every=np.int64(3), layers=np.arange(1)) as monitor:
         reports = list(_train(model, BATCHES * 3, monitor.step))
         assert [n for n, scalars in enumerate(reports, 1) if scalars] == [1, 3, 6, 9]
         monitor.resume(20)

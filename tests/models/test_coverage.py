@@ -777,7 +777,7 @@ def test_later_texts_do_not_continue_those_of_which_the_last_queries_counted() -
     assert model is not None
     set_attention(model, "eager")
     ids = _texts()["input_ids"][:1]
-    with torch.no_grad(), observe(model, Request(per_text=True), layers=[3]) as watch:
+    with torch.no_grad(), observe(model, Request(per_text=True), layers=np.array([3])) as watch:
         for tokens in (5, 12):
             model(ids[:, :tokens], logits_to_keep=2)
     assert watch.table().per_text("distance").count[:, 0].tolist() == [2, 2]

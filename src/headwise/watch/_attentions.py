@@ -1,6 +1,6 @@
 """The attention weights themselves, as `output_attentions=True` returns them in eager mode."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Integral
 from types import SimpleNamespace
 from typing import Any, SupportsIndex
@@ -136,7 +136,7 @@ def _ranges(queries: Queries, T: int) -> list[range]:
     if queries is None or isinstance(queries, slice):
         columns: Sequence[Any] = range(T)[queries or slice(None)]
     else:
-        columns = [queries] if isinstance(queries, Integral) else list(queries)
+        columns = list(queries) if isinstance(queries, Iterable) else [queries]
     ranges: list[range] = []
     for column in columns:
         if not isinstance(column, Integral) or not -T <= int(column) < T:
