@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 from sentence_transformers.sentence_transformer.modules import Transformer as First
 from tokenizers import Tokenizer
@@ -44,6 +44,19 @@ def write_sentence_model(folder: Path, *, kv_heads: int | None = None) -> None:
     prompts = {"query": "man ", "document": ""}
     whole = SentenceTransformer(modules=[first, *modules], device="cpu", prompts=prompts)
     whole.save(str(folder), create_model_card=False)
+
+
+def open_with_head(folder: Path, kind: str) -> CrossEncoder | SparseEncoder:
+    """A model around the tiny BERT with a head, which is written to the folder."""
+    inner = folder.parent / f"{folder.name}-inner"
+    is_cross = kind == "CrossEncoder"
+    heads = transformers.AutoModelForSequenceClassification, transformers.AutoModelForMaskedLM
+    torch.manual_seed(5)
+    auto, options = heads[not is_cross], {"num_labels": 1} if is_cross else {}
+    target = folder.parent / kind
+    auto.from_pretrained(inner, **options).save_pretrained(target)
+    transformers.AutoTokenizer.from_pretrained(inner).save_pretrained(target)
+    return (CrossEncoder if is_cross else SparseEncoder)(str(target), device="cpu")
 
 
 def open_sentence_model(folder: Path) -> SentenceTransformer:

@@ -1,5 +1,6 @@
 """A SentenceTransformer is watched, scored, pruned and saved with all of its modules."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 import headwise as hw
 from headwise.checkpoints import SENTENCES, _save
+from headwise.checkpoints._fresh_process import encode_sentences, sentence_class
 from headwise.errors import ArgumentError, OutputError, UnsupportedError
 from headwise.ownership import example_input
 from headwise.recovery import recover
-from sentence_models import TEXTS, open_sentence_model, write_sentence_model
+from sentence_models import TEXTS, open_sentence_model, open_with_head, write_sentence_model
 
 GONE = {0: [1, 3], 1: [0]}
 
@@ -103,12 +105,78 @@ def test_a_pruned_sentence_model_recovers(model: SentenceTransformer) -> None:
     assert np.array_equal(model.encode(TEXTS), full)
 
 
-def test_roles_and_studies_use_its_tokenizer(model: SentenceTransformer) -> None:
-    evidence = hw.Evidence(nulls=())
-    roles = hw.find_roles(model, None, TEXTS * 3, evidence=evidence)
+def test_studies_use_its_tokenizer(model: SentenceTransformer) -> None:
     study = hw.study(model, None, TEXTS)
-    assert roles.model == study.table.model == hw.costs(model).model
     assert study.text["longest piece"] == 6  # its own limit, not that of the transformer
+
+
+# What each verb makes of a model, its tokenizer or None, and the inputs of a text.
+Verb = Callable[[Any, Any, Any], Any]
+EXAMPLES = [hw.Example("A man sleeps on The cat", (0, 1), [(2, 5)], [(20, 23)])] * 4
+EVIDENCE = hw.Evidence(nulls=())
+VERBS: dict[str, Verb] = {
+    "ablate": lambda model, *_: hw.ablate(model, GONE).__enter__(),
+    "attentions": lambda model, _, batch: torch.cat(hw.attentions(model, batch)).tolist(),
+    "compare": lambda model, tokenizer, _: (
+        hw.compare(model, model, TEXTS, tokenizer=tokenizer).frame().to_csv()
+    ),
+    "costs": lambda model, *_: str(hw.costs(model)),
+    "find_heads": lambda model, tokenizer, _: (
+        hw.find_heads(model, EXAMPLES, tokenizer=tokenizer, evidence=EVIDENCE).frame().to_csv()
+    ),
+    "find_roles": lambda model, tokenizer, _: (
+        hw.find_roles(model, tokenizer, TEXTS * 3, evidence=EVIDENCE).frame().to_csv()
+    ),
+    "importance": lambda model, tokenizer, batch: (
+        hw.importance(model, [batch], loss=_states).frame().to_csv()
+    ),
+    "links": lambda model, tokenizer, _: hw.links(model, tokenizer, TEXTS[1], "cat", "The"),
+    "look": lambda model, tokenizer, _: vars(hw.look(model, tokenizer, TEXTS[1]).sample),
+    "monitor": lambda model, *_: hw.HeadMonitor(model).close(),
+    "prune": lambda model, *_: hw.costs(hw.prune(model, GONE)).model,
+    "recover": lambda model, _, batch: recover(
+        hw.prune(model, GONE), model, [batch], steps=2
+    ).tolist(),
+    "study": lambda model, tokenizer, _: hw.study(model, tokenizer, TEXTS).table.frame().to_csv(),
+}
+
+
+def _states(output: Any, batch: Any) -> torch.Tensor:
+    return next(iter(output.values())).flatten(1).square().mean(1)
+
+
+@pytest.mark.parametrize("kind", ["SentenceTransformer", "CrossEncoder", "SparseEncoder"])
+def test_every_verb_takes_the_transformer_in_a_model(
+    kind: str, model: SentenceTransformer, folders: Path
+) -> None:
+    whole: Any = model if kind == "SentenceTransformer" else open_with_head(folders / "bert", kind)
+    batch = {name: x for name, x in whole.preprocess(TEXTS[1:2]).items() if torch.is_tensor(x)}
+    for name, verb in VERBS.items():
+        ours, theirs = verb(whole, None, batch), verb(whole[0].model, whole.tokenizer, batch)
+        assert str(ours) == str(theirs) or name in ("ablate", "monitor"), (kind, name)
+
+
+@pytest.mark.parametrize("kind", ["CrossEncoder", "SparseEncoder"])
+def test_models_with_a_head_are_pruned_and_saved_whole(
+    kind: str, folders: Path, tmp_path: Path
+) -> None:
+    whole = open_with_head(folders / "bert", kind)
+    small = hw.prune(whole, GONE)
+    assert type(small) is type(whole)
+    hw.save(small, tmp_path / "small", format="padded")  # compared in a fresh process
+    opened = sentence_class(tmp_path / "small")(str(tmp_path / "small"), device="cpu")
+    with hw.ablate(whole, GONE):
+        torch.testing.assert_close(encode_sentences(opened), encode_sentences(whole))
+
+
+def test_scores_measure_the_sparse_vectors(folders: Path) -> None:
+    model, texts = open_with_head(folders / "bert", "SparseEncoder"), TEXTS[1:]
+    scores = hw.importance(model, texts, method="zero-ablation")
+    full = torch.nn.functional.normalize(model.encode(texts).to_dense())
+    with hw.ablate(model, scores.heads[0]):
+        without = torch.nn.functional.normalize(model.encode(texts).to_dense())
+    expected = 1 - (full * without).sum(1).mean().item()
+    assert scores.importance[0] == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_padded_save_encodes_the_same(model: SentenceTransformer, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def answer_in_fresh_process(reader: Reader, folder: Path, batch: Any = ()) -> li
     """The outputs of a checkpoint in a fresh process, or the last line of its error.
 
     Args:
-        batch: The inputs of the model; a SentenceTransformer encodes `SENTENCES` instead.
+        batch: The inputs of the model; one of sentence-transformers reads `SENTENCES` instead.
     """
     command = [sys.executable, __file__, reader, str(folder)]
     # Transformers copies code of a checkpoint before it runs it: keep it out of the user's cache.
@@ -71,7 +71,7 @@ def _write_outputs(reader: str, folder: Path) -> None:
     inputs = load_file(folder / _INPUTS)
     output: Any
     if reader == "sentence-transformers":
-        output = _encode_sentences(folder)
+        output = _open_with_sentence_transformers(folder)
     elif reader == "onnxruntime":
         import onnxruntime
 
@@ -109,14 +109,35 @@ def _open_with_transformers(folder: Path) -> nn.Module:
     return cls.from_pretrained(folder, trust_remote_code=bool(remote)).eval()
 
 
-def _encode_sentences(folder: Path) -> Tensor:
+def _open_with_sentence_transformers(folder: Path) -> Tensor:
     _block_headwise()
-    from sentence_transformers import SentenceTransformer
-
     config = json.loads((folder / "config.json").read_text("utf-8"))
     remote = bool(_remote_classes(config))
-    model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=remote)
-    return model.encode([*SENTENCES], convert_to_tensor=True, show_progress_bar=False)
+    return encode_sentences(
+        sentence_class(folder)(str(folder), device="cpu", trust_remote_code=remote)
+    )
+
+
+def sentence_class(folder: Path) -> Any:
+    """The class of sentence-transformers that a folder was written by.
+
+    Raises:
+        ImportError: the package is not installed.
+    """
+    import sentence_transformers
+
+    path = folder / "config_sentence_transformers.json"
+    config = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return getattr(sentence_transformers, config.get("model_type", "SentenceTransformer"))
+
+
+def encode_sentences(model: Any) -> Tensor:
+    """What a model of sentence-transformers makes of `SENTENCES`: their vectors, or the score of
+    the pair."""
+    if hasattr(model, "predict"):
+        return model.predict([SENTENCES], convert_to_tensor=True, show_progress_bar=False)
+    vectors = model.encode([*SENTENCES], convert_to_tensor=True, show_progress_bar=False)
+    return torch.cat(vectors) if isinstance(vectors, list) else vectors.to_dense()
 
 
 def _block_headwise() -> None:

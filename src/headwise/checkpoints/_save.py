@@ -9,7 +9,12 @@ from torch import Tensor, nn
 from headwise._evaluation import in_evaluation
 from headwise._packages import is_tokenizer_of_rust
 from headwise.checkpoints._formats import Format, write_format
-from headwise.checkpoints._fresh_process import SENTENCES, Reader, answer_in_fresh_process
+from headwise.checkpoints._fresh_process import (
+    Reader,
+    answer_in_fresh_process,
+    encode_sentences,
+    sentence_class,
+)
 from headwise.checkpoints._onnx import onnx_inputs
 from headwise.checkpoints._source_files import copy_source_files, source_folder
 from headwise.errors import ArgumentError, OutputError, UnsupportedError
@@ -49,7 +54,7 @@ def save(
 
     A model that its configuration describes is written unchanged in every format.
 
-    A `SentenceTransformer` is written with all of its modules; `headwise.load` opens the
+    A model of sentence-transformers is written with all of its modules; `headwise.load` opens the
     transformer in it. Where the folder opens without headwise, the vectors of
     `SentenceTransformer(folder).encode` in a fresh process are compared too, also if the modules
     come from `source` and sentence-transformers is installed.
@@ -103,8 +108,8 @@ def save(
     model = without_compiler(model)
     if source is not None and inner is not model:
         raise ArgumentError(
-            f"save: source={str(source)!r} for a SentenceTransformer, which brings its own files. "
-            f"Leave it out."
+            f"save: source={str(source)!r} for a {type(model).__name__}, which brings its own "
+            f"files. Leave it out."
         )
     _check_weights(inner)
     check_tokenizer(tokenizer, "save")
@@ -171,9 +176,8 @@ def check_fresh(reader: Reader, folder: Path, model: nn.Module, batch: Any = Non
 
 def check_encoding(folder: Path, model: nn.Module) -> None:
     """Open a folder with sentence-transformers in a fresh process, and compare its vectors."""
-    encoder: Any = model
     with torch.no_grad(), in_evaluation(model):
-        expected = encoder.encode([*SENTENCES], convert_to_tensor=True, show_progress_bar=False)
+        expected = encode_sentences(model)
     _compare(model, answer_in_fresh_process("sentence-transformers", folder), [expected])
 
 
@@ -189,14 +193,15 @@ def _compare(model: nn.Module, actual: list[Tensor] | str, expected: list[Tensor
 
 
 def _write_around(model: nn.Module, inner: nn.Module, folder: Path) -> None:
-    """Write a `SentenceTransformer` without the weights of the transformer in it."""
+    """Write a model of sentence-transformers without the weights of the transformer in it."""
     outer: Any = around(model, _Unwritten(inner.config))
     outer.save(str(folder), create_model_card=False)
     for path in sorted(folder.rglob("*")):
         if path.suffix in (".bin", ".pt", ".pth", ".pkl"):
             raise UnsupportedError(
-                f"save: a module of this SentenceTransformer writes {path.relative_to(folder)}, a "
-                f"pickle, which can run code. Save the transformer inside it."
+                f"save: a module of this {type(model).__name__} writes "
+                f"{path.relative_to(folder)}, a pickle, which can run code. Save the transformer "
+                f"inside it."
             )
 
 
@@ -212,13 +217,12 @@ class _Unwritten(nn.Module):
 
 
 def _open_around(folder: Path, inner: nn.Module) -> nn.Module | None:
-    """The `SentenceTransformer` of a folder around another transformer; None where the package is
-    not installed."""
+    """The model of a folder of sentence-transformers around another transformer; None where the
+    package is not installed."""
     try:
-        from sentence_transformers import SentenceTransformer
+        cls = sentence_class(folder)
     except ImportError:
         return None
-    device = str(device_of(inner))
-    outer = SentenceTransformer(str(folder), device=device, local_files_only=True)
+    outer: nn.Module = cls(str(folder), device=str(device_of(inner)), local_files_only=True)
     outer.set_submodule(transformer_name(outer, "save"), inner)
     return outer

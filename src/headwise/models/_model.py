@@ -16,12 +16,16 @@ from headwise._torch_private import compiled_modules, is_compiler_loaded, wrappe
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models._libraries import offload_hooks
 
-# The transformer in a SentenceTransformer that saves it at the root of its folder.
-_TRANSFORMERS = ("0.model", "0.auto_model")
+# The models of sentence-transformers; those that give one vector for a text come first.
+_SENTENCE_MODELS = ("SentenceTransformer", "SparseEncoder", "CrossEncoder", "MultiVectorEncoder")
+# The transformer in one that saves it at the root of its folder; the last is in a CrossEncoder of
+# versions before 6.
+_TRANSFORMERS = ("0.model", "0.auto_model", "model")
+_TOKEN_OUTPUTS = ("last_hidden_state", "logits")
 
 
 def check_model(caller: str, model: Any) -> nn.Module:
-    """The model itself, the transformer in a `SentenceTransformer`, or what was compiled.
+    """The model itself, the transformer in a model of sentence-transformers, or what was compiled.
 
     Args:
         caller: The name of the calling function, for error messages.
@@ -57,27 +61,33 @@ def check_weights(caller: str, model: nn.Module, *, offloaded: bool = False) -> 
         )
 
 
-def is_sentence_transformer(model: Any) -> bool:
-    """Whether a model is a `SentenceTransformer`, without importing its package."""
-    # An object of this class can only exist if its package has been imported.
-    cls = getattr(sys.modules.get("sentence_transformers"), "SentenceTransformer", None)
-    return cls is not None and isinstance(model, cls)
+def is_sentence_transformer(model: Any, *, embeds: bool = False) -> bool:
+    """Whether a model is one of sentence-transformers, without importing the package.
+
+    Args:
+        embeds: Whether it must give one vector for a text.
+    """
+    # An object of these classes can only exist if their package has been imported.
+    package = sys.modules.get("sentence_transformers")
+    names = _SENTENCE_MODELS[:2] if embeds else _SENTENCE_MODELS
+    classes = (getattr(package, name, None) for name in names)
+    return isinstance(model, tuple(cls for cls in classes if cls is not None))
 
 
 def transformer_name(model: nn.Module, caller: str) -> str:
-    """The name of the transformer in a `SentenceTransformer`."""
+    """The name of the transformer in a model of sentence-transformers."""
     names = [name for name, _ in model.named_modules() if name in _TRANSFORMERS]
     if not names:
         kinds = ", ".join(type(module).__name__ for module in model.children())
         raise UnsupportedError(
-            f"{caller}: this SentenceTransformer of {kinds} does not begin with a transformer. "
+            f"{caller}: this {type(model).__name__} of {kinds} does not begin with a transformer. "
             f"Give the transformer inside it."
         )
     return names[0]
 
 
 def model_inputs(batch: Any) -> Any:
-    """A batch without the entry `modality` that a `SentenceTransformer` adds to it.
+    """A batch without the entry `modality` that sentence-transformers adds to it.
 
     Tensors that were made under `inference_mode` are copied outside of it, for gradients.
     """
@@ -145,25 +155,24 @@ def check_device(device: str | torch.device, option: str) -> torch.device:
 
 
 def around(model: nn.Module, inner: nn.Module) -> nn.Module:
-    """A copy of a `SentenceTransformer` around another transformer, which itself is not copied."""
+    """A copy of a model of sentence-transformers around another transformer, itself not copied."""
     return deepcopy(model, {id(check_model("around", model)): inner})
 
 
 def sentence_embedding(model: nn.Module, output: Any, batch: Mapping[str, Any]) -> Tensor:
-    """The embedding that a `SentenceTransformer` computes from the output of its transformer."""
+    """The vector of each text that a model of sentence-transformers makes of its transformer's
+    output."""
     first, *modules = model.children()
     settings = getattr(first, "modality_config", {}).get("text", {})
-    name = settings.get("method_output_name", "last_hidden_state")
-    if settings.get("method", "forward") != "forward" or name not in (
-        "last_hidden_state",
-        ["last_hidden_state"],
-        ("last_hidden_state",),
-    ):
+    # Of one vector for each token, or in a SparseEncoder the logits of the whole vocabulary.
+    known = next((name for name in _TOKEN_OUTPUTS if hasattr(output, name)), "")
+    name = settings.get("method_output_name", known)
+    if settings.get("method", "forward") != "forward" or name not in (known, [known], (known,)):
         raise UnsupportedError(
-            f"loss: this SentenceTransformer embeds {name!r} of its transformer, and not the last "
-            f"layer. Give loss=, a function of the transformer's output and the batch."
+            f"loss: this {type(model).__name__} embeds {name!r} of its transformer, and not the "
+            f"last layer. Give loss=, a function of the transformer's output and the batch."
         )
-    features: Any = {**batch, "token_embeddings": output.last_hidden_state}
+    features: Any = {**batch, "token_embeddings": getattr(output, known)}
     for module in modules:
         features = module(features)
     return features["sentence_embedding"]

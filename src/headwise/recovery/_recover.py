@@ -19,7 +19,7 @@ from headwise._progress import Progress, shows_progress
 from headwise.capture import AttentionCall, capture_calls
 from headwise.errors import ArgumentError, ShapeError
 from headwise.lab import MiniGPT
-from headwise.models import check_model, check_weights, fingerprint
+from headwise.models import check_model, check_weights, fingerprint, without_compiler
 from headwise.models.texts import tokenizer_of
 from headwise.scoring import BatchesLike, Inputs, read_batches
 from headwise.shapes import is_size
@@ -82,10 +82,10 @@ def recover(
         OutputError: the file cannot be written.
         ShapeError: the models' outputs have different shapes.
     """
-    tokenizer = tokenizer_of(model, tokenizer)
+    outer, tokenizer = without_compiler(model), tokenizer_of(model, tokenizer)
     model, teacher = (check_model("recover", module) for module in (model, teacher))
     _check(model, teacher, steps, rate)
-    inputs = read_batches(batches, model, tokenizer)
+    inputs = read_batches(batches, outer, tokenizer)
     _check_order(model, teacher, inputs[0])
     settings = {"steps": str(steps), "rate": str(rate), "seed": str(seed)}
     about = settings if resume is None else _about(model, teacher, inputs) | settings

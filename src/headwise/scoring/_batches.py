@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from headwise._packages import is_tokenizer_of_rust
 from headwise.corpora import SentencePair, Several, list_items, list_texts, refuse_path
 from headwise.errors import ArgumentError, InputError
-from headwise.models import device_of, model_inputs
+from headwise.models import check_model, device_of, model_inputs
 from headwise.models.texts import (
     IGNORED,
     as_pieces,
@@ -40,7 +40,8 @@ def read_batches(
     """Return batches on the model's device: ready batches unchanged, or batches made from texts.
 
     A masked language model gets a share of the tokens of each text masked, the same ones in
-    every call. An encoder-decoder gets each text as its own target.
+    every call; one in a `SparseEncoder` reads them as they are. An encoder-decoder gets each text
+    as its own target.
 
     A single string is one text.
 
@@ -120,6 +121,7 @@ def _batches_of_texts(
         raise ArgumentError(
             f"batches: {len(texts)} texts without a tokenizer. Give tokenizer=, or batches."
         )
+    outer, model = model, check_model("batches", model)
     check_reads_text("batches", model)
     device = device_of(model)
     if reads_two_texts(model):
@@ -128,7 +130,7 @@ def _batches_of_texts(
         return list(inputs_of(pairs, _BATCH_SIZE, device, labels=labels))
     pieces = encode(tokenizer, texts, model, max_tokens)
     inputs: list[Inputs] = [vars(batch) for batch in batches(pieces, _BATCH_SIZE, device)]
-    if not type(model).__name__.endswith("ForMaskedLM"):
+    if not type(outer).__name__.endswith("ForMaskedLM"):
         return inputs
     mask_id = None if is_tokenizer_of_rust(tokenizer) else tokenizer.mask_token_id
     if mask_id is None:

@@ -79,8 +79,8 @@ def prune_curves(
             f"prune_curves: {len(orders)} orders, {cut=}, a reference: {reference is not None}. "
             f"Give at least one order, and a reference only without cut=."
         )
-    inputs = read_batches(batches, model, tokenizer)
-    reference_inputs = None if reference is None else read_batches(reference, model, tokenizer)
+    inputs = read_batches(batches, outer, tokenizer)
+    reference_inputs = None if reference is None else read_batches(reference, outer, tokenizer)
     with in_evaluation(outer), torch.no_grad():
         resolved_loss = find_loss(loss, outer, inputs[0])
         attentions = find_attentions(model, inputs[0])

@@ -84,7 +84,7 @@ def importance(
     """
     outer, model = without_compiler(model), check_model("importance", model)
     method_name, score_heads = _method(method)
-    inputs = read_batches(batches, model, tokenizer_of(outer, tokenizer), max_tokens)
+    inputs = read_batches(batches, outer, tokenizer_of(outer, tokenizer), max_tokens)
     resolved_loss = find_loss(loss, outer, inputs[0])
     largest = max(map(texts_in, inputs))
 

@@ -109,7 +109,7 @@ def find_loss(loss: Any, model: nn.Module, batch: Inputs) -> Loss:
     if callable(loss):
         name = getattr(loss, "__name__", type(loss).__name__)
         return Loss(name, loss)
-    if is_sentence_transformer(model) and loss in (None, "embedding"):
+    if is_sentence_transformer(model, embeds=True) and loss in (None, "embedding"):
         return Loss("embedding", partial(_sentence_vectors, model), compares=True)
     name = _default_name(model, batch) if loss is None else loss
     if name not in _LOSSES:
