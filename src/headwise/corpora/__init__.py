@@ -13,6 +13,7 @@ from headwise.corpora._listing import (
     list_items,
     list_pairs,
     list_texts,
+    one_text,
     refuse_path,
 )
 from headwise.corpora._names import name_texts
@@ -52,6 +53,7 @@ __all__ = [
     "list_pairs",
     "list_texts",
     "name_texts",
+    "one_text",
     "read_conllu",
     "read_examples",
     "read_gap",

@@ -41,6 +41,21 @@ def list_texts(who: str, texts: Any, name: str = "texts") -> list[str]:
     return _filled(who, [str(text) for text in _strings(who, name, texts, str)])
 
 
+def one_text(who: str, text: Any, name: str = "text") -> str:
+    """A single text, as it is.
+
+    Raises:
+        ArgumentError: it is a path, not a string, or cannot be encoded.
+    """
+    if isinstance(text, str):
+        [text] = _strings(who, name, text, str)
+        return str(text)
+    refuse_path(who, name, text)
+    raise ArgumentError(
+        f"{who}: {name} is {shortened(text)}, a {type(text).__name__}. Give one string."
+    )
+
+
 def list_corpus(who: str, corpus: Any) -> list[AnnotatedText]:
     """Texts with or without annotations as a list of annotated texts.
 

@@ -74,12 +74,27 @@ def context_of(model: nn.Module, tokenizer: Any, max_tokens: int | None = None) 
         if max_tokens < least:
             why = f", and the tokenizer adds {added} of its own" if added > 1 else ""
             raise ArgumentError(f"encode: max_tokens={max_tokens}{why}. Give at least {least}.")
+    limit = min([*_lengths(model, tokenizer), LONGEST])
+    return limit if max_tokens is None else min(limit, max_tokens)
+
+
+def _lengths(model: nn.Module, tokenizer: Any) -> list[int]:
+    """The most tokens that the configuration and the tokenizer name, each if it does."""
     config = getattr(model, "config", None)
     parts = [config, *(getattr(config, part, None) for part in ("encoder", "decoder"))]
     known = [getattr(part, name, None) for part in parts for name in _LENGTHS]
     known.append(getattr(tokenizer, "model_max_length", None))
-    limit = int(min([size for size in known if size] + [LONGEST]))
-    return limit if max_tokens is None else min(limit, max_tokens)
+    return [int(size) for size in known if size]
+
+
+def check_fits(caller: str, model: nn.Module, tokenizer: Any, n_tokens: int) -> None:
+    """Refuse a text that is longer than a model can read at once."""
+    limit = min([*_lengths(model, tokenizer), n_tokens])
+    if n_tokens > limit:
+        raise ArgumentError(
+            f"{caller}: the text has {n_tokens:,} tokens, and {type(model).__name__} reads "
+            f"{limit:,}. Shorten it."
+        )
 
 
 def check_tokenizer(tokenizer: Any, caller: str) -> None:

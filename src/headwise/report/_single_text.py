@@ -14,8 +14,8 @@ from torch import nn
 
 from headwise._display import counted, printable
 from headwise._evaluation import in_evaluation
-from headwise.corpora import refuse_path
-from headwise.errors import ArgumentError, InputError
+from headwise.corpora import one_text
+from headwise.errors import ArgumentError, InputError, UnsupportedError
 from headwise.files import as_path
 from headwise.models import check_model, device_of
 from headwise.models.texts import (
@@ -31,7 +31,7 @@ from headwise.report._html import write_html
 from headwise.report._samples import Sample, sample_piece
 from headwise.report.page import render_look
 from headwise.tables import Head
-from headwise.watch import Word, links, word_tokens
+from headwise.watch import Word, links_of, word_tokens
 
 # Tokens of an encoder-decoder's own output.
 _OUTPUT_TOKENS = 40
@@ -143,9 +143,7 @@ def look(
     wrapper, model = model, check_model("look", model)
     tokenizer = tokenizer_of(wrapper, tokenizer, "look")
     check_reads_text("look", model)
-    refuse_path("look", "text", text)
-    if not isinstance(text, str):
-        raise ArgumentError(f"look: text is {text!r:.60}. Give one string.")
+    text = one_text("look", text)
     two = reads_two_texts(model)
     if source is not None and target is None:
         raise ArgumentError(f"look: source={source!r:.60} without target. Give both, or neither.")
@@ -154,11 +152,12 @@ def look(
             f"look: target={target!r:.60} alone is for an encoder-decoder, and "
             f"{type(model).__name__} reads one text. Give source too, or leave it out."
         )
+    if source is not None and two:
+        raise UnsupportedError(
+            f"look: source={source!r:.60} for {type(model).__name__}, which reads two texts. "
+            f"Leave it out."
+        )
     linked = None
-    if source is not None and target is not None:
-        head = Head.parse(links(model, tokenizer, text, source, target)["name"][0])
-        words = word_tokens(tokenizer, text, source, target)
-        linked = head, words[0], words[1]
     with in_evaluation(model):
         if two and target is None:
             target = _generated(model, tokenizer, text) or text
@@ -166,12 +165,17 @@ def look(
         piece = beginning_of(tokenizer, (text, str(target) if two else None), model, limit)
         if piece is None:
             raise InputError(f"look: {text!r:.60} holds no token. Give a text with words.")
+        if source is not None and target is not None:
+            ids, query, key = word_tokens(tokenizer, text, source, target)
+            end = max(query[1], key[1])
+            if list(ids[:end]) != list(piece.source[:end]):
+                raise ArgumentError(
+                    f"look: {source!r} or {target!r} stands beyond the {len(piece.source)} tokens "
+                    f"that the model can read. Leave out some of what is before."
+                )
+            table = links_of(model, piece.source, query, key, (source, target))
+            linked = Head.parse(table["name"][0]), query, key
         sample = sample_piece("look", model, tokenizer, piece)
-    if linked is not None and max(linked[1][1], linked[2][1]) > len(sample.tokens):
-        raise ArgumentError(
-            f"look: {source!r} or {target!r} stands beyond the {len(sample.tokens)} tokens that "
-            f"the model can read. Leave out some of what is before."
-        )
     return Look(
         title=title or type(model).__name__,
         model=type(model).__name__,

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from headwise._display import counted
 from headwise._progress import Progress, shows_progress
-from headwise.corpora import Several, list_items
+from headwise.corpora import Several, Span, list_items, one_text
 from headwise.errors import ArgumentError, InputError, UnsupportedError
 from headwise.files import as_path, read_object, write_json
 from headwise.models import check_model, fingerprint
+from headwise.models.texts import TokenOffsets, token_offsets
 from headwise.roles._align import (
     Calls,
     aligned,
@@ -67,19 +68,25 @@ class AlignedBatch:
         cls,
         processor: Any,
         sounds: Sequence[Float[np.ndarray, " _"]],
+        texts: Sequence[str],
         words: Sequence[Sequence[tuple[float, float, str]]],
     ) -> "AlignedBatch":
         """Utterances for a Whisper, with the times of their words.
 
-        The prompt is the tokenizer's own, `processor.tokenizer.set_prefix_tokens` changes it.
+        The prompt is the tokenizer's own, `processor.tokenizer.set_prefix_tokens` changes it. A
+        token of several words makes one word of them, and one of no word has no span.
 
         Args:
             processor: The processor of the model: a feature extractor and a tokenizer.
             sounds: Waveforms of one channel, at the sampling rate of the feature extractor.
-            words: For each sound its words in order, as `(start_s, end_s, "word")`.
+            texts: What is said, as the model writes it: with a space before the first word, but in
+                languages that are written without spaces.
+            words: For each sound its words in order, as `(start_s, end_s, "word")`: stretches of
+                characters of its text.
         Raises:
-            ArgumentError: the processor has no feature extractor or tokenizer, or there are not
-                as many lists of words as sounds.
+            ArgumentError: the processor has no feature extractor or tokenizer, there are not as
+                many texts and lists of words as sounds, or a word is not in its text after those
+                before it.
         """
         extractor, tokenizer = (
             getattr(processor, part, None) for part in ("feature_extractor", "tokenizer")
@@ -89,32 +96,69 @@ class AlignedBatch:
                 f"AlignedBatch.of_words: a {type(processor).__name__} has no feature extractor or "
                 f"no tokenizer. Give the WhisperProcessor of the model."
             )
-        if len(sounds) != len(words):
+        if not len(sounds) == len(texts) == len(words):
             raise ArgumentError(
-                f"AlignedBatch.of_words: {len(sounds)} sounds and {len(words)} lists of words. "
-                f"Give a list of words for each sound."
+                f"AlignedBatch.of_words: {len(sounds)} sounds, {len(texts)} texts and "
+                f"{len(words)} lists of words. Give a text and a list of words for each sound."
             )
-        # Of the tokens around a text the decoder puts the first before each output by itself.
-        (_, *prompt, end) = tokenizer("").input_ids
+        texts = [one_text("AlignedBatch.of_words", text) for text in texts]
         # The second convolution of the encoder makes one source position of two frames.
         samples = 2 * extractor.hop_length
         rate = extractor.sampling_rate
-        outputs: list[list[int]] = []
-        spans: list[list[tuple[int, int] | None]] = []
-        for of_sound in words:
-            outputs.append([*prompt])
-            spans.append([None] * len(prompt))
-            for start, stop, word in of_sound:
-                ids = tokenizer(f" {word.strip()}", add_special_tokens=False).input_ids
-                outputs[-1] += ids
-                spans[-1] += [(round(start * rate / samples), round(stop * rate / samples))] * len(
-                    ids
-                )
-            outputs[-1].append(end)
-            spans[-1].append(None)
+        outputs: list[Sequence[int]] = []
+        spans: list[Sequence[tuple[int, int] | None]] = []
+        for text, of_sound, tokens in zip(
+            texts, words, token_offsets(tokenizer, texts), strict=True
+        ):
+            borders = [
+                (round(start * rate / samples), round(stop * rate / samples))
+                for start, stop, _ in of_sound
+            ]
+            stretches = _stretches(text, [word for *_, word in of_sound])
+            of_tokens = _spans_of_tokens(text, tokens, stretches, borders)
+            # The decoder puts the first of the tokens around a text before it by itself.
+            outputs.append(tokens.ids[1:])
+            spans.append(of_tokens[1:])
         inputs = extractor(list(sounds), sampling_rate=rate, return_tensors="pt")
         lengths = [ceil(len(sound) / samples) for sound in sounds]
         return cls(dict(inputs), outputs, spans, lengths)
+
+
+def _stretches(text: str, words: Sequence[str]) -> list[Span]:
+    """The characters of each word, one after another.
+
+    Raises:
+        ArgumentError: a word does not follow.
+    """
+    stretches: list[Span] = []
+    end = 0
+    for word in map(str.strip, words):
+        start = text.find(word, end) if word else -1
+        if start < 0:
+            raise ArgumentError(
+                f"AlignedBatch.of_words: the word {word!r} is not in {text[end:]!r:.60}, which is "
+                f"left of its text. Give words as they stand in the text, in order."
+            )
+        end = start + len(word)
+        stretches.append((start, end))
+    return stretches
+
+
+def _spans_of_tokens(
+    text: str, tokens: TokenOffsets, stretches: Sequence[Span], borders: Sequence[Span]
+) -> list[Span | None]:
+    """For each token the span of its word; None for a token of no word."""
+    spans: list[Span | None] = [None] * len(tokens.ids)
+    for stretch, (start, end) in zip(stretches, borders, strict=True):
+        inside = tokens.tokens_in(text, stretch)
+        # Where a token belongs to the word before as well, both are one.
+        before = spans[inside[0]] if inside else None
+        if before is not None:
+            inside = [n for n, span in enumerate(spans) if span == before] + inside
+            start = before[0]
+        for token in inside:
+            spans[token] = start, end
+    return spans
 
 
 @dataclass(frozen=True, eq=False)

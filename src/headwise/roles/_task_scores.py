@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from headwise._evaluation import in_evaluation
 from headwise._packages import is_tokenizer_of_rust, untruncated
 from headwise._progress import Progress
-from headwise.corpora import Example, Several, list_items
+from headwise.corpora import Example, Several, list_items, one_text
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import device_of
 from headwise.models.texts import (
@@ -80,7 +80,11 @@ def tokenized_examples(
         UnsupportedError: texts are strings and the tokenizer does not report character offsets.
     """
     listed = list_items("find_heads", "examples", examples, Example)
-    texts = [example.text for example in listed if isinstance(example.text, str)]
+    texts = [
+        one_text(f"find_heads: {_place(number, example)}", example.text)
+        for number, example in enumerate(listed)
+        if isinstance(example.text, str)
+    ]
     if texts and tokenizer is None:
         raise ArgumentError(
             f"find_heads: {len(texts)} examples are strings without a tokenizer. Give tokenizer=, "
@@ -91,7 +95,7 @@ def tokenized_examples(
     read = []
     for number, example in enumerate(listed):
         tokens = next(encoded) if isinstance(example.text, str) else None
-        where = f"find_heads: {example.source or f'example {number}'}"
+        where = f"find_heads: {_place(number, example)}"
         one = _in_tokens(where, example, tokens, tokenizer)
         if len(one.ids) + len(one.answer) > limit:
             raise ArgumentError(
@@ -108,11 +112,16 @@ def tokenized_examples(
     return read
 
 
+def _place(number: int, example: Example) -> str:
+    return example.source or f"example {number}"
+
+
 def _in_tokens(
     caller: str, example: Example, tokens: TokenOffsets | None, tokenizer: Any
 ) -> TokenExample:
     ids = example.text if tokens is None else tokens.ids
-    if not len(ids) or not all(isinstance(token, Integral) for token in ids):
+    is_list = isinstance(ids, Sequence | np.ndarray) and len(ids) > 0
+    if isinstance(ids, bytes) or not is_list or not all(isinstance(x, Integral) for x in ids):
         raise ArgumentError(f"{caller} has the text {ids!r:.40}. Give a string or token ids.")
     named = {
         name: read_stretches(f"{caller}: {name}", getattr(example, name))
@@ -148,6 +157,7 @@ def _answer(caller: str, answer: str | Sequence[int], tokenizer: Any) -> tuple[i
     """The token ids of an answer, without special tokens."""
     if not isinstance(answer, str):
         return tuple(int(token) for token in answer)
+    answer = one_text(caller, answer, "answer")
     if tokenizer is None:
         raise ArgumentError(
             f"{caller} has the answer {answer!r}, and no tokenizer. Give tokenizer=."

@@ -1,7 +1,7 @@
 """Watch the heads of a model while it runs; its output is unchanged to the last bit."""
 
 from headwise.watch._attentions import attentions
-from headwise.watch._links import Word, links, word_tokens
+from headwise.watch._links import Word, links, links_of, word_tokens
 from headwise.watch._maps import Layer, TopKeys
 from headwise.watch._observe import check_arguments, observe
 from headwise.watch._recorder import Recorder
@@ -22,6 +22,7 @@ __all__ = [
     "attentions",
     "check_arguments",
     "links",
+    "links_of",
     "observe",
     "read_stretches",
     "stretch_tokens",

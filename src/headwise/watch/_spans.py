@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from headwise.capture import Site, Text
+from headwise.corpora import one_text
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.kernels import RowStatistics
 from headwise.models.texts import TokenOffsets, token_offsets
@@ -53,6 +54,7 @@ class TextSpans:
                 f"a list of texts and their tokenizer, so that positions count characters, or "
                 f"neither."
             )
+        texts = [one_text("Watch.spans", text, f"texts[{n}]") for n, text in enumerate(texts)]
         encoded = token_offsets(tokenizer, texts)
         by_name = {name: _in_tokens(name, given, texts, encoded) for name, given in by_name.items()}
         if of_queries is not None:
@@ -310,8 +312,8 @@ def read_stretches(caller: str, given: Any) -> list[Stretch]:
     Raises:
         ArgumentError: something is not `(start, end)` with 0 <= start < end.
     """
-    pairs = [given] if _is_pair(given) else given
-    are_pairs = isinstance(pairs, Sequence) and all(map(_is_pair, pairs))
+    pairs = [given] if is_pair(given) else given
+    are_pairs = isinstance(pairs, Sequence) and all(map(is_pair, pairs))
     if are_pairs and all(0 <= start < end for start, end in pairs):
         return [(int(start), int(end)) for start, end in pairs]
     raise ArgumentError(
@@ -319,7 +321,8 @@ def read_stretches(caller: str, given: Any) -> list[Stretch]:
     )
 
 
-def _is_pair(given: Any) -> bool:
+def is_pair(given: Any) -> bool:
+    """Whether something is a pair of whole numbers."""
     is_sequence = isinstance(given, Sequence) and not isinstance(given, str)
     return is_sequence and len(given) == 2 and all(isinstance(part, Integral) for part in given)
 
