@@ -1,4 +1,4 @@
-"""A tiny Llama, in memory or in a folder as the commands expect it."""
+"""A tiny Llama, in memory or in a folder as the commands expect it, and a tiny Gemma."""
 
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
+from torch import nn
 
 _SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
 _SIZES |= {"num_key_value_heads": 2, "intermediate_size": 32, "vocab_size": 13}
@@ -17,6 +18,18 @@ def tiny_llama(seed: int = 0, **more: Any) -> transformers.LlamaForCausalLM:
     """A Llama of two layers of four heads, with random weights, in evaluation."""
     torch.manual_seed(seed)
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**_SIZES | more)).eval()
+
+
+def tiny_gemma() -> nn.Module:
+    """A Gemma 4 whose last two layers attend to the keys and values of the first two."""
+    torch.manual_seed(0)
+    config = transformers.Gemma4TextConfig(
+        hidden_size=24, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=6, global_head_dim=8, intermediate_size=16, vocab_size=23, sliding_window=4,
+        vocab_size_per_layer_input=23, hidden_size_per_layer_input=4, num_kv_shared_layers=2,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    )  # fmt: skip
+    return transformers.Gemma4ForCausalLM(config).eval()
 
 
 def write_llama(folder: Path, words: tuple[str, ...], **sizes: int) -> None:

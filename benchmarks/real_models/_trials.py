@@ -12,8 +12,8 @@ from benchmarks._report import table
 REASONS = {
     "no attention call was captured": "no softmax attention that can be followed",
     "no attention was captured": "no softmax attention that can be followed",
-    "no output projection that is a plain": "heads are not mixed by a plain linear layer",
-    "changes its heads before": "heads are changed before they are mixed",
+    "no module receives its heads as they are": "heads are changed before they are mixed",
+    "no output projection of its own": "heads are not mixed by a plain linear layer",
     "attends several times in one pass": "a layer attends several times in one pass",
     "depend on one another": "a norm over all heads, or values that heads share",
     "is shared by several layers": "layers share weights, and would keep different heads",

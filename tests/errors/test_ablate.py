@@ -1,11 +1,14 @@
 """Heads that cannot be ablated are refused by name, and the model is unchanged."""
 
+from collections.abc import Callable
 from typing import Any
 
+import peft
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from folders import tiny_llama
 from gates import gate_heads
 from headwise import ablate, prune
 from headwise.errors import ArgumentError, HeadError, UnsupportedError
@@ -87,27 +90,109 @@ def test_a_model_with_unknown_inputs() -> None:
     assert len(find_attentions(Own(), X)) == 1
 
 
-def test_a_layer_without_an_output_projection() -> None:
-    with pytest.raises(UnsupportedError, match="attention has no output projection"):
-        _refused(MultiHeadAttention(12, 4, out_proj=False), (0, 1))
+class _Odd(nn.Module):
+    """Four heads of width 3, and what it does with them under names of its own."""
+
+    def __init__(self, blend: nn.Module) -> None:
+        super().__init__()
+        self.read, self.blend = nn.Linear(12, 36), blend
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (4, 3)).transpose(1, 2) for part in self.read(x).chunk(3, -1))
+        heads = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.blend(heads.transpose(1, 2).flatten(2))
 
 
-class _Normed(nn.Module):
-    """A layer that normalises its heads together before the output projection."""
+class _Beside(nn.Module):
+    """Adds what it makes of its input to what its linear layer makes of it, as adapters do."""
+
+    def __init__(self, **more: nn.Module) -> None:
+        super().__init__()
+        self.base, self.more = nn.Linear(12, 12), nn.ModuleDict(more)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + sum((part(x) for part in self.more.values()), 0.1 * x)
+
+
+class _Wrapped(nn.Module):
+    """A linear layer behind changes of the heads."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.change, self.mix = change, nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.mix(self.change(x))) + 1.0
+
+
+class _Packed(nn.Linear):
+    """Weights of half the width, with scales, as of a quantized layer."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.norm, self.proj = nn.Linear(12, 36), nn.LayerNorm(12), nn.Linear(12, 12)
+        super().__init__(12, 12)
+        self.weight = nn.Parameter(self.weight[:, :6].detach())
+        self.register_buffer("scales", torch.zeros(3, dtype=torch.int8))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (part.unflatten(-1, (4, 3)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-        heads = nn.functional.scaled_dot_product_attention(q, k, v)
-        return self.proj(self.norm(heads.transpose(1, 2).flatten(2)))
+    def forward(self, x: Tensor) -> Tensor:
+        return x
 
 
-def test_heads_mixed_before_the_output_projection() -> None:
-    with pytest.raises(UnsupportedError, match=r"changes its heads before 0\.proj"):
-        find_attentions(nn.Sequential(_Normed()), X)
+@pytest.mark.parametrize(
+    ("blend", "name"),
+    [
+        (nn.Linear(12, 7), "0.blend"),
+        (nn.Sequential(nn.Dropout(0.1), nn.Linear(12, 12), nn.ReLU()), "0.blend.1"),
+        (_Wrapped(lambda x: x), "0.blend.mix"),
+        (_Wrapped(lambda x: x.flatten(0, 1)), "0.blend.mix"),
+    ],
+)
+def test_the_output_projection_is_the_linear_layer_that_receives_the_heads(
+    blend: nn.Module, name: str
+) -> None:
+    model = nn.Sequential(_Odd(blend)).eval()
+    assert find_attentions(model, X)[0].output.name == name
+    with ablate(model, "L0.H1", reference=[X]):
+        ablated = model(X)
+    with torch.no_grad():
+        linear = model.get_submodule(name)
+        linear.weight[:, 3:6] = 0
+    torch.testing.assert_close(model(X), ablated)
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        (MultiHeadAttention(12, 4, out_proj=False), r"its heads go into out_proj \(Identity\)\. W"),
+        (_Odd(nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 12))), r"into blend\.0 \(LayerNorm\)"),
+        (_Odd(_Wrapped(lambda x: 2 * x)), r"into blend \(_Wrapped\)\. Watch this model"),
+        (_Odd(_Wrapped(lambda x: x.roll(3, -1))), r"into blend \(_Wrapped\)\. Watch"),
+        (_Odd(_Beside()), r"blend \(_Beside\) uses its heads beside blend\.base\. Watch"),
+        (_Odd(_Beside(a=nn.Linear(12, 12))), r"blend\.base \(Linear\) and blend\.more\.a \(Linear"),
+        (_Odd(_Packed()), r"into blend \(_Packed\)\. Its weights are packed: unpack them first"),
+    ],
+)
+def test_heads_without_a_plain_output_projection(model: nn.Module, found: str) -> None:
+    message = "has no output projection of its own that is a plain linear layer: .*"
+    with pytest.raises(UnsupportedError, match=message + found):
+        find_attentions(model, X)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        (peft.LoraConfig(target_modules=["o_proj"]), r"o_proj, an adapter \(lora\)\. Merge it"),
+        (peft.VeraConfig(target_modules=["o_proj"]), r"o_proj, an adapter \(vera\)\. Merge it"),
+        (
+            peft.AdaptionPromptConfig(adapter_layers=1, adapter_len=3, task_type="CAUSAL_LM"),
+            r"heads and those of .*layers\.1\.self_attn go into .*self_attn\.model\.o_proj\. Watch",
+        ),
+    ],
+)
+def test_adapters_of_the_output_projection(config: peft.PeftConfig, found: str) -> None:
+    model = peft.get_peft_model(tiny_llama(vocab_size=23), config)
+    with pytest.raises(UnsupportedError, match=found):
+        find_attentions(model)
 
 
 class _Twice(nn.Module):

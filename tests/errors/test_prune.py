@@ -15,7 +15,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor
 
-from folders import tiny_llama
+from folders import tiny_gemma, tiny_llama
 from headwise import MultiHeadAttention, Plan, prune, recover
 from headwise._tensors import read_with_metadata, write_tensors
 from headwise.errors import (
@@ -76,6 +76,14 @@ def _adapted() -> nn.Module:
     return get_peft_model(_llama(), LoraConfig(target_modules=["q_proj"]))
 
 
+class _FixedWidth(MultiHeadAttention):
+    """A layer whose code knows its width by heart."""
+
+    def forward(self, query: torch.Tensor, **options: Any) -> Any:
+        self.q_proj(query).reshape(*query.shape[:2], 4, 3)
+        return super().forward(query, **options)
+
+
 def _of_int8() -> nn.Module:
     layer = MultiHeadAttention(12, 4)
     layer.q_proj.weight = nn.Parameter(torch.ones(12, 12, dtype=torch.int8), requires_grad=False)
@@ -100,6 +108,27 @@ MEAN = {"fold": "mean", "reference": [{"input_ids": torch.tensor([[3, 5, 7]])}]}
         (_llama, {0: [1]}, {"fold": "mean"}, ArgumentError, "without a reference"),
         (_shared, [(0, 1), (1, 1)], MEAN, UnsupportedError, "one bias for all"),
         (_adapted, {0: [1]}, {}, UnsupportedError, r"adapters. Call merge_and_unload"),
+        (
+            tiny_gemma,
+            {0: [0, 1]},
+            {},
+            UnsupportedError,
+            r"2\.self_attn attends to .*0\.self_attn, and would .* \[0, 1\] where \[1\] stay",
+        ),
+        (
+            tiny_gemma,
+            {3: [0]},
+            {"expand": True},
+            UnsupportedError,
+            r"3\.self_attn attends to .*1\.self_attn, and would .* \[0, 1, 1\] where \[0, 1\] stay",
+        ),
+        (
+            lambda: nn.Sequential(_FixedWidth(12, 4)),
+            (0, 1),
+            {"reference": torch.randn(2, 5, 12)},
+            UnsupportedError,
+            r"does not run .*: 0 \(_FixedWidth\) depends on the number of heads",
+        ),
         (_of_int8, (0, 1), {}, UnsupportedError, "q_proj.weight is Tensor of torch.int8"),
         (_with_a_further_key, (0, 1), {}, UnsupportedError, "add_bias_kv or add_zero_attn attends"),
     ],

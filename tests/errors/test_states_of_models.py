@@ -145,6 +145,25 @@ def test_a_prompt_tuned_model_is_scored_on_the_tokens_of_its_texts(method: str) 
     )
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of PEFT
+def test_an_adapted_model_has_the_loss_of_the_model_inside() -> None:
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(_llama(), peft.LoraConfig(target_modules=["q_proj"])).eval()
+    assert type(adapted).__name__ == "PeftModel"  # no task is named
+    scores = hw.importance(adapted, BATCHES).per_text
+    np.testing.assert_array_equal(scores, hw.importance(adapted.base_model.model, BATCHES).per_text)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of PEFT
+def test_weights_changed_after_the_softmax_are_refused() -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.AdaptionPromptConfig(adapter_layers=1, adapter_len=3)  # LLaMA-Adapter, gated
+    adapted = peft.get_peft_model(_llama(), config).eval()
+    message = r"1\.self_attn \(softmax\) .*Its weights are changed after the softmax, as by a gate"
+    with pytest.raises(UnsupportedError, match=message), hw.observe(adapted):
+        adapted(**BATCHES[0])
+
+
 def test_a_panic_of_a_tokenizer_is_an_error() -> None:
     tokenizer = Tokenizer(WordLevel({"a": 0}, "a"))
     tokenizer.pre_tokenizer = Split(Regex("(a+)+$|x"), "isolated")

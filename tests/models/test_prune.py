@@ -11,6 +11,7 @@ import transformers
 import zoo
 from torch import Tensor, nn
 
+from folders import tiny_gemma
 from headwise import (
     Evidence,
     HeadTable,
@@ -43,7 +44,7 @@ X = torch.randn(3, 5, 12, generator=torch.Generator().manual_seed(3), dtype=torc
 REMOVE = {0: [1, 3], 1: [0, 2]}
 
 # Why these cannot be pruned.
-BOUND = "Something outside the attention depends on which heads there are"
+BOUND = "Something else depends on which heads there are"
 REFUSED = {
     "Albert": "is shared by several layers, which would keep different heads",
     "CodeGenForCausalLM": BOUND,  # each of its weights has four blocks of heads
@@ -122,6 +123,24 @@ def test_position_biases_are_pruned_with_their_heads(name: str) -> None:
     assert _gap(model, once, gone) <= 1e-12
     # The remaining heads are renumbered, and the model keeps their original numbers.
     assert _gap(model, prune(once, {0: [0]}), {0: [0, 1, 2], 1: [1, 2, 3]}) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        {2: [0, 2]},  # one of each group of a layer that reads the keys of layer 0
+        {0: [0, 2], 3: [1, 3]},
+        {0: [0, 1], 2: [0, 1]},  # a whole group of both
+        {layer: [0] for layer in range(4)},  # each query with keys of its own, in all of them
+    ],
+)
+def test_layers_that_read_keys_of_others_are_cut(gone: dict[int, list[int]]) -> None:
+    model = tiny_gemma().double()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(8.0)
+    small = prune(model, gone, expand=True)
+    assert _gap(model, small, gone) <= 1e-10
 
 
 def test_layers_that_share_weights_lose_the_same_heads() -> None:

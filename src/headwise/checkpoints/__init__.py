@@ -12,7 +12,9 @@ from headwise.checkpoints._original_heads import (
     set_original_heads,
 )
 from headwise.checkpoints._resize import (
+    CONFIG_PREFIX,
     BiasHeads,
+    LayerConfig,
     is_bias_table,
     returns_biases,
     set_count,
@@ -27,8 +29,10 @@ from headwise.checkpoints._torch_layer import (
 )
 
 __all__ = [
+    "CONFIG_PREFIX",
     "SENTENCES",
     "BiasHeads",
+    "LayerConfig",
     "TorchCompatibleAttention",
     "as_format",
     "compose_heads",

@@ -36,6 +36,7 @@ from headwise.models._model import (
     run_uncompiled,
     sentence_embedding,
     transformer_name,
+    without_adapters,
     without_compiler,
 )
 
@@ -67,5 +68,6 @@ __all__ = [
     "run_uncompiled",
     "sentence_embedding",
     "transformer_name",
+    "without_adapters",
     "without_compiler",
 ]

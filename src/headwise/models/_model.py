@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from reprlib import repr as shortened
@@ -102,6 +102,12 @@ def model_inputs(batch: Any) -> Any:
     read = {name: model_inputs(x) for name, x in batch.items() if name not in no_input}
     # An output of a model, such as `encoder_outputs`, is read by number too.
     return type(batch)(**read) if hasattr(batch, "to_tuple") else read
+
+
+def without_adapters(model: nn.Module) -> nn.Module:
+    """The model that a `PeftModel` wraps, adapters in its layers; any other model as it is."""
+    base: Callable[[], nn.Module] = getattr(model, "get_base_model", lambda: model)
+    return base()
 
 
 def without_compiler(model: nn.Module) -> nn.Module:

@@ -26,6 +26,7 @@ from headwise.ownership._model_runs import (
     first_batch,
     float_outputs,
     output_difference,
+    run,
 )
 from headwise.ownership._ownership_map import (
     HeadCounts,
@@ -70,6 +71,7 @@ __all__ = [
     "output_difference",
     "output_projection",
     "replace_heads",
+    "run",
     "scale_rows",
     "spread",
 ]

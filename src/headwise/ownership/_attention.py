@@ -1,18 +1,20 @@
 """The attentions of a model, each with the output projection that mixes its heads."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from headwise._evaluation import in_evaluation
 from headwise.capture import AttentionCall, Site, capture_calls
 from headwise.errors import UnsupportedError
 from headwise.layer import MultiHeadAttention
-from headwise.models import Hooks, check_weights, is_sharded, run_uncompiled
-from headwise.ownership._model_runs import example_input, run
+from headwise.models import Hooks, check_weights, hooked, is_sharded, run_uncompiled
+from headwise.ownership._model_runs import example_input, float_tensors, run
 from headwise.tables import Head, HeadsLike, resolve_heads
 
 # Its usual names: beside the other projections or, in BERT and its relatives, one module above.
@@ -26,10 +28,8 @@ _BATCH_NORMS = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
     nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
 )  # fmt: skip
-_NO_PROJECTION = (
-    "heads: {} has no output projection that is a plain linear layer. "
-    "Merge adapters and unpack quantized weights first."
-)
+_ONLY_WATCH = "Watch this model without editing its heads."
+_NO_PROJECTION = "heads: {} has no output projection of its own that is a plain linear layer: {}"
 
 
 @dataclass(frozen=True)
@@ -126,10 +126,12 @@ class Attention:
     Attributes:
         site: Where it is, and how many heads it has.
         module: The module that computes the attention.
-        projection: The output projection that mixes its heads; None if a bare parameter does.
+        projection: The output projection that mixes its heads; None if none was found.
         nth: Which call of the module in one pass it is, if layers share their weights.
         rows: In how many rows it attended in the pass that found it; more than there are texts
             if windows or frames of a text are rows of their own.
+        unprojected: Why it has no output projection, and what can be done.
+        lender: The site of the earlier layer whose keys it attends to; None if it has its own.
     """
 
     site: Site
@@ -137,12 +139,14 @@ class Attention:
     projection: OutputProjection | None
     nth: int
     rows: int = field(default=1, compare=False)
+    unprojected: str = field(default="", compare=False)
+    lender: Site | None = field(default=None, compare=False)
 
     @property
     def output(self) -> OutputProjection:
         """The output projection, for whatever needs its weights."""
         if self.projection is None:
-            raise UnsupportedError(_NO_PROJECTION.format(self.site.name))
+            raise UnsupportedError(_NO_PROJECTION.format(self.site.name, self.unprojected))
         return self.projection
 
     @property
@@ -157,13 +161,41 @@ class Attention:
         return not isinstance(self.module, nn.MultiheadAttention)
 
 
+@dataclass
+class _Heads:
+    """The heads of one call of an attention, and the modules that received them.
+
+    Attributes:
+        keys: What they attended to.
+        outputs: What the heads computed; None once it cannot reach further modules.
+        receivers: The modules whose input was these outputs, in the order of their calls, each
+            with its arguments.
+    """
+
+    site: Site
+    module: nn.Module
+    nth: int
+    keys: Float[Tensor, "B Hkv S D"]
+    outputs: Float[Tensor, "B T H Dv"] | None
+    receivers: dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
+
+    def note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note a module that is called with the heads side by side, as they were computed."""
+        heads = self.outputs
+        if heads is None or not args or not isinstance(args[0], Tensor):
+            return
+        fits = args[0].numel() == heads.numel() and args[0].shape[-1] == heads[0, 0].numel()
+        if fits and args[0].reshape(heads.shape).equal(heads):
+            self.receivers.setdefault(module, (args, kwargs))
+
+
 def find_attentions(
     model: nn.Module, batch: Any = None, *, needs_projections: bool = True
 ) -> list[Attention]:
     """Find the attentions of a model by running it once.
 
-    The model runs in evaluation mode, without gradients, and is not changed. The run also checks
-    that each output projection receives the outputs of the heads unchanged.
+    The model runs in evaluation mode, without gradients, and is not changed. The output projection
+    of an attention is the linear layer that receives the outputs of its heads, whatever its name.
 
     Args:
         model: Any model that `observe` can watch.
@@ -173,59 +205,148 @@ def find_attentions(
             such as one whose `W_O` is a bare parameter, is refused.
     Raises:
         ArgumentError: no batch is given and none can be generated.
-        UnsupportedError: no attention was captured, or the outputs of heads are changed before
-            the output projection.
+        UnsupportedError: no attention was captured, or no plain linear layer receives the outputs
+            of heads.
     """
     check_weights("heads", model, offloaded=True)
     batch = example_input(model) if batch is None else batch
-    attentions = list[Attention]()
-    # Heads that have not reached their output projection so far.
-    unmixed: dict[Attention, Float[Tensor, "B T H Dv"]] = {}
-    # The gate of our own layer may scale heads before the projection, which counts as theirs.
-    ours = {id(m.attention) for m in model.modules() if isinstance(m, MultiHeadAttention)}
+    calls = list[_Heads]()
 
     def record(call: AttentionCall) -> None:
         site = active.site_of(call)
-        output = output_projection(model, site)
-        if output is None and needs_projections:
-            raise UnsupportedError(_NO_PROJECTION.format(site.name))
-        if any(known.site == site for known in attentions):
+        if any(known.site == site for known in calls):
             raise UnsupportedError(
                 f"heads: {site.name} attends several times in one pass, so edits of its heads "
                 f"are ambiguous. Watch this model without editing its heads."
             )
-        nth = sum(known.module is call.module for known in attentions)
-        attention = Attention(site, call.module, output, nth, len(call.heads))
-        attentions.append(attention)
-        if output is not None and attention.called and id(call.module) not in ours:
-            unmixed[attention] = call.heads.transpose(1, 2)
+        for known in calls:
+            if any(map(_is_whole_linear, known.receivers)):
+                known.outputs = None
+        nth = sum(known.module is call.module for known in calls)
+        calls.append(_Heads(site, call.module, nth, call.k, call.heads.transpose(1, 2)))
 
-    def check_inputs(module: nn.Module, args: tuple[Any, ...]) -> None:
-        if not args or not isinstance(args[0], Tensor):
-            return
-        for attention, heads in list(unmixed.items()):
-            receives = attention.output.module is module and args[0].numel() == heads.numel()
-            if receives and args[0].reshape(heads.shape).equal(heads):
-                del unmixed[attention]
+    def check_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for heads in calls:
+            heads.note(module, args, kwargs)
 
-    with run_uncompiled(), Hooks() as hooks:
-        active = hooks.enter_context(capture_calls(model, record))
-        for module in model.modules():
-            # Before all other hooks, which may edit the heads.
-            hooks.before(module, check_inputs, prepend=True)
-        run(model, batch)
+    with run_uncompiled(), in_evaluation(model):
+        with Hooks() as hooks:
+            active = hooks.enter_context(capture_calls(model, record))
+            for module in model.modules():
+                # Before all other hooks, which may edit the heads.
+                hooks.before(module, check_inputs, prepend=True, with_kwargs=True)
+            run(model, batch)
+        attentions = [
+            _with_projection(model, heads, calls[:index]) for index, heads in enumerate(calls)
+        ]
+    attentions = _without_shared_projections(attentions)
     if not attentions:
         raise UnsupportedError(
             f"heads: no attention was captured in {type(model).__name__}. Give a model "
             f"that headwise.observe can watch."
         )
-    for attention in unmixed:
-        raise UnsupportedError(
-            f"heads: {attention.site.name} changes its heads before "
-            f"{attention.output.name} mixes them, so they cannot be separated there. "
-            f"Watch this model without editing its heads."
-        )
+    if needs_projections:
+        for attention in attentions:
+            _ = attention.output  # which raises
     return attentions
+
+
+def _without_shared_projections(attentions: list[Attention]) -> list[Attention]:
+    """The attentions, without projections that mix heads of several modules: it is unknown whose
+    heads a call of one receives."""
+    result = []
+    for attention in attentions:
+        projection = attention.projection
+        others = [
+            other.site.name
+            for other in attentions
+            if projection is not None
+            and other.projection is not None
+            and other.projection.module is projection.module
+            and other.module is not attention.module
+        ]
+        if projection is not None and others:
+            why = f"its heads and those of {others[0]} go into {projection.name}. {_ONLY_WATCH}"
+            attention = replace(attention, projection=None, unprojected=why)
+        result.append(attention)
+    return result
+
+
+def _with_projection(model: nn.Module, heads: _Heads, earlier: Sequence[_Heads]) -> Attention:
+    """The attention, with the linear layer that its heads went into, or why there is none."""
+    names = {module: name for name, module in model.named_modules()}
+    module, why = _mixing_module(names, heads)
+    n_heads = heads.site.n_heads
+    projection = None if module is None else OutputProjection(names[module], module, n_heads)
+    keys = heads.keys.data_ptr()
+    lenders = [other.site for other in earlier if keys and other.keys.data_ptr() == keys]
+    lender = lenders[0] if lenders else None
+    rows = len(heads.keys)
+    return Attention(heads.site, heads.module, projection, heads.nth, rows, why, lender)
+
+
+def _mixing_module(names: Mapping[nn.Module, str], heads: _Heads) -> tuple[nn.Module | None, str]:
+    """The one linear layer that heads went into, or else what was found and what can be done."""
+    receivers = [*heads.receivers]
+    if isinstance(heads.module, nn.MultiheadAttention):
+        receivers = [heads.module.out_proj]
+    for layer in names:
+        if isinstance(layer, MultiHeadAttention) and layer.attention is heads.module:
+            receivers = [layer.out_proj]  # its gate scales heads on the way, each by itself
+    if not receivers:
+        return None, (
+            "no module receives its heads as they are. They are changed on the way, as by a gate "
+            f"or a norm, or multiplied by a bare parameter. {_ONLY_WATCH}"
+        )
+    found = [f"{names[module]} ({type(module).__name__})" for module in receivers]
+    adapters = [m for m in receivers if type(m).__module__.startswith("peft.tuners.")]
+    if adapters:
+        kind = type(adapters[0]).__module__.split(".")[2]
+        return None, (
+            f"its heads go into {names[adapters[0]]}, an adapter ({kind}). Merge it first, as "
+            f"merge_and_unload() does where PEFT can."
+        )
+    linear = [module for module in receivers if _is_whole_linear(module)]
+    if len(linear) > 1:
+        both = " and ".join(found[receivers.index(module)] for module in linear)
+        return None, f"its heads go into {both}. {_ONLY_WATCH}"
+    if not linear:
+        last = receivers[-1]
+        tensors = [*last.parameters(), *last.buffers()]
+        advice = _ONLY_WATCH
+        if any(map(is_sharded, tensors)):
+            advice = "This process holds a part of its weight: gather it first."
+        elif any(not x.is_floating_point() for x in tensors):
+            advice = "Its weights are packed: unpack them first, or load the model unquantized."
+        return None, f"its heads go into {found[-1]}. {advice}"
+    outer = next((m for m in receivers if m is not linear[0] and linear[0] in m.modules()), None)
+    if outer is not None and not _reads_through(outer, *heads.receivers[outer], linear[0]):
+        name = found[receivers.index(outer)]
+        return None, f"{name} uses its heads beside {names[linear[0]]}. {_ONLY_WATCH}"
+    return linear[0], ""
+
+
+@torch.no_grad()
+def _reads_through(
+    outer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], linear: nn.Module
+) -> bool:
+    """Whether the output of a module depends on its first input through a linear layer alone."""
+    generator = torch.Generator().manual_seed(0)
+    first, second = (torch.randn(args[0].shape, generator=generator).to(args[0]) for _ in "ab")
+
+    def replace_input(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return first.view(inputs[0].shape), *inputs[1:]
+
+    expected = outer(first, *args[1:], **kwargs)
+    with hooked(before=[(linear, replace_input)]):
+        actual = outer(second, *args[1:], **kwargs)
+    pairs = zip(float_tensors(expected), float_tensors(actual), strict=True)
+    return all(torch.equal(x, y) for x, y in pairs)
+
+
+def _is_whole_linear(module: nn.Module) -> bool:
+    """Whether a module is a linear layer, and this process holds all of its weight."""
+    return is_linear(module) and not is_sharded(module.weight)
 
 
 def heads_of(attentions: Iterable[Attention]) -> list[Head]:

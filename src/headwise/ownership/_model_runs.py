@@ -1,7 +1,7 @@
 """Run a model on a batch, or on a short example made for it, and compare its outputs."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -13,7 +13,7 @@ from headwise._display import first_line
 from headwise._evaluation import in_evaluation
 from headwise.errors import ArgumentError, HeadwiseError
 from headwise.layer import MultiHeadAttention
-from headwise.models import check_weights, device_of, model_inputs
+from headwise.models import check_weights, device_of, model_inputs, without_adapters
 
 _TOKENS = 5
 # How far outputs may differ by rounding in another order, relative to their size.
@@ -111,8 +111,7 @@ def _guess(model: nn.Module) -> Any:
     if vectors is not None:
         return vectors
     # PEFT wraps a model, and hides the names of its arguments.
-    base: Callable[[], nn.Module] = getattr(model, "get_base_model", lambda: model)
-    names = inspect.signature(base().forward).parameters
+    names = inspect.signature(without_adapters(model).forward).parameters
     values = {name: _argument(name, model, parameter) for name in names}
     batch = {name: value for name, value in values.items() if value is not None}
     if not batch:
@@ -183,7 +182,11 @@ def _seed() -> torch.Generator:
 
 def float_outputs(model: nn.Module, batch: Any) -> list[Tensor]:
     """The floating-point tensors that a model returns in evaluation mode, without its caches."""
-    output = run(model, batch)
+    return float_tensors(run(model, batch))
+
+
+def float_tensors(output: Any) -> list[Tensor]:
+    """The floating-point tensors among what a module returned."""
     values = output.values() if isinstance(output, Mapping) else output
     outputs = [values] if isinstance(values, Tensor) else list(values)
     return [x for x in outputs if isinstance(x, Tensor) and x.is_floating_point()]

@@ -51,6 +51,8 @@ class HeadCounts:
 def count_heads(attention: Attention, maps: Sequence[OwnershipMap]) -> HeadCounts:
     """How many heads an attention has; kv heads are counted in its weights."""
     H = attention.site.n_heads
+    if attention.lender is not None:
+        return HeadCounts(H, attention.site.n_kv_heads)
     n_kv_heads = max(int(owners.kv_heads.max()) for owners in maps) + 1
     return HeadCounts(H, n_kv_heads or (1 if attention.site.n_kv_heads == 1 else H))
 
@@ -171,7 +173,8 @@ def _maps_of(model: nn.Module, attention: Attention, parts: Parts) -> list[Owner
 def _check_separable(attention: Attention, parts: Parts, matrices: list[Dependence]) -> None:
     """Refuse heads whose queries, keys or values cannot be removed from any weight matrix."""
     words = {"q": "queries", "k": "keys", "v": "values", "out": "outputs"}
-    for part in [part for part in parts if part != "out"] or ["out"]:
+    own = "q" if attention.lender is not None else "qkv"
+    for part in [part for part in parts if part in own] or ["out"]:
         if len(parts[part]) > 1 and not any(part in dependence for dependence in matrices):
             raise UnsupportedError(
                 f"heads: the {words[part]} of the heads of {attention.site.name} depend on one "

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from headwise._packages import require
 from headwise.errors import ArgumentError, ShapeError
 from headwise.lab import MiniGPT
-from headwise.models import is_sentence_transformer, sentence_embedding
+from headwise.models import is_sentence_transformer, sentence_embedding, without_adapters
 from headwise.models.texts import IGNORED
 
 Inputs = Mapping[str, Any]
@@ -121,7 +121,7 @@ def find_loss(loss: Any, model: nn.Module, batch: Inputs) -> Loss:
 
 
 def _default_name(model: nn.Module, batch: Inputs) -> str:
-    kind = type(model).__name__
+    kind = type(without_adapters(model)).__name__
     if isinstance(model, MiniGPT) or kind.endswith(_CAUSAL):
         return "lm"
     if kind.endswith("ForMaskedLM"):

@@ -1,7 +1,8 @@
 """Cut heads out of the weights of a model, and bind heads to the position biases of all heads."""
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 from headwise._count_names import HEADS, KV_HEADS, QUERIES_PER_KV_HEAD, WIDTHS
 from headwise._evaluation import in_evaluation
 from headwise.checkpoints import (
+    CONFIG_PREFIX,
     BiasHeads,
+    LayerConfig,
     is_bias_table,
     replace_torch_layers,
     returns_biases,
@@ -21,6 +24,7 @@ from headwise.checkpoints import (
     update_heads,
     update_sizes,
 )
+from headwise.errors import UnsupportedError
 from headwise.models import hooked
 from headwise.ownership import (
     Attention,
@@ -34,9 +38,6 @@ from headwise.ownership import (
     keep_heads,
     kept_indices,
 )
-
-# These read the counts of the whole model in their forward pass.
-_READ_THE_CONFIG = ("Phi3Attention", "Phi4MultimodalAttention", "MoonshineAttention")
 
 
 def cut_heads(
@@ -61,18 +62,41 @@ def cut_heads(
     torch_layers = [attention.site.name for attention in changed if not attention.called]
     small = replace_torch_layers(deepcopy(model), torch_layers)
     counterparts = dict(zip(kept, find_attentions(small, batch), strict=True))
-    maps = find_ownership(small, [counterparts[attention] for attention in changed], batch)
+    smaller = [counterparts[attention] for attention in changed]
+    with _noting_reads(small, smaller) as reads:
+        maps = find_ownership(small, smaller, batch)
     bound = bound_to_biases(model, kept, batch)
-    for attention, heads in changed.items():
-        counterpart = counterparts[attention]
-        owned = maps[counterpart]
-        kept_heads = keep_heads(counterpart, owned, heads, expand)
+    smaller_heads = {
+        attention: keep_heads(counterparts[attention], maps[counterparts[attention]], heads, expand)
+        for attention, heads in changed.items()
+    }
+    _check_lenders(kept, smaller_heads)
+    for attention, kept_heads in smaller_heads.items():
+        owned = maps[counterparts[attention]]
         if attention in bound:  # it selects its heads of biases that stay as they are
             owned = [owners for owners in owned if not is_bias_table(owners.name)]
-        _cut(small, counterpart, owned, kept_heads)
+        _cut(small, counterparts[attention], owned, kept_heads, reads)
     select_biases(bound, small, kept)
     update_heads(small, {counterparts[a].module: heads for a, heads in changed.items()})
     return small, counterparts
+
+
+def _check_lenders(attentions: Iterable[Attention], smaller: Mapping[Attention, KeptHeads]) -> None:
+    """Refuse to cut a layer and the layer whose keys it reads so that they differ in kv heads."""
+    by_site = {attention.site: attention for attention in attentions}
+    for attention in by_site.values():
+        if attention.lender is None:
+            continue
+        both = attention, by_site[attention.lender]
+        own, lent = (
+            [*smaller[a].kv_heads] if a in smaller else [*range(a.site.n_kv_heads)] for a in both
+        )
+        if own != lent:
+            raise UnsupportedError(
+                f"prune: {attention.site.name} attends to the keys and values of "
+                f"{attention.lender.name}, and would read its kv heads {own} where {lent} stay. "
+                f"Remove the same groups of heads from both."
+            )
 
 
 def fold_into_bias(model: nn.Module, attention: Attention, add: Float[Tensor, " d_model"]) -> None:
@@ -87,9 +111,17 @@ def fold_into_bias(model: nn.Module, attention: Attention, add: Float[Tensor, " 
 
 @torch.no_grad()
 def _cut(
-    model: nn.Module, attention: Attention, maps: Sequence[OwnershipMap], kept: KeptHeads
+    model: nn.Module,
+    attention: Attention,
+    maps: Sequence[OwnershipMap],
+    kept: KeptHeads,
+    reads: Mapping[nn.Module, set[str]],
 ) -> None:
-    """Remove, in place, every index of the weights that belongs to a removed head."""
+    """Remove, in place, every index of the weights that belongs to a removed head.
+
+    Args:
+        reads: Which values of the configuration each module reads in its forward pass.
+    """
     old = count_heads(attention, maps)
     head_dim = attention.output.per_head.shape[1]
     for owners in maps:
@@ -99,7 +131,7 @@ def _cut(
         indices = kept_indices(owners, old, kept).to(weight.device)
         _replace(module, name, weight.index_select(owners.axis, indices))
     for module in model.get_submodule(attention.around).modules():
-        _update_counts(module, old, kept.counts, head_dim)
+        _update_counts(module, old, kept.counts, head_dim, reads.get(module, set()))
 
 
 def _replace(module: nn.Module, name: str, weight: Tensor) -> None:
@@ -111,8 +143,11 @@ def _replace(module: nn.Module, name: str, weight: Tensor) -> None:
     update_sizes(module)
 
 
-def _update_counts(module: nn.Module, old: HeadCounts, new: HeadCounts, head_dim: int) -> None:
-    """Set the counts of a module that have one of the usual names and the old value."""
+def _update_counts(
+    module: nn.Module, old: HeadCounts, new: HeadCounts, head_dim: int, reads: set[str]
+) -> None:
+    """Set the counts of a module that have one of the usual names and the old value, and those
+    that it reads from its configuration."""
     groups = old.heads // old.kv_heads, new.heads // new.kv_heads
     changes = {
         HEADS: (old.heads, new.heads),
@@ -124,9 +159,41 @@ def _update_counts(module: nn.Module, old: HeadCounts, new: HeadCounts, head_dim
         for name in names:
             if module.__dict__.get(name) == before:
                 set_count(module, name, after)
-    if type(module).__name__ in _READ_THE_CONFIG:
-        set_count(module, "config.num_attention_heads", new.heads)
-        set_count(module, "config.num_key_value_heads", new.kv_heads)
+            if name in reads and getattr(module.config, name) == before:
+                set_count(module, f"{CONFIG_PREFIX}{name}", after)
+
+
+class _NotingConfig(LayerConfig):
+    """A configuration that notes which of its values are read."""
+
+    def __init__(self, model_config: Any) -> None:
+        super().__init__(model_config, {})
+        self.__dict__["read"] = set[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)
+        self.__dict__["read"].add(name)
+        return value
+
+
+@contextmanager
+def _noting_reads(
+    model: nn.Module, attentions: Iterable[Attention]
+) -> Iterator[dict[nn.Module, set[str]]]:
+    """Note which values of its configuration each module of some attentions reads in its call.
+
+    Such a module would read the counts of the whole model after heads of its layer are gone.
+    """
+    around = {m: None for a in attentions for m in model.get_submodule(a.around).modules()}
+    configs = {m: m.__dict__["config"] for m in around if "config" in m.__dict__}
+    noting = {module: _NotingConfig(config) for module, config in configs.items()}
+    try:
+        for module, config in noting.items():
+            module.__dict__["config"] = config
+        yield {module: config.__dict__["read"] for module, config in noting.items()}
+    finally:
+        for module, config in configs.items():
+            module.__dict__["config"] = config
 
 
 def bound_to_biases(

@@ -1,6 +1,8 @@
 """`prune`: cut heads out of a model, and check that the result equals the ablated model."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from headwise._display import first_line
 from headwise.checkpoints import TorchCompatibleAttention, compose_heads, set_original_heads
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import around, check_model, check_weights, fingerprint, without_compiler
+from headwise.models import Hooks, around, check_model, check_weights, fingerprint, without_compiler
 from headwise.ownership import (
     Attention,
     batches_of,
@@ -22,6 +24,7 @@ from headwise.ownership import (
     heads_of,
     mean_heads,
     output_difference,
+    run,
 )
 from headwise.surgery._cut import cut_heads, fold_into_bias
 from headwise.surgery._plan import Plan
@@ -180,8 +183,9 @@ def _check_equal(model: nn.Module, small: nn.Module, expected: list[Tensor], bat
     except (RuntimeError, ValueError, IndexError, ZeroDivisionError) as error:
         raise UnsupportedError(
             f"prune: without these heads {type(model).__name__} does not run "
-            f"({first_line(error, 1000)}): something outside the attention depends on the "
-            f"number of heads, such as position biases made for all layers. Ablate them instead."
+            f"({first_line(error, 1000)}): {_failing_module(small, batch)} depends on the number "
+            f"of heads, as with a fixed width in a reshape or position biases of all heads. "
+            f"Ablate them instead."
         ) from error
     if isinstance(small, TorchCompatibleAttention):  # its weights are a mean over other heads
         actual, expected = actual[:1], expected[:1]
@@ -195,6 +199,26 @@ def _check_equal(model: nn.Module, small: nn.Module, expected: list[Tensor], bat
     if problem:
         raise UnsupportedError(
             f"prune: the output of {type(model).__name__} without these heads would be {problem}. "
-            f"Something outside the attention depends on which heads there are, such as position "
-            f"biases made for all layers. Ablate them instead."
+            f"Something else depends on which heads there are, such as position biases of all "
+            f"heads, or weights with heads in another order. Ablate them instead."
         )
+
+
+def _failing_module(model: nn.Module, batch: Any) -> str:
+    """The innermost module in which a model that does not run fails."""
+    running: list[str] = []
+
+    def enter(described: str, *_: Any) -> None:
+        running.append(described)
+
+    def leave(*_: Any) -> None:
+        running.pop()
+
+    with Hooks() as hooks:
+        for name, module in model.named_modules():
+            described = f"{name} ({type(module).__name__})".lstrip()
+            hooks.before(module, partial(enter, described))
+            hooks.after(module, leave)
+        with suppress(Exception):  # the one that was raised before
+            run(model, batch)
+    return running[-1]

@@ -387,10 +387,15 @@ def _verify_heads(
         difference = f"differ by {gap:.2g} at a size of {size:.2g}"
     else:
         difference = f"have shapes {tuple(theirs.shape)} and {tuple(ours.shape)}"
+    advice = "Leave its layer out with layers=, and please report it."
+    if site.kernel == "softmax":  # by hand: its heads are the product of its weights and values
+        advice = (
+            "Its weights are changed after the softmax, as by a gate. Leave its layer out with "
+            "layers=."
+        )
     raise UnsupportedError(
         f"observe: {site.name} ({site.kernel}) does not compute attention from its captured "
-        f"inputs: its heads and ours {difference}. Leave its layer out with layers=, and please "
-        f"report it."
+        f"inputs: its heads and ours {difference}. {advice}"
     )
 
 
