@@ -1,6 +1,5 @@
 """The layer by its definition, with the weights of a module copied into NumPy."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise import reference
-from headwise.layer import ALiBi, MultiHeadAttention, RoPE, T5Bias
+from headwise.layer import ALiBi, MultiHeadAttention, RoPE
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -65,35 +64,20 @@ def turned(rope: RoPE, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
     first = np.arange(n_pairs) * (1 if rope.pairing == "half" else 2)
     second = first + (n_pairs if rope.pairing == "half" else 1)
     frequencies = array(rope.frequencies(torch.float64))
-    size = 1.0 if rope.scaling is None else rope.scaling.magnitude
     angles = positions[:, None] * frequencies
-    pairs = (x[..., first] + 1j * x[..., second]) * size * np.exp(1j * angles)
+    pairs = (x[..., first] + 1j * x[..., second]) * np.exp(1j * angles)
     out = x.copy()
     out[..., first], out[..., second] = pairs.real, pairs.imag
     return out
 
 
-def position_bias(part: ALiBi | T5Bias, T: int, S: int) -> np.ndarray:
+def position_bias(part: ALiBi, T: int, S: int) -> np.ndarray:
     """One query, one key and one head at a time."""
     bias = np.zeros((1, part.n_heads, T, S))
     for h, t, s in np.ndindex(part.n_heads, T, S):
         ahead = s - (t + S - T)
-        if isinstance(part, ALiBi):
-            bias[0, h, t, s] = -part.slopes()[h] * abs(ahead)
-        else:
-            bias[0, h, t, s] = array(part.buckets.weight)[t5_bucket(part, ahead), h]
+        bias[0, h, t, s] = -part.slopes()[h] * abs(ahead)
     return bias
-
-
-def t5_bucket(part: T5Bias, ahead: int) -> int:
-    """The paper's buckets: near distances singly, far ones by logarithm, then one bucket."""
-    side = part.buckets.num_embeddings // (2 if part.bidirectional else 1)
-    away = abs(ahead) if part.bidirectional else max(0, -ahead)
-    single = side // 2
-    if away >= single:
-        share = math.log(away / single) / math.log(part.max_distance / single)
-        away = min(side - 1, single + int(share * (side - single)))
-    return away + (side if part.bidirectional and ahead > 0 else 0)
 
 
 def linear(module: nn.Linear, x: Tensor | np.ndarray) -> np.ndarray:

@@ -15,12 +15,12 @@ import zoo
 from torch import nn
 
 from folders import tiny_llama
-from headwise import MultiHeadAttention, RoPE, load, prune, save
+from headwise import MultiHeadAttention, load, prune, save
 from headwise.checkpoints import _formats, _save
 from headwise.checkpoints._manifest import apply_changes, differences_of
 from headwise.errors import ArgumentError, InputError, OutputError, UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
-from headwise.layer import ALiBi, YaRN
+from headwise.layer import ALiBi
 
 IDS = torch.tensor([[9, 7, 12, 11]])
 
@@ -53,7 +53,6 @@ def test_a_class_unknown_to_transformers(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"position_bias": ALiBi(4)}, "a layer with ALiBi"),
-        ({"rope": RoPE(2, scaling=YaRN(2.0, 64))}, "a layer with RoPE"),
     ],
 )
 def test_a_layer_with_unsupported_parts(

@@ -20,7 +20,7 @@ from children import run_laws
 from headwise import masks, reference
 from headwise.caching import CachePlan, LayerCachePlan
 from headwise.kernels import attend
-from headwise.layer import ALiBi, KVCache, MultiHeadAttention, RoPE, T5Bias
+from headwise.layer import ALiBi, KVCache, MultiHeadAttention, RoPE
 from oracles import padded
 from planted_pairs import sharp_t5
 from strategies import Problem, problems
@@ -31,7 +31,6 @@ KINDS = {
     "plain": {},
     "rope": {"rope": RoPE(8)},
     "alibi": {"position_bias": ALiBi(4)},
-    "t5": {"position_bias": T5Bias(4, 8, 16)},
     "sinks": {"sinks": 0.5, "softcap": 3.0},
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)

@@ -12,20 +12,19 @@ from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn
 
 from headwise import masks
-from headwise.layer import ALiBi, KVCache, MultiHeadAttention, RoPE, T5Bias, YaRN
+from headwise.layer import ALiBi, KVCache, MultiHeadAttention, RoPE
 
 B, T, D_MODEL = 2, 7, 12
 MAKE: dict[str, Callable[[], dict[str, Any]]] = {
     "plain": dict,
     "bias": lambda: {"bias": True, "dropout": 0.0},
-    "rope": lambda: {"rope": RoPE(2, scaling=YaRN(4.0, 64))},
+    "rope": lambda: {"rope": RoPE(2)},
     "interleaved": lambda: {"rope": RoPE(2, pairing="interleaved")},
     "normed": lambda: {"qk_norm": True, "gate": True, "v_head_dim": 5},
     "window": lambda: {"window": (2, 0)},
     "softcap": lambda: {"softcap": 2.0},
     "sinks": lambda: {"sinks": nn.Parameter(torch.randn(4))},
     "alibi": lambda: {"position_bias": ALiBi(4)},
-    "t5": lambda: {"position_bias": T5Bias(4, 8, 16)},
     "unmixed": lambda: {"out_proj": False},
 }
 CALLS: dict[str, dict[str, Any]] = {

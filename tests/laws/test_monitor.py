@@ -16,7 +16,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, train
-from headwise.layer import MultiHeadAttention, RoPE, T5Bias
+from headwise.layer import ALiBi, MultiHeadAttention, RoPE
 from headwise.monitor import (
     Above,
     Alarm,
@@ -471,7 +471,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "one key head": lambda: _layer(n_kv_heads=1),
     "rotated": lambda: _layer(n_kv_heads=2, head_dim=4, rope=RoPE(4)),
     "softcapped": lambda: _layer(softcap=20.0),
-    "a position bias": lambda: _layer(position_bias=T5Bias(4)),
+    "a position bias": lambda: _layer(position_bias=ALiBi(4)),
     "bfloat16": lambda: _layer(n_kv_heads=2).bfloat16(),
     "one matrix": _Fused,
     "by hand": _ByHand,

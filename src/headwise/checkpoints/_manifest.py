@@ -281,12 +281,10 @@ def read_layer(folder: Path, manifest: dict[str, Any]) -> MultiHeadAttention:
 
 def _config(layer: MultiHeadAttention) -> dict[str, Any]:
     core, rope = layer.attention, layer.rope
-    scaled = rope is not None and rope.scaling is not None
-    if layer.position_bias is not None or scaled:
-        part = rope if scaled else layer.position_bias
+    if layer.position_bias is not None:
         raise UnsupportedError(
-            f"save: a layer with {type(part).__name__} can only be saved in a model. Keep its "
-            f"state_dict, and build the layer again."
+            f"save: a layer with {type(layer.position_bias).__name__} can only be saved in a "
+            f"model. Keep its state_dict, and build the layer again."
         )
     return {
         **{name: getattr(layer, name) for name in _SIZES},
@@ -316,11 +314,13 @@ def _sinks(sinks: torch.Tensor | float | None) -> Any:
 def _build(config: dict[str, Any]) -> MultiHeadAttention:
     """A layer of these sizes, before its weights are loaded."""
     sinks, rope = config["sinks"], config["rope"]
+    if rope is not None:  # earlier versions wrote a scaling, always null
+        rope = RoPE(**{name: value for name, value in rope.items() if name != "scaling"})
     if isinstance(sinks, list):
         sinks = torch.tensor(sinks)
     elif sinks == "learned":
         sinks = nn.Parameter(torch.zeros(config["n_heads"]))
-    values = {"sinks": sinks, "rope": None if rope is None else RoPE(**rope)}
+    values = {"sinks": sinks, "rope": rope}
     if isinstance(config["window"], list):
         values["window"] = tuple(config["window"])
     return MultiHeadAttention(**config | values)

@@ -1,10 +1,10 @@
 """The attention layer, with rotary embeddings, position biases and a key/value cache."""
 
 from headwise.layer._attention import MultiHeadAttention
-from headwise.layer._biases import ALiBi, DistanceBias, PositionBias, T5Bias
+from headwise.layer._biases import ALiBi, DistanceBias, PositionBias
 from headwise.layer._cache import CachedKeys, KVCache
 from headwise.layer._core import HeadAttention, LayerOutput
-from headwise.layer._positions import LinearScaling, Llama3Scaling, NTKScaling, RoPE, Scaling, YaRN
+from headwise.layer._positions import RoPE
 
 __all__ = [
     "ALiBi",
@@ -13,13 +13,7 @@ __all__ = [
     "HeadAttention",
     "KVCache",
     "LayerOutput",
-    "LinearScaling",
-    "Llama3Scaling",
     "MultiHeadAttention",
-    "NTKScaling",
     "PositionBias",
     "RoPE",
-    "Scaling",
-    "T5Bias",
-    "YaRN",
 ]

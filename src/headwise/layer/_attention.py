@@ -52,7 +52,7 @@ class MultiHeadAttention(nn.Module):
         out_proj: Whether an output projection mixes the heads. Without it the heads are
             concatenated.
         rope: Rotates queries and keys by their positions.
-        position_bias: A bias on the logits: `ALiBi`, `T5Bias`, or a `PositionBias` of your own.
+        position_bias: A bias on the logits: `ALiBi`, or a `PositionBias` of your own.
         scale: The factor on `q · k`. None is `1 / sqrt(head_dim)`.
         softcap: Logits become `softcap · tanh(logits / softcap)`.
         window: How many keys are visible on each side of a query besides its own, `(left, right)`.

@@ -1,7 +1,4 @@
-"""Position biases on the logits: ALiBi and T5's relative bias.
-
-Both depend only on the distance between a query and a key.
-"""
+"""Position biases on the logits, such as ALiBi."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwise.errors import ArgumentError
 from headwise.kernels import Bias
@@ -92,7 +89,8 @@ class ALiBi:
     n_heads: int
 
     def __post_init__(self) -> None:
-        _check_heads("ALiBi", self.n_heads)
+        if not is_size(self.n_heads):
+            raise ArgumentError(f"ALiBi: n_heads={self.n_heads!r}. Give a positive whole number.")
 
     def slopes(self) -> tuple[float, ...]:
         """The penalty of each head for one token of distance."""
@@ -114,75 +112,3 @@ class ALiBi:
         work = torch.promote_types(dtype, torch.float32)
         slopes = torch.tensor(self.slopes(), dtype=work, device=ahead.device)
         return -slopes.view(-1, *[1] * ahead.ndim) * ahead.abs().to(work)
-
-
-class T5Bias(nn.Module):
-    """A learned bias per head and bucket of distances.
-
-    Small distances have one bucket each. Larger ones share buckets that widen logarithmically.
-
-    Args:
-        n_buckets: The number of buckets. If `bidirectional`, half of them are for later keys.
-        max_distance: All distances from this one on share the last bucket.
-        bidirectional: Whether keys after the query have buckets of their own (T5's encoder), or
-            share the bucket of distance 0 (its decoder).
-    Raises:
-        ArgumentError: `n_heads` is not positive, there are too few buckets, or the buckets of
-            single distances already reach `max_distance`.
-    Source:
-        Raffel et al. 2020, section 2.1 (arXiv:1910.10683).
-    """
-
-    def __init__(
-        self,
-        n_heads: int,
-        n_buckets: int = 32,
-        max_distance: int = 128,
-        *,
-        bidirectional: bool = True,
-    ) -> None:
-        super().__init__()
-        _check_heads("T5Bias", n_heads)
-        self.n_heads, self.max_distance, self.bidirectional = n_heads, max_distance, bidirectional
-        self.n_per_side = n_buckets // 2 if bidirectional else n_buckets
-        if (
-            self.n_per_side < 2
-            or n_buckets % (1 + bidirectional)
-            or max_distance <= self.n_per_side // 2
-        ):
-            raise ArgumentError(
-                f"T5Bias: n_buckets={n_buckets}, max_distance={max_distance}, bidirectional="
-                f"{bidirectional}. Give at least two buckets per side and a larger distance."
-            )
-        self.buckets = nn.Embedding(n_buckets, n_heads)
-
-    def forward(
-        self, query_at: Queries, key_at: Keys, dtype: torch.dtype
-    ) -> Float[Tensor, "b H T S"]:
-        ahead = key_at[:, None, :] - query_at[:, :, None]
-        return self.of_distance(ahead, dtype).transpose(0, 1)
-
-    def of_distance(
-        self, ahead: Int[Tensor, "*shape"], dtype: torch.dtype
-    ) -> Float[Tensor, " H *shape"]:
-        """The bias of keys `ahead` tokens after their queries, one per head."""
-        return self.buckets(self.bucket(ahead)).movedim(-1, 0).to(dtype)
-
-    def bucket(self, ahead: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """The bucket of a key `ahead` tokens after its query."""
-        away = ahead.abs() if self.bidirectional else (-ahead).clamp(min=0)
-        single = self.n_per_side // 2  # distances below this have a bucket each
-        growth = (away.clamp(min=single).float() / single).log() / math.log(
-            self.max_distance / single
-        )
-        shared = single + (growth * (self.n_per_side - single)).long()
-        bucket = torch.where(away < single, away, shared.clamp(max=self.n_per_side - 1))
-        return bucket + self.n_per_side * (ahead > 0) if self.bidirectional else bucket
-
-    def extra_repr(self) -> str:
-        return f"max_distance={self.max_distance}, bidirectional={self.bidirectional}"
-
-
-def _check_heads(part: str, n_heads: int) -> None:
-    if not is_size(n_heads):
-        raise ArgumentError(f"{part}: n_heads={n_heads!r}. Give a positive whole number.")

@@ -21,7 +21,6 @@ _MODULES = {
     "output.dense": "out_proj",
     "o_proj": "out_proj",
     "q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj",
-    "relative_attention_bias": "position_bias.buckets",
     "c_proj": "out_proj",
 }  # fmt: skip
 _TENSORS = {f"{role}_proj_weight": f"{role}_proj.weight" for role in "qkv"} | {
