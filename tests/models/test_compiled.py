@@ -1,13 +1,17 @@
 """Models under `torch.compile` and `torch.export`."""
 
+import subprocess
+import sys
 from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from jaxtyping import config
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 import headwise as hw
 from headwise.errors import UnsupportedError
@@ -16,10 +20,9 @@ X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(3))
 
 
 @pytest.fixture(autouse=True)
-def _without_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The compiler cannot trace through the checks of annotations.
-    monkeypatch.setattr(config, "jaxtyping_disable", True)
+def _fresh() -> None:
     torch._dynamo.reset()
+    counters.clear()
 
 
 class CompiledLayer(nn.Module):
@@ -36,51 +39,121 @@ class CompiledLayer(nn.Module):
         return self.proj(heads.transpose(1, 2).flatten(2))
 
 
-def _graphs() -> tuple[list[int], Callable[..., Any]]:
-    compiled: list[int] = []
-
-    def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
-        compiled.append(len(graph.graph.nodes))
-        return graph.forward
-
-    return compiled, backend
+def _step(model: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A training step but for its backward pass."""
+    return lambda x: model(x).square().sum()
 
 
-def _in_place(model: nn.Module, backend: Callable[..., Any]) -> nn.Module:
-    model.compile(backend=backend)
-    return model
-
-
-HOW: dict[str, Callable[[nn.Module, Callable[..., Any]], nn.Module]] = {
-    "a wrapper": lambda model, backend: torch.compile(model, backend=backend),
-    "in place": _in_place,
+# What is given to `observe`, and the step that calls it, by how the model is compiled.
+HOW: dict[str, Callable[[nn.Module, Any], tuple[nn.Module, Callable[[Tensor], Tensor]]]] = {
+    "a wrapper": lambda model, how: (wrapper := how(model), _step(wrapper)),
+    "in place": lambda model, how: (model.compile(**how.keywords) or model, _step(model)),
+    "layers": lambda model, how: (_compile_layers(model, how), _step(model)),
+    "forward": lambda model, how: (_replace_forward(model, how), _step(model)),
+    "a function": lambda model, how: (model, how(_step(model))),
+    "a whole function": lambda model, how: (model, how(_step(model), fullgraph=True)),
 }
 
 
+def _compile_layers(model: nn.Module, how: Any) -> nn.Module:
+    for layer in model.children():
+        layer.compile(**how.keywords)
+    return model
+
+
+def _replace_forward(model: nn.Module, how: Any) -> nn.Module:
+    model.forward = how(model.forward)
+    return model
+
+
+def _loss(output: Tensor, _: Any) -> Tensor:
+    return output.square().mean((1, 2))
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param(how, marks=[pytest.mark.full] * (how != "a function")) for how in HOW]
+)
+def test_what_is_compiled_is_watched_as_the_plain_model(how: str) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    def results(model: nn.Module, step: Callable[[Tensor], Tensor]) -> list[Any]:
+        """What each verb that captures calls says of the model, and gradients of a watched step."""
+        weights = [*model.parameters()]
+        with hw.observe(model) as watch:
+            loss = step(X)
+        table = watch.table()
+        with hw.ablate(model, "L1.H2", reference=[X]):
+            without = step(X)
+        with hw.HeadMonitor(model, every=1) as monitor:
+            step(X)
+            scalars = monitor.step()
+        maps = hw.attentions(model, (X,))
+        importance = hw.importance(model, [{"input": X}], loss=_loss).importance.tolist()
+        gradients = torch.autograd.grad(loss, weights)
+        frame = table.frame()
+        return [loss, without, *gradients, *maps, frame, scalars, importance, table.model]
+
+    plain = nn.Sequential(CompiledLayer(), CompiledLayer())
+    expected = results(plain, _step(plain))
+    model, step = HOW[how](deepcopy(plain), partial(torch.compile, backend=backend))
+    for _ in range(2):  # compiled first within a watch, and before it
+        _assert_equal(results(model, step), expected)
+        assert not counters["graph_break"]
+        compiled = len(graphs)
+        with torch.no_grad():
+            torch.testing.assert_close(step(X), expected[0])
+    assert 1 <= compiled == len(graphs)  # what was compiled before is used again
+
+
+def _assert_equal(results: list[Any], expected: list[Any]) -> None:
+    for x, y in zip(results, expected, strict=True):
+        if isinstance(y, Tensor):
+            assert torch.equal(x, y)
+        else:
+            assert x.equals(y) if hasattr(y, "equals") else x == y
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("how", HOW)
-def test_a_compiled_model_is_watched_and_ablated_like_the_plain_one(how: str) -> None:
-    layer = CompiledLayer().eval()
-    with hw.observe(layer) as watch:
-        plain = layer(X)
-    expected = watch.table()
-    with hw.ablate(layer, "L0.H1", reference=[X]):
-        without = layer(X)
-    compiled, backend = _graphs()
-    model = HOW[how](layer, backend)
-    torch.testing.assert_close(model(X), plain)
-    before = len(compiled)
-    assert before >= 1
-    with hw.observe(model) as watch:
-        assert torch.equal(model(X), plain)
-    table = watch.table()
-    assert table.frame().equals(expected.frame())
-    assert table.model == expected.model
-    for given in (layer, model):  # whichever is named, the compiled one runs without the head
-        with hw.ablate(given, "L0.H1", reference=[X]):
-            assert torch.equal(model(X), without)
-    torch.testing.assert_close(model(X), plain)
-    assert len(compiled) == before  # what was compiled before is used again
+def test_a_block_within_a_compiled_function_is_not_compiled() -> None:
+    model = CompiledLayer()
+
+    def watched(x: Tensor) -> Any:
+        with hw.observe(model) as watch:
+            return model(x), watch
+
+    out, watch = torch.compile(watched, backend="eager")(X)
+    assert torch.equal(out, model(X))
+    assert set(watch.table().count("lse")) == {10}
+    assert counters["stats"]["unique_graphs"] == 0
+    assert counters["frames"]["total"] < 50  # 199 if it looked into all of ours
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="watch or edit heads outside of what is compiled"):
+        torch.compile(watched, backend="eager", fullgraph=True)(X)
+
+
+_LATER = """
+import sys, torch
+import headwise as hw
+
+layer, x = hw.MultiHeadAttention(8, 2), torch.randn(1, 5, 8)
+with hw.observe(layer) as watch:
+    finders = len(sys.meta_path)
+    assert "torch._dynamo" not in sys.modules
+    torch.compile(lambda x: layer(x).sum(), backend="eager", fullgraph=True)(x).backward()
+assert len(sys.meta_path) == finders - 1
+assert set(watch.table().count("lse")) == {5}
+assert not torch._dynamo.utils.counters
+assert torch.compiler.set_stance("default").prev.stance == "default"
+"""
+
+
+@pytest.mark.full
+def test_a_compiler_that_is_imported_within_a_watch_compiles_nothing_there() -> None:
+    subprocess.run([sys.executable, "-c", _LATER], check=True)
 
 
 @pytest.mark.full

@@ -4,6 +4,11 @@ No other folder names a private part of torch. Nothing here runs on import witho
 new version of torch is met in this folder alone.
 """
 
+from headwise._torch_private._compiler import (
+    compiler_stance,
+    set_compiler_stance,
+    uncompiled_block,
+)
 from headwise._torch_private._interception import (
     FUSED_ATTENTION,
     can_observe_operators,
@@ -22,7 +27,6 @@ from headwise._torch_private._modules import (
     MODULE_CALL,
     WithoutFastPath,
     call_forward_pre_hooks,
-    compiled_modules,
     forward_pre_hooks,
     has_joined_weight,
     remove_hooks,
@@ -40,7 +44,6 @@ from headwise._torch_private._tracing import (
     in_forward_gradient,
     in_func_gradient,
     in_func_transform,
-    is_compiler_loaded,
     is_fake,
     is_materialized,
     is_plain,
@@ -62,7 +65,7 @@ __all__ = [
     "call_forward_pre_hooks",
     "can_observe_operators",
     "can_read",
-    "compiled_modules",
+    "compiler_stance",
     "constant_when_traced",
     "cpu_multiplies_bfloat16_tiles",
     "eager_outline",
@@ -74,7 +77,6 @@ __all__ = [
     "in_forward_gradient",
     "in_func_gradient",
     "in_func_transform",
-    "is_compiler_loaded",
     "is_fake",
     "is_materialized",
     "is_plain",
@@ -90,8 +92,10 @@ __all__ = [
     "push_function_mode",
     "remove_hooks",
     "replace_submodule",
+    "set_compiler_stance",
     "statically",
     "stop_observing_operators",
+    "uncompiled_block",
     "under_autocast",
     "version_of",
     "without_function_modes",

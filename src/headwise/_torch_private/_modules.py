@@ -1,6 +1,6 @@
 """Private attributes of modules: hooks, fast paths, and what `torch.compile` has wrapped."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
@@ -67,11 +67,3 @@ def replace_submodule(module: nn.Module, name: str, value: Any) -> None:
 def wrapped_by_compiler(model: nn.Module) -> nn.Module | None:
     """The module that `torch.compile` has wrapped; None if this is no such wrapper."""
     return model._modules.get(_WRAPPED)
-
-
-def compiled_modules(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules of a model whose calls run compiled code."""
-    for module in model.modules():
-        is_compiled = getattr(module, "_compiled_call_impl", None) is not None
-        if is_compiled or wrapped_by_compiler(module) is not None:
-            yield module

@@ -1,6 +1,5 @@
 """What may be done to a tensor while it is traced, mapped over or differentiated."""
 
-import sys
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
@@ -205,8 +204,3 @@ def in_func_transform() -> bool:
 def version_of(x: Tensor) -> int:
     """How often a tensor has been changed in place."""
     return int(x._version)
-
-
-def is_compiler_loaded() -> bool:
-    """Whether this process has imported the compiler, without which nothing is compiled."""
-    return "torch._dynamo" in sys.modules

@@ -38,7 +38,7 @@ def fast_attention(model: nn.Module) -> Iterator[None]:
         UnsupportedError: the model ran and never called the function.
     """
     use = _Use()
-    with Hooks() as hooks, ordinary_path(model):
+    with Hooks(compiled=True) as hooks, ordinary_path(model):
         # Wherever modules of the model look torch's function up.
         for place in list(_places(model)):
             hooks.enter_context(_replacement(*place).changed())

@@ -401,11 +401,6 @@ class Capture:
     ) -> None:
         """A forward pass of the whole model begins."""
         values = [*args, *kwargs.values()]
-        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
-            raise UnsupportedError(
-                f"observe: {type(model).__name__} is compiled while its heads are watched. Give "
-                f"observe what torch.compile returned, which then runs uncompiled."
-            )
         if any(isinstance(x, Tensor) and x.is_meta for x in values):
             raise UnsupportedError(
                 f"observe: {type(model).__name__} is called on the meta device, which holds no "

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise._torch_private import remove_hooks
+from headwise._torch_private import compiler_stance, remove_hooks, set_compiler_stance
 
 Function = Callable[..., Any]
 
@@ -32,11 +32,16 @@ class Hooks(ExitStack):
     """Hooks that are removed when the block ends.
 
     A hook that remains on a module nevertheless does nothing; neither does the hook of a copied
-    or pickled module.
+    or pickled module. Compiled code would not call new hooks, and compiling them takes minutes, so
+    while there are hooks everything runs uncompiled.
+
+    Args:
+        compiled: Whether compiled code may run, without calling the hooks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, compiled: bool = False) -> None:
         super().__init__()
+        self._compiled = compiled
         self._block = Block()
         self._registered: list[tuple[nn.Module, _Hook]] = []
 
@@ -75,6 +80,8 @@ class Hooks(ExitStack):
         return bool(suppresses)
 
     def _new(self, module: nn.Module, function: Function) -> "_Hook":
+        if not (self._registered or self._compiled):
+            self.enter_context(_stance.changed())
         hook = _Hook(weakref.ref(self._block), function)
         # Noted before it is registered, so that an interrupt in between leaves nothing.
         self._registered.append((module, hook))
@@ -163,6 +170,9 @@ def clear_leftovers(modules: Iterable[nn.Module]) -> None:
 
 def _is_leftover(hook: Any) -> bool:
     return isinstance(hook, _Hook) and hook.block() is None
+
+
+_stance = SharedSetting(compiler_stance, set_compiler_stance, "force_eager")
 
 
 _fast_path = SharedSetting(

@@ -2,8 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from reprlib import repr as shortened
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise._display import first_line
-from headwise._torch_private import compiled_modules, is_compiler_loaded, wrapped_by_compiler
+from headwise._torch_private import wrapped_by_compiler
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models._libraries import offload_hooks
 
@@ -114,21 +113,6 @@ def without_compiler(model: nn.Module) -> nn.Module:
     """The module that `torch.compile` wrapped, which shares its weights; else the model itself."""
     inner = wrapped_by_compiler(model) if isinstance(model, nn.Module) else None
     return model if inner is None else inner
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """Whether calls of a model, or of a module in it, run compiled code."""
-    return any(True for _ in compiled_modules(model))
-
-
-@contextmanager
-def run_uncompiled() -> Iterator[None]:
-    """Run compiled code uncompiled while the block runs: it would not call new hooks."""
-    if not is_compiler_loaded():  # nothing is compiled
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -1,8 +1,7 @@
 """Monitor the heads of a model during training, at every n-th step."""
 
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
@@ -302,15 +301,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return unwrapped(inner) if isinstance(inner, nn.Module) else model
 
 
-# A generator, not the context manager of torch: the garbage collector closes it, which restores the
-# stance after an interrupt in the lines that enter or leave its block.
-@contextmanager
-def _uncompiled() -> Iterator[None]:
-    """Run compiled code uncompiled, also what is compiled while the block runs."""
-    with torch.compiler.set_stance("force_eager"):
-        yield
-
-
 class StepWatch:
     """Records the training passes of a model, and only those, while it is open.
 
@@ -331,7 +321,6 @@ class StepWatch:
     def open(self) -> None:
         if not self.is_open:
             self.is_open = True
-            self._step_hooks.enter_context(_uncompiled())
             self._step_hooks.before(self._model, self._begin, with_kwargs=True)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from headwise._evaluation import in_evaluation
 from headwise.capture import AttentionCall, Site, capture_calls
 from headwise.errors import UnsupportedError
 from headwise.layer import MultiHeadAttention
-from headwise.models import Hooks, check_weights, hooked, is_sharded, run_uncompiled
+from headwise.models import Hooks, check_weights, hooked, is_sharded
 from headwise.ownership._model_runs import example_input, float_tensors, run
 from headwise.tables import Head, HeadsLike, resolve_heads
 
@@ -229,7 +229,7 @@ def find_attentions(
         for heads in calls:
             heads.note(module, args, kwargs)
 
-    with run_uncompiled(), in_evaluation(model):
+    with in_evaluation(model):
         with Hooks() as hooks:
             active = hooks.enter_context(capture_calls(model, record))
             for module in model.modules():

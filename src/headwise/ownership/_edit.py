@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headwise._torch_private import in_backward, replace_submodule
+from headwise._torch_private import in_backward, replace_submodule, uncompiled_block
 from headwise.capture import (
     AttentionCall,
     InputTracker,
@@ -20,7 +20,7 @@ from headwise.capture import (
     find_stacks,
 )
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import Hooks, check_model, ordinary_path, run_uncompiled
+from headwise.models import Hooks, check_model, ordinary_path
 from headwise.ownership._attention import Attention, by_attention, find_attentions
 from headwise.ownership._model_runs import batches_of, float_outputs, run
 from headwise.tables import Head, HeadsLike
@@ -50,7 +50,6 @@ def edit_heads(
             gradients are enabled and an attention has no output projection that is a module.
     """
     with Hooks() as hooks:
-        hooks.enter_context(run_uncompiled())
         inputs = hooks.enter_context(InputTracker(model, find_stacks(model)).follow())
         unprojected: dict[int, Callable[[], Attention]] = {}
         for module in {attention.module: None for attention in attentions}:
@@ -84,7 +83,7 @@ class Ablation:
     mean_of: Literal["", "reference", "batch"]
 
 
-@contextmanager
+@uncompiled_block
 def ablate(
     model: nn.Module, heads: HeadsLike, mode: Mode = "zero", reference: Iterable[Any] | None = None
 ) -> Iterator[Ablation]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from headwise._evaluation import differentiable_evaluation
 from headwise.capture import AttentionCall, capture_calls
 from headwise.errors import UnsupportedError
-from headwise.models import hooked, run_uncompiled
+from headwise.models import hooked
 from headwise.ownership._attention import Attention, is_batch_norm, is_linear, is_transposed
 from headwise.ownership._model_runs import call_model
 
@@ -97,7 +97,7 @@ def attached_parts(
     Args:
         first: For each module, the first attention that uses it.
     """
-    with run_uncompiled(), differentiable_evaluation(model, weights=True), _all_attached(model):
+    with differentiable_evaluation(model, weights=True), _all_attached(model):
         yield _run_attached(model, first, batch)
 
 

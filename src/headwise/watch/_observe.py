@@ -2,21 +2,22 @@
 
 import threading
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Any, SupportsIndex
 
 from torch import nn
 
+from headwise._torch_private import uncompiled_block
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import check_model, is_compiled, run_uncompiled
+from headwise.models import check_model
 from headwise.shapes import is_size
 from headwise.watch._recorder import Recorder
 from headwise.watch._request import Request
 from headwise.watch._watch import Watch
 
 
-@contextmanager
+@uncompiled_block
 def observe(
     model: nn.Module,
     request: Request | None = None,
@@ -44,8 +45,8 @@ def observe(
     made or saved inside the block is not watched.
 
     Args:
-        model: Any model with such layers, or a `SentenceTransformer` around one. If it is
-            compiled, it runs uncompiled while the block runs.
+        model: Any model with such layers, or a `SentenceTransformer` around one. While the
+            block runs, compiled models and functions run uncompiled.
         request: The statistics to compute. None is a `Request()`: those that are cheap and apply
             to any text.
         layers: The layers to watch, counted from 0 in each stack, in the order in which they
@@ -83,7 +84,6 @@ def observe(
     recorder = Recorder(inner, request, numbers, every)
     with (
         _in_one_thread(inner),
-        run_uncompiled() if is_compiled(model) else nullcontext(),
         recorder.recording(exact),
     ):
         yield Watch(inner, request, numbers, recorder)
