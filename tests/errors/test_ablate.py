@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from folders import tiny_llama
 from gates import gate_heads
-from headwise import ablate, prune
+from headwise import ablate
 from headwise.errors import ArgumentError, HeadError, UnsupportedError
 from headwise.layer import MultiHeadAttention
 from headwise.ownership import (
@@ -50,20 +50,6 @@ def test_a_missing_head_or_one_named_twice(heads: Any, message: str) -> None:
 def test_an_unknown_mode() -> None:
     with pytest.raises(ArgumentError, match="mode='median'"):
         _refused(MultiHeadAttention(12, 4), (0, 1), mode="median")
-
-
-@pytest.mark.parametrize("reference", ["a text", ["a text"]])
-def test_a_reference_of_texts(reference: Any) -> None:
-    message = ": reference holds the text 'a text'"
-    with pytest.raises(ArgumentError, match=f"ablate{message}"):
-        _refused(MultiHeadAttention(12, 4), (0, 1), mode="mean", reference=reference)
-    with pytest.raises(ArgumentError, match=f"prune{message}"):
-        prune(MultiHeadAttention(12, 4), (0, 1), fold="mean", reference=reference)
-
-
-def test_a_reference_without_a_batch() -> None:
-    with pytest.raises(ArgumentError, match="holds no batch"):
-        _refused(MultiHeadAttention(12, 4), (0, 1), mode="mean", reference=[])
 
 
 def test_a_model_without_attention() -> None:

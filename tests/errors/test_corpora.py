@@ -24,11 +24,6 @@ def test_a_missing_file(tmp_path):
         read_texts(tmp_path / "nowhere.txt")
 
 
-def test_a_folder(tmp_path):
-    with pytest.raises(InputError, match=r"cannot be read \(Is a directory\)"):
-        read_texts(tmp_path)
-
-
 @pytest.mark.parametrize("data", [b"", b" \n\t\r\n\n", b"\xef\xbb\xbf\n"])
 def test_white_space_alone(tmp_path, data):
     with pytest.raises(InputError, match="holds no text"):

@@ -121,13 +121,6 @@ def test_padding_is_given_for_every_text() -> None:
         KVCache(left_padding=[0, 1]).append(*_kv(3, 2, 5, 4))
 
 
-@pytest.mark.parametrize("rope", [None, RoPE(2)])
-def test_a_cache_of_another_batch_size_is_refused_before_rotation(rope: RoPE | None) -> None:
-    layer, cache = MultiHeadAttention(12, 4, rope=rope), KVCache(left_padding=[1, 2, 3])
-    with pytest.raises(ShapeError, match="2 texts, but the cache holds 3"):
-        layer(torch.zeros(2, 5, 12), cache=cache)
-
-
 @pytest.mark.parametrize(
     ("index", "message"),
     [
@@ -227,21 +220,6 @@ def test_a_state_of_another_layer_is_refused_and_nothing_copied(
         layer.load_state_dict(new | state)
     for name, tensor in layer.state_dict().items():
         assert torch.equal(tensor, before[name])
-
-
-def test_a_state_with_missing_keys_is_refused() -> None:
-    layer = MultiHeadAttention(12, 4, bias=True)
-    with pytest.raises(ArgumentError, match=r"missing \['k_proj.bias', 'out_proj.bias'"):
-        layer.load_state_dict(MultiHeadAttention(12, 4).state_dict())
-
-
-def test_the_advice_never_leaves_a_bias_uninitialised() -> None:
-    inner = MultiHeadAttention(12, 4, bias="qkv")
-    for ours in (MultiHeadAttention(12, 4, bias=True), MultiHeadAttention(12, 4)):
-        with pytest.raises(ArgumentError, match=r"bias.*Make the layer with bias='qkv'\.$"):
-            ours.load_state_dict(inner.state_dict())
-    with pytest.raises(ArgumentError, match=r"missing \['out_proj.bias'\].*bias='qkv'\.$"):
-        MultiHeadAttention(12, 4, bias=True).load_state_dict(inner.state_dict())
 
 
 def test_a_module_that_is_no_layer_of_torch_is_refused() -> None:

@@ -37,14 +37,6 @@ def test_attend_refuses_by_name(change: dict[str, Any], message: str) -> None:
     assert_refused("native", change, message)
 
 
-def test_row_statistics_refuse_by_name() -> None:
-    rule = make_rule(head_dim=4)
-    with pytest.raises(ArgumentError, match="'eager' is not known"):
-        row_statistics(Q, Q, Q, rule, RowRequest(), backend="eager")
-    with pytest.raises(ArgumentError, match=r"does not compute in torch\.float64"):
-        row_statistics(Q.double(), Q.double(), Q.double(), rule, RowRequest(), backend="native")
-
-
 @pytest.mark.parametrize("backend", ["native", "rows"])
 @pytest.mark.parametrize(
     ("name", "x", "fitting"),

@@ -11,19 +11,15 @@ import torch
 import transformers
 import zoo
 from peft import LoraConfig, get_peft_model
-from torch import distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import distribute_tensor
+from torch import nn
 
 from folders import tiny_gemma, tiny_llama
 from headwise import MultiHeadAttention, Plan, prune, recover
-from headwise._tensors import read_with_metadata, write_tensors
 from headwise.errors import (
     ArgumentError,
     HeadError,
     HeadwiseError,
     InputError,
-    OutputError,
     ShapeError,
     UnsupportedError,
 )
@@ -140,18 +136,6 @@ def test_what_cannot_be_pruned(
         prune(make(), remove, **options)
 
 
-def test_sharded_weights() -> None:
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        layer = MultiHeadAttention(12, 4)
-        mesh = init_device_mesh("cpu", (1,))
-        layer.q_proj.weight = nn.Parameter(distribute_tensor(layer.q_proj.weight.detach(), mesh))
-        with pytest.raises(UnsupportedError, match=r"q_proj.weight is DTensor.*Gather sharded"):
-            prune(layer, (0, 1))
-    finally:
-        distributed.destroy_process_group()
-
-
 def test_masks_of_another_number_of_heads() -> None:
     small, x = prune(nn.MultiheadAttention(12, 4, batch_first=True), (0, 1)), torch.randn(2, 5, 12)
     with pytest.raises(ShapeError, match=r"\(6, 5, 5\) .* multiple of the 4 heads .* had"):
@@ -180,24 +164,6 @@ def test_a_cut_that_would_change_the_output() -> None:
         prune(_Scaled(), (0, 1), reference=[x])
 
 
-def test_files_that_are_no_plan(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    with pytest.raises(InputError, match=r"plan.json holds no plan"):
-        Plan.load(path)
-    for text in ("{", "[]", '{"format": "other/1"}', '{"format": "headwise-plan/1"}'):
-        path.write_text(text)
-        with pytest.raises(InputError, match=r"plan.json holds no plan"):
-            Plan.load(path)
-    layer = '{"stack": "", "layer": 0, "n_heads": 3, "remove": ["1"]}'
-    many = layer.replace("3", "2147483648").replace('"1"', "1")  # a grid of them takes gigabytes
-    path.write_text(f'{{"format": "headwise-plan/1", "layers": [{many}], "model": "", "why": ""}}')
-    with pytest.raises(InputError, match="2147483648 heads in layer 0; from 1 to 65536 are read"):
-        Plan.load(path)
-    path.write_text(f'{{"format": "headwise-plan/1", "layers": [{layer}], "model": "", "why": ""}}')
-    with pytest.raises(InputError, match="'1' is not a whole number"):
-        Plan.load(path)
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -220,11 +186,6 @@ def test_a_plan_with_a_wrong_value(changes: dict[str, Any], says: str, tmp_path:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(InputError, match=rf"plan.json holds no plan \(.*{says}"):
         Plan.load(path)
-
-
-def test_a_plan_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="nowhere"):
-        Plan.of({0: [1]}, HEADS).save(tmp_path / "nowhere" / "plan.json")
 
 
 # Impossible plans are refused with the request.
@@ -439,76 +400,3 @@ class _Strange(nn.Module):
 
 def test_outputs_that_cannot_be_compared() -> None:
     _not_recovered(ArgumentError, "dict has neither logits nor a vector", _Strange(), _Strange())
-
-
-@pytest.fixture
-def unfinished(tmp_path: Path) -> Path:
-    teacher = zoo.make("Bert")
-    small = prune(teacher, "L0.H1")
-    recover(small, teacher, [BATCH], steps=2, resume=tmp_path / "part")
-    return tmp_path / "part"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"steps": 3}, "of steps='2', not '3'"),
-        ({"rate": 1e-3}, r"of rate='0\.0001', not '0\.001'"),
-        ({"seed": 5}, "of seed='0', not '5'"),
-        ({"batches": [{"input_ids": BATCH["input_ids"] + 1}]}, "of texts='[0-9a-f]+', not"),
-    ],
-)
-def test_a_file_of_another_recovery(
-    unfinished: Path, options: dict[str, Any], message: str
-) -> None:
-    teacher = zoo.make("Bert")
-    settings = {"steps": 2, "resume": unfinished} | options
-    _not_recovered(InputError, message, prune(teacher, "L0.H1"), teacher, **settings)
-
-
-def test_a_file_of_another_model(unfinished: Path) -> None:
-    teacher = zoo.make("Bert")
-    message = "of model='[0-9a-f]+', not '[0-9a-f]+'"
-    _not_recovered(
-        InputError, message, prune(teacher, "L0.H2"), teacher, steps=2, resume=unfinished
-    )
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda x: x.pop("weight.3"), r"is broken \(it lacks weight\.3\)"),
-        (lambda x: x["weight.3"].fill_(torch.inf), r"weight\.3 is not finite"),
-        (
-            lambda x: x.update({"exp_avg.0": x["exp_avg.0"].T}),
-            r"exp_avg\.0 is \(\d+, \d+\) float32, not",
-        ),
-        (lambda x: x["exp_avg_sq.0"].fill_(-1.0), r"exp_avg_sq\.0 holds -1\.0"),
-        (lambda x: x["step.0"].fill_(9.0), "its optimizer is not at step 2"),
-        (
-            lambda x: x.update(losses=torch.ones(3, dtype=torch.float64)),
-            r"its losses are \(3,\) float64, of 2 steps at most",
-        ),
-        (lambda x: x.update(another=torch.ones(1)), "it holds another besides"),
-    ],
-)
-def test_a_damaged_file(
-    unfinished: Path, damage: Callable[[dict[str, torch.Tensor]], object], message: str
-) -> None:
-    tensors, about = read_with_metadata(unfinished)
-    damage(tensors)
-    write_tensors(tensors, unfinished, about)
-    teacher = zoo.make("Bert")
-    small = prune(teacher, "L0.H1")
-    _not_recovered(InputError, message, small, teacher, steps=2, resume=unfinished)
-
-
-def test_a_file_that_is_none(tmp_path: Path) -> None:
-    teacher, path = zoo.make("Bert"), tmp_path / "part"
-    path.write_text("no tensors")
-    message = "part holds no unfinished recovery"
-    _not_recovered(InputError, message, prune(teacher, "L0.H1"), teacher, steps=2, resume=path)
-    message = "no/such/part cannot be written"
-    small = prune(teacher, "L0.H1")
-    missing = tmp_path / "no/such/part"
-    _not_recovered(OutputError, message, small, teacher, steps=2, resume=missing)

@@ -19,8 +19,6 @@ from headwise.corpora import (
 from headwise.errors import ArgumentError, InputError
 from planted import TOKENIZER, PlantedGPT
 
-READERS = [read_conllu, read_gap, read_jsonl]
-
 
 def write(folder, data, name="corpus.txt"):
     path = folder / name
@@ -32,24 +30,6 @@ def refuses(reader, path, line, message):
     where = re.escape(f"{reader.__name__}: {path}, line {line}: ")
     with pytest.raises(InputError, match=where + ".*" + message):
         reader(path)
-
-
-@pytest.mark.parametrize("reader", READERS)
-def test_a_file_that_cannot_be_read(tmp_path, reader):
-    with pytest.raises(InputError, match=rf"{reader.__name__}: .*nowhere cannot be read"):
-        reader(tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize("reader", READERS)
-def test_a_file_in_another_encoding(tmp_path, reader):
-    with pytest.raises(InputError, match=rf"{reader.__name__}: .* not UTF-8 text \(byte 3 is 0xe9"):
-        reader(write(tmp_path, "un été".encode("latin-1")))
-
-
-@pytest.mark.parametrize("reader", [read_conllu, read_jsonl])
-def test_a_file_without_texts(tmp_path, reader):
-    with pytest.raises(InputError, match="holds no text"):
-        reader(write(tmp_path, b"\n\n"))
 
 
 def row(number, form, head="0", relation="root", misc="_"):
@@ -87,12 +67,6 @@ def row(number, form, head="0", relation="root", misc="_"):
 )
 def test_text_that_is_no_conllu(tmp_path, lines, line, message):
     refuses(read_conllu, write(tmp_path, "\n".join(lines)), line, message)
-
-
-def test_the_line_counts_from_the_beginning_of_the_file(tmp_path):
-    good = row("1", "a")
-    path = write(tmp_path, f"\r\n{good}\r\n\r\n# text = b\r\n{good}\r\n")
-    refuses(read_conllu, path, 5, "the word is 'a', but the text continues with")
 
 
 HEADER = "ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL"
@@ -179,19 +153,6 @@ def test_pieces_have_room_beside_special_tokens() -> None:
     model, tokenizer = hw.load(folder), hw.load_tokenizer(folder)
     with pytest.raises(ArgumentError, match=r"max_tokens=2, and the tokenizer adds 2 .*least 3"):
         hw.importance(model, ["one two"], tokenizer=tokenizer, max_tokens=2)
-
-
-def test_a_folder_around_a_model_names_the_model(tmp_path: Path) -> None:
-    (tmp_path / "hf").mkdir()
-    (tmp_path / "hf" / "config.json").touch()
-    with pytest.raises(InputError, match=r"neither .* Give a model's folder, such as .*hf\.$"):
-        hw.load(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["", " ", "-", "~", "~/model", "a\0b", "two words"])
-def test_names_that_are_no_model(name: str) -> None:
-    with pytest.raises(InputError, match="is not a folder"):
-        hw.load(name)
 
 
 @pytest.mark.parametrize(

@@ -74,31 +74,6 @@ def test_an_impossible_cap_or_window_is_named(options, said):
         reference.attention(q, q, q, **options)
 
 
-@pytest.mark.parametrize("name", ["mask", "bias"])
-@pytest.mark.parametrize("shape", [(5, 5), (7, 5), (7,), (2, 5, 7), (3, 1, 5, 7), (1, 5, 5, 7)])
-def test_a_mask_that_does_not_broadcast_is_named(name, shape):
-    q, k = zeros(2, 3, 5, 1), zeros(2, 3, 7, 1)
-    said = f"attention: {name} of shape {shape} does not fit weights (2, 3, 5, 7). Give (5, 7)"
-    with pytest.raises(ShapeError, match=re.escape(said)):
-        reference.attention(q, k, k, **{name: zeros(*shape)})
-
-
-@pytest.mark.parametrize("name", ["mask", "bias"])
-@pytest.mark.parametrize("kind", ["int64", "uint8", "complex64", "object"])
-def test_a_mask_of_another_type_is_named(name, kind):
-    q = zeros(1, 1, 5, 1)
-    with pytest.raises(MaskError, match=f"{name} of dtype {kind}. Give booleans .* or floats"):
-        reference.attention(q, q, q, **{name: np.ones((5, 5), dtype=kind)})
-
-
-def test_the_printed_formula_refuses_the_same_masks():
-    q = zeros(2, 5, 3)
-    with pytest.raises(ShapeError, match=r"scaled_dot_product: mask of shape \(5, 3\)"):
-        reference.scaled_dot_product(q, q, q, zeros(5, 3))
-    with pytest.raises(MaskError, match="scaled_dot_product: mask of dtype int8"):
-        reference.scaled_dot_product(q, q, q, np.ones((5, 5), dtype=np.int8))
-
-
 @pytest.mark.parametrize(("d_model", "n_heads"), [(8, 3), (8, 0), (8, -2), (0, 2), (4, 8)])
 def test_a_width_that_does_not_divide_is_named_with_both_values(d_model, n_heads):
     with pytest.raises(ShapeError, match=f"d_model {d_model} .* n_heads {n_heads}. Make d_model"):

@@ -27,13 +27,6 @@ def test_a_reserved_name_is_refused(name: str) -> None:
         Request(spans=(name,))
 
 
-def test_a_name_of_two_kinds_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="'doc' is requested twice"):
-        Request(spans=("doc",), pairs=("doc",))
-    with pytest.raises(ArgumentError, match="spans='doc'"):
-        Request(spans="doc")  # type: ignore[arg-type]
-
-
 def test_single_queries_need_spans() -> None:
     with pytest.raises(ArgumentError, match="per_query=True without spans"):
         Request(per_query=True)

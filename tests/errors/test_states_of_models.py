@@ -1,7 +1,6 @@
 """Models in other states (offloaded, empty, packed, adapted) work or are refused by name."""
 
 import os
-import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import nn
 
 import headwise as hw
 from folders import tiny_llama
-from headwise.errors import HeadwiseError, InputError, UnsupportedError
+from headwise.errors import HeadwiseError, UnsupportedError
 from headwise.models import fingerprint
 from headwise.models.texts import (
     encode,
@@ -174,19 +173,6 @@ def test_a_panic_of_a_tokenizer_is_an_error() -> None:
     ):
         with pytest.raises(UnsupportedError, match=r"Tokenizer failed in a text .*retry-limit"):
             tokenize()
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "1_Pooling/config.json"])
-def test_a_pipe_in_a_folder_is_not_read(name: str, tmp_path: Path) -> None:
-    folder = tmp_path / "saved"
-    _llama().save_pretrained(folder)
-    path = folder / name
-    path.parent.mkdir(exist_ok=True)
-    path.unlink(missing_ok=True)
-    os.mkfifo(path)
-    (folder / "headwise.json").write_text("{}")
-    with pytest.raises(InputError, match=rf"{re.escape(str(path))} is a pipe.*only regular files"):
-        hw.load(folder)
 
 
 @pytest.mark.parametrize("load", [hw.Plan.load, hw.CachePlan.load, hw.load_study])
