@@ -15,7 +15,8 @@ from headwise.roles._effects import WITHOUT, Effect, Effects, Group, group_line
 from headwise.roles._find_roles import find_roles
 from headwise.roles._hypotheses import FEWEST_TEXTS
 from headwise.roles._nulls import Evidence
-from headwise.roles._sentences import (
+from headwise.roles._significance import step_down
+from headwise.roles._summaries import (
     by_nearness,
     main_roles,
     rules_line,
@@ -25,7 +26,6 @@ from headwise.roles._sentences import (
     shown_outcomes,
     signs_of,
 )
-from headwise.roles._significance import step_down
 from headwise.roles._table import Roles
 from headwise.roles._task_examples import task_examples
 from headwise.roles._task_heads import TaskHeads, find_heads, load_heads

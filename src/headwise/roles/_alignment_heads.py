@@ -32,7 +32,7 @@ from headwise.roles._align import (
 )
 from headwise.roles._hypotheses import of_examples
 from headwise.roles._rows import FOUND, NOT_FOUND, rows_with_set
-from headwise.roles._samples import halves, sums_by_text
+from headwise.roles._samples import grown_set, halves, sums_by_text
 from headwise.tables import Head, at_prompt, ratio_interval
 
 _CANDIDATES = 8  # heads that a set is chosen from
@@ -553,20 +553,13 @@ def _best_set(
     lengths = [len(examples[number].words) for number in numbers]
     first = np.repeat(halves(len(numbers), seed), lengths)
 
-    def errors(heads: list[int]) -> tuple[float, float]:
-        borders = [examples[number].borders(weights[number][heads].mean(0)) for number in numbers]
-        error, _, _ = errors_of_words(np.concatenate(borders)[:, None], spans, first)
-        return float(error[first].sum()), float(error[~first].sum())
+    def errors(chosen: list[int]) -> Float[np.ndarray, "n 2"]:
+        tried = []
+        for head in range(len(weights[0])):
+            heads = [*chosen, head]
+            borders = [examples[n].borders(weights[n][heads].mean(0)) for n in numbers]
+            error, _, _ = errors_of_words(np.concatenate(borders)[:, None], spans, first)
+            tried.append((error[first].sum(), error[~first].sum()))
+        return np.array(tried)
 
-    chosen: list[int] = []
-    best, n_candidates = (np.inf, np.inf), len(weights[0])
-    while len(chosen) < min(most, n_candidates):
-        tried = {
-            head: errors([*chosen, head]) for head in range(n_candidates) if head not in chosen
-        }
-        head = min(tried, key=tried.__getitem__)
-        if not all(new < old for new, old in zip(tried[head], best, strict=True)):
-            break
-        best = tried[head]
-        chosen.append(head)
-    return chosen
+    return grown_set(errors, most, n_falling=2)

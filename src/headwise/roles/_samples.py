@@ -1,7 +1,7 @@
 """Samples: the texts and the random sequences that every model is scored on, split into halves."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -157,3 +157,27 @@ def halves_of_texts(
     selection = np.zeros(len(ranks), dtype=bool)
     selection[sorted(range(len(ranks)), key=ranks.__getitem__)[: len(ranks) // 2]] = True
     return selection
+
+
+def grown_set(
+    errors_with: Callable[[list[int]], Float[np.ndarray, "n K"]], most: int, n_falling: int
+) -> list[int]:
+    """The numbers of some candidates, chosen one by one for the least error of the set.
+
+    Args:
+        errors_with: For a set, the errors that it has with each candidate added. The first decides,
+            the next where candidates are equal.
+        most: The most candidates in the set.
+        n_falling: How many of the errors must fall for a candidate to join.
+    """
+    chosen: list[int] = []
+    least: Float[np.ndarray, " K"] = np.full(n_falling, np.inf)
+    while len(chosen) < most:
+        errors = errors_with(chosen)
+        errors[chosen] = np.inf
+        best = int(np.lexsort(errors.T[::-1])[0])
+        if not (errors[best, :n_falling] < least).all():
+            break
+        least = errors[best, :n_falling]
+        chosen.append(best)
+    return chosen

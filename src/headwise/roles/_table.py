@@ -16,7 +16,7 @@ from headwise.roles._behaviours import Behaviour
 from headwise.roles._effects import WITHOUT, Effects, ablate_each
 from headwise.roles._nulls import NULLS
 from headwise.roles._rows import FURTHER, labels_of_rows
-from headwise.roles._sentences import (
+from headwise.roles._summaries import (
     categories_of,
     explanations,
     is_shape,

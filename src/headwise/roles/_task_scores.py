@@ -29,6 +29,7 @@ from headwise.models.texts import (
     without_logits,
 )
 from headwise.ownership import ablate
+from headwise.roles._samples import grown_set
 from headwise.roles.scores import right_share, rows_of_batches
 from headwise.tables import Head, bootstrap_means
 from headwise.watch import Request, Stretch, observe, read_stretches, stretch_tokens
@@ -200,20 +201,13 @@ def best_set(
     """
     masses, right = masses[selection], right[selection]
     order = np.argsort(-margins(masses, right).mean(0), kind="stable")[:_CANDIDATES]
-    chosen: list[int] = []
-    best = -1.0
-    total = np.zeros((*right.shape, 1))
-    while len(chosen) < most:
-        sums = total + masses[..., order]
-        accuracy, margin = hits(sums, right).mean(0), margins(sums, right).mean(0)
-        accuracy[np.isin(order, chosen)] = -np.inf
-        head = np.lexsort((-margin, -accuracy))[0]
-        if accuracy[head] <= best:
-            break
-        best = float(accuracy[head])
-        chosen.append(int(order[head]))
-        total = sums[..., [head]]
-    return chosen
+    candidates = masses[..., order]
+
+    def errors(chosen: list[int]) -> Float[np.ndarray, "n 2"]:
+        sums = candidates[..., chosen].sum(-1, keepdims=True) + candidates
+        return -np.stack([hits(sums, right).mean(0), margins(sums, right).mean(0)], 1)
+
+    return [int(order[head]) for head in grown_set(errors, most, n_falling=1)]
 
 
 def random_sets(masses: Masses, right: IsRight, size: int, seed: int) -> Float[np.ndarray, " M"]:
