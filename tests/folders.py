@@ -1,4 +1,4 @@
-"""A tiny Llama, in memory or in a folder as the commands expect it, and a tiny Gemma."""
+"""A tiny Llama in memory or in a folder as the commands expect it; a tiny Gemma and BERT."""
 
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,13 @@ def tiny_gemma() -> nn.Module:
         layer_types=["sliding_attention", "full_attention"] * 2,
     )  # fmt: skip
     return transformers.Gemma4ForCausalLM(config).eval()
+
+
+def tiny_bert(seed: int = 0) -> transformers.BertModel:
+    """An encoder of two layers of four heads, with random weights, in evaluation."""
+    torch.manual_seed(seed)
+    sizes = {name: size for name, size in _SIZES.items() if name != "num_key_value_heads"}
+    return transformers.BertModel(transformers.BertConfig(**sizes)).eval()
 
 
 def write_llama(folder: Path, words: tuple[str, ...], **sizes: int) -> None:

@@ -4,7 +4,7 @@
         --into benchmarks/results/formats.md
 
 PYTHON is an interpreter of an environment with xllamacpp, which brings llama.cpp built. Measures
-how far logits and tokens agree, and what an encoder and a decoder gain.
+how far logits and tokens agree, and what an encoder gains as ONNX and a decoder as GGUF.
 """
 
 import json
@@ -256,18 +256,17 @@ def _gains(python: str) -> list[tuple[str, ...]]:
     options = SessionOptions()
     options.intra_op_num_threads = 1
     with tempfile.TemporaryDirectory() as folder:
-        for name, model in (("BERT", encoder), ("Llama", decoder)):
-            files, runs = [], []
-            for part, kept in (("full", model), ("small", hw.prune(model, gone))):
-                saved = hw.save(kept, Path(folder, f"{name}-{part}"), format="onnx")
-                files.append(saved / "onnx" / "model.onnx")
-                session = InferenceSession(files[-1], options)
-                batch = {
-                    x.name: np.ones_like(ids) if "mask" in x.name else ids * (x.name == "input_ids")
-                    for x in session.get_inputs()
-                }
-                runs.append(partial(session.run, None, batch))
-            rows.append((f"{name}, onnxruntime, 512 tokens", *_ratios(files, runs)))
+        files, runs = [], []
+        for part, kept in (("full", encoder), ("small", hw.prune(encoder, gone))):
+            saved = hw.save(kept, Path(folder, f"encoder-{part}"), format="onnx")
+            files.append(saved / "onnx" / "model.onnx")
+            session = InferenceSession(files[-1], options)
+            batch = {
+                x.name: np.ones_like(ids) if "mask" in x.name else ids * (x.name == "input_ids")
+                for x in session.get_inputs()
+            }
+            runs.append(partial(session.run, None, batch))
+        rows.append(("BERT, onnxruntime, 512 tokens", *_ratios(files, runs)))
         servers, files = [], []
         for part, kept in (("full", decoder), ("small", hw.prune(decoder, gone))):
             saved = hw.save(kept, Path(folder, part), format="gguf", tokenizer=_tokenizer("gpt-2"))

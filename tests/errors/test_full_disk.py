@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import headwise as hw
-from folders import tiny_llama
+from folders import tiny_bert, tiny_llama
 from headwise.caching import CachePlan, save_duo_attention
 from headwise.corpora import Example, Grammar
 from headwise.errors import OutputError
@@ -73,7 +73,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "lab": _lab,
     "layer": lambda path: hw.save(hw.MultiHeadAttention(6, 2), path, force=True),
     "gguf": lambda path: hw.save(tiny_llama(), path, format="gguf", force=True),
-    "onnx": lambda path: hw.save(tiny_llama(), path, format="onnx", force=True),
+    "onnx": lambda path: hw.save(tiny_bert(), path, format="onnx", force=True),
 }
 STARTED: dict[str, Callable[[Path], Any]] = {
     "run": lambda path: train(SETTINGS, path, lines_judged=1),

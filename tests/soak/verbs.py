@@ -13,7 +13,7 @@ import onnxruntime
 import torch
 
 import headwise as hw
-from folders import tiny_llama
+from folders import tiny_bert, tiny_llama
 from headwise import _checkpoint
 from headwise.caching import CachePlan, load_duo_attention, save_duo_attention
 from headwise.checkpoints import _save
@@ -90,7 +90,8 @@ def _prune(folder: Path, remove: tuple[int, ...] = (1, 2)) -> None:
 
 
 def _export(folder: Path, format: Any, seed: int = 0) -> None:
-    hw.save(tiny_llama(seed), folder / "small", format=format, force=True)
+    model = tiny_bert(seed) if format == "onnx" else tiny_llama(seed)
+    hw.save(model, folder / "small", format=format, force=True)
 
 
 def _read_gguf(folder: Path) -> str:

@@ -1,6 +1,6 @@
-"""Checkpoints: one reader of every model, and one writer, whose formats are functions."""
+"""Checkpoints: one reader of every model, and one writer, for every format."""
 
-from headwise.checkpoints._formats import as_format
+from headwise.checkpoints._formats import prepare
 from headwise.checkpoints._fresh_process import SENTENCES
 from headwise.checkpoints._load import load, load_tokenizer
 from headwise.checkpoints._manifest import (
@@ -34,12 +34,12 @@ __all__ = [
     "BiasHeads",
     "LayerConfig",
     "TorchCompatibleAttention",
-    "as_format",
     "compose_heads",
     "is_bias_table",
     "load",
     "load_tokenizer",
     "originals_of",
+    "prepare",
     "replace_torch_layers",
     "returns_biases",
     "save",

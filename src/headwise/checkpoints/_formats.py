@@ -1,26 +1,24 @@
-"""Write a model into an empty folder: each format is a function from the model to what is stored.
+"""Prepare a model for a format of `FORMATS`, and write it into an empty folder.
 
-A model that its configuration describes is the same in every format. For others:
-"headwise"     the weights as they are, and `headwise.json` with what the configuration lacks
-"stock"        a configuration that says how many heads are left
-"padded"       zeros in place of the removed heads
-"remote-code"  as "headwise", and the code that applies `headwise.json`
-"gguf", "onnx" one file for llama.cpp, or a graph for ONNX runtimes: they do not open here again
+A model that its configuration describes is the same in each format that Transformers opens.
+`_gguf.py` and `_onnx.py` write for other engines.
 """
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from string import Template
-from typing import Any, Literal
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from headwise._formats import FORMATS
 from headwise._tensors import misfits, output_errors
 from headwise.checkpoints import _resize
-from headwise.checkpoints._gguf import gguf_form, write_gguf
 from headwise.checkpoints._manifest import (
     MANIFEST,
     describe_changes,
@@ -28,7 +26,6 @@ from headwise.checkpoints._manifest import (
     sketch,
     write_layer,
 )
-from headwise.checkpoints._onnx import write_onnx
 from headwise.checkpoints._original_heads import ORIGINAL, compose_heads, original_heads
 from headwise.checkpoints._per_layer import write_layers
 from headwise.checkpoints._resize import BiasHeads, is_bias_table
@@ -51,11 +48,9 @@ from headwise.ownership import (
     spread,
 )
 
-Format = Literal["headwise", "stock", "padded", "remote-code", "gguf", "onnx"]
-
 # Equal models whose configurations accept numbers of heads that the first ones refuse.
 _EQUIVALENT = {"Llama": ("Mistral", {"sliding_window": None})}
-_MODULE = "modeling_headwise"
+_MODULE, _WEIGHTS = "modeling_headwise", "model.safetensors"
 _CLASSES = Template('''
 
 from transformers import $config, $base
@@ -78,63 +73,29 @@ class Headwise$base($base):
 ''')
 
 
-def write_format(
-    format: Format, model: nn.Module, folder: Path, batch: Any = None, tokenizer: Any = None
-) -> None:
-    """Write a model into a folder; one that its configuration describes is written unchanged."""
-    converted: Any = as_format(format, model, batch)
-    if format == "gguf":
-        write_gguf(model, tokenizer, folder)  # others have the tokenizer beside them
-        return
-    if format == "onnx":
-        write_onnx(model, example_input(model) if batch is None else batch, folder)
-        return
-    if isinstance(model, MiniGPT):
-        cut = differences_of(model)
-        save_lab(model, None, folder, cut=cut and cut | {ORIGINAL: original_heads(model)})
-        return
-    if isinstance(model, MultiHeadAttention):
-        write_layer(model, folder)
-        return
-    changes = describe_changes(model)
-    if changes is not None and format == "remote-code":
-        _write_with_code(model, changes, folder)
-    else:
-        if hasattr(model, "generation_config"):
-            converted.generation_config = model.generation_config
-        with output_errors(folder / "model.safetensors"):
-            converted.save_pretrained(folder)
-    if changes is not None and format in ("headwise", "remote-code"):
-        content = changes | write_layers(model, changes, folder)
-        (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+# Writes a model into an empty folder.
+Write = Callable[[Path], object]
 
 
-def as_format(format: Format, model: nn.Module, batch: Any = None) -> nn.Module:
-    """The model whose weights a format stores: itself, or an equal one of stock Transformers.
+def prepare(name: str, model: nn.Module, batch: Any = None, tokenizer: Any = None) -> Write:
+    """Prepare a model for a format: whatever the format cannot hold is refused here.
 
     Args:
         batch: An input to run it on; None is a short made-up one.
+    Returns:
+        The function that writes it into a folder.
     """
     for base in (MiniGPT, MultiHeadAttention):
         if isinstance(model, base):
-            return _check_own_class(model, base, format)
-    if format == "gguf":
-        gguf_form(model)
-    if describe_changes(model) is None or format in ("headwise", "gguf", "onnx"):
-        return model
-    for name, module in model.named_modules():
-        if isinstance(module, TorchCompatibleAttention):
-            raise UnsupportedError(
-                f"save: {name} replaces a layer of torch, which Transformers alone cannot build "
-                f"with fewer heads. Choose the format 'headwise', or prune other layers."
-            )
-    if format == "remote-code":
-        return model
-    batch = example_input(model) if batch is None else batch
-    return _as_stock(model, batch) if format == "stock" else _as_padded(model, batch)
+            return _own_class(name, model, base)
+    changes, format = describe_changes(model), FORMATS[name]
+    if changes is None and format.reader == "transformers":  # its configuration describes it
+        format = FORMATS["headwise"]
+    function = resolve_name(f"{__package__}.{format.prepare}")
+    return cast(Write, function(model, changes, batch, tokenizer))
 
 
-def _check_own_class(model: nn.Module, base: type[nn.Module], format: Format) -> nn.Module:
+def _own_class(format: str, model: nn.Module, base: type[nn.Module]) -> Write:
     """Refuse a subclass of ours, because a folder holds no code, and other libraries' formats."""
     if type(model) is not base:
         raise UnsupportedError(
@@ -146,7 +107,55 @@ def _check_own_class(model: nn.Module, base: type[nn.Module], format: Format) ->
             f"save: Transformers has no {base.__name__}, so format={format!r} does not "
             f"exist for it. Choose 'headwise'."
         )
-    return model
+    if isinstance(model, MultiHeadAttention):
+        return partial(write_layer, model)
+    cut = differences_of(model)
+    cut = cut and cut | {ORIGINAL: original_heads(model)}
+    return lambda folder: save_lab(cast(MiniGPT, model), None, folder, cut=cut)
+
+
+def as_it_is(model: Any, changes: dict[str, Any] | None, *_: Any) -> Write:
+    """The weights as they are, and `headwise.json` with what the configuration lacks."""
+
+    def write(folder: Path) -> None:
+        with output_errors(folder / _WEIGHTS):
+            model.save_pretrained(folder)
+        _write_manifest(model, changes, folder)
+
+    return write
+
+
+def _write_manifest(model: nn.Module, changes: dict[str, Any] | None, folder: Path) -> None:
+    if changes is not None:
+        content = changes | write_layers(model, changes, folder)
+        (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+
+
+def as_stock(model: Any, _: Any, batch: Any, *__: Any) -> Write:
+    """A configuration that says how many heads are left."""
+    return _write_converted(model, _as_stock, batch)
+
+
+def as_padded(model: Any, _: Any, batch: Any, *__: Any) -> Write:
+    """The old configuration, and zeros in place of the removed heads."""
+    return _write_converted(model, _as_padded, batch)
+
+
+def _write_converted(model: Any, convert: Callable[[nn.Module, Any], Any], batch: Any) -> Write:
+    _refuse_torch_layers(model)
+    converted = convert(model, example_input(model) if batch is None else batch)
+    if hasattr(model, "generation_config"):
+        converted.generation_config = model.generation_config
+    return as_it_is(converted, None)
+
+
+def _refuse_torch_layers(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, TorchCompatibleAttention):
+            raise UnsupportedError(
+                f"save: {name} replaces a layer of torch, which Transformers alone cannot build "
+                f"with fewer heads. Choose the format 'headwise', or prune other layers."
+            )
 
 
 def _as_stock(model: nn.Module, batch: Any) -> nn.Module:
@@ -333,8 +342,9 @@ def _placements(attention: Attention, counts: HeadCounts) -> Iterator[KeptHeads]
             yield KeptHeads(tuple(heads), tuple(range(n_kv_heads)))
 
 
-def _write_with_code(model: Any, changes: Mapping[str, Any], folder: Path) -> None:
-    """Write a model that `from_pretrained(folder, trust_remote_code=True)` opens."""
+def with_code(model: Any, changes: dict[str, Any], *_: Any) -> Write:
+    """As "headwise", and the code with which `from_pretrained(trust_remote_code=True)` opens it."""
+    _refuse_torch_layers(model)
     base, config = type(model), type(model.config)
     opened_by = auto_classes(base, config)
     if not opened_by:
@@ -342,19 +352,24 @@ def _write_with_code(model: Any, changes: Mapping[str, Any], folder: Path) -> No
             f"save: no AutoModel of Transformers opens a {base.__name__}. Choose the format "
             f"'headwise' or 'padded'."
         )
-    # Transformers translates no weight names for foreign classes, so those in memory are written.
-    with output_errors(folder / "model.safetensors"):
-        model.save_pretrained(folder, save_original_format=False)
     names = {"base": base.__name__, "config": config.__name__}
     code = inspect.getsource(_resize) + _CLASSES.substitute(names)
-    (folder / f"{_MODULE}.py").write_text(code, "utf-8")
     classes = {"AutoConfig": f"{_MODULE}.Headwise{config.__name__}"}
     classes |= dict.fromkeys(opened_by, f"{_MODULE}.Headwise{base.__name__}")
-    path = folder / "config.json"
-    content = json.loads(path.read_text("utf-8"))
-    content |= {
+    entries = {
         "architectures": [f"Headwise{base.__name__}"],
         "auto_map": classes,
         "headwise": {name: changes[name] for name in ("tensors", "counts", "heads")},
     }
-    path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+
+    def write(folder: Path) -> None:
+        # Transformers translates no weight names for foreign classes: those in memory are written.
+        with output_errors(folder / _WEIGHTS):
+            model.save_pretrained(folder, save_original_format=False)
+        (folder / f"{_MODULE}.py").write_text(code, "utf-8")
+        path = folder / "config.json"
+        content = json.loads(path.read_text("utf-8")) | entries
+        path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+        _write_manifest(model, changes, folder)
+
+    return write

@@ -1,8 +1,8 @@
-"""Write a model as ONNX, whose runtimes need neither torch nor Transformers."""
+"""Write an encoder as ONNX, whose runtimes need neither torch nor Transformers."""
 
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,11 @@ from torch import Tensor, nn
 from headwise._display import first_line
 from headwise._evaluation import in_evaluation
 from headwise._packages import require
-from headwise.errors import OutputError
+from headwise.errors import OutputError, UnsupportedError
+from headwise.ownership import example_input
+
+# Their CPU kernels compute in these.
+_DTYPES = (torch.float32, torch.float16)
 
 
 def onnx_inputs(model: Any, batch: Any) -> dict[str, Tensor]:
@@ -29,25 +33,59 @@ def onnx_inputs(model: Any, batch: Any) -> dict[str, Tensor]:
     return {name: x for name, x in inputs.items() if name in names}
 
 
-def write_onnx(model: Any, batch: Any, folder: Path) -> None:
-    """Write the graph of a model, its weights and its configuration.
+def as_onnx(model: Any, _: Any, batch: Any, *__: Any) -> Callable[[Path], None]:
+    """The graph of an encoder, its weights and its configuration.
 
-    Batches may have any size and length, whatever those of `batch`.
+    Batches may have any size, and texts and sounds any length, whatever those of `batch`.
+
+    Raises:
+        UnsupportedError: the model writes texts, or has weights that the runtimes cannot compute.
     """
+    name = type(model).__name__
+    batch = example_input(model) if batch is None else batch
+    inputs = onnx_inputs(model, batch)
+    if model.can_generate() or "decoder_input_ids" in inputs:
+        raise UnsupportedError(
+            f"save: format='onnx' is for encoders, and this {name} writes texts: without a cache, "
+            f"its graph would read the text again for each token. Choose the format 'gguf', or one "
+            f"of Transformers, such as 'headwise' or 'padded'."
+        )
+    for key, weight in model.named_parameters():
+        if weight.dtype not in _DTYPES:
+            raise UnsupportedError(
+                f"save: ONNX runtimes compute in float32 or float16, and {key} of this {name} is "
+                f"{weight.dtype}. Save model.float(), or choose another format."
+            )
     for package in ("onnx", "onnxscript", "onnxruntime"):
         require(package, "onnx", "save")
+
+    def write(folder: Path) -> None:
+        # Where transformers.js, optimum and sentence-transformers look for it.
+        path = folder / "onnx" / "model.onnx"
+        path.parent.mkdir(exist_ok=True)
+        _export(model, inputs).save(path)
+        model.config.save_pretrained(folder)
+
+    return write
+
+
+def _export(model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
     # A size of one would be taken for a constant, and a single length for the only one.
     example = {
-        name: torch.cat([x, x])[:, :-1] if x.ndim == 2 and x.shape[1] > 2 else torch.cat([x, x])
-        for name, x in onnx_inputs(model, batch).items()
+        name: torch.cat([x, x])[:, : -1 if _has_length(x) else None].contiguous()
+        for name, x in inputs.items()
     }
-    dynamic = torch.export.Dim.DYNAMIC
-    shapes = {name: dict.fromkeys(range(min(x.ndim, 2)), dynamic) for name, x in example.items()}
-    graph = _Tensors(model)
+    graph, varies = _Tensors(model), torch.export.Dim
+    shapes = {
+        # How far an image or a spectrogram may vary is for the model to say.
+        name: {0: varies.DYNAMIC}
+        | dict.fromkeys(range(1, x.ndim), varies.DYNAMIC if x.ndim == 2 else varies.AUTO)
+        for name, x in example.items()
+    }
     try:
         with in_evaluation(model), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch, about its own names
-            program: Any = torch.onnx.export(
+            return torch.onnx.export(
                 graph,
                 kwargs={"inputs": example},
                 dynamo=True,
@@ -62,11 +100,11 @@ def write_onnx(model: Any, batch: Any, folder: Path) -> None:
             f"save: torch cannot export this {type(model).__name__} as ONNX "
             f"({type(why).__name__}: {first_line(why, 200)}). Choose another format."
         ) from error
-    # Where transformers.js, optimum and sentence-transformers look for it.
-    path = folder / "onnx" / "model.onnx"
-    path.parent.mkdir(exist_ok=True)
-    program.save(path)
-    model.config.save_pretrained(folder)
+
+
+def _has_length(x: Tensor) -> bool:
+    """Whether the axis after that of the batch is one of tokens or of a sound."""
+    return x.ndim == 2 and x.shape[1] > 2
 
 
 class _Tensors(nn.Module):

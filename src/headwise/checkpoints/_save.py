@@ -1,14 +1,15 @@
 """`save`: write a model into a folder that headwise or other libraries can load."""
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
+from headwise._formats import FORMATS, MODEL_FILES
 from headwise._packages import is_tokenizer_of_rust
-from headwise.checkpoints._formats import Format, write_format
+from headwise.checkpoints._formats import prepare
 from headwise.checkpoints._fresh_process import (
     Reader,
     answer_in_fresh_process,
@@ -18,7 +19,7 @@ from headwise.checkpoints._fresh_process import (
 from headwise.checkpoints._onnx import onnx_inputs
 from headwise.checkpoints._source_files import copy_source_files, source_folder
 from headwise.errors import ArgumentError, OutputError, UnsupportedError
-from headwise.files import MODEL_FILES, as_path, folder_beside
+from headwise.files import as_path, folder_beside
 from headwise.models import (
     around,
     check_model,
@@ -31,15 +32,12 @@ from headwise.models import (
 from headwise.models.texts import check_tokenizer
 from headwise.ownership import example_input, first_batch, float_outputs, output_difference
 
-# Which library opens a format in a fresh process, if not Transformers; llama.cpp may not be there.
-_READERS: dict[str, Reader | None] = {"headwise": "headwise", "gguf": None, "onnx": "onnxruntime"}
-
 
 def save(
     model: nn.Module,
     folder: str | Path,
     *,
-    format: Format = "headwise",
+    format: str = "headwise",
     tokenizer: Any = None,
     source: str | Path | None = None,
     reference: Any = None,
@@ -73,8 +71,8 @@ def save(
             `"gguf"`: llama.cpp and what builds on it, which read `model.gguf`, with the tokenizer
             in it. For Llama, Mistral, Qwen2 and Qwen3, as far as llama.cpp computes the same; it
             is not run, and nothing is compared.
-            `"onnx"`: ONNX runtimes, which read `onnx/model.onnx`, for batches of any size and
-            length. The graph returns the model's tensors, and keeps no cache.
+            `"onnx"`: ONNX runtimes, which read `onnx/model.onnx`: an encoder of texts, sounds or
+            images, for batches of any size and length. The graph returns the model's tensors.
             headwise cannot load the last two again.
         tokenizer: A tokenizer to save in the same folder.
         source: The folder or hub name that the model was loaded from. Files beside its weights
@@ -99,10 +97,8 @@ def save(
         OutputError: `folder` exists and `force` is False or it is not a model's, it cannot be
             written, or the outputs of the checkpoint differ from those of the model.
     """
-    if format not in get_args(Format):
-        raise ArgumentError(
-            f"save: format={format!r}. Choose one of {', '.join(get_args(Format))}."
-        )
+    if format not in FORMATS:
+        raise ArgumentError(f"save: format={format!r}. Choose one of {', '.join(FORMATS)}.")
     target = as_path("save", folder)
     inner = check_model("save", model)
     model = without_compiler(model)
@@ -118,14 +114,14 @@ def save(
         if inner is not model:
             _write_around(model, inner, beside)
         with progress_bar_in_terminals_only():
-            write_format(format, inner, beside, batch, tokenizer)
+            prepare(format, inner, batch, tokenizer)(beside)
         if is_tokenizer_of_rust(tokenizer):  # the one of a Mini-GPT
             tokenizer.save(str(beside / "tokenizer.json"))
         elif tokenizer is not None:
             tokenizer.save_pretrained(beside)
         if source is not None:
             copy_source_files(source, beside)
-        reader = _READERS.get(format, "transformers")
+        reader = FORMATS[format].reader
         if reader is not None:
             check_fresh(reader, beside, inner, batch)
         is_stock = reader == "headwise" and not (beside / "headwise.json").is_file()
@@ -206,7 +202,7 @@ def _write_around(model: nn.Module, inner: nn.Module, folder: Path) -> None:
 
 
 class _Unwritten(nn.Module):
-    """A placeholder for the transformer, whose weights `write_format` writes."""
+    """A placeholder for the transformer, whose weights `save` writes."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()

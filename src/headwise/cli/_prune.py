@@ -1,11 +1,17 @@
 """`headwise prune`: a smaller model, without the heads that matter least."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from headwise._formats import FORMATS
 from headwise.cli._options import Figure, Model, ModelOutput, PairsFile, Shared, check_figure, opt
 from headwise.cli._print import print_json, print_note, print_result, progress_bar
 from headwise.errors import ArgumentError
+
+if TYPE_CHECKING:
+    FormatName = str
+else:
+    FormatName = Literal[*FORMATS]
 
 _WHERE = "(on every second text; the others choose the heads, and fold and train the model)"
 _BATCH_SIZE = 16
@@ -42,11 +48,10 @@ def prune(
         opt("Write curves.csv and curves.svg: the loss as heads are removed.", "--curve"),
     ] = False,
     format: Annotated[
-        Literal["headwise", "stock", "padded", "remote-code", "gguf", "onnx"],
+        FormatName,
         opt(
-            "What can load it. headwise: this library. stock: plain Transformers. padded: "
-            "plain Transformers, at the original size, with zeros for removed heads. remote-code: "
-            "Transformers with trust_remote_code. gguf: llama.cpp. onnx: ONNX runtimes."
+            "What can load it. "
+            + " ".join(f"{name}: {format.opened_by}." for name, format in FORMATS.items()),
         ),
     ] = "headwise",
     figure: Figure = None,
@@ -68,7 +73,7 @@ def prune(
             "prune: --within, --curve and --recover need texts. Add --text FILE or --pairs FILE."
         )
     from headwise import surgery
-    from headwise.checkpoints import as_format, save, source_files
+    from headwise.checkpoints import prepare, save, source_files
     from headwise.cli import _inputs
     from headwise.cli._curves import QualityInputs, check_texts_suffice
     from headwise.corpora import read_pairs
@@ -111,7 +116,7 @@ def prune(
         scores, remove=remove, within=within, curves=curves, uniform=uniform, costs=costs
     )
     print_note(str(plan))
-    as_format(format, full)
+    prepare(format, full, tokenizer=tokenizer)
     # The mean outputs are those on plain texts; `read_batches` would mask tokens of some models.
     sentences, reference = _inputs.sentences_of(texts[::2]), None
     if sentences:
@@ -119,7 +124,7 @@ def prune(
         pieces = encode(tokenizer, sentences, full, shared.max_tokens)
         reference = [vars(batch) for batch in batches(pieces, _BATCH_SIZE, device_of(full))]
     small = surgery.prune(full, plan, fold="mean" if reference else None, reference=reference)
-    as_format(format, small)  # refused before it is trained or measured
+    prepare(format, small, tokenizer=tokenizer)  # refused before it is trained or measured
     partial = output.out.with_name(f"{output.out.name}.part")  # an interrupted recovery resumes
     distances: list[float] = []
     if recover:
@@ -132,7 +137,7 @@ def prune(
         distances = [float(distance) for distance in found]
     save(small, output.out, format=format, tokenizer=tokenizer, source=model, force=output.force)
     partial.unlink(missing_ok=True)
-    if format == "gguf":
+    if FORMATS[format].reader is None:
         print_note("Nothing has run the saved file: compare it where llama.cpp is installed")
     quality = held_out.compare(full, small, plan.removed, scores.heads) if held_out else {}
     if figure is not None:

@@ -1,7 +1,6 @@
 """Atomic writes of files and folders, and a strict reader of JSON."""
 
 from headwise.files._atomic import (
-    MODEL_FILES,
     STUDY_FILES,
     as_path,
     check_writable,
@@ -25,7 +24,6 @@ from headwise.files._json import (
 from headwise.files._text import decode, is_unicode, kind_of
 
 __all__ = [
-    "MODEL_FILES",
     "STUDY_FILES",
     "JsonFile",
     "as_path",

@@ -17,8 +17,7 @@ from typing import Any
 
 from headwise.errors import ArgumentError, HeadwiseError, OutputError
 
-# A folder that holds one of these is a model's or a study's.
-MODEL_FILES = ("config.json", "headwise.json", "modules.json", "model.gguf")
+# A folder that holds one of these is a study's.
 STUDY_FILES = ("study.json",)
 
 _PREFIX = ".headwise-"
