@@ -1,7 +1,7 @@
 """The compiler of torch, which the first use of `torch.compile` or of an optimizer imports."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from importlib.abc import MetaPathFinder
@@ -48,7 +48,7 @@ class _Waiting(MetaPathFinder):
     stance: Any = None
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+        self, name: str, path: Any = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path, target) if name == _COMPILER else None
         if spec is not None and spec.loader is not None:
