@@ -118,15 +118,12 @@ class TrainingRun:
         with _seeded(settings.seed):
             self.model = MiniGPT(settings.config(len(self.grammar.vocabulary)))
         weights, decay = [*self.model.parameters()], settings.weight_decay
-        self.optimizer = torch.optim.AdamW(
-            weights, betas=(0.9, 0.99), weight_decay=decay, fused=True
-        )
+        betas = 0.9, 0.99
+        self.optimizer = torch.optim.AdamW(weights, betas=betas, weight_decay=decay, fused=True)
         # With other settings the schedule, the lines or the sizes would change midway.
-        about = {name: str(value) for name, value in asdict(settings).items()}
-        about = {"headwise_training": "2"} | about
-        self.checkpoint = TrainingCheckpoint(
-            path, about, weights, self.optimizer, "train", "training", place="folder"
-        )
+        about = {"headwise_training": "2", **{n: str(x) for n, x in asdict(settings).items()}}
+        words = "train", "training", "folder"
+        self.checkpoint = TrainingCheckpoint(path, about, weights, self.optimizer, *words)
 
     @property
     def step(self) -> int:
