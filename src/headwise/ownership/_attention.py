@@ -17,7 +17,8 @@ from headwise.models import Hooks, check_weights, hooked, is_sharded
 from headwise.ownership._model_runs import example_input, float_tensors, run
 from headwise.tables import Head, HeadsLike, resolve_heads
 
-# Its usual names: beside the other projections or, in BERT and its relatives, one module above.
+# Its usual names, beside the other projections or, in BERT and its relatives, one module above. A
+# watch needs them, since it asks for the weight before any module has received the heads.
 _NAMES = (
     "o_proj", "out_proj", "c_proj", "out_lin", "Wo", "o", "dense", "wo",
     "proj", "to_out.0", "to_out", "projection", "proj_out", "output_proj", "linear_out",
@@ -72,7 +73,9 @@ class OutputProjection:
 
 
 def output_projection(model: nn.Module, site: Site) -> OutputProjection | None:
-    """The output projection of a site, found by its name; None if there is none.
+    """The output projection of a site, found by its name; None if it has no usual one.
+
+    `find_attentions` finds it by its input, whatever its name, and needs a pass for that.
 
     Also None if the module computes more than a linear map of its weight, as under an adapter or
     when packed by quantization, or if this process has a part of the weight only.
