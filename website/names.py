@@ -27,7 +27,7 @@ class Topic:
 
 
 TOPICS = {
-    "attention.md": Topic("Attention and the layer", ("kernels", "layer")),
+    "attention.md": Topic("Attention and the layer", ("kernels", "layer"), ("layer.ALiBi",)),
     "masks.md": Topic("Masks", ("masks",)),
     "definition.md": Topic("The definition", ("reference",), ("example",)),
     "models.md": Topic(
