@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 
@@ -79,10 +80,13 @@ def test_an_unknown_name_raises_attribute_error() -> None:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_a_folder_lists_its_public_names(folder: str) -> None:
-    module = importlib.import_module(f"headwise.{folder}")
-    assert sorted(set(module.__all__)) == sorted(module.__all__)
-    exported = {name: getattr(module, name) for name in module.__all__}
+def test_the_public_names_of_a_folder_are_documented(folder: str) -> None:
+    source = (PACKAGE / folder / "__init__.py").read_text("utf-8")
+    names = re.findall(r"^ *from \S+ import (\w+) as \1$", source, re.M)
+    assert len(set(names)) == len(names)
+    exported = {
+        name: getattr(importlib.import_module(f"headwise.{folder}"), name) for name in names
+    }
     for name, thing in exported.items():  # a constant has its comment where it is made
         documented = (thing.__doc__ or "").strip()
         assert documented or not (inspect.isclass(thing) or inspect.isroutine(thing)), name

@@ -4,102 +4,55 @@ No other folder names a private part of torch. Nothing here runs on import witho
 new version of torch is met in this folder alone.
 """
 
-from headwise._torch_private._compiler import (
-    compiler_stance,
-    set_compiler_stance,
-    uncompiled_block,
+from headwise._torch_private._compiler import compiler_stance as compiler_stance
+from headwise._torch_private._compiler import set_compiler_stance as set_compiler_stance
+from headwise._torch_private._compiler import uncompiled_block as uncompiled_block
+from headwise._torch_private._interception import FUSED_ATTENTION as FUSED_ATTENTION
+from headwise._torch_private._interception import can_observe_operators as can_observe_operators
+from headwise._torch_private._interception import has_function_modes as has_function_modes
+from headwise._torch_private._interception import map_leaves as map_leaves
+from headwise._torch_private._interception import observe_operators as observe_operators
+from headwise._torch_private._interception import operator_observers as operator_observers
+from headwise._torch_private._interception import pop_function_mode as pop_function_mode
+from headwise._torch_private._interception import push_function_mode as push_function_mode
+from headwise._torch_private._interception import (
+    stop_observing_operators as stop_observing_operators,
+)
+from headwise._torch_private._interception import without_function_modes as without_function_modes
+from headwise._torch_private._interception import (
+    without_operator_observers as without_operator_observers,
 )
 from headwise._torch_private._interception import (
-    FUSED_ATTENTION,
-    can_observe_operators,
-    has_function_modes,
-    map_leaves,
-    observe_operators,
-    operator_observers,
-    pop_function_mode,
-    push_function_mode,
-    stop_observing_operators,
-    without_function_modes,
-    without_operator_observers,
-    without_tensor_subclasses,
+    without_tensor_subclasses as without_tensor_subclasses,
 )
-from headwise._torch_private._modules import (
-    MODULE_CALL,
-    WithoutFastPath,
-    call_forward_pre_hooks,
-    forward_pre_hooks,
-    has_joined_weight,
-    remove_hooks,
-    replace_submodule,
-    wrapped_by_compiler,
+from headwise._torch_private._modules import MODULE_CALL as MODULE_CALL
+from headwise._torch_private._modules import WithoutFastPath as WithoutFastPath
+from headwise._torch_private._modules import call_forward_pre_hooks as call_forward_pre_hooks
+from headwise._torch_private._modules import forward_pre_hooks as forward_pre_hooks
+from headwise._torch_private._modules import has_joined_weight as has_joined_weight
+from headwise._torch_private._modules import remove_hooks as remove_hooks
+from headwise._torch_private._modules import replace_submodule as replace_submodule
+from headwise._torch_private._modules import wrapped_by_compiler as wrapped_by_compiler
+from headwise._torch_private._names import (
+    cpu_multiplies_bfloat16_tiles as cpu_multiplies_bfloat16_tiles,
 )
-from headwise._torch_private._names import cpu_multiplies_bfloat16_tiles
-from headwise._torch_private._tracing import (
-    Outline,
-    can_read,
-    constant_when_traced,
-    eager_outline,
-    has_readable_values,
-    in_backward,
-    in_forward_gradient,
-    in_func_gradient,
-    in_func_transform,
-    is_fake,
-    is_materialized,
-    is_plain,
-    is_traced,
-    is_under_func_gradient,
-    is_wrapped,
-    mapped_with,
-    needs_gradient,
-    statically,
-    under_autocast,
-    version_of,
-)
-
-__all__ = [
-    "FUSED_ATTENTION",
-    "MODULE_CALL",
-    "Outline",
-    "WithoutFastPath",
-    "call_forward_pre_hooks",
-    "can_observe_operators",
-    "can_read",
-    "compiler_stance",
-    "constant_when_traced",
-    "cpu_multiplies_bfloat16_tiles",
-    "eager_outline",
-    "forward_pre_hooks",
-    "has_function_modes",
-    "has_joined_weight",
-    "has_readable_values",
-    "in_backward",
-    "in_forward_gradient",
-    "in_func_gradient",
-    "in_func_transform",
-    "is_fake",
-    "is_materialized",
-    "is_plain",
-    "is_traced",
-    "is_under_func_gradient",
-    "is_wrapped",
-    "map_leaves",
-    "mapped_with",
-    "needs_gradient",
-    "observe_operators",
-    "operator_observers",
-    "pop_function_mode",
-    "push_function_mode",
-    "remove_hooks",
-    "replace_submodule",
-    "set_compiler_stance",
-    "statically",
-    "stop_observing_operators",
-    "uncompiled_block",
-    "under_autocast",
-    "version_of",
-    "without_function_modes",
-    "without_operator_observers",
-    "without_tensor_subclasses",
-    "wrapped_by_compiler",
-]
+from headwise._torch_private._tracing import Outline as Outline
+from headwise._torch_private._tracing import can_read as can_read
+from headwise._torch_private._tracing import constant_when_traced as constant_when_traced
+from headwise._torch_private._tracing import eager_outline as eager_outline
+from headwise._torch_private._tracing import has_readable_values as has_readable_values
+from headwise._torch_private._tracing import in_backward as in_backward
+from headwise._torch_private._tracing import in_forward_gradient as in_forward_gradient
+from headwise._torch_private._tracing import in_func_gradient as in_func_gradient
+from headwise._torch_private._tracing import in_func_transform as in_func_transform
+from headwise._torch_private._tracing import is_fake as is_fake
+from headwise._torch_private._tracing import is_materialized as is_materialized
+from headwise._torch_private._tracing import is_plain as is_plain
+from headwise._torch_private._tracing import is_traced as is_traced
+from headwise._torch_private._tracing import is_under_func_gradient as is_under_func_gradient
+from headwise._torch_private._tracing import is_wrapped as is_wrapped
+from headwise._torch_private._tracing import mapped_with as mapped_with
+from headwise._torch_private._tracing import needs_gradient as needs_gradient
+from headwise._torch_private._tracing import statically as statically
+from headwise._torch_private._tracing import under_autocast as under_autocast
+from headwise._torch_private._tracing import version_of as version_of

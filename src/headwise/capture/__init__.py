@@ -1,20 +1,12 @@
 """Capture every attention call of a model as it happens: its tensors, its rule and its site."""
 
-from headwise.capture._capture import AttentionCall, Capture, ModuleCall, Site, find_stacks
-from headwise.capture._inputs import InputTracker, StackInputs, Text
-from headwise.capture._open import capture_calls, open_capture
-from headwise.capture._softmax import SoftmaxCall
-
-__all__ = [
-    "AttentionCall",
-    "Capture",
-    "InputTracker",
-    "ModuleCall",
-    "Site",
-    "SoftmaxCall",
-    "StackInputs",
-    "Text",
-    "capture_calls",
-    "find_stacks",
-    "open_capture",
-]
+from headwise.capture._capture import AttentionCall as AttentionCall
+from headwise.capture._capture import Capture as Capture
+from headwise.capture._capture import Site as Site
+from headwise.capture._capture import find_stacks as find_stacks
+from headwise.capture._inputs import InputTracker as InputTracker
+from headwise.capture._inputs import StackInputs as StackInputs
+from headwise.capture._inputs import Text as Text
+from headwise.capture._open import capture_calls as capture_calls
+from headwise.capture._open import open_capture as open_capture
+from headwise.capture._softmax import SoftmaxCall as SoftmaxCall

@@ -9,8 +9,6 @@ from headwise._packages import require
 from headwise.cli._print import print_error
 from headwise.errors import HeadwiseError
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and exit: with 0 on success, with 2 and one line on an error.

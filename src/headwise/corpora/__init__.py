@@ -1,66 +1,38 @@
 """Texts and their annotations: readers, and a grammar with gold relations."""
 
-from headwise.corpora._conllu import read_conllu
-from headwise.corpora._coreference import read_gap
-from headwise.corpora._gold import Choice, annotate, choices
-from headwise.corpora._grammar import Grammar, Line
-from headwise.corpora._jsonl import read_examples, read_jsonl
-from headwise.corpora._listing import (
-    Corpus,
-    Several,
-    Texts,
-    list_corpus,
-    list_items,
-    list_pairs,
-    list_texts,
-    one_text,
-    refuse_path,
-)
-from headwise.corpora._names import name_texts
-from headwise.corpora._plain import (
-    SentencePair,
-    read_pairs,
-    read_parallel,
-    read_texts,
-)
-from headwise.corpora._relations import BOS, EOS, PAD, RELATIONS, SPECIALS, UNK, relations
-from headwise.corpora._text import AnnotatedText, Arc, Example, Mention, Pair, Span
-
-__all__ = [
-    "BOS",
-    "EOS",
-    "PAD",
-    "RELATIONS",
-    "SPECIALS",
-    "UNK",
-    "AnnotatedText",
-    "Arc",
-    "Choice",
-    "Corpus",
-    "Example",
-    "Grammar",
-    "Line",
-    "Mention",
-    "Pair",
-    "SentencePair",
-    "Several",
-    "Span",
-    "Texts",
-    "annotate",
-    "choices",
-    "list_corpus",
-    "list_items",
-    "list_pairs",
-    "list_texts",
-    "name_texts",
-    "one_text",
-    "read_conllu",
-    "read_examples",
-    "read_gap",
-    "read_jsonl",
-    "read_pairs",
-    "read_parallel",
-    "read_texts",
-    "refuse_path",
-    "relations",
-]
+from headwise.corpora._conllu import read_conllu as read_conllu
+from headwise.corpora._coreference import read_gap as read_gap
+from headwise.corpora._gold import Choice as Choice
+from headwise.corpora._gold import annotate as annotate
+from headwise.corpora._gold import choices as choices
+from headwise.corpora._grammar import Grammar as Grammar
+from headwise.corpora._grammar import Line as Line
+from headwise.corpora._jsonl import read_examples as read_examples
+from headwise.corpora._jsonl import read_jsonl as read_jsonl
+from headwise.corpora._listing import Corpus as Corpus
+from headwise.corpora._listing import Several as Several
+from headwise.corpora._listing import Texts as Texts
+from headwise.corpora._listing import list_corpus as list_corpus
+from headwise.corpora._listing import list_items as list_items
+from headwise.corpora._listing import list_pairs as list_pairs
+from headwise.corpora._listing import list_texts as list_texts
+from headwise.corpora._listing import one_text as one_text
+from headwise.corpora._listing import refuse_path as refuse_path
+from headwise.corpora._names import name_texts as name_texts
+from headwise.corpora._plain import SentencePair as SentencePair
+from headwise.corpora._plain import read_pairs as read_pairs
+from headwise.corpora._plain import read_parallel as read_parallel
+from headwise.corpora._plain import read_texts as read_texts
+from headwise.corpora._relations import BOS as BOS
+from headwise.corpora._relations import EOS as EOS
+from headwise.corpora._relations import PAD as PAD
+from headwise.corpora._relations import RELATIONS as RELATIONS
+from headwise.corpora._relations import SPECIALS as SPECIALS
+from headwise.corpora._relations import UNK as UNK
+from headwise.corpora._relations import relations as relations
+from headwise.corpora._text import AnnotatedText as AnnotatedText
+from headwise.corpora._text import Arc as Arc
+from headwise.corpora._text import Example as Example
+from headwise.corpora._text import Mention as Mention
+from headwise.corpora._text import Pair as Pair
+from headwise.corpora._text import Span as Span

@@ -1,47 +1,22 @@
 """Atomic writes of files and folders, and a strict reader of JSON."""
 
-from headwise.files._atomic import (
-    STUDY_FILES,
-    as_path,
-    check_writable,
-    file_of_others,
-    files_beside,
-    folder_beside,
-    make_folder,
-    write_beside,
-)
-from headwise.files._json import (
-    JsonFile,
-    build_from,
-    number,
-    parse_json,
-    read_json,
-    read_object,
-    typed,
-    without_nan,
-    write_json,
-)
-from headwise.files._text import decode, is_unicode, kind_of
-
-__all__ = [
-    "STUDY_FILES",
-    "JsonFile",
-    "as_path",
-    "build_from",
-    "check_writable",
-    "decode",
-    "file_of_others",
-    "files_beside",
-    "folder_beside",
-    "is_unicode",
-    "kind_of",
-    "make_folder",
-    "number",
-    "parse_json",
-    "read_json",
-    "read_object",
-    "typed",
-    "without_nan",
-    "write_beside",
-    "write_json",
-]
+from headwise.files._atomic import STUDY_FILES as STUDY_FILES
+from headwise.files._atomic import as_path as as_path
+from headwise.files._atomic import check_writable as check_writable
+from headwise.files._atomic import file_of_others as file_of_others
+from headwise.files._atomic import files_beside as files_beside
+from headwise.files._atomic import folder_beside as folder_beside
+from headwise.files._atomic import make_folder as make_folder
+from headwise.files._atomic import write_beside as write_beside
+from headwise.files._json import JsonFile as JsonFile
+from headwise.files._json import build_from as build_from
+from headwise.files._json import number as number
+from headwise.files._json import parse_json as parse_json
+from headwise.files._json import read_json as read_json
+from headwise.files._json import read_object as read_object
+from headwise.files._json import typed as typed
+from headwise.files._json import without_nan as without_nan
+from headwise.files._json import write_json as write_json
+from headwise.files._text import decode as decode
+from headwise.files._text import is_unicode as is_unicode
+from headwise.files._text import kind_of as kind_of

@@ -5,20 +5,14 @@ of the keys: query `i` of `T` is at key position `i + S - T`, so a causal mask w
 aligned bottom-right and the last query sees the last key.
 """
 
-from headwise.masks._mask import Mask
-from headwise.masks._rules import Window, causal, documents, padding, window
-from headwise.masks._tensors import as_mask, from_additive, from_binary, from_blocked, from_flex
-
-__all__ = [
-    "Mask",
-    "Window",
-    "as_mask",
-    "causal",
-    "documents",
-    "from_additive",
-    "from_binary",
-    "from_blocked",
-    "from_flex",
-    "padding",
-    "window",
-]
+from headwise.masks._mask import Mask as Mask
+from headwise.masks._rules import Window as Window
+from headwise.masks._rules import causal as causal
+from headwise.masks._rules import documents as documents
+from headwise.masks._rules import padding as padding
+from headwise.masks._rules import window as window
+from headwise.masks._tensors import as_mask as as_mask
+from headwise.masks._tensors import from_additive as from_additive
+from headwise.masks._tensors import from_binary as from_binary
+from headwise.masks._tensors import from_blocked as from_blocked
+from headwise.masks._tensors import from_flex as from_flex

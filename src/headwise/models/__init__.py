@@ -4,66 +4,30 @@ What is asked of every model is here, and `texts` makes its inputs. Their attent
 files have rooms of their own: `capture`, `ownership` and `checkpoints`.
 """
 
-from headwise.models._fingerprint import fingerprint
-from headwise.models._hooks import (
-    Block,
-    Hooks,
-    SharedSetting,
-    clear_leftovers,
-    hooked,
-    ordinary_path,
-)
+from headwise.models._fingerprint import fingerprint as fingerprint
+from headwise.models._hooks import Hooks as Hooks
+from headwise.models._hooks import SharedSetting as SharedSetting
+from headwise.models._hooks import clear_leftovers as clear_leftovers
+from headwise.models._hooks import hooked as hooked
+from headwise.models._hooks import ordinary_path as ordinary_path
+from headwise.models._libraries import auto_classes as auto_classes
+from headwise.models._libraries import cache_argument as cache_argument
+from headwise.models._libraries import cache_in as cache_in
+from headwise.models._libraries import first_head_of as first_head_of
+from headwise.models._libraries import growing_layer as growing_layer
+from headwise.models._libraries import is_sharded as is_sharded
+from headwise.models._libraries import leave_uninitialized as leave_uninitialized
 from headwise.models._libraries import (
-    auto_classes,
-    cache_argument,
-    cache_in,
-    first_head_of,
-    growing_layer,
-    is_sharded,
-    leave_uninitialized,
-    offload_hooks,
-    progress_bar_in_terminals_only,
+    progress_bar_in_terminals_only as progress_bar_in_terminals_only,
 )
-from headwise.models._model import (
-    around,
-    check_device,
-    check_model,
-    check_weights,
-    device_of,
-    is_sentence_transformer,
-    model_inputs,
-    sentence_embedding,
-    transformer_name,
-    without_adapters,
-    without_compiler,
-)
-
-__all__ = [
-    "Block",
-    "Hooks",
-    "SharedSetting",
-    "around",
-    "auto_classes",
-    "cache_argument",
-    "cache_in",
-    "check_device",
-    "check_model",
-    "check_weights",
-    "clear_leftovers",
-    "device_of",
-    "fingerprint",
-    "first_head_of",
-    "growing_layer",
-    "hooked",
-    "is_sentence_transformer",
-    "is_sharded",
-    "leave_uninitialized",
-    "model_inputs",
-    "offload_hooks",
-    "ordinary_path",
-    "progress_bar_in_terminals_only",
-    "sentence_embedding",
-    "transformer_name",
-    "without_adapters",
-    "without_compiler",
-]
+from headwise.models._model import around as around
+from headwise.models._model import check_device as check_device
+from headwise.models._model import check_model as check_model
+from headwise.models._model import check_weights as check_weights
+from headwise.models._model import device_of as device_of
+from headwise.models._model import is_sentence_transformer as is_sentence_transformer
+from headwise.models._model import model_inputs as model_inputs
+from headwise.models._model import sentence_embedding as sentence_embedding
+from headwise.models._model import transformer_name as transformer_name
+from headwise.models._model import without_adapters as without_adapters
+from headwise.models._model import without_compiler as without_compiler

@@ -1,77 +1,32 @@
 """Which weights belong to which head, and editing or removing heads."""
 
-from headwise.ownership._attention import (
-    Attention,
-    OutputProjection,
-    by_attention,
-    find_attentions,
-    heads_of,
-    is_linear,
-    is_transposed,
-    output_projection,
-)
-from headwise.ownership._edit import (
-    ablate,
-    check_edits_reach,
-    edit_heads,
-    mean_heads,
-    replace_heads,
-)
-from headwise.ownership._logit_rows import LogitRows, find_logit_rows, scale_rows
-from headwise.ownership._model_runs import (
-    batches_of,
-    call_model,
-    differs_from_itself,
-    example_input,
-    first_batch,
-    float_outputs,
-    output_difference,
-    run,
-)
-from headwise.ownership._ownership_map import (
-    HeadCounts,
-    KeptHeads,
-    OwnershipMap,
-    count_heads,
-    find_ownership,
-    keep_heads,
-    kept_indices,
-    output_dependence,
-    spread,
-)
-
-__all__ = [
-    "Attention",
-    "HeadCounts",
-    "KeptHeads",
-    "LogitRows",
-    "OutputProjection",
-    "OwnershipMap",
-    "ablate",
-    "batches_of",
-    "by_attention",
-    "call_model",
-    "check_edits_reach",
-    "count_heads",
-    "differs_from_itself",
-    "edit_heads",
-    "example_input",
-    "find_attentions",
-    "find_logit_rows",
-    "find_ownership",
-    "first_batch",
-    "float_outputs",
-    "heads_of",
-    "is_linear",
-    "is_transposed",
-    "keep_heads",
-    "kept_indices",
-    "mean_heads",
-    "output_dependence",
-    "output_difference",
-    "output_projection",
-    "replace_heads",
-    "run",
-    "scale_rows",
-    "spread",
-]
+from headwise.ownership._attention import Attention as Attention
+from headwise.ownership._attention import OutputProjection as OutputProjection
+from headwise.ownership._attention import by_attention as by_attention
+from headwise.ownership._attention import find_attentions as find_attentions
+from headwise.ownership._attention import heads_of as heads_of
+from headwise.ownership._attention import output_projection as output_projection
+from headwise.ownership._edit import ablate as ablate
+from headwise.ownership._edit import check_edits_reach as check_edits_reach
+from headwise.ownership._edit import edit_heads as edit_heads
+from headwise.ownership._edit import mean_heads as mean_heads
+from headwise.ownership._edit import replace_heads as replace_heads
+from headwise.ownership._logit_rows import LogitRows as LogitRows
+from headwise.ownership._logit_rows import find_logit_rows as find_logit_rows
+from headwise.ownership._logit_rows import scale_rows as scale_rows
+from headwise.ownership._model_runs import batches_of as batches_of
+from headwise.ownership._model_runs import call_model as call_model
+from headwise.ownership._model_runs import differs_from_itself as differs_from_itself
+from headwise.ownership._model_runs import example_input as example_input
+from headwise.ownership._model_runs import first_batch as first_batch
+from headwise.ownership._model_runs import float_outputs as float_outputs
+from headwise.ownership._model_runs import output_difference as output_difference
+from headwise.ownership._model_runs import run as run
+from headwise.ownership._ownership_map import HeadCounts as HeadCounts
+from headwise.ownership._ownership_map import KeptHeads as KeptHeads
+from headwise.ownership._ownership_map import OwnershipMap as OwnershipMap
+from headwise.ownership._ownership_map import count_heads as count_heads
+from headwise.ownership._ownership_map import find_ownership as find_ownership
+from headwise.ownership._ownership_map import keep_heads as keep_heads
+from headwise.ownership._ownership_map import kept_indices as kept_indices
+from headwise.ownership._ownership_map import spread as spread

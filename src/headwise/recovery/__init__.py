@@ -1,5 +1,4 @@
 """Recovery: train a pruned model for a few steps, with the full model as its teacher."""
 
-from headwise.recovery._recover import recover, recovering
-
-__all__ = ["recover", "recovering"]
+from headwise.recovery._recover import recover as recover
+from headwise.recovery._recover import recovering as recovering

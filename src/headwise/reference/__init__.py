@@ -5,21 +5,10 @@
 as a loop over heads and once as a batched expression. Query head `h` reads kv head `h // G`.
 """
 
-from headwise.reference._attention import AttentionOutput, attention
-from headwise.reference._formula import scaled_dot_product
-from headwise.reference._layer import (
-    MultiHeadAttention,
-    multi_head_batched,
-    multi_head_loop,
-    single_head,
-)
-
-__all__ = [
-    "AttentionOutput",
-    "MultiHeadAttention",
-    "attention",
-    "multi_head_batched",
-    "multi_head_loop",
-    "scaled_dot_product",
-    "single_head",
-]
+from headwise.reference._attention import AttentionOutput as AttentionOutput
+from headwise.reference._attention import attention as attention
+from headwise.reference._formula import scaled_dot_product as scaled_dot_product
+from headwise.reference._layer import MultiHeadAttention as MultiHeadAttention
+from headwise.reference._layer import multi_head_batched as multi_head_batched
+from headwise.reference._layer import multi_head_loop as multi_head_loop
+from headwise.reference._layer import single_head as single_head

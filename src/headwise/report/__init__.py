@@ -1,25 +1,16 @@
 """The study of a model's heads, the page that shows it, and a look at one text."""
 
-from headwise.report._passes import observe_texts
-from headwise.report._samples import Sample, TopPairs
-from headwise.report._single_text import Look, look
-from headwise.report._stages import About, roles_of_lab, study, study_lab
-from headwise.report._study import Study, load_study
-from headwise.report.comparison import Comparison, compare, compare_tables
-
-__all__ = [
-    "About",
-    "Comparison",
-    "Look",
-    "Sample",
-    "Study",
-    "TopPairs",
-    "compare",
-    "compare_tables",
-    "load_study",
-    "look",
-    "observe_texts",
-    "roles_of_lab",
-    "study",
-    "study_lab",
-]
+from headwise.report._passes import observe_texts as observe_texts
+from headwise.report._samples import Sample as Sample
+from headwise.report._samples import TopPairs as TopPairs
+from headwise.report._single_text import Look as Look
+from headwise.report._single_text import look as look
+from headwise.report._stages import About as About
+from headwise.report._stages import roles_of_lab as roles_of_lab
+from headwise.report._stages import study as study
+from headwise.report._stages import study_lab as study_lab
+from headwise.report._study import Study as Study
+from headwise.report._study import load_study as load_study
+from headwise.report.comparison import Comparison as Comparison
+from headwise.report.comparison import compare as compare
+from headwise.report.comparison import compare_tables as compare_tables

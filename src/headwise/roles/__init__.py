@@ -1,84 +1,41 @@
 """What each head attends to, with evidence against baselines on held-out texts."""
 
-from headwise.roles._align import Alignment, align
-from headwise.roles._alignment_heads import AlignedBatch, AlignmentHeads, find_alignment_heads
-from headwise.roles._behaviours import (
-    Behaviour,
-    BehaviourBatch,
-    agreement,
-    behaviour,
-    name_moving,
-    repetition,
-    translation,
-)
-from headwise.roles._effects import WITHOUT, Effect, Effects, Group, group_line
-from headwise.roles._find_roles import find_roles
-from headwise.roles._hypotheses import FEWEST_TEXTS
-from headwise.roles._nulls import Evidence
-from headwise.roles._significance import step_down
-from headwise.roles._summaries import (
-    by_nearness,
-    main_roles,
-    rules_line,
-    rules_of,
-    shape_line,
-    shapes_summary,
-    shown_outcomes,
-    signs_of,
-)
-from headwise.roles._table import Roles
-from headwise.roles._task_examples import task_examples
-from headwise.roles._task_heads import TaskHeads, find_heads, load_heads
-from headwise.roles._task_scores import AnswerEffect
-from headwise.roles.relations import (
-    ChoiceRelation,
-    Pairs,
-    Relation,
-    Relations,
-    TokenText,
-)
-from headwise.roles.scores import check_reads_one_text
-
-__all__ = [
-    "FEWEST_TEXTS",
-    "WITHOUT",
-    "AlignedBatch",
-    "Alignment",
-    "AlignmentHeads",
-    "AnswerEffect",
-    "Behaviour",
-    "BehaviourBatch",
-    "ChoiceRelation",
-    "Effect",
-    "Effects",
-    "Evidence",
-    "Group",
-    "Pairs",
-    "Relation",
-    "Relations",
-    "Roles",
-    "TaskHeads",
-    "TokenText",
-    "agreement",
-    "align",
-    "behaviour",
-    "by_nearness",
-    "check_reads_one_text",
-    "find_alignment_heads",
-    "find_heads",
-    "find_roles",
-    "group_line",
-    "load_heads",
-    "main_roles",
-    "name_moving",
-    "repetition",
-    "rules_line",
-    "rules_of",
-    "shape_line",
-    "shapes_summary",
-    "shown_outcomes",
-    "signs_of",
-    "step_down",
-    "task_examples",
-    "translation",
-]
+from headwise.roles._align import Alignment as Alignment
+from headwise.roles._align import align as align
+from headwise.roles._alignment_heads import AlignedBatch as AlignedBatch
+from headwise.roles._alignment_heads import AlignmentHeads as AlignmentHeads
+from headwise.roles._alignment_heads import find_alignment_heads as find_alignment_heads
+from headwise.roles._behaviours import Behaviour as Behaviour
+from headwise.roles._behaviours import agreement as agreement
+from headwise.roles._behaviours import behaviour as behaviour
+from headwise.roles._behaviours import name_moving as name_moving
+from headwise.roles._behaviours import repetition as repetition
+from headwise.roles._behaviours import translation as translation
+from headwise.roles._effects import WITHOUT as WITHOUT
+from headwise.roles._effects import Effect as Effect
+from headwise.roles._effects import Effects as Effects
+from headwise.roles._effects import Group as Group
+from headwise.roles._effects import group_line as group_line
+from headwise.roles._find_roles import find_roles as find_roles
+from headwise.roles._hypotheses import FEWEST_TEXTS as FEWEST_TEXTS
+from headwise.roles._nulls import Evidence as Evidence
+from headwise.roles._significance import step_down as step_down
+from headwise.roles._summaries import by_nearness as by_nearness
+from headwise.roles._summaries import main_roles as main_roles
+from headwise.roles._summaries import rules_line as rules_line
+from headwise.roles._summaries import rules_of as rules_of
+from headwise.roles._summaries import shape_line as shape_line
+from headwise.roles._summaries import shapes_summary as shapes_summary
+from headwise.roles._summaries import shown_outcomes as shown_outcomes
+from headwise.roles._summaries import signs_of as signs_of
+from headwise.roles._table import Roles as Roles
+from headwise.roles._task_examples import task_examples as task_examples
+from headwise.roles._task_heads import TaskHeads as TaskHeads
+from headwise.roles._task_heads import find_heads as find_heads
+from headwise.roles._task_heads import load_heads as load_heads
+from headwise.roles.relations import ChoiceRelation as ChoiceRelation
+from headwise.roles.relations import Pairs as Pairs
+from headwise.roles.relations import Relation as Relation
+from headwise.roles.relations import Relations as Relations
+from headwise.roles.relations import TokenText as TokenText
+from headwise.roles.scores import check_reads_one_text as check_reads_one_text

@@ -1,80 +1,44 @@
 """Results of this library: one row per head, plain arrays, and the files that hold them."""
 
-from headwise.tables._bootstrap import (
-    DRAWS,
-    bootstrap_means,
-    interval_of,
-    rate,
-    ratio_interval,
-    resample_counts,
-)
-from headwise.tables._columns import address_columns, at_prompt, in_columns
-from headwise.tables._curves import Curves, Elbow
-from headwise.tables._figures import (
-    plot_categories,
-    plot_heads,
-    plot_removed,
-    plot_weights,
-    save_figure,
-)
-from headwise.tables._grid import category_marks
-from headwise.tables._head_table import HeadTable
-from headwise.tables._heads import Head, HeadLike, HeadsLike, is_head, list_heads, resolve_heads
-from headwise.tables._scores import Scores, random_orders, removable
-from headwise.tables._statistics import STATISTICS, statistic_label
-from headwise.tables._svg import (
-    Frame,
-    Square,
-    categories_html,
-    draw_grid,
-    grid_html,
-    placing,
-    points,
-)
-from headwise.tables._table_file import TableFile, numbers_of, texts_of
-from headwise.tables._totals import COLUMNS, TextSums, Totals
-
-__all__ = [
-    "COLUMNS",
-    "DRAWS",
-    "STATISTICS",
-    "Curves",
-    "Elbow",
-    "Frame",
-    "Head",
-    "HeadLike",
-    "HeadTable",
-    "HeadsLike",
-    "Scores",
-    "Square",
-    "TableFile",
-    "TextSums",
-    "Totals",
-    "address_columns",
-    "at_prompt",
-    "bootstrap_means",
-    "categories_html",
-    "category_marks",
-    "draw_grid",
-    "grid_html",
-    "in_columns",
-    "interval_of",
-    "is_head",
-    "list_heads",
-    "numbers_of",
-    "placing",
-    "plot_categories",
-    "plot_heads",
-    "plot_removed",
-    "plot_weights",
-    "points",
-    "random_orders",
-    "rate",
-    "ratio_interval",
-    "removable",
-    "resample_counts",
-    "resolve_heads",
-    "save_figure",
-    "statistic_label",
-    "texts_of",
-]
+from headwise.tables._bootstrap import DRAWS as DRAWS
+from headwise.tables._bootstrap import bootstrap_means as bootstrap_means
+from headwise.tables._bootstrap import interval_of as interval_of
+from headwise.tables._bootstrap import rate as rate
+from headwise.tables._bootstrap import ratio_interval as ratio_interval
+from headwise.tables._bootstrap import resample_counts as resample_counts
+from headwise.tables._columns import address_columns as address_columns
+from headwise.tables._columns import at_prompt as at_prompt
+from headwise.tables._columns import in_columns as in_columns
+from headwise.tables._curves import Curves as Curves
+from headwise.tables._curves import Elbow as Elbow
+from headwise.tables._figures import plot_categories as plot_categories
+from headwise.tables._figures import plot_heads as plot_heads
+from headwise.tables._figures import plot_removed as plot_removed
+from headwise.tables._figures import plot_weights as plot_weights
+from headwise.tables._figures import save_figure as save_figure
+from headwise.tables._grid import category_marks as category_marks
+from headwise.tables._head_table import HeadTable as HeadTable
+from headwise.tables._heads import Head as Head
+from headwise.tables._heads import HeadLike as HeadLike
+from headwise.tables._heads import HeadsLike as HeadsLike
+from headwise.tables._heads import is_head as is_head
+from headwise.tables._heads import list_heads as list_heads
+from headwise.tables._heads import resolve_heads as resolve_heads
+from headwise.tables._scores import Scores as Scores
+from headwise.tables._scores import random_orders as random_orders
+from headwise.tables._scores import removable as removable
+from headwise.tables._statistics import STATISTICS as STATISTICS
+from headwise.tables._statistics import statistic_label as statistic_label
+from headwise.tables._svg import Frame as Frame
+from headwise.tables._svg import Square as Square
+from headwise.tables._svg import categories_html as categories_html
+from headwise.tables._svg import draw_grid as draw_grid
+from headwise.tables._svg import grid_html as grid_html
+from headwise.tables._svg import placing as placing
+from headwise.tables._svg import points as points
+from headwise.tables._table_file import TableFile as TableFile
+from headwise.tables._table_file import numbers_of as numbers_of
+from headwise.tables._table_file import texts_of as texts_of
+from headwise.tables._totals import COLUMNS as COLUMNS
+from headwise.tables._totals import TextSums as TextSums
+from headwise.tables._totals import Totals as Totals

@@ -1,30 +1,18 @@
 """Watch the heads of a model while it runs; its output is unchanged to the last bit."""
 
-from headwise.watch._attentions import attentions
-from headwise.watch._links import Word, links, links_of, word_tokens
-from headwise.watch._maps import Layer, TopKeys
-from headwise.watch._observe import check_arguments, observe
-from headwise.watch._recorder import Recorder
-from headwise.watch._request import DEFAULT, Relation, Request
-from headwise.watch._spans import Stretch, read_stretches, stretch_tokens
-from headwise.watch._watch import Watch
-
-__all__ = [
-    "DEFAULT",
-    "Layer",
-    "Recorder",
-    "Relation",
-    "Request",
-    "Stretch",
-    "TopKeys",
-    "Watch",
-    "Word",
-    "attentions",
-    "check_arguments",
-    "links",
-    "links_of",
-    "observe",
-    "read_stretches",
-    "stretch_tokens",
-    "word_tokens",
-]
+from headwise.watch._attentions import attentions as attentions
+from headwise.watch._links import Word as Word
+from headwise.watch._links import links as links
+from headwise.watch._links import links_of as links_of
+from headwise.watch._links import word_tokens as word_tokens
+from headwise.watch._maps import Layer as Layer
+from headwise.watch._observe import check_arguments as check_arguments
+from headwise.watch._observe import observe as observe
+from headwise.watch._recorder import Recorder as Recorder
+from headwise.watch._request import DEFAULT as DEFAULT
+from headwise.watch._request import Relation as Relation
+from headwise.watch._request import Request as Request
+from headwise.watch._spans import Stretch as Stretch
+from headwise.watch._spans import read_stretches as read_stretches
+from headwise.watch._spans import stretch_tokens as stretch_tokens
+from headwise.watch._watch import Watch as Watch

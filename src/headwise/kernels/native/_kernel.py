@@ -152,7 +152,7 @@ def is_faster(q: Tensor, k: Tensor, has_tensor: bool = False) -> bool:
     return T >= LEAST_QUERIES and B * H * T * n_keys * D >= _n_threads() << least
 
 
-def is_faster_than_a_call(q: Tensor, k: Tensor, has_tensor: bool = False) -> bool:
+def native_is_faster(q: Tensor, k: Tensor, has_tensor: bool = False) -> bool:
     """Whether it is faster even than torch's function by itself, if it can compute this."""
     if torch.compiler.is_exporting():  # which would fix the number of keys
         return False

@@ -1,5 +1,4 @@
 """Heads and statistics from one pass in Triton, for GPUs."""
 
-from headwise.kernels.triton._kernel import TRITON, is_installed
-
-__all__ = ["TRITON", "is_installed"]
+from headwise.kernels.triton._kernel import TRITON as TRITON
+from headwise.kernels.triton._kernel import is_installed as is_installed

@@ -1,64 +1,31 @@
 """Relations: the (query, key) pairs of each role, from tokens, annotations and random probes."""
 
-from headwise.roles.relations._gold import NEXT_NAME, gold_roles, next_names
-from headwise.roles.relations._items import (
-    PREFIX_MATCHING,
-    PROBED,
-    SAME,
-    Item,
-    as_item,
-    probe,
-    shuffled,
-    with_usual_keys,
-)
-from headwise.roles.relations._relations import (
-    DIFFUSE,
-    DIFFUSE_BESIDE_SINKS,
-    EVEN,
-    LEVELS,
-    SHAPES,
-    SINKS,
-    ChoiceRelation,
-    End,
-    Level,
-    Pairs,
-    Relation,
-    Relations,
-    Role,
-    own_roles,
-    token_roles,
-)
-from headwise.roles.relations._tokens import Tokenized, TokenText, texts_of, tokenize
-
-__all__ = [
-    "DIFFUSE",
-    "DIFFUSE_BESIDE_SINKS",
-    "EVEN",
-    "LEVELS",
-    "NEXT_NAME",
-    "PREFIX_MATCHING",
-    "PROBED",
-    "SAME",
-    "SHAPES",
-    "SINKS",
-    "ChoiceRelation",
-    "End",
-    "Item",
-    "Level",
-    "Pairs",
-    "Relation",
-    "Relations",
-    "Role",
-    "TokenText",
-    "Tokenized",
-    "as_item",
-    "gold_roles",
-    "next_names",
-    "own_roles",
-    "probe",
-    "shuffled",
-    "texts_of",
-    "token_roles",
-    "tokenize",
-    "with_usual_keys",
-]
+from headwise.roles.relations._gold import NEXT_NAME as NEXT_NAME
+from headwise.roles.relations._gold import gold_roles as gold_roles
+from headwise.roles.relations._gold import next_names as next_names
+from headwise.roles.relations._items import PREFIX_MATCHING as PREFIX_MATCHING
+from headwise.roles.relations._items import PROBED as PROBED
+from headwise.roles.relations._items import SAME as SAME
+from headwise.roles.relations._items import Item as Item
+from headwise.roles.relations._items import as_item as as_item
+from headwise.roles.relations._items import probe as probe
+from headwise.roles.relations._items import shuffled as shuffled
+from headwise.roles.relations._items import with_usual_keys as with_usual_keys
+from headwise.roles.relations._relations import DIFFUSE as DIFFUSE
+from headwise.roles.relations._relations import DIFFUSE_BESIDE_SINKS as DIFFUSE_BESIDE_SINKS
+from headwise.roles.relations._relations import EVEN as EVEN
+from headwise.roles.relations._relations import LEVELS as LEVELS
+from headwise.roles.relations._relations import SHAPES as SHAPES
+from headwise.roles.relations._relations import SINKS as SINKS
+from headwise.roles.relations._relations import ChoiceRelation as ChoiceRelation
+from headwise.roles.relations._relations import Level as Level
+from headwise.roles.relations._relations import Pairs as Pairs
+from headwise.roles.relations._relations import Relation as Relation
+from headwise.roles.relations._relations import Relations as Relations
+from headwise.roles.relations._relations import Role as Role
+from headwise.roles.relations._relations import own_roles as own_roles
+from headwise.roles.relations._relations import token_roles as token_roles
+from headwise.roles.relations._tokens import Tokenized as Tokenized
+from headwise.roles.relations._tokens import TokenText as TokenText
+from headwise.roles.relations._tokens import texts_of as texts_of
+from headwise.roles.relations._tokens import tokenize as tokenize

@@ -4,23 +4,14 @@ from collections.abc import Callable
 
 from headwise._progress import Progress
 from headwise.scoring._gated_model import GatedModel, HeadMask, PerHead
-from headwise.scoring.methods._ablation import ablation, zero_ablation
-from headwise.scoring.methods._gradients import curvature, gradient, half_gate
-from headwise.scoring.methods._learned_gates import Gates, draw_gates, open_chance
-
-__all__ = [
-    "Gates",
-    "ScoreHeads",
-    "ablation",
-    "curvature",
-    "draw_gates",
-    "function_of",
-    "gates",
-    "gradient",
-    "half_gate",
-    "open_chance",
-    "zero_ablation",
-]
+from headwise.scoring.methods._ablation import ablation as ablation
+from headwise.scoring.methods._ablation import zero_ablation as zero_ablation
+from headwise.scoring.methods._gradients import curvature as curvature
+from headwise.scoring.methods._gradients import gradient as gradient
+from headwise.scoring.methods._gradients import half_gate as half_gate
+from headwise.scoring.methods._learned_gates import Gates as Gates
+from headwise.scoring.methods._learned_gates import draw_gates as draw_gates
+from headwise.scoring.methods._learned_gates import open_chance as open_chance
 
 ScoreHeads = Callable[[GatedModel, HeadMask, Progress], PerHead]
 """Scores every head in every text of a gated model, from which the masked heads are removed."""
