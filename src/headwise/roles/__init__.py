@@ -6,6 +6,7 @@ from headwise.roles._alignment_heads import AlignedBatch as AlignedBatch
 from headwise.roles._alignment_heads import AlignmentHeads as AlignmentHeads
 from headwise.roles._alignment_heads import find_alignment_heads as find_alignment_heads
 from headwise.roles._behaviours import Behaviour as Behaviour
+from headwise.roles._behaviours import BehaviourBatch as BehaviourBatch
 from headwise.roles._behaviours import agreement as agreement
 from headwise.roles._behaviours import behaviour as behaviour
 from headwise.roles._behaviours import name_moving as name_moving
