@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from headwise.report import look as look
     from headwise.report import study as study
     from headwise.roles import Evidence as Evidence
+    from headwise.roles import Role as Role
     from headwise.roles import Roles as Roles
     from headwise.roles import align as align
     from headwise.roles import find_alignment_heads as find_alignment_heads
@@ -80,7 +81,7 @@ _NAMES = {
     "ownership": "ablate",
     "recovery": "recover",
     "report": "compare load_study look study",
-    "roles": "align Evidence find_alignment_heads find_heads find_roles load_heads Roles",
+    "roles": "align Evidence find_alignment_heads find_heads find_roles load_heads Role Roles",
     "scoring": "importance prune_curves",
     "surgery": "Costs costs Plan plan prune",
     "tables": "Head HeadTable Scores",

@@ -44,6 +44,10 @@ CALLS: dict[str, tuple[Callable[[Any, Any, Path], Any], str]] = {
         lambda model, tokenizer, out: hw.find_roles(model, tokenizer, TEXTS, relations={"x": "f"}),
         "find_roles: relations is .*Give functions by name",
     ),
+    "an unknown score": (
+        lambda model, tokenizer, out: hw.Role("x", "", len, score="sum"),
+        "Role: score='sum'. Choose one of 'top', 'choice', 'mass'",
+    ),
     "the tokenizer's folder": (
         lambda model, tokenizer, out: hw.importance(model, TEXTS, tokenizer=str(MINILM)),
         "tokenizer=.* is a str. Open it with headwise.load_tokenizer",

@@ -23,7 +23,15 @@ from headwise.corpora import AnnotatedText, Arc, Grammar, Mention, Pair, annotat
 from headwise.errors import ArgumentError, InputError
 from headwise.kernels import HeadBlock
 from headwise.lab import MiniGPT, MiniGPTConfig, save
-from headwise.roles import ChoiceRelation, Evidence, Pairs, Roles, TokenText, find_roles, rules_of
+from headwise.roles import (
+    ChoiceRelation,
+    Evidence,
+    Pairs,
+    Roles,
+    TokenText,
+    find_roles,
+    rules_of,
+)
 from headwise.roles._nulls import NULLS
 from headwise.roles._samples import digest_of_text, halves_of_texts
 from headwise.roles._summaries import shortfall
@@ -547,6 +555,23 @@ def test_an_own_choice_equals_the_annotated_one(roles: Roles, own: str, annotate
     ]
     pd.testing.assert_frame_equal(*rows)
     assert rows[0]["found"].sum() == 1
+
+
+def test_an_own_role_has_its_score_and_kind() -> None:
+    def first(text: TokenText) -> Pairs:
+        return [(query, 0) for query, special in enumerate(text.special) if query and not special]
+
+    own = Role("", "a token → the first token", first, score="mass", kind="sink")
+    model = Planted([("first", "even")], causal=False)
+    roles = find_roles(
+        model, TOKENIZER, pronouns(90), relations={"own": own, "plain": first},
+        evidence=WITHOUT_NULLS,
+    )  # fmt: skip
+    frame = roles.frame().set_index(["role", "name"])
+    assert frame.loc["own", "found"].tolist() == [True, False]
+    columns = ["effect", "null"]
+    assert frame.loc["own", columns].equals(frame.loc["first token", columns])
+    assert not frame.loc["plain", "effect"].equals(frame.loc["own", "effect"])
 
 
 def test_a_planted_head_that_chooses_is_found(roles: Roles) -> None:

@@ -38,5 +38,6 @@ from headwise.roles.relations import ChoiceRelation as ChoiceRelation
 from headwise.roles.relations import Pairs as Pairs
 from headwise.roles.relations import Relation as Relation
 from headwise.roles.relations import Relations as Relations
+from headwise.roles.relations import Role as Role
 from headwise.roles.relations import TokenText as TokenText
 from headwise.roles.scores import check_reads_one_text as check_reads_one_text

@@ -94,7 +94,8 @@ def find_roles(
         corpus: Texts, with or without annotations; trees, mentions and links add their roles.
             A string is one text.
         relations: Your own roles, by name: a function from a text to its pairs of tokens
-            (query, key), or a `headwise.roles.ChoiceRelation` among candidates that you name.
+            (query, key), a `headwise.roles.ChoiceRelation` among candidates that you name, or a
+            `Role` with a score and a kind.
         evidence: Which nulls to evaluate, and the seed. None is `Evidence()`: every null that
             is available.
         max_tokens: The most tokens in one text. None is the model's context.

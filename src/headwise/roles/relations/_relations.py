@@ -6,11 +6,11 @@ of `token_roles` (or of `_gold.gold_roles`, if it needs annotations).
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import index
 from reprlib import repr as shortened
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from headwise.errors import ArgumentError
 from headwise.roles.relations._tokens import TokenText
@@ -21,11 +21,15 @@ End = int | Iterable[int]
 # The nodes that are queries and keys: tokens, words or mentions, numbered within the text.
 Level = Literal["token", "word", "mention"]
 LEVELS: tuple[Level, ...] = ("token", "word", "mention")
+Score = Literal["top", "choice", "mass", "entropy", "content entropy"]
+Kind = Literal["offset", "sink", "class", "breadth", "structure", "probe"]
 
 
 @dataclass(frozen=True)
 class Role:
     """A role that a head may have: a relation, and how attention to it is scored.
+
+    `relations={name: Role(...)}` of `find_roles` tests one of your own.
 
     Attributes:
         name: The name of the role.
@@ -46,20 +50,31 @@ class Role:
         incoming: For `choice`, whether the candidates attend to the query: then its candidate
             with the largest weight on it is chosen. Pairs are (query, candidate) either way.
         lexical: Whether the words alone make the relation, whatever their order.
+    Raises:
+        ArgumentError: the score, the kind or the level is unknown.
     """
 
     name: str
     says: str
     pairs: Callable[[TokenText], Iterable[tuple[Any, Any]]]
     level: Level = "token"
-    score: Literal["top", "choice", "mass", "entropy", "content entropy"] = "top"
-    kind: Literal["offset", "sink", "class", "breadth", "structure", "probe"] = "structure"
+    score: Score = "top"
+    kind: Kind = "structure"
     bar: float = 0.25
     points: float = 0.0
     ahead: bool = False
     candidates: Callable[[TokenText], Iterable[tuple[Any, Any]]] | None = None
     incoming: bool = False
     lexical: bool = False
+
+    def __post_init__(self) -> None:
+        for name, known in (("score", Score), ("kind", Kind), ("level", Level)):
+            value = getattr(self, name)
+            if value not in get_args(known):
+                raise ArgumentError(
+                    f"Role: {name}={shortened(value)}. Choose one of "
+                    f"{', '.join(map(repr, get_args(known)))}."
+                )
 
     @property
     def depends_on_order(self) -> bool:
@@ -130,8 +145,8 @@ def _phrase(end: Any) -> tuple[int, ...]:
     return tuple(sorted({*map(index, end)})) if isinstance(end, Iterable) else (index(end),)
 
 
-# A relation of your own: a function from a text to its pairs of tokens, or a choice.
-Relation = Callable[[TokenText], Pairs] | ChoiceRelation
+# A relation of your own: a function from a text to its pairs of tokens, a choice, or a role.
+Relation = Callable[[TokenText], Pairs] | ChoiceRelation | Role
 Relations = Mapping[str, Relation]
 
 
@@ -142,19 +157,22 @@ def own_roles(who: str, relations: Relations) -> list[Role]:
         ArgumentError: they are not relations by name.
     """
     if not isinstance(relations, Mapping) or not all(
-        isinstance(relation, ChoiceRelation) or callable(relation)
+        isinstance(relation, ChoiceRelation | Role) or callable(relation)
         for relation in relations.values()
     ):
         raise ArgumentError(
             f"{who}: relations is {shortened(relations)}. Give functions by name, or a "
-            f"ChoiceRelation: relations={{'name': function}}."
+            f"ChoiceRelation or a Role: relations={{'name': function}}."
         )
-    return [
-        relation.role(name)
-        if isinstance(relation, ChoiceRelation)
-        else Role(name, f"your relation {name}", relation)
-        for name, relation in relations.items()
-    ]
+    roles = []
+    for name, relation in relations.items():
+        if isinstance(relation, ChoiceRelation):
+            roles.append(relation.role(name))
+        elif isinstance(relation, Role):
+            roles.append(replace(relation, name=name))
+        else:
+            roles.append(Role(name, f"your relation {name}", relation))
+    return roles
 
 
 # Where attention goes in every text alike, and how it spreads: shapes of attention, not roles.
