@@ -25,7 +25,7 @@ STAMPS = Path("build/bench")
 NATIVE = ("CMakeLists.txt", "src/headwise/kernels/native/source/**/*.*")
 RESULTS = "benchmarks/results"
 OBSERVING, NATIVE_PAGE = f"{RESULTS}/observing.md", f"{RESULTS}/native.md"
-JOBS, MODELS = f"{RESULTS}/corpus-jobs.md", f"{RESULTS}/attention-implementation.md"
+MODELS = f"{RESULTS}/attention-implementation.md"
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,6 @@ STEPS = (
          f"{RESULTS}/roles-speed.md", ("", "importance")),
     Step("pruning-time", 1, "speed.pruning_time --threads 1 --clock cpu --passes 7 --into {page}",
          f"{RESULTS}/smaller.md", ("random models",)),
-    Step("corpus-memory", 1.8, "speed.corpus_memory --into {page} --figure {figure}", JOBS,
-         ("memory",), figure=f"{RESULTS}/corpus-memory.svg"),
 )
 # fmt: on
 

@@ -14,16 +14,13 @@ import pytest
 import torch
 
 import headwise as hw
-from corpus_files import write_parquet, write_texts
 from folders import write_llama
 from headwise._checkpoint import TrainingCheckpoint
 from headwise.caching import CachePlan, load_duo_attention, save_duo_attention
 from headwise.checkpoints import _save
 from headwise.checkpoints._source_files import source_files
 from headwise.corpora import Example, Grammar, read_examples
-from headwise.corpora.streams import open_source
 from headwise.errors import OutputError
-from headwise.jobs import CorpusJob, merge_corpus
 from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer
 from headwise.lab import load as load_lab
 from headwise.lab import save as save_lab
@@ -33,8 +30,7 @@ from headwise.report.comparison import Comparison
 from headwise.roles import Roles
 from headwise.surgery import Costs, LayerPlan, Plan
 from headwise.tables import Curves, HeadTable, Scores
-from planted import TOKENIZER, Planted, lines
-from small_files import HEADS, LINE, NAMES, SCORES, TEXTS, TREE
+from small_files import HEADS, NAMES, SCORES, TEXTS
 from studies import make_roles, make_study
 from tables_of_texts import make_table
 
@@ -215,25 +211,6 @@ def _texts(folder: Path) -> Loaders:
     return loaders
 
 
-def _corpora(folder: Path) -> Loaders:
-    """What a corpus job reads, in two shards."""
-
-    def read(path: Path) -> list[Any]:
-        source = open_source(path)
-        return [text for shard in range(2) for text in source.texts(shard, 2)]
-
-    contents = {
-        "lines.txt": "one\ntwo é\n",
-        "texts.txt": "one\nline\n\ntwo\n",
-        "trees.conllu": TREE * 2,
-        "objects.jsonl": LINE * 2 + '{"text": null, "id": 1234567890123456789}\n',
-    }
-    for name, content in contents.items():
-        (folder / name).write_text(content, "utf-8")
-    write_parquet(folder / "rows.parquet", ["one", None, "two é"], 2)
-    return {f"corpus {path.name}": Loader(path, read) for path in _files(folder)}
-
-
 def _studies(folder: Path) -> Loaders:
     study = make_study(layers=1, heads=2, sentences=("a b c",))
     order = np.arange(2), np.arange(6.0).reshape(3, 2)
@@ -254,25 +231,6 @@ def _studies(folder: Path) -> Loaders:
     }
 
 
-def _job(folder: Path, request: hw.Request) -> Loaders:
-    """The files of a finished job: its description and a shard."""
-    run = _run_job(folder, request).path
-    return {
-        f"job {type(request).__name__}, {path.name}": Loader(path, lambda _: merge_corpus(run))
-        for path in sorted(run.glob("**/*.*"))
-        if not path.name.startswith(".") and path.suffix != ".parquet"
-    }
-
-
-def _run_job(folder: Path, request: hw.Request) -> CorpusJob:
-    folder.mkdir(parents=True, exist_ok=True)
-    data = write_texts(folder / "texts.txt", lines(8))
-    model = Planted((("offset -1", "same"),), causal=True)
-    job = hw.corpus(model, data, request, out=folder / "run", shards=1, tokenizer=TOKENIZER)
-    job.run()
-    return job
-
-
 def _files(folder: Path) -> list[Path]:
     return sorted(folder / name for name in os.listdir(folder))
 
@@ -280,7 +238,7 @@ def _files(folder: Path) -> list[Path]:
 # How many of a thousand broken files each loader of a kind reads: the most where it costs least.
 SHARES = {
     ".parquet": 6, ".csv": 10, ".json": 10, "plans": 40, "task heads": 30, "checkpoints": 10,
-    "texts": 50, "corpora": 10, "Hugging Face": 3, "studies": 10, "jobs": 10,
+    "texts": 50, "Hugging Face": 3, "studies": 10,
 }  # fmt: skip
 KINDS: dict[str, Callable[[Path], Loaders]] = {
     ".parquet": lambda folder: _tables(folder, ".parquet"),
@@ -290,8 +248,6 @@ KINDS: dict[str, Callable[[Path], Loaders]] = {
     "task heads": _task_heads,
     "checkpoints": _checkpoints,
     "texts": _texts,
-    "corpora": _corpora,
     "Hugging Face": _hugging_face,
     "studies": _studies,
-    "jobs": lambda folder: _job(folder, hw.Request()),
 }

@@ -63,14 +63,7 @@ TOPICS = {
     ),
     "texts.md": Topic("Texts and annotations", ("corpora",), ("corpora",)),
     "report.md": Topic("Studies and pages", ("report", "_progress"), ("report.Comparison",)),
-    "jobs.md": Topic(
-        "Corpus jobs",
-        ("jobs",),
-        (
-            "jobs.ImportanceRequest",
-            "jobs.ModelSource",
-        ),
-    ),
+    "batches.md": Topic("Large corpora", ("batches",)),
     "counts.md": Topic("Counts", (), ("counts",)),
     "errors.md": Topic("Errors", ("errors",)),
 }

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from headwise._progress import progress as progress
     from headwise.attention import fast_attention as fast_attention
     from headwise.attention import register_attention as register_attention
+    from headwise.batches import BatchImportance as BatchImportance
+    from headwise.batches import BatchObserver as BatchObserver
     from headwise.caching import CachePlan as CachePlan
     from headwise.caching import cache_plan as cache_plan
     from headwise.caching import load_duo_attention as load_duo_attention
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from headwise.checkpoints import save as save
     from headwise.corpora import Example as Example
     from headwise.errors import HeadwiseError as HeadwiseError
-    from headwise.jobs import corpus as corpus
     from headwise.kernels import attend as attend
     from headwise.layer import KVCache as KVCache
     from headwise.layer import MultiHeadAttention as MultiHeadAttention
@@ -70,11 +71,11 @@ _NAMES = {
     "": "errors masks reference",
     "_progress": "progress",
     "attention": "fast_attention register_attention",
+    "batches": "BatchImportance BatchObserver",
     "caching": "cache_plan CachePlan load_duo_attention save_duo_attention",
     "checkpoints": "load load_tokenizer save",
     "corpora": "Example",
     "errors": "HeadwiseError",
-    "jobs": "corpus",
     "kernels": "attend",
     "layer": "KVCache MultiHeadAttention RoPE",
     "monitor": "HeadMonitor QKClip",

@@ -140,12 +140,6 @@ def test_the_option_is_handed_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: object, attn_implementation: str | None, **__: object) -> None:
         raise Opened(attn_implementation)
 
-    def source(*settings: object) -> None:
-        raise Opened(settings[-1])
-
     monkeypatch.setattr(_inputs, "load", load)
-    monkeypatch.setattr("headwise.jobs.ModelSource", source)
     with pytest.raises(Opened, match="eager"):
         _inputs.open_model("x", Shared(attention="eager"))
-    with pytest.raises(Opened, match="eager"):
-        headwise("corpus", "x", "--data", "*.txt", "--out", "run", "--attention", "eager")

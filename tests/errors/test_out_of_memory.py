@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import headwise as hw
-from corpus_files import write_texts
 from headwise.errors import UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.scoring._gated_model import GatedModel
@@ -73,24 +72,6 @@ def test_find_roles_halves_the_batch_and_says_so_once_for_each_set_of_texts(
     assert len(said) == 3  # the texts, sequences that repeat, and their controls
     np.testing.assert_array_equal(rows["n"], expected["n"])
     np.testing.assert_allclose(rows["effect"], expected["effect"], atol=1e-6)
-
-
-def test_a_corpus_job_halves_the_batch_and_counts_each_text_once(
-    model: Tight, tmp_path: Path
-) -> None:
-    data = write_texts(tmp_path / "a.txt", TEXTS * 5)
-    model.limit = 99
-    whole = hw.corpus(model, data, out=tmp_path / "whole", shards=3, tokenizer=TOKENIZER)
-    whole.run()
-    model.limit = 2
-    job = hw.corpus(model, data, out=tmp_path / "run", shards=3, tokenizer=TOKENIZER)
-    with pytest.warns(UserWarning, match="corpus: out of memory with 16 texts in a batch") as said:
-        job.run()
-    assert len(said) == 3  # once in each shard
-    table, expected = job.merge(), whole.merge()
-    for name in expected.statistics:
-        np.testing.assert_array_equal(table.count(name), expected.count(name))
-        np.testing.assert_allclose(table.mean(name), expected.mean(name), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

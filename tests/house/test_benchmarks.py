@@ -37,7 +37,6 @@ WITHOUT_TIME: set[Block] = {
     ("benchmarks/results/reproductions.md", "michel"),
     ("benchmarks/results/roles.md", ""),
     ("benchmarks/results/roles.md", "encoder"),
-    ("benchmarks/results/corpus-jobs.md", "memory"),
     *(("benchmarks/results/uncertainty.md", part) for part in (
         "intervals", "simulate-tasks",
         "corpora", "elbows", "lengths", "simulate"

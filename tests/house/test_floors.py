@@ -26,7 +26,7 @@ FLOORS = (
     ("checkpoints",),
     ("watch", "scoring"),
     ("roles", "surgery", "caching", "monitor"),
-    ("report", "recovery", "jobs", "vllm"),
+    ("report", "recovery", "batches", "vllm"),
     ("cli",),
     ("__init__", "__main__"),
 )

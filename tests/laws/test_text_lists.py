@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -130,13 +129,9 @@ def _spans(model: nn.Module, texts: Any) -> Any:
     return watch.table().frame().to_csv()
 
 
-def _job(model: nn.Module, texts: Any) -> Any:
-    with TemporaryDirectory() as folder:
-        data = Path(folder) / "texts.txt"
-        data.write_text("\n".join(texts), "utf-8")
-        job = hw.corpus(model, [str(data)], out=f"{folder}/run", shards=1, tokenizer=TOKENIZER)
-        job.run()
-        return job.merge().frame().to_csv()
+def _batches(model: nn.Module, texts: Any) -> Any:
+    observer = hw.BatchObserver(model, tokenizer=TOKENIZER)
+    return hw.HeadTable.sum([observer({"text": list(texts)})]).frame().to_csv()
 
 
 READING: dict[str, Door] = DOORS | {
@@ -144,7 +139,7 @@ READING: dict[str, Door] = DOORS | {
     "compare": _compare,
     "find_heads": _heads,
     "Watch.spans": _spans,
-    "corpus": _job,
+    "BatchObserver": _batches,
     "sample": lambda model, texts: sample(model, TOKENIZER, TEXT, max_new_tokens=3),
 }  # fmt: skip
 

@@ -49,14 +49,12 @@ def test_watching_changes_no_bit_and_tables_are_those_of_the_transformer(
     assert len((table + theirs).heads) == 8  # so they are tables of one model
 
 
-def test_a_corpus_job_measures_its_transformer(model: SentenceTransformer, tmp_path: Path) -> None:
+def test_batches_measure_its_transformer(model: SentenceTransformer) -> None:
     texts = TEXTS[1:]
-    (tmp_path / "texts.txt").write_text("\n".join(texts), "utf-8")
-    job = hw.corpus(model, tmp_path / "texts.txt", out=tmp_path / "run", shards=2)
-    job.run()
+    row = hw.BatchObserver(model)({"text": texts})
     with hw.observe(model) as watch:
         model.encode(texts)
-    entropy = job.merge().mean("entropy")
+    entropy = hw.HeadTable.sum([row]).mean("entropy")
     np.testing.assert_allclose(entropy, watch.table().mean("entropy"), rtol=1e-5)
 
 

@@ -117,20 +117,6 @@ def _texts(folder: Path) -> None:
     (folder / "texts.txt").write_text("\n".join(lines))
 
 
-def _corpus(folder: Path) -> None:
-    options = {"out": folder / "run", "shards": 5, "tokenizer": _tokenizer()}
-    job = hw.corpus(_model(), folder / "texts.txt", **options)
-    job.run()
-    job.merge().save(folder / "table.json")
-
-
-def _read_corpus(folder: Path) -> str:
-    if not (folder / "table.json").exists():
-        return ""
-    shards = sorted(str(path.relative_to(folder)) for path in folder.glob("run/**/*.parquet"))
-    return _read_table(hw.HeadTable, folder, "table.json") + _digest(folder, *shards)
-
-
 def _read_small(folder: Path) -> str:
     model = hw.load(folder)
     digest = hashlib.sha256()
@@ -239,7 +225,6 @@ VERBS = {
     "recover": Verb(
         _recover, lambda folder: _read_small(folder / "small"), lambda folder: _prune(folder, (0,))
     ),
-    "corpus": Verb(_corpus, _read_corpus, _texts),
     "study": Verb(_study, lambda folder: _read_study(folder / "study"), lambda f: _study(f, 2)),
     "compare": Verb(
         _compare,

@@ -9,7 +9,6 @@ from typer.core import TyperCommand
 
 from headwise.cli._cache import cache
 from headwise.cli._compare import compare
-from headwise.cli._corpus import corpus, merge
 from headwise.cli._explain import explain
 from headwise.cli._heads import heads
 from headwise.cli._importance import importance
@@ -89,8 +88,6 @@ _COMMANDS: dict[Any, str] = {
     prune: "headwise prune gpt2 --by scores.parquet --remove 0.3 --text texts.txt --out smaller",
     compare: "headwise compare gpt2 ./fine-tuned --text texts.txt --out compare.html",
     cache: "headwise cache gpt2 --keep 0.5 --window 256 --out plan.json",
-    corpus: "headwise corpus gpt2 --data 'data/*.parquet' --out run --shards 8",
-    merge: "headwise merge run --out table.parquet",
     explain: "headwise explain",
 }
 EXAMPLES = {command.__name__: example for command, example in _COMMANDS.items()}

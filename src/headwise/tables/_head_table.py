@@ -49,6 +49,7 @@ class HeadTable(TableFile):
         versions: The versions of the software that made the table.
         original: In a pruned or grouped model, each head's address in the original model, None
             for a head of zeros. Empty if it is not known.
+        skipped: The number of texts that the model refused (see `BatchObserver`).
 
     Example:
         >>> zeros = np.zeros((1, 1))
@@ -69,6 +70,7 @@ class HeadTable(TableFile):
     model: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     original: tuple[Head | None, ...] = ()
+    skipped: int = 0
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -191,7 +193,8 @@ class HeadTable(TableFile):
         known += [] if other.covered is None else [other.covered[:, order]]
         covered = np.sum(known, 0) if known else None
         original = self.original or tuple(other.original[row] for row in order if other.original)
-        return replace(self, totals=totals, covered=covered, original=original)
+        skipped = self.skipped + other.skipped
+        return replace(self, totals=totals, covered=covered, original=original, skipped=skipped)
 
     def frame(self, detail: bool = False) -> pd.DataFrame:
         """A tidy frame: name, stack, layer, head, then the mean of each statistic.
@@ -235,6 +238,7 @@ class HeadTable(TableFile):
             "statistics": list(self.totals),
             "queries": self.queries,
             "original": bool(self.original),
+            "skipped": self.skipped,
             "per_text": any(totals.per_text is not None for totals in self.totals.values()),
         }
         return pd.DataFrame(columns), about
@@ -259,6 +263,7 @@ class HeadTable(TableFile):
             model=str(about["model"]),
             versions=dict(about["versions"]),
             original=originals_of_rows(frame) if about.get("original", False) else (),
+            skipped=int(about.get("skipped", 0)),
         )
 
     def __repr__(self) -> str:

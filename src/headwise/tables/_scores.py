@@ -70,6 +70,7 @@ class Scores(TableFile):
         versions: The versions of the software that made the scores.
         original: In a pruned or grouped model, each head's address in the original model, None
             for a head of zeros. Empty if it is not known.
+        skipped: The number of texts that the model refused (see `BatchImportance`).
     Raises:
         ShapeError: a column does not have one row per head, or there is no text.
 
@@ -97,6 +98,7 @@ class Scores(TableFile):
     model: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     original: tuple[Head | None, ...] = ()
+    skipped: int = 0
 
     def __post_init__(self) -> None:
         heads, texts = len(self.heads), len(self.per_text)
@@ -106,6 +108,27 @@ class Scores(TableFile):
                 f"Scores: {heads} heads, columns of {rows or heads} rows and {texts} texts. "
                 f"Give a value for each head in at least one text."
             )
+
+    def __add__(self, other: "Scores") -> "Scores":
+        """The scores over the texts of both.
+
+        Raises:
+            ArgumentError: they are of different models, heads, methods or losses, or of rounds.
+        """
+        for name in ("model", "heads", "method", "loss", "over"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                raise ArgumentError(
+                    f"Scores: {name} {str(mine)[:40]!r} and {str(theirs)[:40]!r} differ. Add "
+                    f"scores of the same model, by the same method."
+                )
+        if self.rounds is not None or other.rounds is not None:
+            raise ArgumentError(
+                "Scores: scores of several rounds do not add, since each removes heads of its "
+                "own. Score all texts at once."
+            )
+        per_text = np.concatenate([self.per_text, other.per_text])
+        return replace(self, per_text=per_text, skipped=self.skipped + other.skipped)
 
     @cached_property
     def round(self) -> Int64[np.ndarray, " N"]:
@@ -220,6 +243,7 @@ class Scores(TableFile):
             "loss": self.loss,
             "over": self.over,
             "texts": len(self.per_text),
+            "skipped": self.skipped,
             "model": self.model,
             "versions": dict(self.versions),
         }
@@ -239,6 +263,7 @@ class Scores(TableFile):
             model=str(about["model"]),
             versions=dict(about["versions"]),
             original=originals_of_rows(frame) if "original" in frame else (),
+            skipped=int(about.get("skipped", 0)),
         )
 
     def __str__(self) -> str:

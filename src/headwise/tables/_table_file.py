@@ -2,7 +2,8 @@
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -67,19 +68,93 @@ class TableFile:
         """
         kind = cls.__name__
         frame, about = read_table_file(as_path(f"{kind}.load", path))
+        return cls._checked(frame, about, f"{kind}.load: {path}")
+
+    def to_bytes(self) -> bytes:
+        """All of it as an Arrow stream, which a cell of a table of bytes can hold."""
+        frame, about = self._content()
+        key, version = self._schema
+        about = {_ATTRIBUTES: json.dumps({key: version, **about})}
+        table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(about)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        return sink.getvalue().to_pybytes()
+
+    @classmethod
+    def from_bytes(cls: type[Table], content: bytes) -> Table:
+        """Read what `to_bytes` wrote.
+
+        Raises:
+            InputError: the bytes hold something else, or another version of it.
+        """
+        where = f"{cls.__name__}.from_bytes: the content of {len(content)} bytes"
+        try:
+            table = pa.ipc.open_stream(content).read_all()
+            table.validate(full=True)
+            about = _described(parse_json((table.schema.metadata or {})[_ATTRIBUTES].decode()))
+            frame = table.to_pandas(ignore_metadata=True)
+        except (ValueError, OSError, LookupError, TypeError) as error:  # Arrow's among them
+            raise InputError(f"{where} is no table ({error}). Give what to_bytes made.") from error
+        return cls._checked(frame, about, where)
+
+    @classmethod
+    def sum(cls: type[Table], rows: Any) -> Table:
+        """Add up tables, in any order.
+
+        Args:
+            rows: The rows that `BatchObserver` or `BatchImportance` made: a dataset of Ray or of
+                datasets, a frame, an Arrow table, or what Spark's `collect` returns. Or tables.
+        Raises:
+            ArgumentError: the rows have no column `table`, or hold no table, or tables that do
+                not add up.
+            InputError: a row does not hold the bytes of a table.
+        """
+        total, skipped = None, 0
+        for row in _rows(rows):
+            table, refused = (row, 0) if isinstance(row, cls) else cls._of_row(row)
+            skipped += refused
+            if table is not None:
+                total = table if total is None else total + table
+        if total is None:
+            raise ArgumentError(
+                f"{cls.__name__}.sum: no row holds a table ({skipped} texts were skipped). Give "
+                f"texts with words."
+            )
+        return replace(total, skipped=total.skipped + skipped) if skipped else total
+
+    @classmethod
+    def _of_row(cls: type[Table], row: Any) -> tuple[Table | None, int]:
+        """The table in a row, None if no text of its batch has a token, and its skipped texts."""
+        try:
+            # What the call of a BatchObserver returns is columns of one row each.
+            (content, skipped) = (
+                cell[0] if isinstance(cell, list) else cell
+                for cell in (row["table"], row["skipped"])
+            )
+            skipped = int(skipped)
+        except (LookupError, TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"{cls.__name__}.sum: a row is {str(row)[:60]!r}. Give rows with the columns table "
+                f"and skipped, or tables."
+            ) from error
+        return cls.from_bytes(content) if content else None, skipped
+
+    @classmethod
+    def _checked(cls: type[Table], frame: pd.DataFrame, about: dict[str, Any], where: str) -> Table:
         name, version = cls._schema
         content = next((x for key, x in _KINDS.items() if key in about and key != name), None)
         if name not in about and content is not None:
             raise InputError(
-                f"{kind}.load: {path} holds {content}, not {_KINDS[name]}. Give a file that "
-                f"{kind}.save wrote."
+                f"{where} holds {content}, not {_KINDS[name]}. Give a file that "
+                f"{cls.__name__}.save wrote."
             )
         if about.get(name) != version:
             raise InputError(
-                f"{kind}.load: {path} has schema {about.get(name)!r}, not {version}. "
-                f"Give a file that {kind}.save of this version of headwise wrote."
+                f"{where} has schema {about.get(name)!r}, not {version}. "
+                f"Give a file that {cls.__name__}.save of this version of headwise wrote."
             )
-        problem = f"{kind}.load: {path} is incomplete or damaged"
+        problem = f"{where} is incomplete or damaged"
         return build_from(lambda: cls._built(frame, about), problem, "Save it again.")
 
     def _content(self) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -90,6 +165,16 @@ class TableFile:
     def _built(cls: type[Table], frame: pd.DataFrame, about: dict[str, Any]) -> Table:
         """Raises one of Python's errors for a file of the wrong form."""
         raise NotImplementedError
+
+
+def _rows(rows: Any) -> Iterable[Any]:
+    """The rows of a dataset of any engine."""
+    if isinstance(rows, pd.DataFrame):
+        return rows.to_dict("records")
+    for name in ("iter_rows", "to_pylist"):  # of Ray, of Arrow
+        if hasattr(rows, name):
+            return getattr(rows, name)()
+    return rows
 
 
 def write_table_file(frame: pd.DataFrame, about: Mapping[str, Any], path: Path) -> Path:

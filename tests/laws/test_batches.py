@@ -1,0 +1,318 @@
+"""Batches of texts become rows of bytes, which add up in any order, by any engine."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from torch import nn
+
+import headwise as hw
+from command import headwise
+from corpus_files import random_texts, write_jsonl, write_model, write_parquet, write_texts
+from headwise.batches import observe_files, read_rows
+from headwise.errors import ArgumentError, InputError, UnsupportedError
+
+TEXTS = random_texts(83)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def observer(folder: Path) -> hw.BatchObserver:
+    return _observer(folder)
+
+
+def _observer(folder: Path, **options: Any) -> hw.BatchObserver:
+    """In float64, so that it matters little which texts share a batch."""
+    return hw.BatchObserver(folder, dtype=torch.float64, **options)
+
+
+def _shuffled(texts: Sequence[str], parts: int, seed: int) -> list[dict[str, Any]]:
+    order = np.random.default_rng(seed).permutation(len(texts))
+    return [{"text": [texts[i] for i in part]} for part in np.array_split(order, parts)]
+
+
+def _assert_equal(table: hw.HeadTable, known: hw.HeadTable) -> None:
+    assert (table.heads, table.model) == (known.heads, known.model)
+    for name in known.statistics:
+        np.testing.assert_array_equal(table.count(name), known.count(name))
+        for part in ("mean", "standard_error", "maximum", "even"):
+            values, expected = getattr(table, part)(name), getattr(known, part)(name)
+            np.testing.assert_allclose(values, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_tables_of_any_partition_in_any_order_are_that_of_one_watch(
+    folder: Path, observer: hw.BatchObserver
+) -> None:
+    model, tokenizer = hw.load(folder, dtype=torch.float64), hw.load_tokenizer(folder)
+    with hw.observe(model) as watch, torch.no_grad():
+        for text in TEXTS:
+            model(**tokenizer(text, return_tensors="pt"))
+    for seed, parts in enumerate((1, 4, 4, 13)):
+        rows = [observer(batch) for batch in _shuffled(TEXTS, parts, seed)]
+        _assert_equal(hw.HeadTable.sum(rows), watch.table())
+
+
+def test_rows_of_every_engine_add_up(observer: hw.BatchObserver) -> None:
+    known = hw.HeadTable.sum([observer({"text": TEXTS})])
+    batches = _shuffled(TEXTS, 4, 0)
+    frames = [pd.DataFrame(observer(pd.DataFrame(batch))) for batch in batches]
+    mapped = datasets.Dataset.from_dict({"text": TEXTS}).map(
+        observer, batched=True, batch_size=20, remove_columns=["text"]
+    )
+    arrow = pa.concat_tables(pa.table(observer(batch)) for batch in batches)
+    tables = [hw.HeadTable.from_bytes(observer(batch)["table"][0]) for batch in batches]
+    for rows in (pd.concat(frames), mapped, arrow, arrow.to_pylist(), tables):
+        _assert_equal(hw.HeadTable.sum(rows), known)
+
+
+def test_scores_of_batches_are_those_of_all_texts(folder: Path) -> None:
+    scorer = hw.BatchImportance(folder, "gradient", dtype=torch.float64)
+    rows = [scorer({"text": part}) for part in (TEXTS[:30], [" "], TEXTS[30:])]
+    assert rows[1] == {"table": [b""], "skipped": [0]}
+    scores = hw.Scores.sum(rows)
+    model, tokenizer = hw.load(folder, dtype=torch.float64), hw.load_tokenizer(folder)
+    known = hw.importance(model, TEXTS, "gradient", tokenizer=tokenizer)
+    np.testing.assert_allclose(scores.importance, known.importance, rtol=1e-9)
+    assert (scores.heads, scores.method, scores.loss) == (known.heads, known.method, known.loss)
+    assert len(scores.per_text) == len(known.per_text)
+
+
+def test_a_table_survives_its_bytes(observer: hw.BatchObserver, folder: Path) -> None:
+    keeping = _observer(folder, request=hw.Request(("entropy", "previous"), per_text=True))
+    table = replace(hw.HeadTable.sum([keeping({"text": TEXTS[:5]})]), skipped=3)
+    again = hw.HeadTable.from_bytes(table.to_bytes())
+    pd.testing.assert_frame_equal(again.frame(detail=True), table.frame(detail=True))
+    texts = again.per_text("entropy").total, table.per_text("entropy").total
+    np.testing.assert_array_equal(*texts)
+    assert again.skipped == 3
+    assert (again + again).skipped == 6
+
+
+class Picky(nn.Module):
+    """Refuses a token; alone or among others."""
+
+    def __init__(self, model: nn.Module, token: int) -> None:
+        super().__init__()
+        self.model, self.token = model, token
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        if (input_ids == self.token).any():
+            raise RuntimeError(f"no token {self.token}, please")
+        return self.model(input_ids=input_ids, attention_mask=attention_mask)
+
+
+def test_a_refused_text_is_named_with_its_file_and_row_or_counted(folder: Path) -> None:
+    tokenizer, model = hw.load_tokenizer(folder), hw.load(folder)
+    picky = Picky(model, tokenizer.convert_tokens_to_ids("w7")).eval()
+    texts = ["w1 w2 w3", None, "w7 w7", "w4 w5", float("nan"), 5]
+    batch = {"text": texts, "path": ["a.txt"] * 6, "row": range(11, 17)}
+    named = r"row 13 of a.txt, 'w7 w7', cannot be measured \(no token \d+, please\). Correct it"
+    with pytest.raises(InputError, match=named):
+        hw.BatchObserver(picky, tokenizer=tokenizer)(batch)
+    row = hw.BatchObserver(picky, tokenizer=tokenizer, on_error="skip")(batch)
+    assert row["skipped"] == [2]
+    table = hw.HeadTable.sum([row])
+    assert table.skipped == 2
+    assert table.count("entropy").tolist() == [5 - 2] * len(table.heads)  # of 3 and 2 tokens
+    with pytest.raises(ArgumentError, match=r"no row holds a table \(1 texts were skipped\)"):
+        hw.HeadTable.sum([{"table": b"", "skipped": 1}])
+
+
+def test_what_all_texts_together_raise_is_raised(folder: Path) -> None:
+    class Small(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+            if len(input_ids) > 3:
+                raise RuntimeError("out of memory")
+            return self.model(input_ids=input_ids, attention_mask=attention_mask)
+
+    small = Small(hw.load(folder)).eval()
+    observer = hw.BatchObserver(small, tokenizer=hw.load_tokenizer(folder), on_error="skip")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        observer({"text": TEXTS})
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda f: hw.BatchObserver(f, on_error="stop"), ArgumentError, "on_error='stop'"),
+        (lambda f: hw.BatchObserver(hw.load(f), dtype=None), ArgumentError, "dtype is for a mod"),
+        (lambda f: hw.BatchObserver(hw.load(f)), ArgumentError, "tokenizer=None, and LlamaForC"),
+        (lambda f: hw.BatchObserver(nn.Linear(2, 3), tokenizer=1), UnsupportedError, "Linear read"),
+        (
+            lambda f: hw.BatchObserver(f, hw.Request(maps=True)),
+            ArgumentError,
+            "the request has maps=True, which is given or read pass by pass",
+        ),
+        (lambda f: hw.BatchImportance(f, "ablation"), ArgumentError, "'ablation' needs all texts"),
+        (lambda f: hw.BatchObserver(f)({"words": ["a"]}), ArgumentError, "'text', only words"),
+        (lambda f: hw.HeadTable.sum([{"table": b"x"}]), ArgumentError, r"a row is \"\{'table'"),
+        (lambda f: hw.HeadTable.sum([3]), ArgumentError, "a row is '3'"),
+        (lambda f: hw.HeadTable.from_bytes(b"PAR1"), InputError, "the content of 4 bytes is no t"),
+    ],
+)
+def test_wrong_use_is_refused(folder: Path, call: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(folder)
+
+
+@pytest.mark.parametrize("change", [{"method": "x"}, {"rounds": np.zeros(6, np.int64)}])
+def test_scores_that_do_not_belong_together_are_refused(folder: Path, change: Any) -> None:
+    scores = hw.Scores.sum([hw.BatchImportance(folder)({"text": TEXTS[:4]})])
+    with pytest.raises(ArgumentError, match=r"'x' differ|of several rounds"):
+        scores + replace(scores, **change)
+
+
+def test_files_of_every_kind_give_their_rows(tmp_path: Path) -> None:
+    texts = [*TEXTS[:9], "w1"]
+    pd.DataFrame({"text": texts}).to_csv(tmp_path / "a.csv")
+    paths = [
+        write_parquet(tmp_path / "a.parquet", texts),
+        write_jsonl(tmp_path / "a.jsonl", texts),
+        write_texts(tmp_path / "a.txt", texts),
+        tmp_path / "a.csv",
+    ]
+    for path in map(str, paths):
+        rows = [*read_rows(path, "text")]
+        assert [row["text"] for row in rows] == texts
+        assert rows[3] == {"text": texts[3], "path": path, "row": 4}
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
+    write_jsonl(tmp_path / "a.jsonl", ["w1"])
+    for name, reason in [
+        ("parquet", "Could not read schema"),
+        ("txt", "utf-8"),
+        ("jsonl", "no column 'words'"),
+    ]:
+        with pytest.raises(InputError, match=rf"a.{name} cannot be read \(.*{reason}"):
+            [*read_rows(str(tmp_path / f"a.{name}"), "words")]
+    for pattern, reason in [("*.zip", "matches no file"), ("a.*", "matches .*a.bin")]:
+        (tmp_path / "a.bin").touch()
+        with pytest.raises(InputError, match=reason):
+            observe_files([str(tmp_path / pattern)], model="x")
+
+
+def test_without_ray_the_command_reads_the_files_in_its_own_process(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_texts(tmp_path / "a.txt", TEXTS[:60])
+    write_parquet(tmp_path / "b.parquet", TEXTS[60:])
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr("headwise.batches._files.find_spec", lambda name: None)
+    data = ("--data", str(tmp_path / "*.*"))
+    done = headwise("observe", folder, *data, "--dtype", "float64", "-o", tmp_path / "t.parquet")
+    assert (done.code, done.out) == (0, done.out)
+    known = hw.HeadTable.sum([_observer(folder)({"text": TEXTS})])
+    _assert_equal(hw.HeadTable.load(tmp_path / "t.parquet"), known)
+
+
+# Ray and Spark, which take long to start.
+
+
+class Dying(hw.BatchObserver):
+    """Kills its own process at its second batch, once."""
+
+    def __init__(self, *args: Any, marker: str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.marker, self.calls = Path(marker), 0
+
+    def __call__(self, batch: Any) -> Any:
+        self.calls += 1
+        if self.calls > 1 and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(batch)
+
+
+@pytest.fixture(scope="module")
+def ray() -> Any:
+    import ray
+
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    yield ray
+    ray.shutdown()
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("default")  # of Ray's own
+def test_ray_gives_the_same_table_also_if_a_worker_is_killed(
+    ray: Any, folder: Path, observer: hw.BatchObserver, tmp_path: Path
+) -> None:
+    known = hw.HeadTable.sum([observer({"text": TEXTS})])
+    texts = ray.data.from_items([{"text": text} for text in TEXTS]).random_shuffle(seed=0)
+    options = {"model": str(folder), "dtype": torch.float64}
+    tables = texts.repartition(4).map_batches(
+        hw.BatchObserver, fn_constructor_kwargs=options, batch_size=13, concurrency=2
+    )
+    _assert_equal(hw.HeadTable.sum(tables), known)
+    marker = tmp_path / "killed"
+    dying = texts.repartition(4).map_batches(
+        Dying,
+        fn_constructor_kwargs=options | {"marker": str(marker)},
+        batch_size=13,
+        concurrency=1,
+    )
+    _assert_equal(hw.HeadTable.sum(dying), known)
+    assert marker.exists()
+    scores = texts.map_batches(
+        hw.BatchImportance, fn_constructor_kwargs=options, batch_size=20, concurrency=1
+    )
+    assert len(hw.Scores.sum(scores).per_text) == len(TEXTS)
+    # What a driver had written before it died adds up later.
+    tables.write_parquet(str(tmp_path / "tables"))
+    _assert_equal(hw.HeadTable.sum(ray.data.read_parquet(str(tmp_path / "tables"))), known)
+    _assert_equal(hw.HeadTable.sum(pd.read_parquet(tmp_path / "tables")), known)
+    write_texts(tmp_path / "a.txt", TEXTS)
+    files = observe_files([str(tmp_path / "a.txt")], **options)
+    _assert_equal(files, known)
+
+
+SPARK = """
+import sys
+import pandas as pd
+from pyspark.sql import SparkSession
+import headwise as hw
+
+def measure(frames):
+    observer = hw.BatchObserver(sys.argv[1], dtype="float64")
+    for frame in frames:
+        yield pd.DataFrame(observer(frame))
+
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", False).getOrCreate()
+texts = spark.read.text(sys.argv[2]).withColumnRenamed("value", "text").repartition(4)
+tables = texts.mapInPandas(measure, "table binary, skipped long")
+hw.HeadTable.sum(tables.collect()).save(sys.argv[3])
+"""
+
+
+@pytest.mark.full
+def test_spark_gives_the_same_table(
+    folder: Path, observer: hw.BatchObserver, tmp_path: Path
+) -> None:
+    data, out = write_texts(tmp_path / "a.txt", TEXTS), tmp_path / "t.parquet"
+    command = [sys.executable, "-c", SPARK, folder, data, out]
+    environment = os.environ | {"PYSPARK_PYTHON": sys.executable}
+    subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    _assert_equal(hw.HeadTable.load(out), hw.HeadTable.sum([observer({"text": TEXTS})]))
