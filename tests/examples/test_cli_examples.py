@@ -18,7 +18,7 @@ KNOWN = (*WORDS, "The", "animal", "was", "tired", ".")
 SIZES = {"hidden_size": 32, "num_attention_heads": 8, "max_position_embeddings": 320}
 TINY = shlex.split("--steps 3 --d-model 8 --layers 2 --heads 2")
 # What an example reads that another one has written.
-AFTER = {"prune": "importance", "merge": "corpus"}
+AFTER = {"prune": "importance"}
 
 
 @pytest.fixture(scope="module")

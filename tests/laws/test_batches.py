@@ -222,12 +222,19 @@ def test_without_ray_the_command_reads_the_files_in_its_own_process(
     monkeypatch.setattr("headwise.batches._files.find_spec", lambda name: None)
     data = ("--data", str(tmp_path / "*.*"))
     done = headwise("observe", folder, *data, "--dtype", "float64", "-o", tmp_path / "t.parquet")
-    assert (done.code, done.out) == (0, done.out)
+    assert done.code == 0, done.err
+    for options, message in [
+        ((*data, "--text", tmp_path / "a.txt"), "--text is not for --data"),
+        ((), "Give --text FILE, or --data GLOB"),
+    ]:
+        assert message in headwise("observe", folder, *options).err
     known = hw.HeadTable.sum([_observer(folder)({"text": TEXTS})])
     _assert_equal(hw.HeadTable.load(tmp_path / "t.parquet"), known)
 
 
 # Ray and Spark, which take long to start.
+
+SHARE = 0.8  # of a CPU: what reads and shuffles texts runs beside the models
 
 
 class Dying(hw.BatchObserver):
@@ -264,7 +271,11 @@ def test_ray_gives_the_same_table_also_if_a_worker_is_killed(
     texts = ray.data.from_items([{"text": text} for text in TEXTS]).random_shuffle(seed=0)
     options = {"model": str(folder), "dtype": torch.float64}
     tables = texts.repartition(4).map_batches(
-        hw.BatchObserver, fn_constructor_kwargs=options, batch_size=13, concurrency=2
+        hw.BatchObserver,
+        fn_constructor_kwargs=options,
+        batch_size=13,
+        concurrency=2,
+        num_cpus=SHARE,
     )
     _assert_equal(hw.HeadTable.sum(tables), known)
     marker = tmp_path / "killed"
@@ -273,11 +284,16 @@ def test_ray_gives_the_same_table_also_if_a_worker_is_killed(
         fn_constructor_kwargs=options | {"marker": str(marker)},
         batch_size=13,
         concurrency=1,
+        num_cpus=SHARE,
     )
     _assert_equal(hw.HeadTable.sum(dying), known)
     assert marker.exists()
     scores = texts.map_batches(
-        hw.BatchImportance, fn_constructor_kwargs=options, batch_size=20, concurrency=1
+        hw.BatchImportance,
+        fn_constructor_kwargs=options,
+        batch_size=20,
+        concurrency=1,
+        num_cpus=SHARE,
     )
     assert len(hw.Scores.sum(scores).per_text) == len(TEXTS)
     # What a driver had written before it died adds up later.
@@ -292,11 +308,12 @@ def test_ray_gives_the_same_table_also_if_a_worker_is_killed(
 SPARK = """
 import sys
 import pandas as pd
+import torch
 from pyspark.sql import SparkSession
 import headwise as hw
 
 def measure(frames):
-    observer = hw.BatchObserver(sys.argv[1], dtype="float64")
+    observer = hw.BatchObserver(sys.argv[1], dtype=torch.float64)
     for frame in frames:
         yield pd.DataFrame(observer(frame))
 

@@ -160,12 +160,19 @@ def open_model(
         text_for: The function for which the model must read text. Models that do not read text
             have no tokenizer, or only one for their labels.
     """
-    device = check_device(options.device or "cpu", "--device")
-    dtype = None if options.dtype is None else getattr(torch, options.dtype)
-    model = load(name, device=device, dtype=dtype, attn_implementation=options.attention)
+    model = load(name, **loading(options))
     if text_for is not None:
         check_reads_text(text_for, model)
     return model, load_tokenizer(name)
+
+
+def loading(options: ModelOptions) -> dict[str, Any]:
+    """The arguments of `load` that the options give."""
+    return {
+        "device": check_device(options.device or "cpu", "--device"),
+        "dtype": None if options.dtype is None else getattr(torch, options.dtype),
+        "attn_implementation": options.attention,
+    }
 
 
 def title_of(model: str) -> str:

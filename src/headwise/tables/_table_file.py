@@ -74,8 +74,8 @@ class TableFile:
         """All of it as an Arrow stream, which a cell of a table of bytes can hold."""
         frame, about = self._content()
         key, version = self._schema
-        about = {_ATTRIBUTES: json.dumps({key: version, **about})}
-        table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(about)
+        metadata: dict[Any, Any] = {_ATTRIBUTES: json.dumps({key: version, **about})}
+        table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(metadata)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
@@ -110,7 +110,8 @@ class TableFile:
                 not add up.
             InputError: a row does not hold the bytes of a table.
         """
-        total, skipped = None, 0
+        total: Any = None
+        skipped = 0
         for row in _rows(rows):
             table, refused = (row, 0) if isinstance(row, cls) else cls._of_row(row)
             skipped += refused
