@@ -234,7 +234,7 @@ def test_without_ray_the_command_reads_the_files_in_its_own_process(
 
 # Ray and Spark, which take long to start.
 
-SHARE = 0.8  # of a CPU: what reads and shuffles texts runs beside the models
+SHARE = 0.5  # of a CPU: what reads and shuffles texts runs beside the models
 
 
 class Dying(hw.BatchObserver):
@@ -274,7 +274,7 @@ def test_ray_gives_the_same_table_also_if_a_worker_is_killed(
         hw.BatchObserver,
         fn_constructor_kwargs=options,
         batch_size=13,
-        concurrency=2,
+        compute=ray.data.ActorPoolStrategy(size=2),
         num_cpus=SHARE,
     )
     _assert_equal(hw.HeadTable.sum(tables), known)
@@ -283,7 +283,7 @@ def test_ray_gives_the_same_table_also_if_a_worker_is_killed(
         Dying,
         fn_constructor_kwargs=options | {"marker": str(marker)},
         batch_size=13,
-        concurrency=1,
+        compute=ray.data.ActorPoolStrategy(size=1),
         num_cpus=SHARE,
     )
     _assert_equal(hw.HeadTable.sum(dying), known)
@@ -292,7 +292,7 @@ def test_ray_gives_the_same_table_also_if_a_worker_is_killed(
         hw.BatchImportance,
         fn_constructor_kwargs=options,
         batch_size=20,
-        concurrency=1,
+        compute=ray.data.ActorPoolStrategy(size=1),
         num_cpus=SHARE,
     )
     assert len(hw.Scores.sum(scores).per_text) == len(TEXTS)

@@ -62,8 +62,8 @@ def observe_files(
                 BatchObserver,
                 fn_constructor_kwargs={"column": column, **options},
                 batch_size=_ROWS,
-                concurrency=(1, workers or cpus),
-                num_cpus=0.8,
+                compute=data.ActorPoolStrategy(size=workers or cpus),
+                num_cpus=0.5,
             )
         )
         return HeadTable.sum(tables)

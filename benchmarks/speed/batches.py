@@ -1,6 +1,6 @@
 """Texts per second of two workers of Ray beside one process, and memory of a worker.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.speed.large_corpora --into benchmarks/results/large-corpora.md
+    OMP_NUM_THREADS=1 python -m benchmarks.speed.batches --into benchmarks/results/batches.md
 
 A Llama of 4 layers with 8 heads of 32 reads texts of 40 words. Rates count from the first row of a
 worker to the last, so that the start of Ray and of the models, told apart, is left out; rounds
@@ -96,8 +96,8 @@ def _workers(model: str, texts: list[str]) -> Iterator[Any]:
         hw.BatchObserver,
         fn_constructor_kwargs={"model": model},
         batch_size=BATCH,
-        concurrency=WORKERS,
-        num_cpus=0.8,
+        compute=ray.data.ActorPoolStrategy(size=WORKERS),
+        num_cpus=0.5,
     )
     return iter(tables.iter_rows())
 
