@@ -1,6 +1,5 @@
 """When memory runs out, batches are halved, which is said once; the results stay the same."""
 
-
 import numpy as np
 import pytest
 import torch
