@@ -54,7 +54,7 @@ def observe(
     from headwise.checkpoints import load_tokenizer
     from headwise.cli import _inputs
     from headwise.models.texts import reads_two_texts
-    from headwise.report import observe_texts
+    from headwise.report import observe_texts, pairs_for
 
     # What is wrong with names or texts is found fast, and opening a model is not.
     _inputs.check_statistics(statistics)
@@ -93,8 +93,7 @@ def observe(
                 "observe",
                 opened,
                 tokenizer,
-                texts,
-                targets,
+                pairs_for("observe", opened, texts, targets),
                 request,
                 shared.max_tokens,
                 on_progress,

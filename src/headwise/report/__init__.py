@@ -1,6 +1,7 @@
 """The study of a model's heads, the page that shows it, and a look at one text."""
 
 from headwise.report._passes import observe_texts as observe_texts
+from headwise.report._passes import pairs_for as pairs_for
 from headwise.report._samples import Sample as Sample
 from headwise.report._samples import TopPairs as TopPairs
 from headwise.report._single_text import Look as Look

@@ -72,14 +72,12 @@ def observe_texts(
     caller: str,
     model: nn.Module,
     tokenizer: Any,
-    texts: Any,
-    targets: Any,
+    pairs: Sequence[Pair],
     request: Request,
     max_tokens: int | None,
     on_progress: Progress | None,
 ) -> tuple[HeadTable, list[Piece]]:
     """The statistics of every head on some texts, by whole text, and the pieces of these."""
-    pairs = pairs_for(caller, model, texts, targets)
     pieces = as_pieces(tokenizer, pairs, model, max_tokens)
     with in_evaluation(model):
         table = watch_pieces(model, pieces, request, on_progress)

@@ -105,7 +105,7 @@ def study(
         meanings |= {name: meaning for name, (_, meaning) in classes.items()}
     pairs = pairs_for("study", model, texts, targets)
     table, pieces = observe_texts(
-        "study", model, tokenizer, texts, targets, request, max_tokens, on_progress
+        "study", model, tokenizer, pairs, request, max_tokens, on_progress
     )
     with in_evaluation(model):
         if show is None:  # texts spread evenly over the corpus
