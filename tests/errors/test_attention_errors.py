@@ -12,7 +12,6 @@ import zoo
 from torch import nn
 
 import headwise as hw
-from command import headwise
 from headwise.attention.huggingface import attention_forward
 from headwise.cli import _inputs
 from headwise.cli._app import app
