@@ -234,7 +234,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "heads: --text with --examples. Give it with --task.",
         ),
         ("heads model --examples x --save-examples y.jsonl", "heads: --save-examples with --exam"),
-        ("heads model --task nedle", "Invalid value for '--task': 'nedle'"),
+        ("heads model --task nedle", "'nedle' is not one of 'needle', 'passage'"),
         ("cache model --window 5,x", "Invalid value for '--window': '5,x'"),
         ("cache model --plan p.json", "cache: --plan p.json, --prompt None. To run a plan, give"),
         ("cache model --prompt t.txt", "cache: --plan None, --prompt t.txt. To run a plan, give"),
