@@ -283,3 +283,11 @@ def test_a_real_encoder_and_its_tokenizer_in_a_fresh_process(tmp_path: Path) -> 
     assert load_tokenizer(folder)(text)["input_ids"] == tokenizer(text)["input_ids"]
     assert {path.name for path in folder.parent.iterdir()} == {"small"}
     assert ".outputs.safetensors" not in {path.name for path in folder.iterdir()}
+
+
+def test_a_configuration_with_numbers_that_strict_json_has_not(tmp_path: Path) -> None:
+    model = tiny_llama(vocab_size=23)
+    path = save(model, tmp_path / "model") / "config.json"
+    content = json.loads(path.read_text("utf-8")) | {"time_step_limit": [0.0, float("inf")]}
+    path.write_text(json.dumps(content), "utf-8")
+    assert _gap(load(path.parent), model) == 0

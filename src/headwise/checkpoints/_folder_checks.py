@@ -140,7 +140,7 @@ def _refuse_adapter(folder: Path) -> None:
     """Refuse adapters beside the weights, which transformers would apply silently."""
     path = folder / ADAPTER
     if path.exists():
-        adapter = _read_config(path)
+        adapter = read_config(path)
         base = adapter.get("base_model_name_or_path")
         raise InputError(
             f"load: {folder} holds {ADAPTER}, an adapter ({adapter.get('peft_type')!r}) of "
@@ -152,7 +152,7 @@ def _refuse_adapter(folder: Path) -> None:
 def _checked_config(folder: Path) -> dict[str, Any]:
     """The configuration in a folder. One that names a kernel of the hub is refused, since
     transformers would fetch its code and run it."""
-    config = _read_config(folder / CONFIG)
+    config = read_config(folder / CONFIG)
     for key, value in _entries(config):
         names = value.values() if isinstance(value, dict) else [value]
         for name in names if _KERNELS.fullmatch(key) else ():
@@ -192,7 +192,7 @@ def _named_weights(folder: Path, config: dict[str, Any]) -> str | None:
 
 def _names_in_index(index: Path) -> list[str]:
     """The names of the files in an index of shards."""
-    weight_map = _read_config(index).get("weight_map")
+    weight_map = read_config(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"load: {index} has no weight_map. Copy or save the model again.")
     names = {name if isinstance(name, str) else repr(name) for name in weight_map.values()}
@@ -243,7 +243,7 @@ def _entries(config: Any) -> Iterator[tuple[str, Any]]:
             pending += content
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if unreadable, because transformers reports the problem.
 
     It is read as transformers reads it, which takes numbers and keys that our own files never hold.
@@ -260,7 +260,7 @@ def check_tokenizer_class(folder: Path) -> None:
     import transformers
 
     for path in (folder / "tokenizer_config.json", folder / CONFIG):
-        name = _read_config(path).get("tokenizer_class")
+        name = read_config(path).get("tokenizer_class")
         cls = getattr(transformers, name, None) if isinstance(name, str) else None
         tokenizers = (transformers.PreTrainedTokenizerBase, transformers.AutoTokenizer)
         missing = type(cls).__name__ == "DummyObject"  # a package that it needs is not installed

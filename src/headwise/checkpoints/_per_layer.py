@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from headwise.checkpoints._folder_checks import read_config
 from headwise.checkpoints._manifest import (
     Changes,
     changed_class,
@@ -21,7 +22,6 @@ from headwise.checkpoints._manifest import (
     transformers_class,
 )
 from headwise.errors import InputError
-from headwise.files import read_object
 
 _ENTRY = "per_layer_config"
 # The switch of Transformers that lets a number be read that layers differ in. Without it a
@@ -72,7 +72,7 @@ def read_layers(folder: Path, cls: Any) -> tuple[Any, Any]:
         InputError: it changes something other than numbers of heads and widths of MLPs.
     """
     path = folder / "config.json"
-    content = read_object(path, "load", "Save the model again.") if path.is_file() else {}
+    content = read_config(path)
     layers = content.pop(_ENTRY, None)
     content.pop(_READABLE, None)
     name = next(iter(content.get("architectures") or ()), None)
