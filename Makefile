@@ -53,7 +53,7 @@ test-sanitized: .venv/dev $(NATIVE)
 	@mkdir -p build
 	@cmake -S . -B build/sanitized -D SANITIZE=ON >build/sanitized.log
 	@cmake --build build/sanitized --parallel 2 >>build/sanitized.log
-	@largest=$$($(BIN)/python -c "from headwise._library import BUILT, SETS, open_library; \
+	@largest=$$($(BIN)/python -c "from headwise._native_library import BUILT, SETS, open_library; \
 	    print(next(name for name in SETS if open_library(BUILT / f'{name}.so')))"); \
 	for name in $$(printf "%s\n" avx2 $$largest | sort -u); do \
 	    echo "The $$name build under sanitizers"; \

@@ -12,8 +12,8 @@ from hypothesis import settings
 import runtime_checks  # noqa: F401  (before headwise, whose functions it has checked)
 
 # isort: on
-from headwise import _library
-from headwise._library import SETS, library, open_library
+from headwise import _native_library
+from headwise._native_library import SETS, library, open_library
 from headwise.checkpoints import _save
 from headwise.kernels import cpu
 
@@ -60,8 +60,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # The one native build that is named, or all builds for this processor.
-NAMED = os.environ.get(_library.SWITCH)
-RUNS = [NAMED] if NAMED else [n for n in SETS if open_library(_library.BUILT / f"{n}.so")]
+NAMED = os.environ.get(_native_library.SWITCH)
+RUNS = [NAMED] if NAMED else [n for n in SETS if open_library(_native_library.BUILT / f"{n}.so")]
 RUNS.sort(key=lambda name: name != library().name)  # the one that is used comes first
 
 
@@ -92,7 +92,7 @@ def built_for_halves(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def _picked(name: str) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(_library.SWITCH, name)
+        patch.setenv(_native_library.SWITCH, name)
         library.cache_clear()
         yield name
     library.cache_clear()

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from benchmarks._report import Row, machine, numbers, parser_of, print_rows, publish, rows_of
 from benchmarks._timing import Times, Work, interleaved, timed_for
-from headwise._library import library
+from headwise._native_library import library
 from headwise.kernels import (
     AttentionRule,
     RowRequest,

@@ -29,7 +29,7 @@ from benchmarks._report import (
     rows_of,
 )
 from benchmarks._timing import Work, interleaved, rounds_for, timed_for
-from headwise._library import library
+from headwise._native_library import library
 from headwise.kernels import RowRequest, make_rule, row_statistics
 from headwise.watch import observe
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks._report import Row, machine, parser_of, print_rows, publish, rows_of
 from benchmarks._timing import Times, Work, timed_for
-from headwise._library import library
+from headwise._native_library import library
 from headwise.kernels import RowRequest, attend, make_rule, row_statistics
 from headwise.kernels._rule import lower
 from headwise.kernels.native._problem import NativeProblem, problem_of_heads, problem_of_rows

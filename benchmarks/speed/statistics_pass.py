@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks._report import Row, machine, parser_of, print_rows, publish, rows_of
 from benchmarks._timing import Work, timed_for
 from benchmarks.speed.short_calls import kernel_alone
-from headwise._library import Library, library
+from headwise._native_library import Library, library
 from headwise.kernels import RowRequest, make_rule
 from headwise.kernels.native._problem import problem_of_rows
 

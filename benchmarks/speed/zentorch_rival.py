@@ -16,7 +16,7 @@ import torch
 
 from benchmarks._report import cpu_name, insert, parser_of, print_rows, rows_of, software, tables
 from benchmarks.speed.native import DTYPES, FORWARD, MOST, forward_works, inputs, label, time_works
-from headwise._library import library
+from headwise._native_library import library
 
 PART = "zentorch"
 SHOWN = ("torch", "heads alone", "with lse, entropy, maxima")

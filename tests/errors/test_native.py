@@ -8,7 +8,7 @@ import torch
 
 from describing import assert_refused
 from headwise import masks
-from headwise._library import SWITCH, library
+from headwise._native_library import SWITCH, library
 from headwise.errors import ArgumentError, HeadwiseError, ShapeError, UnsupportedError
 from headwise.kernels import RowRequest, attend, make_rule, row_statistics
 from headwise.kernels._rule import Lowered

@@ -12,7 +12,7 @@ from house.source import PACKAGE, Source, sources
 
 FLOORS = (
     ("errors", "shapes", "_count_names", "_display", "_formats", "_memory", "_methods"),
-    ("_library", "_packages", "_progress", "_torch_private"),
+    ("_native_library", "_extras", "_progress", "_torch_private"),
     ("files", "_tensors", "_evaluation"),
     ("reference", "masks", "tables", "corpora", "_checkpoint"),
     ("kernels", "example", "counts"),
@@ -169,7 +169,7 @@ TRANSFORMERS = {
     "checkpoints/_formats.py",
     "checkpoints/_fresh_process.py",
     "checkpoints/_load.py",
-    "models/_libraries.py",
+    "models/_transformers_private.py",
     "models/interface.py",
 }
 

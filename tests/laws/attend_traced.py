@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise import masks
-from headwise._library import library
+from headwise._native_library import library
 from headwise.kernels import attend
 from headwise.layer import ALiBi, MultiHeadAttention
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from describing import choose
 from headwise import masks, reference
-from headwise._library import library
+from headwise._native_library import library
 from headwise.errors import ArgumentError
 from headwise.kernels import (
     AttentionProblem,

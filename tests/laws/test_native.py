@@ -26,8 +26,8 @@ from describing import (
     everything,
     threads,
 )
-from headwise import _library, masks
-from headwise._library import BUILT, LAYOUT, SETS, layout_of, library, open_library
+from headwise import _native_library, masks
+from headwise._native_library import BUILT, LAYOUT, SETS, layout_of, library, open_library
 from headwise.kernels import AttentionRule, RowRequest, attend, make_rule, row_statistics
 from headwise.kernels._rule import Lowered
 from headwise.kernels.native._problem import MOST_TOKENS, check_counts, compute_heads, reach
@@ -467,7 +467,7 @@ def test_without_the_native_kernel_everything_works_with_a_reason(switch: str, w
         "rows = row_statistics(q, q, q, make_rule(head_dim=8), RowRequest())\n"
         "print(rows.kernel, attend(q, q, q, need_lse=True).backend, sep=', ')"
     )
-    environment = os.environ | {_library.SWITCH: switch}
+    environment = os.environ | {_native_library.SWITCH: switch}
     run = {"capture_output": True, "text": True, "env": environment}
     done = subprocess.run([sys.executable, "-c", program], **run)
     assert (done.stderr, done.stdout) == ("", "blocks of rows, fused\n")
@@ -479,24 +479,24 @@ def test_an_unusable_library_is_not_loaded(tmp_path: Path, monkeypatch: pytest.M
     copied = tmp_path / f"{SETS[0]}.so"
     copied.write_text("no library")
     assert "cannot be loaded" in open_library(copied).why
-    monkeypatch.setattr(_library, "INTERFACE", -1)
+    monkeypatch.setattr(_native_library, "INTERFACE", -1)
     assert "built from other sources" in open_library(Path(library().functions._name)).why
-    monkeypatch.delenv(_library.SWITCH, raising=False)
-    monkeypatch.setattr(_library, "BUILT", tmp_path / "nothing")
+    monkeypatch.delenv(_native_library.SWITCH, raising=False)
+    monkeypatch.setattr(_native_library, "BUILT", tmp_path / "nothing")
     assert "none was built" in library.__wrapped__().why
-    monkeypatch.setenv(_library.SWITCH, "neon")
+    monkeypatch.setenv(_native_library.SWITCH, "neon")
     assert "neon was not built" in library.__wrapped__().why
-    monkeypatch.setenv(_library.SWITCH, "\udcff.so")  # a byte that is not UTF-8
+    monkeypatch.setenv(_native_library.SWITCH, "\udcff.so")  # a byte that is not UTF-8
     assert "cannot be loaded" in library.__wrapped__().why
 
 
 def test_the_choice_of_the_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path(library().functions._name)
     monkeypatch.chdir(path.parent)
-    monkeypatch.setenv(_library.SWITCH, path.name)
+    monkeypatch.setenv(_native_library.SWITCH, path.name)
     assert library.__wrapped__().why == f"asked for by HEADWISE_NATIVE={path.name}"
-    monkeypatch.delenv(_library.SWITCH)
-    if _library.BUILT.is_dir():
+    monkeypatch.delenv(_native_library.SWITCH)
+    if _native_library.BUILT.is_dir():
         assert library.__wrapped__().why == "the fastest that was built for this processor"
 
 
@@ -510,8 +510,8 @@ def test_a_slower_build_for_more_instructions_is_the_last_resort(
     runs = [name for name, opened in built.items() if opened]
     outrun = [name for name in runs if built[name].is_outrun]
     assert outrun == [name for name in runs if name == "avx512bf16" and is_intel]
-    monkeypatch.delenv(_library.SWITCH, raising=False)
-    monkeypatch.setattr(_library, "BUILT", tmp_path)
+    monkeypatch.delenv(_native_library.SWITCH, raising=False)
+    monkeypatch.setattr(_native_library, "BUILT", tmp_path)
     (tmp_path / f"{SETS[0]}.so").write_text("no library")
     copied = set[str]()
     for name in (*outrun, *(name for name in runs if name not in outrun)):
@@ -540,8 +540,8 @@ def test_an_added_mask_may_hold_the_lowest_numbers(backend: str, lowest: float) 
 def test_both_sides_of_the_interface_have_the_same_fields() -> None:
     layout = layout_of(library().functions)
     assert layout == LAYOUT
-    assert list(layout) == [name for name, *_ in _library.Problem._fields_]
-    assert sum(size for _, size in layout.values()) == ctypes.sizeof(_library.Problem)
+    assert list(layout) == [name for name, *_ in _native_library.Problem._fields_]
+    assert sum(size for _, size in layout.values()) == ctypes.sizeof(_native_library.Problem)
 
 
 @pytest.mark.parametrize(("first", "second"), [("q", "k"), ("lse", "max_logit"), ("dk", "dv")])
@@ -551,5 +551,5 @@ def test_a_library_whose_fields_are_swapped_is_not_loaded(
     path = BUILT / f"{library().name}.so"
     assert open_library(path)
     swapped = LAYOUT | {first: LAYOUT[second], second: LAYOUT[first]}
-    monkeypatch.setattr(_library, "LAYOUT", swapped)
+    monkeypatch.setattr(_native_library, "LAYOUT", swapped)
     assert "built from other sources" in open_library(path).why

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from describing import assert_same, cast, choose, described, everything, threads
 from headwise import masks
-from headwise._library import Library, library
+from headwise._native_library import Library, library
 from headwise.kernels import (
     AttentionProblem,
     RowRequest,

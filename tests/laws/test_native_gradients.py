@@ -11,7 +11,7 @@ from torch import Tensor
 
 from describing import cast, threads
 from headwise import masks
-from headwise._library import library
+from headwise._native_library import library
 from headwise.kernels import AttendOutput, _attend, attend
 from headwise.kernels.native import _kernel
 from headwise.layer import ALiBi, MultiHeadAttention

@@ -6,8 +6,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from headwise import _library
-from headwise._library import library
+from headwise import _native_library
+from headwise._native_library import library
 from headwise.kernels import attend
 from headwise.kernels._rule import Lowered, lower, rule_from_lowered
 from headwise.kernels.native._autograd import attention, attention_backward
@@ -150,7 +150,7 @@ def test_the_operator_works_without_the_native_kernel(
 ) -> None:
     inputs = (*_inputs(), True, *words)
     with monkeypatch.context() as patch:
-        patch.setenv(_library.SWITCH, "0")
+        patch.setenv(_native_library.SWITCH, "0")
         library.cache_clear()
         output = attention(*inputs)
     library.cache_clear()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from describing import assert_same, everything, threads
 from headwise import masks
-from headwise._library import library
+from headwise._native_library import library
 from headwise.kernels import attend, make_rule, row_statistics
 from headwise.layer import ALiBi
 from headwise.layer._biases import PositionedBias

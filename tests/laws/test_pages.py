@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headwise._library import Library, library
+from headwise._native_library import Library, library
 from headwise.errors import UnsupportedError
 from headwise.kernels import (
     AttentionProblem,

@@ -9,7 +9,7 @@ from jaxtyping import config
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from headwise._library import library
+from headwise._native_library import library
 from headwise._torch_private import eager_outline
 from headwise.errors import ArgumentError
 from headwise.kernels import (

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from describing import assert_same, cast, described, everything
 from headwise import reference
-from headwise._library import library
+from headwise._native_library import library
 from headwise.kernels import RowRequest, RowStatistics, make_rule, row_statistics
 from headwise.kernels.rows import _cells
 from strategies import Problem, problems, seeds

@@ -19,7 +19,7 @@ USE = """
 import sys
 import numpy as np, torch
 import headwise as hw
-from headwise._library import library
+from headwise._native_library import library
 
 assert hw.__file__.startswith(sys.argv[1]), hw.__file__
 q = np.random.default_rng(0).normal(size=(2, 3, 5, 7)).astype(np.float32)

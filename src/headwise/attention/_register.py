@@ -3,7 +3,7 @@
 from torch import nn
 
 from headwise._display import first_line
-from headwise._packages import require
+from headwise._extras import require
 from headwise.attention._rule_mask import NAME
 from headwise.errors import ArgumentError, UnsupportedError
 

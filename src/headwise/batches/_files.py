@@ -10,7 +10,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from headwise._display import first_line
-from headwise._packages import require
+from headwise._extras import require
 from headwise.batches._batches import BatchObserver
 from headwise.errors import InputError
 from headwise.tables import HeadTable

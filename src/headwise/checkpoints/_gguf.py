@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headwise._packages import require
+from headwise._extras import require
 from headwise.checkpoints._gguf_vocabulary import vocabulary
 from headwise.errors import UnsupportedError
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from headwise._packages import require
+from headwise._extras import require
 from headwise.errors import UnsupportedError
 
 # What does not change the tokens that a step of a tokenizer makes.

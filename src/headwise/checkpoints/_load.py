@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from headwise._display import counted, did_you_mean, first_line
-from headwise._packages import require
+from headwise._extras import require
 from headwise.attention import set_attention
 from headwise.checkpoints._folder_checks import (
     check_folder,

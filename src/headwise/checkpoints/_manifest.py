@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from headwise._count_names import HEADS, KV_HEADS, QUERIES_PER_KV_HEAD, WIDTHS
-from headwise._packages import require
+from headwise._extras import require
 from headwise._tensors import build_to_fit, read_tensors, write_tensors
 from headwise.checkpoints._original_heads import (
     ORIGINAL,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headwise._display import first_line
 from headwise._evaluation import in_evaluation
-from headwise._packages import require
+from headwise._extras import require
 from headwise.errors import OutputError, UnsupportedError
 from headwise.ownership import example_input
 

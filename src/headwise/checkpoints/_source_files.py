@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from headwise._display import first_line
-from headwise._packages import require
+from headwise._extras import require
 from headwise.errors import InputError
 from headwise.files import build_from, read_json
 

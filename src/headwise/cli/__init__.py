@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from headwise._packages import require
+from headwise._extras import require
 from headwise.cli._print import print_error
 from headwise.errors import HeadwiseError
 

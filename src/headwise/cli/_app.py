@@ -99,7 +99,7 @@ def _print_version(show_version: bool) -> bool:
     if show_version:
         from importlib.metadata import version
 
-        from headwise._library import library
+        from headwise._native_library import library
 
         kernel = library()
         typer.echo(f"headwise {version('headwise')} (torch {version('torch')})")

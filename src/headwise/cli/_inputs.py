@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from headwise._display import counted
-from headwise._packages import require
+from headwise._extras import require
 from headwise.checkpoints import load, load_tokenizer
 from headwise.cli._options import ModelOptions, Shared
 from headwise.cli._print import note_input

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hi
 
 import typer
 
+from headwise._extras import require
 from headwise._formats import MODEL_FILES
-from headwise._packages import require
 from headwise.cli._print import print_json, print_note, print_table
 from headwise.errors import ArgumentError, OutputError
 from headwise.files import check_writable, file_of_others, write_beside

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from headwise._library import library
+from headwise._native_library import library
 from headwise._torch_private import Outline, eager_outline, under_autocast
 from headwise.errors import ArgumentError, ShapeError
 from headwise.kernels import cpu

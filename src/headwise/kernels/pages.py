@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 
-from headwise._library import NO_MEMORY, library
+from headwise._native_library import NO_MEMORY, library
 from headwise.errors import UnsupportedError
 from headwise.kernels._attend import row_statistics
 from headwise.kernels._contract import RowRequest

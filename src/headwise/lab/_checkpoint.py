@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from headwise._packages import require
+from headwise._extras import require
 from headwise._tensors import build_to_fit, misfits, read_tensors, write_tensors
 from headwise.errors import ArgumentError, InputError
 from headwise.files import build_from, files_beside, make_folder, read_object

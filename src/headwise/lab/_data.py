@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from headwise._packages import require
+from headwise._extras import require
 from headwise.corpora import BOS, EOS, PAD, SPECIALS, UNK, Grammar, Line
 
 if TYPE_CHECKING:

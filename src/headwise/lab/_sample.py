@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from headwise._evaluation import in_evaluation
-from headwise._packages import untruncated
+from headwise._extras import untruncated
 from headwise.corpora import EOS, UNK
 from headwise.errors import ArgumentError, InputError
 from headwise.files import is_unicode

@@ -10,16 +10,6 @@ from headwise.models._hooks import SharedSetting as SharedSetting
 from headwise.models._hooks import clear_leftovers as clear_leftovers
 from headwise.models._hooks import hooked as hooked
 from headwise.models._hooks import ordinary_path as ordinary_path
-from headwise.models._libraries import auto_classes as auto_classes
-from headwise.models._libraries import cache_argument as cache_argument
-from headwise.models._libraries import cache_in as cache_in
-from headwise.models._libraries import first_head_of as first_head_of
-from headwise.models._libraries import growing_layer as growing_layer
-from headwise.models._libraries import is_sharded as is_sharded
-from headwise.models._libraries import leave_uninitialized as leave_uninitialized
-from headwise.models._libraries import (
-    progress_bar_in_terminals_only as progress_bar_in_terminals_only,
-)
 from headwise.models._model import around as around
 from headwise.models._model import check_device as check_device
 from headwise.models._model import check_model as check_model
@@ -31,3 +21,13 @@ from headwise.models._model import sentence_embedding as sentence_embedding
 from headwise.models._model import transformer_name as transformer_name
 from headwise.models._model import without_adapters as without_adapters
 from headwise.models._model import without_compiler as without_compiler
+from headwise.models._transformers_private import auto_classes as auto_classes
+from headwise.models._transformers_private import cache_argument as cache_argument
+from headwise.models._transformers_private import cache_in as cache_in
+from headwise.models._transformers_private import first_head_of as first_head_of
+from headwise.models._transformers_private import growing_layer as growing_layer
+from headwise.models._transformers_private import is_sharded as is_sharded
+from headwise.models._transformers_private import leave_uninitialized as leave_uninitialized
+from headwise.models._transformers_private import (
+    progress_bar_in_terminals_only as progress_bar_in_terminals_only,
+)

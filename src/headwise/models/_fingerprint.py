@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from headwise._torch_private import is_materialized, version_of
 from headwise.errors import UnsupportedError
-from headwise.models._libraries import is_sharded, offload_hooks, whole_tensor
 from headwise.models._model import without_compiler
+from headwise.models._transformers_private import is_sharded, offload_hooks, whole_tensor
 
 # Settings that quantized modules keep among their weights.
 _SETTINGS = (int, float, str, torch.dtype, type(None))

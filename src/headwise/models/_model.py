@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from headwise._display import first_line
 from headwise._torch_private import wrapped_by_compiler
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models._libraries import offload_hooks
+from headwise.models._transformers_private import offload_hooks
 
 # The models of sentence-transformers; those that give one vector for a text come first.
 _SENTENCE_MODELS = ("SentenceTransformer", "SparseEncoder", "CrossEncoder", "MultiVectorEncoder")

@@ -13,11 +13,11 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from headwise._display import first_line
-from headwise._packages import is_tokenizer_of_rust, untruncated
+from headwise._extras import is_tokenizer_of_rust, untruncated
 from headwise.corpora import Span, Texts, list_texts
 from headwise.errors import ArgumentError, HeadwiseError, InputError, UnsupportedError
-from headwise.models._libraries import label_shift
 from headwise.models._model import device_of, is_sentence_transformer, without_compiler
+from headwise.models._transformers_private import label_shift
 
 # The context length if neither the model nor its tokenizer has a limit.
 LONGEST = 2048

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from headwise._packages import require
+from headwise._extras import require
 from headwise.errors import ArgumentError
 from headwise.files import write_beside
 

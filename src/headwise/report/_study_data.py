@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headwise._display import counted
-from headwise._packages import require
+from headwise._extras import require
 from headwise.report._samples import Sample
 from headwise.roles import Roles
 from headwise.surgery import Plan

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Float
 
-from headwise._packages import require
+from headwise._extras import require
 from headwise.roles._hypotheses import FEWEST_INSTANCES, FEWEST_TEXTS, LEVEL, Hypotheses
 from headwise.roles._samples import Split
 from headwise.roles.relations import Role

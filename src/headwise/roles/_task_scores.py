@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
-from headwise._packages import is_tokenizer_of_rust, untruncated
+from headwise._extras import is_tokenizer_of_rust, untruncated
 from headwise._progress import Progress
 from headwise.corpora import Example, Several, list_items, one_text
 from headwise.errors import ArgumentError, UnsupportedError

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from headwise._packages import is_tokenizer_of_rust
+from headwise._extras import is_tokenizer_of_rust
 from headwise.corpora import SentencePair, Several, list_items, list_texts, refuse_path
 from headwise.errors import ArgumentError, InputError
 from headwise.models import check_model, device_of, model_inputs

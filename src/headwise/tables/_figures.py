@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Float64
 
 from headwise._display import printable
-from headwise._packages import require
+from headwise._extras import require
 from headwise.errors import ArgumentError
 from headwise.files import as_path, write_beside
 from headwise.tables._grid import HeadGrid, category_styles, opacity

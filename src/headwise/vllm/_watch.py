@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from headwise import errors
-from headwise._packages import require
+from headwise._extras import require
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.kernels.pages import NOTHING
 from headwise.tables import Head, HeadsLike, HeadTable, Totals

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.library import custom_op
 
-from headwise._library import library
+from headwise._native_library import library
 from headwise._torch_private import can_read, is_traced, needs_gradient
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.kernels._contract import AttentionProblem, Named, compute_guarded, guard_nonfinite

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from headwise._library import library
+from headwise._native_library import library
 from headwise._torch_private import (
     can_read,
     constant_when_traced,

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from headwise._library import DONE, NO_MEMORY, NOT_FINITE, Problem, library
+from headwise._native_library import DONE, NO_MEMORY, NOT_FINITE, Problem, library
 from headwise._torch_private import is_plain
 from headwise.errors import ArgumentError, ShapeError
 from headwise.kernels._contract import (

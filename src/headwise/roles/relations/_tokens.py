@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from headwise._packages import is_tokenizer_of_rust, untruncated
+from headwise._extras import is_tokenizer_of_rust, untruncated
 from headwise.corpora import AnnotatedText, Corpus, Span, list_corpus
 from headwise.errors import InputError
 from headwise.models.texts import TokenOffsets, token_classes, token_offsets

@@ -1,4 +1,4 @@
-// The problem that Python fills in (`_library.py`, field by field), and the exported functions.
+// The problem that Python fills in (`_native_library.py`), and the exported functions.
 //
 // Every field takes eight bytes or an array of such. A null pointer means that an output is not
 // requested, or an input not present. Strides are counted in elements; the last axis of every array

@@ -1,4 +1,4 @@
-"""Packages that are installed only with an extra, and what their tokenizers need."""
+"""Packages that an extra installs, and what their tokenizers need."""
 
 import sys
 from copy import copy
