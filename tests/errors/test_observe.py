@@ -42,8 +42,8 @@ def test_a_layer_that_does_not_exist_is_refused(layers: list[int]) -> None:
     model = zoo.make("Bert")
     with observe(model, layers=layers) as watch:
         model(**padded([[1, 2, 3]], "right"))
-    left_out = {site.watched for site in watch.sites() if site.layer not in layers}
-    assert left_out == {"not watched: left out by layers="}
+    left_out = {site.reason for site in watch.sites() if site.layer not in layers}
+    assert left_out == {"left out by layers="}
     with pytest.raises(ArgumentError, match=r"layers \[7\].*There are 0 to 1"):
         watch.table()
 

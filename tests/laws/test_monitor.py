@@ -308,7 +308,7 @@ def test_the_lab_takes_a_monitor(tmp_path: Path) -> None:
 def test_sites_say_whose_layers_they_are() -> None:
     model = _model()
     with HeadMonitor(model) as monitor:
-        assert {site.watched for site in monitor.sites()} == {"not called"}
+        assert {(site.watched, site.reason) for site in monitor.sites()} == {("", "not called")}
         _loss(model, BATCHES[0])
         monitor.step()
     found = {site.layer: model.get_submodule(site.name) for site in monitor.sites()}

@@ -50,7 +50,7 @@ def test_a_block_sparse_table_reports_its_coverage(tmp_path: Path) -> None:
     site, middle = watch.sites()
     assert site.coverage == "32 queries for 64 tokens"
     assert (middle.name, middle.n_heads) == (site.name, 0)
-    assert middle.watched.startswith("not captured")
+    assert middle.reason == "no product of its softmax with values was found"
     table = watch.table()
     np.testing.assert_allclose(table.coverage, [1 / 2] * HEADS)
     np.testing.assert_allclose(table.frame()["coverage"], [1 / 2] * HEADS)
@@ -116,7 +116,7 @@ X = torch.randn(2, 10, D_MODEL, generator=torch.Generator().manual_seed(0))
 
 @pytest.mark.parametrize(
     ("model", "why"),
-    [(Channels, "not supported: attends among 4 channels"), (Chunks, "among 5 positions")],
+    [(Channels, "attends among 4 channels"), (Chunks, "among 5 positions")],
 )
 def test_modules_that_do_not_attend_over_the_text_are_named(
     model: type[nn.Module], why: str
@@ -124,7 +124,7 @@ def test_modules_that_do_not_attend_over_the_text_are_named(
     watch = _watched(nn.Sequential(model(), Some()), X)
     known, unsupported = watch.sites()
     assert (known.name, unsupported.name, unsupported.n_heads) == ("1", "0", 0)
-    assert why in unsupported.watched
+    assert why in unsupported.reason
     assert [str(head) for head in watch.table().heads] == ["L0.H0", "L0.H1", "L0.H2"]
     with pytest.raises(UnsupportedError, match=why):
         _watched(nn.Sequential(model()), X).table()
@@ -512,8 +512,8 @@ def test_queries_of_two_axes_are_a_head_of_a_text() -> None:
 def test_queries_of_five_axes_without_a_number_of_heads_are_listed(n_heads: int) -> None:
     model = nn.Sequential(AxesAttention("four"), AxesAttention("grouped", n_heads))
     watch = _watch_of(model, torch.randn(3, T, FUSED_HEADS * WIDTH))
-    why = r"not supported: which axes of its queries (3, 2, 2, 5, 3) are heads is unknown"
-    assert {site.name: site.watched for site in watch.sites()}["1"] == why
+    why = r"which axes of its queries (3, 2, 2, 5, 3) are heads is unknown"
+    assert {site.name: site.reason for site in watch.sites()}["1"] == why
     assert [str(head) for head in watch.table().heads] == [
         f"L0.H{head}" for head in range(FUSED_HEADS)
     ]

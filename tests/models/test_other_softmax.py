@@ -152,13 +152,11 @@ def test_heads_beside_another_softmax_are_those_without_it(mixture: str, fused: 
         np.testing.assert_array_equal(table.mean(name), known.mean(name), err_msg=name)
     n = len(known_sites)
     assert [site.name for site in sites[:n]] == [site.name for site in known_sites]
-    others = {site.name: site.watched for site in sites[n:]}
+    others = {site.name: site.reason for site in sites[n:]}
     assert others.keys() == {"mixtures.0", "mixtures.1"}
     by_attention = mixture in vars(MixtureByAttention)
-    why = f"not supported: attends among {N} positions" if by_attention else "not watched: "
-    assert all(watched.startswith(why) for watched in others.values()), others
-    if not by_attention:
-        assert set(others.values()) == {"not watched: a softmax that is not attention"}
+    why = f"attends among {N} positions" if by_attention else "a softmax that is not attention"
+    assert all(reason.startswith(why) for reason in others.values()), others
 
 
 @pytest.mark.parametrize(
@@ -192,8 +190,8 @@ def test_hyper_connections_of_a_hugging_face_model_are_listed() -> None:
         sites = [site.name for site in watch.sites() if site.n_heads]
         assert sites == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
         assert [str(head) for head in watch.table().heads[::HEADS]] == ["L0.H0", "L1.H0"]
-        others = {site.name: site.watched for site in watch.sites() if not site.n_heads}
-        assert others["model.layers.0.attn_hc"] == "not watched: a softmax that is not attention"
+        others = {site.name: site.reason for site in watch.sites() if not site.n_heads}
+        assert others["model.layers.0.attn_hc"] == "a softmax that is not attention"
 
 
 # A float mask of zeros and ones is added to the logits, by the model and by a watch.

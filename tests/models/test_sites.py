@@ -64,29 +64,32 @@ def _watched(model: nn.Module, x: Tensor) -> Watch:
 def test_sites_lists_every_layer_and_its_implementation() -> None:
     sites = _watched(OneLayerOfEachKind(), X).sites()
     rows = zoo.KERNEL
-    assert [(site.name, site.watched, site.kernel, site.statistics) for site in sites] == [
-        ("ours.attention", "a hook on the module", "headwise", rows),
+    assert [(s.name, s.watched, s.reason, s.kernel, s.statistics) for s in sites] == [
+        ("ours.attention", "a hook on the module", "", "headwise", rows),
         (
             "torchs",
             "a hook on the module",
+            "",
             "nn.MultiheadAttention, outside its fast path",
             rows,
         ),
-        ("fused", "the function mode", "scaled_dot_product_attention", rows),
+        ("fused", "the function mode", "", "scaled_dot_product_attention", rows),
         (
             "written",
             "the function mode, from a softmax to its values",
+            "",
             "softmax",
             f"{rows} of the model's own logits",
         ),
-        ("sliced", "not captured: no product of its softmax with values was found", "", ""),
+        ("sliced", "", "no product of its softmax with values was found", "", ""),
         (
             "linear",
-            "not captured: called, but without a softmax over queries and keys in this thread",
+            "",
+            "called, but without a softmax over queries and keys in this thread",
             "",
             "",
         ),
-        ("unused.0", "not called", "", ""),
+        ("unused.0", "", "not called", "", ""),
     ]
     assert [len(site.heads()) for site in sites] == [2, 2, 2, 2, 0, 0, 0]
 
@@ -99,9 +102,9 @@ def test_a_table_of_a_model_that_cannot_be_watched_is_refused_by_name() -> None:
         )
     )  # fmt: skip
     watch = _watched(model.eval(), torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]]))
-    with pytest.raises(UnsupportedError, match=r"encoder.layer.0.attention.self \(not captured"):
+    with pytest.raises(UnsupportedError, match=r"encoder.layer.0.attention.self \(no product of"):
         watch.table()
-    with pytest.raises(UnsupportedError, match=r"0 \(not captured: called"):
+    with pytest.raises(UnsupportedError, match=r"0 \(called, but without"):
         _watched(nn.Sequential(LinearAttention()), X).table()
 
 

@@ -36,8 +36,8 @@ Path = tuple[str, ...]
 
 # Layers with a plain hook of their own: what they call in turn is not captured.
 HOOKED = (HeadAttention, nn.MultiheadAttention)
-_NO_ATTENTION = "not watched: a softmax that is not attention"
-_NO_SOFTMAX = "not captured: called, but without a softmax over queries and keys in this thread"
+_NO_ATTENTION = "a softmax that is not attention"
+_NO_SOFTMAX = "called, but without a softmax over queries and keys in this thread"
 # Parts of the names of cross-attention and of self-attention modules.
 _CROSS = ("cross", "encoder_attn", "encdec")
 _SELF = "self"
@@ -165,8 +165,8 @@ Answer = Callable[[AttentionCall], Float[Tensor, "B H T Dv"] | None]
 def running_calls(modules: Container[int]) -> Iterator[ModuleCall]:
     """The calls of some modules that have not returned, the innermost first.
 
-    Frames are read in place of hooks, which would cost at every call of every module. What is
-    found stays in its frame, so that two attention calls within one call of a module know it.
+    Stack frames are read, because hooks would slow down every call of every module. The result is
+    stored in its frame, so that two attention calls within one call of a module share it.
 
     Args:
         modules: Their identities.
@@ -215,20 +215,16 @@ def why_unsupported(call: AttentionCall, around: Iterable[ModuleCall]) -> Unsupp
     (B, H, T, _), S = call.q.shape, call.k.shape[2]
     if shape is None or T in shape[1:]:
         return None
-    among = f"not supported: attends among {T} positions where it was given {shape[1]} tokens"
+    among = f"attends among {T} positions where it was given {shape[1]} tokens"
     if shape[1] > T and T not in shape and _are_chunks(call.module, H):
         return Unsupported(among)
     if any(outer.n_ids == T for outer in around):
         return None
     if T == S and shape[2] == H * T and call.v.shape[-1] == shape[1]:
-        return Unsupported(
-            f"not supported: attends among {T} channels of each head, not among tokens"
-        )
+        return Unsupported(f"attends among {T} channels of each head, not among tokens")
     if shape[1] != S and (shape[1] == H or B * T == shape[0] * shape[1] == B):
         # Such as the outputs of earlier layers, of which each token has its own.
-        return Unsupported(
-            f"not supported: attends among {S} positions for each of {shape[1]} tokens", False
-        )
+        return Unsupported(f"attends among {S} positions for each of {shape[1]} tokens", False)
     windows = shape[0] * shape[1] == B * T
     return Unsupported(among) if shape[1] > T and T == S and not windows else None
 
@@ -249,7 +245,8 @@ class Site:
         layer: Its index in that stack, in the order in which layers are called; -1 if no call
             was captured.
         cross: Whether its keys belong to another text than its queries.
-        watched: How its calls are captured; or why none was, beginning with "not".
+        watched: How its calls are captured; empty where none was.
+        reason: Why no call was captured; empty where one was.
         kernel: What computes the model's own output.
         statistics: What computes its statistics.
         coverage: Which of a text's queries its latest pass captured: all of them, some (the rest of
@@ -264,7 +261,8 @@ class Site:
     n_heads: int = 0
     n_kv_heads: int = 0
     cross: bool = False
-    watched: str = "not called"
+    watched: str = ""
+    reason: str = ""
     kernel: str = ""
     statistics: str = ""
     coverage: str = ""
@@ -295,12 +293,12 @@ class Capture:
         keep_graph: Whether captured tensors stay attached to the autograd graph.
         is_paused: Whether the calls of this pass are not wanted.
         modules: The modules of the model, by identity.
-        is_open: Whether the capture runs. Whatever remains of a closed one does nothing.
-        captured_elsewhere: How many functions run whose own calls are captured already.
-        called: The modules that attend by their name and were called, by identity.
-        by_hand: Whether a forward pass that was followed had a softmax that is attention.
-        is_following: Whether the functions of torch are followed now, one after the other.
-        is_followed: Whether a forward pass was.
+        is_open: Whether the capture runs. Hooks that outlive a closed capture do nothing.
+        captured_elsewhere: The number of running functions that report their attention themselves.
+        called: The modules that were called and whose name says that they attend, by identity.
+        by_hand: Whether the model computes softmax attention by hand in a pass that was followed.
+        is_following: Whether each function of torch that this pass calls is followed now.
+        is_followed: Whether any forward pass was followed.
         unsupported: Why attention of a module is not captured, by the module's identity.
         other_softmax: The modules with a softmax that is not attention, by identity.
     """
@@ -465,7 +463,7 @@ class Capture:
                 reasons[name] = _NO_SOFTMAX if key in self.called else "not called"
         others = [name for key, name in names.items() if key in self.other_softmax]
         return [
-            Site(name, stack_of(self.stacks, name, bool(cross_by_name(name))), watched=reason)
+            Site(name, stack_of(self.stacks, name, bool(cross_by_name(name))), reason=reason)
             for name, reason in [
                 *reasons.items(),
                 *((name, _NO_ATTENTION) for name in others if name not in reasons),
@@ -503,9 +501,18 @@ class Capture:
         stack = stack_of(self.stacks, name, cross)
         layer = sum(site.stack == stack for site in self._sites.values())
         heads, kv_heads = call.q.shape[1], call.k.shape[1]
-        how = (call.watched, call.kernel, call.statistics_kernel)
-        first_head = first_head_of(call.module, heads)
-        return Site(name, stack, layer, heads, kv_heads, cross, *how, first_head=first_head)
+        return Site(
+            name,
+            stack,
+            layer,
+            heads,
+            kv_heads,
+            cross,
+            call.watched,
+            kernel=call.kernel,
+            statistics=call.statistics_kernel,
+            first_head=first_head_of(call.module, heads),
+        )
 
     def _is_cross_attention(self, call: AttentionCall) -> bool:
         """Whether the keys belong to another text, by the inputs of the modules around."""

@@ -136,7 +136,7 @@ class FunctionCapture(TorchFunctionMode):
         query = args[0] if args else kwargs["query"]
         if not _have_heads(query, module):
             shape = tuple(query.shape)
-            why = f"not supported: which axes of its queries {shape} are heads is unknown"
+            why = f"which axes of its queries {shape} are heads is unknown"
             capture.unsupported[id(module)] = Unsupported(why)
             return output
         with torch.no_grad():

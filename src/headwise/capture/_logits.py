@@ -264,6 +264,11 @@ def _far_below(x: Tensor, dtype: torch.dtype, dims: tuple[int, ...]) -> Hidden:
 
     Two kinds of masks may have been added, and each of them more than once.
     """
+    # A gap identifies a mask, since no value does: models add -1e4, -1e9 or the lowest number of a
+    # dtype, and a bias such as ALiBi's reaches -1e4 on a long text. But a bias fills the range from
+    # 0 to its lowest value, and a mask leaves it empty: its values are near the lowest (a quarter
+    # of it, for it may be added several times), and all others near zero. What a round finds is
+    # taken out, because beside -1e9 a second mask of -1e4 is near zero.
     hidden = x <= torch.finfo(dtype).min / 2
     for _ in range(2):
         remaining = x.masked_fill(hidden, 0.0)

@@ -37,7 +37,7 @@ _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
 _DROPOUT = (F.dropout, torch.dropout)
 # A softmax without a product after this many later softmaxes is not attention.
 _PENDING = 4
-_NO_PRODUCT = "not captured: no product of its softmax with values was found"
+_NO_PRODUCT = "no product of its softmax with values was found"
 
 
 @dataclass(eq=False)

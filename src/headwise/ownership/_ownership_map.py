@@ -199,7 +199,7 @@ def _dependence(parts: Parts, weights: dict[str, Tensor]) -> dict[str, Dependenc
     none of those depends on.
     """
     dependence: dict[str, Dependence] = {name: {} for name in weights}
-    for part in sorted(parts, key="qkv".find, reverse=True):
+    for part in sorted(parts, key="qkv".find, reverse=True):  # "out", which is not found, is last
         tested = {name: x for name, x in weights.items() if part != "out" or not dependence[name]}
         for name, grads in zip(tested, _gradients(parts[part], [*tested.values()]), strict=True):
             if any(grad is not None for grad in grads):
@@ -266,6 +266,8 @@ def _follow_biases(model: nn.Module, dependence: dict[str, Dependence]) -> None:
 def _map_of(name: str, axis: int, dependence: Dependence) -> OwnershipMap | None:
     """The ownership map of an axis; None if no head owns an index, or several heads share one."""
     owners = [_owners(part, uses.movedim(axis + 1, 1)) for part, uses in dependence.items()]
+    # One weight may hold several parts, as a fused projection of queries, keys and values does.
+    # Each part names the owners of its own indices, and the others are -1 there: hence the maximum.
     decided = [pair for pair in owners if pair is not None]
     if not decided or len(decided) < len(owners):
         return None
@@ -283,6 +285,9 @@ def _owners(part: str, uses: Bool[Tensor, "H n *_"]) -> tuple[Tensor, Tensor] | 
     A head owns an index that it alone uses, and a kv head one that the group of its query heads
     uses. No head owns an index that all heads use.
     """
+    # Query head h reads kv head h // group: so the users of an index that belongs to a kv head are
+    # neighbors, and the first of them is a multiple of their number. Any other set of users mixes
+    # heads, unless it is all of them. With groups of one, the part alone tells both apart.
     users = (uses.flatten(2).any(2) if uses.ndim > 2 else uses).cpu()  # H n
     n_heads = len(users)
     count, first = users.sum(0), users.int().argmax(0)
@@ -362,6 +367,8 @@ def kept_indices(owners: OwnershipMap, old: HeadCounts, kept: KeptHeads) -> Int[
     stays &= (kv_heads < 0) | torch.isin(kv_heads, torch.tensor(kept.kv_heads))
     if len(set(kept.kv_heads)) == len(kept.kv_heads) or not (kv_heads >= 0).any():
         return stays.nonzero().flatten()
+    # Copies of a kv head stand beside each other within the keys and within the values, not across
+    # both. A section ends where the numbers of kv heads start again or indices without one begin.
     indices = torch.arange(len(heads))
     starts = (kv_heads.diff(prepend=kv_heads[:1]) < 0) | ((kv_heads >= 0) & (kv_heads.roll(1) < 0))
     cuts = starts.nonzero().flatten()[starts[0].long() :].tolist()

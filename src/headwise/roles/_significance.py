@@ -56,7 +56,8 @@ def step_down(
     beyond = np.zeros(len(t), dtype=np.int64)
     maxima: list[Column] = []
     for resampled in _resampled_t(gains, draws, seed):
-        # The largest t of the columns that are not more significant, for each column.
+        # Stepping down: a column competes with those that are not more significant, since the
+        # others are rejected before it. All columns as rivals of each would be valid, but weaker.
         largest = np.maximum.accumulate(resampled[:, order[::-1]], axis=1)[:, ::-1]
         # t is in float32, so equal values may differ by rounding.
         beyond += (largest >= t[order] - 1e-4).sum(0)
@@ -127,6 +128,8 @@ def tail_shares(t: Column, maxima: Column) -> Column:
     # E[X · P(exceeding X)]: the largest excess comes first and has the least weight.
     weighted = max((excess * (np.arange(_TAIL) + 0.35) / _TAIL).mean(), 1e-12)
     shape = 2 - mean / max(mean - 2 * weighted, 1e-12)
+    # Below 0 the tail would end, and a p of 0 would claim what no resample shows; from 1 on its
+    # mean, which the fit uses, would not exist.
     shape = float(np.clip(shape, 0.0, 0.9))
     scale = mean * (1 - shape)
     further = np.clip(t - start, 0.0, None) / scale

@@ -17,7 +17,7 @@ TESTED = ("0.32",)  # minor versions
 
 
 def layers_of(worker: Any, numbers: Collection[int] | None) -> tuple[str, dict[int, Any]]:
-    """The version of vLLM, and its attention layers to watch, by number; all of them are checked.
+    """The version of vLLM, and the attention layers to watch by number, each of them checked.
 
     Raises:
         UnsupportedError: the version, configuration or a layer cannot be watched.
@@ -51,7 +51,7 @@ def layers_of(worker: Any, numbers: Collection[int] | None) -> tuple[str, dict[i
 
 
 def why_not_served(version: str, config: Any, runner: Any) -> str | None:
-    """Why no layer of this engine can be watched, if none can."""
+    """The reason why this engine cannot be watched; None if it can."""
     parallel, cache = config.parallel_config, config.cache_config
     reasons = {
         f"vLLM {version} was not tested; {', '.join(TESTED)} was. Install that minor version":
@@ -73,7 +73,7 @@ def why_not_served(version: str, config: Any, runner: Any) -> str | None:
 
 
 def why_no_layer(layer: Any, is_plain: bool) -> str | None:
-    """Why a layer cannot be watched, if it cannot. How its pages lie is seen when it is opened."""
+    """The reason why a layer cannot be watched; None if it can. `open_pages` checks its pages."""
     impl = layer.impl
     reasons = {
         f"is {type(layer).__name__}, not plain attention": not is_plain,
@@ -89,12 +89,13 @@ def why_no_layer(layer: Any, is_plain: bool) -> str | None:
 
 
 def open_pages(layer: Any) -> pages.PageLayer:
-    """Describe a layer to the kernel, if its pages lie as the kernel reads them.
+    """Describe a layer to the kernel, which must know the layout of its pages.
 
-    vLLM writes two scratch blocks of keys, and the sums of one query are compared with PyTorch's.
+    The layout is tested: vLLM writes keys into two scratch blocks, and the sums of one query that
+    the kernel reads there are compared with PyTorch's.
 
     Raises:
-        UnsupportedError: they lie otherwise, or the width of a head is not served.
+        UnsupportedError: the layout or the width of a head is another.
     """
     from vllm import _custom_ops as ops
 

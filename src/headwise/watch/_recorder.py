@@ -50,11 +50,14 @@ from headwise.watch._sums import (
 # The largest relative difference between our heads and the model's own.
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
 _STEPS = 8  # roundings of a logit that may add up
-# Numbers of queries and keys above which a call is computed at once: copies would cost more than
-# they save. Numbers of all copies that wait: the fewer, the more often the kernel's code is cold.
-LONG, WAIT = 1 << 18, 1 << 21
-GROUPS = 8  # that wait at most: each may reserve memory for as many numbers as wait in all
-# Decoded tokens of a site that are computed as one causal call.
+# A call with more elements of queries and keys than this is computed at once: copying it would cost
+# more than waiting saves.
+LONG = 1 << 18
+# Waiting calls are computed when their copies hold this many elements. A smaller limit computes
+# them more often, each time after the model's pass has driven the kernel's code out of the cache.
+WAIT = 1 << 21
+GROUPS = 8  # wait at most: each may reserve memory for `WAIT` elements
+# The number of decoded tokens of a site that are computed as one causal call.
 TOKENS = 32
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -87,8 +90,8 @@ class Recorder:
         capture: The capture of the model, which knows its sites.
         covered: Which share of the texts' queries was captured at each site.
         calls: The last call of every site, if the request has maps.
-        received: For each site the first text, and the attention that its keys received since the
-            texts began.
+        received: For each site the number of its first text, and the attention that the keys have
+            received since the texts began.
         pairs: The pairs of queries and keys of the current texts.
         spans: The named stretches of the current texts.
     """
@@ -107,11 +110,11 @@ class Recorder:
         self._answered: set[Site] = set()
         self._verified: set[Site] = set()
         self.covered: dict[Site, Covered] = {}
-        # By the latest call of the site's module: its number, and what it has covered.
+        # For each site, the number of its module's latest call, and what that call has covered.
         self._latest: dict[Site, tuple[int | None, Covered]] = {}
         self.calls: dict[Site, AttentionCall] = {}
         self.received: dict[Site, tuple[int, Float[Tensor, "B H S"]]] = {}
-        # What each part held before the current pass.
+        # The attributes of each part as they were before the current pass.
         self._before: list[tuple[object, dict[str, Any]]] = []
         self._inputs.on_begin, self._inputs.on_failure = self._begin, self._drop
 
@@ -155,7 +158,7 @@ class Recorder:
 
     def _describe(self, site: Site) -> Site:
         if not self._is_watched(site):
-            return replace(site, watched="not watched: left out by layers=", statistics="")
+            return replace(site, watched="", reason="left out by layers=", statistics="")
         kernel = site.kernel
         if site in self._answered:
             how = "in the call itself" if site.kernel == "headwise" else f"instead of {kernel}"
@@ -176,12 +179,12 @@ class Recorder:
             self._add(site, call, verify=call.exact and site not in self._verified)
 
     def _answer(self, call: AttentionCall) -> Float[Tensor, "B H T Dv"] | None:
-        """Record a call that the model has not computed, and return its heads; None: neither."""
+        """Record a call and return its heads; None leaves both to the model's own kernel."""
         site = self.capture.known_site(call)
         if site is None or site not in self._verified or not self._is_watched(site):
             return None
-        # A token that waits costs less than rows of its own. What keys receive is summed over
-        # queries that are not packed: in another order.
+        # A single token is cheaper in the queue than as a call of its own. Packed queries would
+        # add up what keys receive in another order, which changes its last bits.
         is_reordered = self._request.received and is_packed(call.q.shape[2])
         if call.ours and (self._queue.may_take_token(call) or is_reordered):
             return None
@@ -190,11 +193,11 @@ class Recorder:
         return None if rows is None or rows.heads is None else rows.heads.to(call.q.dtype)
 
     def _begin(self) -> None:
-        """A forward pass begins: remember what was there before it."""
+        """Begin a forward pass, and remember the state before it."""
         self._queue.begin_pass()
         self._accumulator.begin_pass()
         self._layouts.begin_pass(self.passes)
-        self._before = []  # which is not part of what there was
+        self._before = []  # else each state would hold the one before it
         parts = [self, self._accumulator, self._queue]
         if self._request.spans:
             parts.append(self.spans)
@@ -204,7 +207,7 @@ class Recorder:
         self.capture.is_paused = not is_counted or (self.passes - 1) % self._every > 0
 
     def _drop(self) -> None:
-        """Forget the current forward pass, which has ended in an exception: it counts nowhere."""
+        """Undo the current forward pass, which has ended in an exception and counts nowhere."""
         for part, state in self._before:
             vars(part).update(state)
 
@@ -214,7 +217,8 @@ class Recorder:
         """Let a call wait, or compute the statistics of its rows and add their sums.
 
         Returns:
-            Those of each row; None if the call waits, which it does not if heads are needed.
+            The statistics of each row; None if the call waits. A call whose heads are needed does
+            not wait.
         """
         if is_wrapped(call.q):
             raise UnsupportedError(
@@ -317,7 +321,7 @@ class Recorder:
 
 
 def _state(part: object) -> dict[str, Any]:
-    """What a part holds, with copies of its dicts; their values are never changed in place."""
+    """The attributes of a part, dicts as copies; the values of dicts are never changed in place."""
     return {name: dict(x) if type(x) is dict else x for name, x in vars(part).items()}
 
 
@@ -433,8 +437,8 @@ class _Group:
 class _Run:
     """The tokens that a site has read one at a time, over a cache that only appends.
 
-    That a call continues them is known without comparing numbers: before its pass the cache held
-    the very tensor that the token before has read, unchanged, and appending makes a new one.
+    No numbers are compared to see that a call continues the run: before its pass the cache holds,
+    unchanged, the very tensor that the previous token has read, and appending makes a new one.
 
     Attributes:
         call: The first of them: the others differ in queries and keys alone.
@@ -480,7 +484,7 @@ class _Run:
         self.first_text, self.n = first_text, self.n + 1
 
     def check(self, site: Site) -> None:
-        """Refuse keys whose change has left no trace: each token was to see them as they were."""
+        """Refuse a run whose keys were changed unnoticed: each token has seen them as they were."""
         if version_of(self.last) != self.version:
             return
         bits = _INTEGERS[self.keys.itemsize]  # by which NaN equals itself
@@ -503,10 +507,10 @@ class _Run:
 
 
 class Queue:
-    """Calls on a CPU that wait, to be computed with others: of all layers, and of several passes.
+    """Calls on a CPU that wait to be computed together: those of all layers and of several passes.
 
     A short call waits if its statistics follow from queries, keys and a mask. A decoded token
-    waits for the next one, if its text has no padding and its cache only appends.
+    waits for the next one if its text has no padding and its cache only appends.
     """
 
     def __init__(self, request: Request, layouts: CallLayouts, accumulator: Accumulator) -> None:
@@ -521,7 +525,7 @@ class Queue:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much waits that it should be computed."""
+        """Whether enough calls wait for them to be computed."""
         is_full = self._n_numbers > WAIT or len(self._groups) > GROUPS
         return is_full or self._accumulator.is_full
 
@@ -531,7 +535,7 @@ class Queue:
         return [*self._groups.values(), *self._runs.values()]
 
     def begin_pass(self) -> None:
-        """A forward pass begins: tokens wait only as long as their texts go on."""
+        """Begin a forward pass; tokens of texts that have ended are computed."""
         if not all(run.may_go_on() for run in self._runs.values()):
             self.compute()
 
@@ -568,13 +572,15 @@ class Queue:
         self._n_numbers += q.numel() + k.numel()
 
     def may_take_token(self, call: AttentionCall) -> bool:
-        """Whether a call reads one token, which may wait: in inference mode no version tells
-        whether its keys were changed."""
+        """Whether a call reads one token that may wait.
+
+        In inference mode tensors have no version that would reveal a change of the keys.
+        """
         q = call.q
         return self._takes_tokens and q.shape[2] == 1 and q.is_cpu and not q.is_inference()
 
     def add_token(self, site: Site, call: AttentionCall, inputs: StackInputs, cache: Any) -> bool:
-        """Let a call wait that reads one more token of a text; False if it does not, or cannot."""
+        """Let a call wait if it reads one more token of a text; False if it cannot wait."""
         if not self.may_take_token(call):
             return False
         run = self._runs.get(site)

@@ -26,22 +26,24 @@ PerHead = Float[Tensor, "H Dv d_model"]
 RowValues = Shaped[Tensor, "B H T"]
 Rows = Mapping[str, Any]  # by field of `RowStatistics`, and `output_norm`
 Widths = dict[str, int]  # the most keys of a query, by name
-# The rows for which a statistic is defined and its value under uniform weights; None: every real
-# row, and no such value.
+# The rows for which a statistic is defined (None: every real row), and its value in each row under
+# uniform weights (None: there is no such value).
 Rule = tuple[Bool[Tensor, "B H T"] | None, Float[Tensor, "B H T"] | None]
 
 
-# The value under uniform weights, from the rows and their numbers of keys. What has one counts rows
-# with several keys alone, or those that the request wants.
+# Statistics that have a value under uniform weights, with the function that computes it from the
+# rows and their numbers of keys. Rows with a single key do not count for them, unless the request
+# says so.
 _EVEN: dict[str, Callable[[Rows, Float[Tensor, "B H T"]], Float[Tensor, "B H T"]]] = {
     "entropy": lambda rows, n_keys: n_keys.log(),
     "max_weight": lambda rows, n_keys: 1.0 / n_keys,
     "participation": lambda rows, n_keys: n_keys,
     "distance": lambda rows, n_keys: rows["even_distance"],
 }
-# By the names of `tables.STATISTICS`, all but the masses; where a value is None, no row counts.
+# The statistics of `tables.STATISTICS` other than masses. A kernel that does not compute one gives
+# None, and then no row counts for it.
 _OF_ROWS = (*_EVEN, "max_logit", "lse", "sink", "output_norm")
-# Those that kernels compute on request alone.
+# Kernels compute these on request only.
 _REQUESTED = [field.name for field in fields(RowRequest) if field.name in _OF_ROWS]
 
 
@@ -320,7 +322,7 @@ def _rule(
     return (several, _EVEN[name](rows, n_keys)) if name in _EVEN else (None, None)
 
 
-# Texts of a site whose sums are kept apart before they are added up, on average.
+# The average number of texts per site whose sums are kept apart before they are added up.
 _MOST = 256
 
 

@@ -58,9 +58,9 @@ class Watch:
     def sites(self) -> list[Site]:
         """Where heads attend, in the order of the calls; then where no call was captured, and why.
 
-        Each site says how it is watched, what computes the model's output and its statistics,
-        and which of a text's queries were captured. Attention among channels, or within chunks
-        of the module's input, is listed as not supported.
+        Each site says how it is watched, or the `reason` why not, such as attention among
+        channels or within chunks of the module's input; what computes the model's output and its
+        statistics; and which of a text's queries were captured.
         """
         return self._recorder.sites()
 
@@ -337,7 +337,7 @@ class Watch:
 def _advice(recorder: Recorder) -> str:
     """What to do if nothing was captured: after a pass, which modules should have attended."""
     names = ", ".join(
-        f"{site.name or 'the model'} ({site.watched})" for site in recorder.sites()[:4]
+        f"{site.name or 'the model'} ({site.reason})" for site in recorder.sites()[:4]
     )
     if not recorder.passes or not names:
         return "Run a model with softmax attention inside the block."

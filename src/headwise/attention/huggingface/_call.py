@@ -142,6 +142,8 @@ class Call(NamedTuple):
 
         Under `eager` it is not, nor under our name where a module was written for `eager`.
         """
+        # A decoded token sees all keys before it. The causal flag of `sdpa` would leave it the first
+        # one alone, since it aligns masks top-left.
         if self.q.shape[2] <= 1:
             return False
         if self.implementation == NAME:
@@ -163,7 +165,7 @@ class Call(NamedTuple):
         if isinstance(mask, RuleMask):
             return mask.n_keys
         if self.implementation == NAME and mask is None and self.is_causal:
-            return min(S, T)
+            return min(S, T)  # aligned top-left: no query sees what comes later in the cache
         is_row = isinstance(mask, Tensor) and mask.ndim == 2
         return min(S, mask.shape[1]) if is_row and self.is_flash else S
 
@@ -238,7 +240,7 @@ class Call(NamedTuple):
         masks: list[Mask] = [causal()] if self.is_causal else []
         size = self.arguments.get("sliding_window")
         if size is not None and size < S:
-            masks.append(window(size - 1))
+            masks.append(window(size - 1))  # transformers counts the query itself
         if self.mask is not None:
             masks.append(as_mask(self.mask.bool()[:, None, None, :], "observe"))
         elif (ids := self._packed(S)) is not None:
@@ -248,6 +250,8 @@ class Call(NamedTuple):
     def _packed(self, S: int) -> Int[Tensor, "1 S"] | None:
         """The number of each key's text in a packed row, from cumulative lengths or positions."""
         ends, positions = self.arguments.get("cu_seq_lens_q"), self.arguments.get("position_ids")
+        # As transformers finds out for its flash kernels: lengths if they are given; else positions
+        # that start again within the only row of a batch are several texts.
         index = torch.arange(S, device=self.q.device)
         if ends is not None:
             return torch.bucketize(index, ends.to(index), right=True)[None]
@@ -275,12 +279,14 @@ class Call(NamedTuple):
         has_tensor = is_tensor or given.get("position_bias") is not None
         if given.get("dropout") or not q.is_cpu or not native_is_faster(q, k, has_tensor):
             return True
+        # torch broadcasts texts, and takes masks of two axes; the kernel does neither.
         fits = q.ndim == k.ndim == 4 and q.shape[0] == k.shape[0] and v.shape[:3] == k.shape[:3]
         return not (fits and (mask is None or mask.ndim == 4))
 
     def heads_by_torch(self) -> Float[Tensor, "B T H Dv"]:
         """The heads by the function of `sdpa`."""
         mask = self.mask.visible() if isinstance(self.mask, RuleMask) else self.mask
+        # Without the argument, its function would ask the module alone: `is_causal` knows more.
         given = self.arguments | {"is_causal": mask is None and self.is_causal}
         heads, _ = sdpa_attention_forward(self.module, self.q, self.k, self.v, mask, **given)
         return heads

@@ -144,6 +144,7 @@ def log_sum_exp(peak: Tensor, total: Tensor) -> Tensor:
 
 def _entropy(soft: Powers, weights: Tensor) -> Float[Tensor, "b h R"]:
     """In nats, over real keys."""
+    # -Σ p log p = log Z Σ p - Σ p z; beside a sink Σ p of the real keys is kept / divisor, below 1.
     divisor = soft.divisor[..., 0]
     # A masked key has a weight of 0, and its logarithm times 0 must be a small number.
     moment = (soft.shifted.clamp(min=VANISHED) * weights).sum(-1)

@@ -20,7 +20,7 @@ FAR = 2**14  # the distance to a word that does not exist; it fits into 16 bits
 SIDES = ("to the left", "to the right", "to the left or itself")
 _RANKS = ("nearest", "second nearest")
 _OWN = "its own class"
-_LEAST_GAIN = 1e-6
+_LEAST_GAIN = 1e-6  # of a sum over queries: a part of speech that only ties is not added
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,7 @@ def fit_tag_rules(
         "class": (_rule_names(single, tags, n_roles), _rule_values(single, rows, rows.role)),
         "set": (_rule_names(chosen, names, n_roles), _rule_values(chosen, wider, rows.role)),
     }
+    # A class that no selected query has gets no rule of its own.
     known = np.isin(group, by_class["groups"])
     value = np.where(known, _rule_values(by_class, rows, group), rules["set"][1])
     rules["by class"] = ["a rule for each class of the query"] * n_roles, value
@@ -220,6 +221,11 @@ def _grow(
     Returns:
         The sets, and the sum that each scores.
     """
+    # Greedy, since the sets are too many to try all: 2 ** 17 of the universal parts of speech, for
+    # every group, side and rank. The words of a set are not listed either. Its two nearest words
+    # and whether they are keys are all that a rule needs, and those of a larger set follow from
+    # them and from the two nearest of the new part of speech. So a round tries all additions to
+    # all groups at once.
     n_groups, n_tags = (group[-1] + 1 if len(group) else 0), rows.distance.shape[-1]
     sets = np.zeros((n_groups, n_tags), dtype=bool)
     best = np.full(n_groups, -np.inf)
@@ -229,6 +235,8 @@ def _grow(
     hit = np.zeros(near.shape, dtype=bool)
     for _ in range(n_tags if most is None else most):
         new_near, new_hit = _merged(near, hit, distance, right)
+        # A query in which the rule names no word scores a random guess, so that rules for rare and
+        # for frequent words are compared on the same queries.
         value = np.where(new_near[:, rank] < FAR, new_hit[:, rank], chance)
         present = np.unique(group)
         score = np.where(sets[present], -np.inf, _sums(value, group))
@@ -239,6 +247,7 @@ def _grow(
         sets[present[gains], tag[gains]] = True
         added = np.full(n_groups, -1)
         added[present[gains]] = tag[gains]
+        # The sets of the other groups are final: their rows leave, and rounds become cheaper.
         keep = np.flatnonzero(added[group] >= 0)
         if not len(keep):
             break
@@ -258,6 +267,8 @@ def _merged(
     """The two nearest words of a set with each further part of speech; equal words count once."""
     (a, b), (hit_a, hit_b) = near.swapaxes(0, 1), hit.swapaxes(0, 1)
     (c, d), (hit_c, hit_d) = distance.swapaxes(0, 1), right.swapaxes(0, 1)
+    # On one side, equal distances are the same word, which a set holds twice where the query's own
+    # class (`with_own_class`) is among its parts of speech.
     closer, equal = c < a, c == a
     first, hit_first = np.where(closer, c, a), np.where(closer, hit_c, hit_a)
     # The second is the smaller of the two that remain.

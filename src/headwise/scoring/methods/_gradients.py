@@ -36,6 +36,8 @@ def gradient(gated: GatedModel, removed: HeadMask, on_progress: Progress) -> Per
 
 def half_gate(gated: GatedModel, removed: HeadMask, on_progress: Progress) -> PerHead:
     """|∂loss/∂gate| of each text where all gates are ½, which accounts for joint effects."""
+    # At the full model the loss hardly depends on a head whose work another one repeats, so that
+    # both would score about 0. With all gates at ½ neither does the work alone, and both count.
     return _gradients(gated, (~removed).double() / 2, on_progress)
 
 

@@ -95,6 +95,9 @@ def draw_gates(
 
     Source: Louizos et al. 2018, eq. 10 and 11.
     """
+    # The logit of a uniform number has a logistic distribution. Added to the logit of a gate, it
+    # makes a draw that is differentiable in the gate, which a Bernoulli draw is not. Stretching
+    # reaches beyond 0 and 1 and clipping brings it back, so that exact zeros and ones occur.
     uniform = torch.rand(texts, len(logits), generator=rng, dtype=torch.float64).to(logits.device)
     noise = uniform.logit(eps=1e-12)
     stretched = ((noise + logits) / _BETA).sigmoid() * (_HIGH - _LOW) + _LOW
@@ -106,6 +109,8 @@ def open_chance(logits: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
 
     Source: Louizos et al. 2018, eq. 12.
     """
+    # A gate is above 0 if its draw before stretching is above -LOW / (HIGH - LOW), whose logit is
+    # log(-LOW / HIGH).
     ratio = torch.tensor(-_LOW / _HIGH, dtype=logits.dtype)
     return (logits - _BETA * ratio.log()).sigmoid()
 
