@@ -142,8 +142,8 @@ class Call(NamedTuple):
 
         Under `eager` it is not, nor under our name where a module was written for `eager`.
         """
-        # A decoded token sees all keys before it. The causal flag of `sdpa` would leave it the first
-        # one alone, since it aligns masks top-left.
+        # A decoded token sees all keys before it. The causal flag of `sdpa`, which aligns masks
+        # top-left, would leave it the first one alone.
         if self.q.shape[2] <= 1:
             return False
         if self.implementation == NAME:
