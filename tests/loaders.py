@@ -25,8 +25,7 @@ from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer
 from headwise.lab import load as load_lab
 from headwise.lab import save as save_lab
 from headwise.lab._run import TrainingRun
-from headwise.report import compare_tables
-from headwise.report.comparison import Comparison
+from headwise.report import Comparison, compare_tables
 from headwise.roles import Roles
 from headwise.surgery import Costs, LayerPlan, Plan
 from headwise.tables import Curves, HeadTable, Scores

@@ -16,10 +16,11 @@ from playwright.sync_api import Browser, Page, expect
 from transformers import LlamaConfig, LlamaModel
 
 import headwise as hw
-from headwise.report import Look, Sample, Study, TopPairs
+from headwise.report import Look, Sample, Study, TopPairs, compare_tables
 from headwise.surgery import Plan
 from headwise.tables import Curves, Head, Scores
 from studies import make_roles, make_sample, make_study
+from tables_of_texts import make_table
 
 pytestmark = pytest.mark.browser
 
@@ -38,7 +39,7 @@ Open = Callable[..., Page]
 
 
 def full_study(layers: int = 2, heads: int = 4) -> Study:
-    """A study with roles, scores, a plan and curves."""
+    """A study with roles, scores, a plan, curves and a comparison."""
     study = make_study(layers, heads)
     rng = np.random.default_rng(0)
     known = study.table.heads
@@ -53,7 +54,13 @@ def full_study(layers: int = 2, heads: int = 4) -> Study:
     plan = Plan.of(["L0.H1", "L1.H2"], known, why="for a test")
     curves = Curves(removed, len(known), losses, "lm")
     roles = make_roles(study, with_role=(0, 3))
-    return study.with_roles(roles).with_pruning(scores=scores, plan=plan, curves=curves)
+    before, after = (
+        replace(make_table(layers=layers, heads=heads, shifts=x), model=study.table.model)
+        for x in ({}, {"first": {Head("", 0, 1): 0.2}})
+    )
+    comparison = compare_tables(before, after, titles=(HOSTILE[0], HOSTILE[4]), draws=99)
+    pruned = study.with_roles(roles).with_pruning(scores=scores, plan=plan, curves=curves)
+    return pruned.with_comparison(comparison)
 
 
 def long_study(tokens: int) -> Study:
@@ -318,6 +325,7 @@ def test_without_a_script_the_page_is_a_document(browser: Browser, tmp_path: Pat
     expect(page.locator("#roles-table tbody tr")).to_have_count(2)
     expect(page.locator("#table tbody tr")).to_have_count(8)
     expect(page.locator("#plan-map .untested")).to_have_count(2)
+    expect(page.locator("#comparison-map text.dark")).to_have_text(["+"])
     expect(page.locator(".sentence")).to_contain_text("Of 8 heads")
     # Nothing that only a script would fill or answer.
     for control in ("button:not([data-show])", "select", "#sample-section", "#one"):

@@ -20,7 +20,7 @@ FILES = {
     "heads --vllm-hook": ("heads ./any --examples good.txt --vllm-hook", ".json"),
     "heads --qrhead": ("heads ./any --examples good.txt --qrhead", ".yaml"),
     "heads --save-examples": ("heads ./any --task needle --save-examples", ".jsonl"),
-    "compare": ("compare ./any ./any --text good.txt -o", ".html"),
+    "compare": ("compare ./any ./any --text good.txt -o", ".json"),
     "cache": ("cache ./any --text good.txt -o", ".json"),
     "merge": ("merge ./any -o", ".csv"),
     "look": ("look ./any words -o", ".html"),

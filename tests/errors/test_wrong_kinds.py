@@ -275,10 +275,12 @@ def test_a_tolerance_is_a_share() -> None:
         hw.compare(make_table(), make_table(), tolerance=-0.1)
 
 
-def test_a_page_is_html_and_a_file_holds_a_comparison(tmp_path: Path) -> None:
+def test_a_file_holds_a_comparison_and_a_study_one_of_its_model(tmp_path: Path) -> None:
     comparison = compare_tables(make_table(), make_table(), draws=1)
-    with pytest.raises(ArgumentError, match=r"page\.txt does not end in \.html"):
-        comparison.report(tmp_path / "page.txt")
+    with pytest.raises(
+        ArgumentError, match=r"Study: the comparison is of the models seed 0 and seed 0, "
+    ):
+        make_study().with_comparison(comparison)
     table = make_table().save(tmp_path / "table.json")
     with pytest.raises(InputError, match=r"Comparison\.load: .*table\.json holds a table of"):
         Comparison.load(table)

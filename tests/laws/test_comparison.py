@@ -3,7 +3,6 @@
 import copy
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 import headwise as hw
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.report import Comparison, compare_tables
-from headwise.report.comparison._comparison import page_style, render
+from headwise.report.page._render import render
 from headwise.tables import Head, HeadTable, ratio_interval
 from planted import TOKENIZER, lines
 from studies import make_roles, make_study
@@ -247,50 +246,28 @@ def test_what_was_saved_loads_equal(ending: str, tmp_path: Path) -> None:
             assert getattr(loaded, name) == getattr(comparison, name)
 
 
-class _Tags(HTMLParser):
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[str] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [name for name, _ in attrs]
-
-
-def test_the_page_is_static_and_escapes_whatever_it_shows(tmp_path: Path) -> None:
-    before, _, was, now = _studies()
-    renamed = [
-        replace(table, totals={HOSTILE: table.totals["first"]}, versions={HOSTILE: HOSTILE})
-        for table in (before, make_table(layers=2, shifts={"first": {Head("", 0, 0): 0.1}}))
+def test_the_page_of_a_study_shows_the_heads_that_differ(tmp_path: Path) -> None:
+    table = make_table(layers=2)
+    moved = make_table(layers=2, shifts={"first": {Head("", 0, 1): 0.1, Head("", 1, 2): -0.05}})
+    comparison = compare_tables(
+        replace(table, model=make_study().table.model),
+        with_heads(moved, moved.heads[1:]),
+        titles=("a", HOSTILE),
+        draws=600,
+    )
+    study = make_study(2, 4).with_comparison(comparison)
+    html = render(hw.load_study(study.save(tmp_path / "study")))
+    assert html == render(study)
+    section = html[html.index('<section id="comparison"') :]
+    section = section[: section.index("</section>")]
+    assert re.findall(r'"row">(\S+)</th><td><bdi>(.*?)<', section) == [
+        ("L0.H1", "On the first token"),
+        ("L1.H2", "On the first token"),
     ]
-    renamed = [replace(renamed[0], model=was.model), replace(renamed[1], model=now.model)]
-    comparison = compare_tables(*renamed, (was, now), titles=(HOSTILE, HOSTILE), draws=600)
-    html = comparison.report(tmp_path / "page.html").read_text("utf-8")
-    page = _Tags(html)
-    assert not {"script", "img", "link", "iframe"} & set(page.tags)
-    assert not [name for name in page.attributes if name.startswith("on") or name == "style"]
-    assert "\x1b" not in html
-    assert "\u202e" not in html
-    assert re.findall(r"https?:|url\(|@import", html) == []
-
-
-def test_every_colour_of_the_page_is_defined() -> None:
-    style = page_style()
-    used, defined = set(re.findall(r"var\((--\w+)", style)), set(re.findall(r"(--\w+):", style))
-    assert used <= defined, used - defined
-    assert "prefers-color-scheme: dark" in style
-
-
-@pytest.mark.full
-def test_the_page_of_a_large_model_stays_small() -> None:
-    names = [f"statistic {number}" for number in range(13)]
-    table = make_table(texts=31, layers=48, heads=64, statistics=names)
-    comparison = compare_tables(table, table, draws=1)
-    html = render(comparison)
-    assert len(html.encode()) < 5_000_000
-    assert "Not shown: <bdi>statistic 3" in html
+    assert section.count("untested") == 1
+    assert re.findall(r"<text[^>]*>([+\u2212])", section) == ["+", "\u2212"]
+    assert "<img" not in html
+    assert "comparison" not in render(make_study(2, 4)).partition("<style")[0]
 
 
 def test_a_figure_draws_differences() -> None:

@@ -208,8 +208,14 @@ def test_results_of_another_model_are_refused(tmp_path: Path) -> None:
     replace(make_roles(study), model="other").save(folder / "roles.json")
     with pytest.raises(InputError, match="roles of the model other, not 5f1d0c9a7e3b4466"):
         hw.load_study(folder)
-    Plan.of("L9.H1", [hw.Head("", 9, 0), hw.Head("", 9, 1)]).save(folder / "plan.json")
     make_roles(study).save(folder / "roles.json")
+    comparison = _comparison().save(folder / "comparison.json")
+    with pytest.raises(
+        InputError, match=r"comparison of \('.*'\), not of the model 5f1d0c9a7e3b4466"
+    ):
+        hw.load_study(folder)
+    comparison.unlink()
+    Plan.of("L9.H1", [hw.Head("", 9, 0), hw.Head("", 9, 1)]).save(folder / "plan.json")
     with pytest.raises(InputError, match=r"plan of L9\.H1, which the table does not have"):
         hw.load_study(folder)
 

@@ -21,8 +21,7 @@ from headwise.corpora import Example, Grammar
 from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer, train
 from headwise.lab import load as load_lab
 from headwise.lab import save as save_lab
-from headwise.report import compare_tables
-from headwise.report.comparison import Comparison
+from headwise.report import Comparison, compare_tables
 from headwise.surgery import LayerPlan, Plan
 from headwise.tables import save_figure
 from studies import make_study

@@ -86,7 +86,7 @@ _COMMANDS: dict[Any, str] = {
     heads: "headwise heads gpt2 --task needle --text texts.txt --out heads.json",
     importance: "headwise importance gpt2 --text texts.txt --out scores.parquet",
     prune: "headwise prune gpt2 --by scores.parquet --remove 0.3 --text texts.txt --out smaller",
-    compare: "headwise compare gpt2 ./fine-tuned --text texts.txt --out compare.html",
+    compare: "headwise compare gpt2 ./fine-tuned --text texts.txt --out compare.parquet",
     cache: "headwise cache gpt2 --keep 0.5 --window 256 --out plan.json",
     explain: "headwise explain",
 }

@@ -1,6 +1,6 @@
 """`headwise compare`: what differs between two models, head by head."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,16 +13,6 @@ from headwise.errors import ArgumentError
 
 _COLUMNS = ["name", "statistic", "before", "after", "difference"]
 _COLUMNS += ["size", "ci_low", "ci_high", "p_adj"]
-
-
-@dataclass(frozen=True)
-class ComparisonOutput(OutputWithFigure):
-    """Where the comparison goes: into a page or a table, to a program as JSON, or a terminal."""
-
-    endings = (".html", *OutputWithFigure.endings)
-    out: Annotated[
-        Path | None, opt("The file to write: .html, .parquet, .csv or .json.", "--out", "-o")
-    ] = None
 
 
 def compare(
@@ -43,13 +33,13 @@ def compare(
         bool, opt("Also find the roles of both models; takes longer.", "--roles")
     ] = False,
     *,
-    output: ComparisonOutput,
+    output: OutputWithFigure,
     shared: Shared,
 ) -> None:
     """Compare two models head by head, on the same texts.
 
     Prints what differs, the largest size last, next to the prompt: the difference in standard
-    deviations between heads. With -o, writes a page or the whole table; with --json, prints all
+    deviations between heads. With -o, writes the whole table; with --json, prints all
     rows as JSON. Heads of pruned models are matched by their original numbers.
     """
     output.check()
@@ -88,8 +78,7 @@ def compare(
         print_json(comparison.frame().to_dict("records"))
     else:
         print_result(comparison.summary)
-    is_page = output.out is not None and output.out.suffix == ".html"
-    output.save("The comparison", comparison.report if is_page else comparison.save)
+    output.save("The comparison", comparison.save)
     tested = not comparison.rows["outcome"].str.startswith("not tested").all()
     if output.out is None and tested and not output.as_json:
         print_table(comparison.changed()[_COLUMNS].iloc[::-1])

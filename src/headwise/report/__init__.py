@@ -1,5 +1,8 @@
 """The study of a model's heads, the page that shows it, and a look at one text."""
 
+from headwise.report._compare import compare as compare
+from headwise.report._compare_tables import compare_tables as compare_tables
+from headwise.report._comparison import Comparison as Comparison
 from headwise.report._passes import observe_texts as observe_texts
 from headwise.report._passes import pairs_for as pairs_for
 from headwise.report._samples import Sample as Sample
@@ -12,6 +15,3 @@ from headwise.report._stages import study as study
 from headwise.report._stages import study_lab as study_lab
 from headwise.report._study import Study as Study
 from headwise.report._study import load_study as load_study
-from headwise.report.comparison import Comparison as Comparison
-from headwise.report.comparison import compare as compare
-from headwise.report.comparison import compare_tables as compare_tables

@@ -2,7 +2,7 @@
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,8 @@ def fill_template(
     *,
     style: str,
     script: str = "",
-    filters: Mapping[str, Callable[..., str]] | None = None,
 ) -> str:
-    """A template with its content, which is escaped, and our style and script, which are not.
-
-    Args:
-        filters: Further filters of the template.
-    """
+    """A template with its content, which is escaped, and our style and script, which are not."""
     jinja2 = require("jinja2", "report", "report")
     markup = require("markupsafe", "report", "report").Markup
     environment = jinja2.Environment(
@@ -47,7 +42,6 @@ def fill_template(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(filters or {})
     return environment.get_template(template.name).render(
         **content, policy=_policy(style, script), style=markup(style), script=markup(script)
     )

@@ -21,6 +21,7 @@ from headwise.files import (
     typed,
     write_json,
 )
+from headwise.report._comparison import Comparison
 from headwise.report._samples import Sample, TopPairs
 from headwise.report._study_data import StudyData
 from headwise.roles import Roles
@@ -29,7 +30,9 @@ from headwise.tables import COLUMNS, Curves, Head, HeadTable, Scores, TextSums, 
 
 FORMAT = "headwise-study/1"
 _FACTS, _ARRAYS = "study.json", "arrays.safetensors"
-_RESULTS: Mapping[str, Any] = {"roles": Roles, "scores": Scores, "plan": Plan}
+_RESULTS: Mapping[str, Any] = {
+    "roles": Roles, "scores": Scores, "plan": Plan, "comparison": Comparison
+}  # fmt: skip
 _ADVICE = "Give a folder that Study.save wrote."
 # A grid of heads is drawn, which takes memory for each number up to the last.
 _MOST_HEADS = 2**14
@@ -124,8 +127,12 @@ def _fields(content: Mapping[str, Any], arrays: Arrays) -> Content:
     }
 
 
-def _check_result(name: str, result: Roles | Scores | Plan, table: HeadTable) -> None:
+def _check_result(name: str, result: Roles | Scores | Plan | Comparison, table: HeadTable) -> None:
     """Refuse a result of another model, or of heads that the table does not have."""
+    if isinstance(result, Comparison):
+        if table.model not in result.models:
+            raise ValueError(f"{name} of {result.models}, not of the model {table.model:.40}")
+        return
     if result.model and result.model != table.model:
         raise ValueError(f"{name} of the model {result.model:.40}, not {table.model:.40}")
     heads: Iterable[Head | str]

@@ -9,6 +9,7 @@ from typing import Any
 from headwise._display import counted, printable
 from headwise.errors import ArgumentError
 from headwise.files import as_path
+from headwise.report._comparison import Comparison
 from headwise.report._saved import read_study, write_study
 from headwise.report._study_data import StudyData
 from headwise.report.page import write_page
@@ -32,6 +33,7 @@ class Study(StudyData):
         scores: The importance of every head, if it was added.
         plan: Which heads a plan would remove, if it was added.
         curves: The loss as heads are removed, if it was added.
+        comparison: How the heads differ from those of another model, if it was added.
     """
 
     def __repr__(self) -> str:
@@ -83,6 +85,19 @@ class Study(StudyData):
             plan=plan or self.plan,
             curves=curves or self.curves,
         )
+
+    def with_comparison(self, comparison: Comparison) -> "Study":
+        """The same study with a comparison of its model with another, as `compare` returns it.
+
+        Raises:
+            ArgumentError: neither model is the one that was studied.
+        """
+        if self.table.model not in comparison.models:
+            raise ArgumentError(
+                f"Study: the comparison is of the models {' and '.join(comparison.models)}, the "
+                f"study of {self.table.model}. Give a comparison of the model that was studied."
+            )
+        return replace(self, comparison=comparison)
 
     def _check_model(self, name: str, model: str) -> None:
         if model != self.table.model:

@@ -12,6 +12,7 @@ import numpy as np
 
 from headwise._display import counted
 from headwise._extras import require
+from headwise.report._comparison import Comparison
 from headwise.report._samples import Sample
 from headwise.roles import Roles
 from headwise.surgery import Plan
@@ -56,6 +57,7 @@ class StudyData:
     scores: Scores | None = None
     plan: Plan | None = None
     curves: Curves | None = None
+    comparison: Comparison | None = None
 
     def findings(self) -> list[str]:
         """Up to three lines about heads that stand out, or one line if none does.

@@ -8,6 +8,7 @@ from headwise._display import counted
 from headwise.report._html import fill_template, write_html
 from headwise.report._samples import Sample
 from headwise.report._study_data import StudyData
+from headwise.report.page._comparison import compared
 from headwise.report.page._overview import overview
 from headwise.report.page._payload import (
     MAX_BYTES,
@@ -61,6 +62,7 @@ def render(study: StudyData, *, full: bool = False) -> str:
         "table": _static_table(study, applicable),
         "roles": None if study.roles is None else role_table(study.roles),
         "pruning": pruning(study),
+        "comparison": compared(study.comparison),
         "absent": [
             visible(statistic_label(name))
             for name in study.table.statistics

@@ -21,10 +21,10 @@ from headwise.models.texts import (
     token_classes,
     tokenizer_of,
 )
+from headwise.report._compare_tables import compare_tables
+from headwise.report._comparison import Comparison
 from headwise.report._passes import Pair, by_whole_text, pairs_for, watch_pieces
 from headwise.report._study import Study, load_study
-from headwise.report.comparison._compare_tables import compare_tables
-from headwise.report.comparison._comparison import Comparison
 from headwise.roles import Roles, find_roles
 from headwise.tables import HeadTable
 from headwise.watch import DEFAULT, Request

@@ -9,7 +9,7 @@ import pandas as pd
 from jaxtyping import Float64, Int64
 
 from headwise.errors import ArgumentError, HeadError
-from headwise.report.comparison._comparison import (
+from headwise.report._comparison import (
     CHANGED,
     ERROR_RATE,
     NUMBERS_OF_ROLES,
