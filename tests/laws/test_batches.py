@@ -237,19 +237,24 @@ def test_without_ray_the_command_reads_the_files_in_its_own_process(
 SHARE = 0.5  # of a CPU: what reads and shuffles texts runs beside the models
 
 
-class Dying(hw.BatchObserver):
-    """Kills its own process at its second batch, once."""
+def _dying() -> type:
+    """Local, so that a worker, which knows no tests, gets its code by value."""
 
-    def __init__(self, *args: Any, marker: str, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.marker, self.calls = Path(marker), 0
+    class Dying(hw.BatchObserver):
+        """Kills its own process at its second batch, once."""
 
-    def __call__(self, batch: Any) -> Any:
-        self.calls += 1
-        if self.calls > 1 and not self.marker.exists():
-            self.marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__call__(batch)
+        def __init__(self, *args: Any, marker: str, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.marker, self.calls = Path(marker), 0
+
+        def __call__(self, batch: Any) -> Any:
+            self.calls += 1
+            if self.calls > 1 and not self.marker.exists():
+                self.marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().__call__(batch)
+
+    return Dying
 
 
 @pytest.fixture(scope="module")
@@ -270,24 +275,22 @@ def test_ray_gives_the_same_table_also_if_a_worker_is_killed(
     known = hw.HeadTable.sum([observer({"text": TEXTS})])
     texts = ray.data.from_items([{"text": text} for text in TEXTS]).random_shuffle(seed=0)
     options = {"model": str(folder), "dtype": torch.float64}
+    marker = tmp_path / "killed"
     tables = texts.repartition(4).map_batches(
-        hw.BatchObserver,
-        fn_constructor_kwargs=options,
+        _dying(),
+        fn_constructor_kwargs=options | {"marker": str(marker)},
         batch_size=13,
         compute=ray.data.ActorPoolStrategy(size=2),
         num_cpus=SHARE,
     )
-    _assert_equal(hw.HeadTable.sum(tables), known)
-    marker = tmp_path / "killed"
-    dying = texts.repartition(4).map_batches(
-        Dying,
-        fn_constructor_kwargs=options | {"marker": str(marker)},
-        batch_size=13,
-        compute=ray.data.ActorPoolStrategy(size=1),
-        num_cpus=SHARE,
-    )
-    _assert_equal(hw.HeadTable.sum(dying), known)
+    # What a driver had written before it died adds up later.
+    tables.write_parquet(str(tmp_path / "tables"))
     assert marker.exists()
+    for rows in (
+        ray.data.read_parquet(str(tmp_path / "tables")),
+        pd.read_parquet(tmp_path / "tables"),
+    ):
+        _assert_equal(hw.HeadTable.sum(rows), known)
     scores = texts.map_batches(
         hw.BatchImportance,
         fn_constructor_kwargs=options,
@@ -296,10 +299,6 @@ def test_ray_gives_the_same_table_also_if_a_worker_is_killed(
         num_cpus=SHARE,
     )
     assert len(hw.Scores.sum(scores).per_text) == len(TEXTS)
-    # What a driver had written before it died adds up later.
-    tables.write_parquet(str(tmp_path / "tables"))
-    _assert_equal(hw.HeadTable.sum(ray.data.read_parquet(str(tmp_path / "tables"))), known)
-    _assert_equal(hw.HeadTable.sum(pd.read_parquet(tmp_path / "tables")), known)
     write_texts(tmp_path / "a.txt", TEXTS)
     files = observe_files([str(tmp_path / "a.txt")], **options)
     _assert_equal(files, known)
@@ -312,13 +311,15 @@ import torch
 from pyspark.sql import SparkSession
 import headwise as hw
 
+folder = sys.argv[1]
+
 def measure(frames):
-    observer = hw.BatchObserver(sys.argv[1], dtype=torch.float64)
+    observer = hw.BatchObserver(folder, dtype=torch.float64)
     for frame in frames:
         yield pd.DataFrame(observer(frame))
 
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", False).getOrCreate()
-texts = spark.read.text(sys.argv[2]).withColumnRenamed("value", "text").repartition(4)
+texts = spark.read.text(sys.argv[2]).withColumnRenamed("value", "text").repartition(2)
 tables = texts.mapInPandas(measure, "table binary, skipped long")
 hw.HeadTable.sum(tables.collect()).save(sys.argv[3])
 """
