@@ -80,7 +80,7 @@ def assert_tables_close(
     assert one.statistics == two.statistics
     for name in one.statistics:
         np.testing.assert_array_equal(one.count(name), two.count(name), err_msg=name)
-        for column in ("mean", "standard_error", "maximum", "even"):
+        for column in ("mean", "standard_error", "maximum", "uniform"):
             mine, theirs = (getattr(table, column)(name) for table in (one, two))
             np.testing.assert_allclose(mine, theirs, rtol, atol, err_msg=name)
 

@@ -87,7 +87,7 @@ def tables(
             totals=values,
             counts=counts,
             maximum=np.where(visible, rng.standard_normal(n_heads), np.nan),
-            even=rng.random((M, n_heads)) * counts if rng.random() < 0.5 else None,
+            uniform=rng.random((M, n_heads)) * counts if rng.random() < 0.5 else None,
             keep=keep,
         )
 

@@ -56,8 +56,8 @@ def of_rows(table: HeadTable, other: HeadTable, swapped: np.ndarray, rows: np.nd
     for name, sums in table.totals.items():
         pairs = zip(table.per_text(name).parts, other.per_text(name).parts, strict=True)
         parts = (np.where(swapped[:, None], second, first)[rows] for first, second in pairs)
-        count, total, even = parts
-        totals[name] = Totals.of_texts(total, count, sums.maximum, even, keep=True)
+        count, total, uniform = parts
+        totals[name] = Totals.of_texts(total, count, sums.maximum, uniform, keep=True)
     return replace(table, totals=totals)
 
 

@@ -50,7 +50,7 @@ def _assert_equal(table: hw.HeadTable, known: hw.HeadTable) -> None:
     assert (table.heads, table.model) == (known.heads, known.model)
     for name in known.statistics:
         np.testing.assert_array_equal(table.count(name), known.count(name))
-        for part in ("mean", "standard_error", "maximum", "even"):
+        for part in ("mean", "standard_error", "maximum", "uniform"):
             values, expected = getattr(table, part)(name), getattr(known, part)(name)
             np.testing.assert_allclose(values, expected, rtol=1e-12, atol=1e-12)
 

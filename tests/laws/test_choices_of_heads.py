@@ -147,7 +147,7 @@ def test_a_choice_equals_its_definition(seed, incoming, causal):
             expected[0] += np.mean(tied)
             expected[1] += 1
             expected[2] += np.mean([is_right for _, is_right in options])
-        measured = [value[text], eligible.count[text], eligible.even[text]]
+        measured = [value[text], eligible.count[text], eligible.uniform[text]]
         np.testing.assert_allclose([x.item() for x in measured], expected, atol=1e-5)
 
 

@@ -41,7 +41,7 @@ def simulated(rng, texts, heads, rate, spread=6.0, null=NULL):
         heads=tuple(Head("", 0, head) for head in range(heads)),
         value=np.concatenate([value.astype(np.float32), alone], -1),  # the planted head is last
         count=np.repeat(alone, heads + 1, -1),
-        even=np.repeat(alone, heads + 1, -1) / 10,
+        uniform=np.repeat(alone, heads + 1, -1) / 10,
     )
     split = Split(np.arange(texts), halves(texts, 0))
     held = ~split.selection
@@ -174,7 +174,7 @@ def test_an_undiluted_planted_head_is_always_right(corpus, causal):
     ]
     items = [as_item(piece, roles) for piece in pieces]
     scores = Evaluator(items, roles).scores(Planted([("any",)], causal=causal), detailed=True)
-    planted, count, even = (sums[..., -1] for sums in (scores.value, scores.count, scores.even))
+    planted, count, even = (sums[..., -1] for sums in (scores.value, scores.count, scores.uniform))
     assert count.sum() > 0
     np.testing.assert_allclose(planted, count, atol=1e-3)
     assert (even <= planted + 1e-3).all()

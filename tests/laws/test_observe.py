@@ -49,7 +49,7 @@ def _watch(batches: Sequence[dict[str, torch.Tensor]], request: Request = REQUES
 def _assert_close(one: HeadTable, two: HeadTable) -> None:
     for name in one.statistics:
         np.testing.assert_array_equal(one.count(name), two.count(name), err_msg=name)
-        for column in ("mean", "standard_error", "maximum", "even"):
+        for column in ("mean", "standard_error", "maximum", "uniform"):
             mine, theirs = (getattr(table, column)(name) for table in (one, two))
             np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5, err_msg=name)
 
@@ -119,7 +119,7 @@ def test_uniform_attention_has_closed_forms() -> None:
     np.testing.assert_allclose(table.mean("max_logit"), 0, atol=1e-7)
     np.testing.assert_allclose(table.mean("lse"), np.log([1, 2, 3, 4, 5]).mean(), rtol=1e-6)
     for name in ("entropy", "distance", "first", "self", "previous", "max_weight"):
-        np.testing.assert_allclose(table.mean(name), table.even(name), rtol=1e-6)
+        np.testing.assert_allclose(table.mean(name), table.uniform(name), rtol=1e-6)
 
 
 def test_the_map_of_a_head_is_the_layers_own() -> None:

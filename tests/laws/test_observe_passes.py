@@ -531,7 +531,7 @@ def test_uniform_attention_has_the_values_that_even_says() -> None:
         layer(_texts([7])[0][None], causal=True)
     table = watch.table()
     for name in table.statistics:
-        np.testing.assert_allclose(table.mean(name), table.even(name), err_msg=name)
+        np.testing.assert_allclose(table.mean(name), table.uniform(name), err_msg=name)
 
 
 @given(seed=st.integers(0, 999), size=st.integers(1, 6), scale=st.sampled_from([1.0, 40.0]))

@@ -158,7 +158,7 @@ def scored(weights, visible, role, pairs, nodes=None):
     index = RelationIndex(Nodes(role.level, [item], n), [role])
     eligible = EligiblePairs(index, visible[None, None])
     value = value_of(eligible, weights[None, None].clone(), {"entropy": torch.zeros(1, 1, n)})
-    return [sums.item() for sums in (value, eligible.count, eligible.even)]
+    return [sums.item() for sums in (value, eligible.count, eligible.uniform)]
 
 
 def value_of(eligible, weights, evenness):
@@ -212,7 +212,7 @@ def test_heads_that_see_different_keys_are_counted_apart():
         value = value_of(eligible, weights.clone(), {})
         assert eligible.count.tolist() == [[2, 1]]
         torch.testing.assert_close(value, torch.tensor([[1 / 3 + 1 / 2, 1 / 2]]))
-        torch.testing.assert_close(eligible.even, value)
+        torch.testing.assert_close(eligible.uniform, value)
 
 
 def test_a_word_is_no_candidate_for_itself():

@@ -192,7 +192,7 @@ def test_numbers_of_the_page_are_those_of_the_table() -> None:
             "error": study.table.standard_error(name),
             "count": study.table.count(name),
             "maximum": study.table.maximum(name),
-            "even": study.table.even(name),
+            "even": study.table.uniform(name),
         }.items():
             # None means that a statistic does not apply; one number stands for all heads.
             values = statistic[part] if isinstance(statistic[part], list) else [statistic[part]]

@@ -233,7 +233,7 @@ def test_tables_of_requests_and_phases_add_up() -> None:
         for name in ("entropy", "previous"):
             np.testing.assert_allclose(added.mean(name), whole.mean(name))
             np.testing.assert_allclose(added.maximum(name), whole.maximum(name))
-            np.testing.assert_allclose(added.even(name), whole.even(name))
+            np.testing.assert_allclose(added.uniform(name), whole.uniform(name))
     assert whole.coverage.tolist() == [0.5, 0.5]
     assert whole.count("entropy").tolist() == [12, 12]
     assert np.isnan(whole.mean("next")).all()

@@ -85,7 +85,7 @@ def test_sums_of_single_texts_add_up(table: HeadTable) -> None:
         kept = table.per_text(name)
         np.testing.assert_allclose(kept.count.sum(0), table.count(name))
         np.testing.assert_allclose(kept.total.sum(0), table.totals[name].total, atol=1e-12)
-        np.testing.assert_allclose(kept.even.sum(0), table.totals[name].even)
+        np.testing.assert_allclose(kept.uniform.sum(0), table.totals[name].uniform)
 
 
 @given(table=tables())

@@ -261,7 +261,7 @@ def test_the_fused_function_is_captured(options: dict[str, Any], ours: dict[str,
     assert modules_of(plain) == before
     assert [site.kernel for site in watch.sites()] == ["scaled_dot_product_attention"]
     for statistic in watch.table().statistics:
-        for column in ("mean", "count", "maximum", "even"):
+        for column in ("mean", "count", "maximum", "uniform"):
             actual, expected = (getattr(w.table(), column)(statistic) for w in (watch, known))
             np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6, err_msg=statistic)
 

@@ -81,7 +81,7 @@ def test_nanogpt_is_watched_in_both_of_its_paths() -> None:
     assert modules_of(model).keys() == before.keys()
     assert [site.name for site in watch.sites()] == ["0.attn", "1.attn"]
     for name in known.table().statistics:  # the largest logit too
-        for column in ("mean", "count", "maximum", "even"):
+        for column in ("mean", "count", "maximum", "uniform"):
             ours, theirs = (getattr(w.table(), column)(name) for w in (watch, known))
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=name)
 

@@ -45,7 +45,7 @@ def check_equal(served: hw.HeadTable, expected: hw.HeadTable) -> None:
     for name in expected.statistics:
         np.testing.assert_array_equal(served.count(name), expected.count(name), name)
         atol = TOLERANCES.get(name, 0.0)
-        for part in ("mean", "even", "maximum"):
+        for part in ("mean", "uniform", "maximum"):
             ours, theirs = getattr(served, part)(name), getattr(expected, part)(name)
             most = 10 * atol if part == "maximum" else atol
             np.testing.assert_allclose(ours, theirs, atol=most, rtol=0, err_msg=f"{part} {name}")

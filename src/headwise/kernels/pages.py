@@ -168,7 +168,14 @@ def answer_prompt(
         if x is not None
     )
     several, unknown = n_keys > 1, torch.full_like(n_keys, torch.nan)
-    even = [n_keys.log(), 1 / n_keys, even_distance, unknown, unknown, *(x / n_keys for x in seen)]
+    uniform = [
+        n_keys.log(),
+        1 / n_keys,
+        even_distance,
+        unknown,
+        unknown,
+        *(x / n_keys for x in seen),
+    ]
     eligible = torch.cat(
         [*[several] * 3, *[n_keys > 0] * 2, *(several & (x > 0) for x in seen)], -1
     )
@@ -176,5 +183,5 @@ def answer_prompt(
     of_columns = sums[:, : values.shape[-1]]
     of_columns[..., 0] = torch.where(eligible, values, 0.0).sum(1).numpy()
     of_columns[..., 1] = eligible.sum(0).numpy()
-    of_columns[..., 2] = torch.where(eligible, torch.cat(even, -1), 0.0).sum(0).numpy()
+    of_columns[..., 2] = torch.where(eligible, torch.cat(uniform, -1), 0.0).sum(0).numpy()
     of_columns[..., 3] = largest.masked_fill(~eligible.any(0), torch.nan).numpy()

@@ -187,6 +187,7 @@ class _Heads:
         heads = self.outputs
         if heads is None or not args or not isinstance(args[0], Tensor):
             return
+        # By value: models transpose, join and copy heads on the way, which leaves no identity.
         fits = args[0].numel() == heads.numel() and args[0].shape[-1] == heads[0, 0].numel()
         if fits and args[0].reshape(heads.shape).equal(heads):
             self.receivers.setdefault(module, (args, kwargs))
@@ -222,6 +223,8 @@ def find_attentions(
                 f"heads: {site.name} attends several times in one pass, so edits of its heads "
                 f"are ambiguous. Watch this model without editing its heads."
             )
+        # Heads that a linear layer has mixed go no further, so that by the next attention they need
+        # not be kept and compared with the inputs of all modules.
         for known in calls:
             if any(map(_is_whole_linear, known.receivers)):
                 known.outputs = None
@@ -281,6 +284,7 @@ def _with_projection(model: nn.Module, heads: _Heads, earlier: Sequence[_Heads])
     module, why = _mixing_module(names, heads)
     n_heads = heads.site.n_heads
     projection = None if module is None else OutputProjection(names[module], module, n_heads)
+    # Layers that share keys hand on the very tensor; equal values alone could be chance.
     keys = heads.keys.data_ptr()
     lenders = [other.site for other in earlier if keys and other.keys.data_ptr() == keys]
     lender = lenders[0] if lenders else None
@@ -334,6 +338,8 @@ def _reads_through(
     outer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], linear: nn.Module
 ) -> bool:
     """Whether the output of a module depends on its first input through a linear layer alone."""
+    # The module runs on one input, and then on another one with the first put before the linear
+    # layer: the outputs are equal if nothing of the second went around it.
     generator = torch.Generator().manual_seed(0)
     first, second = (torch.randn(args[0].shape, generator=generator).to(args[0]) for _ in "ab")
 

@@ -190,7 +190,9 @@ def _sum(
     lead = heads.shape[:-2]
     real = inputs.of(attention.site.stack).text.written().real
     if real is not None and len(lead) == 2 and len(real) == lead[0] and real.shape[1] >= lead[1]:
-        real = real[:, -lead[1] :].to(heads.device)
+        real = real[:, -lead[1] :].to(
+            heads.device
+        )  # over a cache only the last tokens are computed
     else:  # windows or frames of a text, which are not padded
         real = torch.ones(lead, dtype=torch.bool, device=heads.device)
     chosen = torch.where(real[..., None, None], heads, 0.0)
@@ -204,7 +206,7 @@ def check_edits_reach(model: nn.Module, attentions: Sequence[Attention], batch: 
             continue
 
         def disturb(current: Attention, heads: Tensor, disturbed: Attention = attention) -> Tensor:
-            return 1.0 - heads if current == disturbed else heads
+            return 1.0 - heads if current == disturbed else heads  # zeros change as well
 
         with torch.no_grad():
             intact = float_outputs(model, batch)

@@ -92,7 +92,7 @@ def heads_to_show_first(table: HeadTable) -> list[Head]:
     """The heads whose attention is farthest from uniform attention, in any statistic."""
     farthest = np.zeros(len(table.heads))
     for name in table.statistics:
-        distance = np.abs(table.mean(name) - table.even(name))
+        distance = np.abs(table.mean(name) - table.uniform(name))
         farthest = np.fmax(farthest, distance if name != "distance" else 0)
     order = np.argsort(-farthest, kind="stable")[:_HEADS_WITH_PAIRS]
     return [table.heads[row] for row in order]

@@ -36,7 +36,7 @@ _RESULTS: Mapping[str, Any] = {
 _ADVICE = "Give a folder that Study.save wrote."
 # A grid of heads is drawn, which takes memory for each number up to the last.
 _MOST_HEADS = 2**14
-_PARTS = 3  # of the sums of each text: count, total, even
+_PARTS = 3  # of the sums of each text: count, total, uniform
 
 Content = dict[str, Any]
 Arrays = dict[str, np.ndarray]

@@ -38,7 +38,7 @@ class Finding(NamedTuple):
     statistic: str
     mean: float  # the head's share, 0 … 1
     margin: float  # half the width of its interval
-    even: float  # the share that uniform attention over the same keys would give
+    uniform: float  # the share that uniform attention over the same keys would give
     lift: float  # how far the share lies from uniform attention (0) to all of it (1)
 
 
@@ -92,7 +92,7 @@ class StudyData:
             name
             for name in self.table.statistics
             if (name in _TARGETS or name in self.meanings)
-            and np.isfinite(self.table.even(name)).any()
+            and np.isfinite(self.table.uniform(name)).any()
         ]
 
     def _line(self, found: Finding) -> str:
@@ -105,7 +105,7 @@ class StudyData:
         margin = max(math.ceil(found.margin * 100), 1) / 100
         return (
             f"{found.head} puts {found.mean:.2f} ± {margin:.2f} of its attention on {target}; "
-            f"uniform attention would put {found.even:.2f} there."
+            f"uniform attention would put {found.uniform:.2f} there."
         )
 
     def _no_finding_line(self) -> str:
@@ -132,7 +132,7 @@ class StudyData:
 
 def _strongest_finding(table: HeadTable, statistic: str, n_tests: int) -> Finding | None:
     """The head with the largest lift, among those whose whole interval is above the threshold."""
-    mean, even = table.mean(statistic), table.even(statistic)
+    mean, uniform = table.mean(statistic), table.uniform(statistic)
     texts = table.totals[statistic].texts
     # Bonferroni over heads × statistics: the largest of many numbers is often large by chance.
     stats = require("scipy.stats", "report", "findings")
@@ -140,10 +140,10 @@ def _strongest_finding(table: HeadTable, statistic: str, n_tests: int) -> Findin
     quantile = stats.t.isf(_ERROR_RATE / 2 / n_tests, np.maximum(texts - 1, 1))
     margin = table.standard_error(statistic) * quantile
     with np.errstate(divide="ignore", invalid="ignore"):  # no lift where uniform attention gives 1
-        lift, lowest = (mean - even) / (1 - even), (mean - margin - even) / (1 - even)
+        lift, lowest = (mean - uniform) / (1 - uniform), (mean - margin - uniform) / (1 - uniform)
     significant = (lowest >= MIN_LIFT) & (texts >= MIN_TEXTS)
     if not significant.any():
         return None
     row = int(np.where(significant, lift, -np.inf).argmax())
-    numbers = (float(column[row]) for column in (mean, margin, even, lift))
+    numbers = (float(column[row]) for column in (mean, margin, uniform, lift))
     return Finding(table.heads[row], statistic, *numbers)

@@ -50,11 +50,11 @@ def plant(
     """
     R = len(family.roles)
     known = family.count.sum((0, 2)) > 0  # no head can have some roles
-    full, even, count = (
-        split.halves(part[..., -1] * known) for part in (scores.value, scores.even, scores.count)
+    full, uniform, count = (
+        split.halves(part[..., -1] * known) for part in (scores.value, scores.uniform, scores.count)
     )
     selected = count[0].sum(0)
-    nulls = _nulls(family, even[1], count[1])
+    nulls = _nulls(family, uniform[1], count[1])
     stacked = np.stack(list(nulls.values()))
     rates = _rate(stacked.sum(1), count[1].sum(0))
     strongest = np.nan_to_num(rates, nan=-1.0).argmax(0)
@@ -62,7 +62,8 @@ def plant(
     effect = _above(baseline, (1 + least_lift(family.roles, baseline)) / 2)
     rng = np.random.default_rng([seed, R])
     value, chosen = (
-        _diluted(family.roles, full[half], even[half], count[half], effect, rng) for half in (1, 0)
+        _diluted(family.roles, full[half], uniform[half], count[half], effect, rng)
+        for half in (1, 0)
     )
     null = stacked[strongest, :, np.arange(R)].T
     of_planted = {name: np.full(R, np.nan) for name in family.measures}
@@ -95,15 +96,18 @@ def _above(baseline: PerRole, lift: PerRole) -> PerRole:
 def _diluted(
     roles: Sequence[Role],
     full: RolesPerText,
-    even: RolesPerText,
+    uniform: RolesPerText,
     count: RolesPerText,
     effect: PerRole,
     rng: np.random.Generator,
 ) -> RolesPerText:
     """The sums of a planted head that is diluted to about this effect."""
-    of_full, of_even = (_rate(sums.sum(0), count.sum(0)) for sums in (full, even))
+    of_full, of_uniform = (_rate(sums.sum(0), count.sum(0)) for sums in (full, uniform))
     share = np.divide(
-        effect - of_even, of_full - of_even, out=np.ones(len(roles)), where=of_full > of_even
+        effect - of_uniform,
+        of_full - of_uniform,
+        out=np.ones(len(roles)),
+        where=of_full > of_uniform,
     )
     share = np.clip(np.nan_to_num(share, nan=1.0), 0.0, 1.0)
     followed = share * count
@@ -111,10 +115,12 @@ def _diluted(
     queries = count[:, binary].round().astype(int)
     followed[:, binary] = rng.binomial(queries, share[binary])
     part = rate(followed, count, 0.0)
-    return part * full + (1 - part) * even
+    return part * full + (1 - part) * uniform
 
 
-def _nulls(family: Hypotheses, even: RolesPerText, count: RolesPerText) -> dict[str, RolesPerText]:
+def _nulls(
+    family: Hypotheses, uniform: RolesPerText, count: RolesPerText
+) -> dict[str, RolesPerText]:
     """The sums of the nulls over the queries of the planted head.
 
     They are those of the head with the most queries. Where a contrast applies, the planted head
@@ -126,7 +132,7 @@ def _nulls(family: Hypotheses, even: RolesPerText, count: RolesPerText) -> dict[
     for name, sums in family.nulls.items():
         own = np.take_along_axis(sums, widest, -1)[..., 0]
         if name in _CONTRASTS:
-            nulls[name] = np.where(np.isnan(own), np.nan, even)
+            nulls[name] = np.where(np.isnan(own), np.nan, uniform)
         else:
             nulls[name] = np.where(queries > 0, _rate(own, queries), own) * count
     return nulls

@@ -292,9 +292,9 @@ def hypotheses_of(
     possible = np.array([scores.causal or not role.ahead for role in roles], np.float32)[:, None]
     breadth = np.array([role.kind == "breadth" for role in roles])[:, None]
     # Evenness is compared with the limit above which attention is diffuse.
-    even = np.where(breadth, np.float32(EVEN) * scores.count, scores.even)
-    (selection_value, value), (selection_count, count), (selection_even, held_even) = (
-        split.halves(sums[..., :N] * possible) for sums in (scores.value, scores.count, even)
+    chance = np.where(breadth, np.float32(EVEN) * scores.count, scores.uniform)
+    (selection_value, value), (selection_count, count), (selection_chance, held_chance) = (
+        split.halves(sums[..., :N] * possible) for sums in (scores.value, scores.count, chance)
     )
     names = {null: [name] * len(roles) for null, name in NULLS.items()}
     limit = f"the limit of {EVEN}"
@@ -307,8 +307,8 @@ def hypotheses_of(
     # Sums on the held-out half and rates on the selection half; NaN for a null that is not there.
     held = {null: np.full(value.shape, np.nan, np.float32) for null in NULLS}
     chosen = {null: np.full(value.shape[1:], np.nan) for null in NULLS}
-    held["chance"] = held_even
-    chosen["chance"] = rate(selection_even.sum(0), selection_count.sum(0))
+    held["chance"] = held_chance
+    chosen["chance"] = rate(selection_chance.sum(0), selection_count.sum(0))
     for null, (of_selection, rates) in baselines.items():
         held[null], chosen[null][:] = rates * count, of_selection
     for null in NULLS:

@@ -92,12 +92,12 @@ class HeadTable(TableFile):
         """The mean over all eligible rows; NaN for a head without any."""
         return self._of(statistic).mean()
 
-    def even(self, statistic: str) -> Column:
+    def uniform(self, statistic: str) -> Column:
         """The mean under uniform attention: equal weights on all visible keys of each row.
 
         NaN for a statistic that does not depend on the weights alone.
         """
-        return self._of(statistic).even_mean()
+        return self._of(statistic).uniform_mean()
 
     def standard_error(self, statistic: str) -> Column:
         """The standard error of the mean over texts; NaN for fewer than two texts."""
@@ -206,7 +206,7 @@ class HeadTable(TableFile):
         Args:
             detail: Whether to add, after each mean, its standard error (`.se`), the number of
                 rows (`.count`), the largest value (`.max`) and the mean under uniform attention
-                (`.even`), and the kv head of each row.
+                (`.uniform`), and the kv head of each row.
         """
         columns = address_columns(self.heads)
         if (self.coverage < 1).any():
@@ -221,7 +221,7 @@ class HeadTable(TableFile):
                 columns[f"{name}.se"] = totals.standard_error()
                 columns[f"{name}.count"] = totals.count
                 columns[f"{name}.max"] = totals.maximum
-                columns[f"{name}.even"] = totals.even_mean()
+                columns[f"{name}.uniform"] = totals.uniform_mean()
         return pd.DataFrame(columns)
 
     def _content(self) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -248,9 +248,16 @@ class HeadTable(TableFile):
         # Tables of an earlier version do not have the key.
         keeps_texts = bool(about.get("per_text", False))
 
+        def place(name: str, part: str) -> str:
+            column, earlier = f"{name}.{part}", f"{name}.{part.replace('uniform', 'even')}"
+            # Earlier files call the sum under uniform attention "even".
+            return earlier if column not in frame and earlier in frame else column
+
         def totals(name: str) -> Totals:
-            columns = {part: numbers_of(frame, f"{name}.{part}") for part in COLUMNS}
-            cells = {part: frame[f"{name}.{part}"].tolist() for part in TEXT_COLUMNS if keeps_texts}
+            columns = {part: numbers_of(frame, place(name, part)) for part in COLUMNS}
+            cells = {
+                part: frame[place(name, part)].tolist() for part in TEXT_COLUMNS if keeps_texts
+            }
             return Totals(**columns, per_text=TextSums.from_columns(cells) if keeps_texts else None)
 
         covered = [name for name in ("covered.queries", "covered.tokens") if name in frame]

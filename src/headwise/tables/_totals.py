@@ -30,12 +30,12 @@ class TextSums:
     Attributes:
         count: The number of eligible rows.
         total: The sum of the statistic over these rows.
-        even: The same sum under uniform attention; NaN where that has no meaning.
+        uniform: The same sum under uniform attention; NaN where that has no meaning.
     """
 
     count: Float64[np.ndarray, "M N"]
     total: Float64[np.ndarray, "M N"]
-    even: Float64[np.ndarray, "M N"]
+    uniform: Float64[np.ndarray, "M N"]
 
     def __add__(self, other: "TextSums") -> "TextSums":
         return TextSums(
@@ -63,7 +63,7 @@ class TextSums:
 
     @property
     def parts(self) -> tuple[Float64[np.ndarray, "M N"], ...]:
-        return self.count, self.total, self.even
+        return self.count, self.total, self.uniform
 
     def columns(self) -> dict[str, list[Float64[np.ndarray, " M"]]]:
         """The sums as columns of a file: a cell holds the sums of one head in every text."""
@@ -84,14 +84,14 @@ class Totals:
     """Sums of one statistic over its eligible rows, for every head.
 
     Three sums over texts give the standard error of the mean with the text as the unit: with `S`
-    the sum and `n` the number of rows of one text, they are ΣS², ΣSn and Σn². `even` is the sum
+    the sum and `n` the number of rows of one text, they are ΣS², ΣSn and Σn². `uniform` is the sum
     of the statistic under uniform attention over the same visible keys; NaN where that has no
     meaning. `per_text` holds the sums of each text, if the request keeps them.
     """
 
     count: Column
     total: Column
-    even: Column
+    uniform: Column
     maximum: Column
     texts: Column
     total_squared: Column
@@ -105,21 +105,21 @@ class Totals:
         totals: Float64[np.ndarray, "M N"],
         counts: Float64[np.ndarray, "M N"],
         maximum: Column,
-        even: Float64[np.ndarray, "M N"] | None = None,
+        uniform: Float64[np.ndarray, "M N"] | None = None,
         keep: bool = False,
     ) -> "Totals":
         """Add up the sums and row counts of `M` texts; `keep` also stores those of each text."""
-        even = np.full_like(totals, np.nan) if even is None else even
+        uniform = np.full_like(totals, np.nan) if uniform is None else uniform
         return cls(
             count=counts.sum(0),
             total=totals.sum(0),
-            even=even.sum(0) if len(even) else np.full_like(maximum, np.nan),
+            uniform=uniform.sum(0) if len(uniform) else np.full_like(maximum, np.nan),
             maximum=maximum,
             texts=(counts > 0).sum(0).astype(np.float64),
             total_squared=(totals**2).sum(0),
             cross=(totals * counts).sum(0),
             count_squared=(counts**2).sum(0),
-            per_text=TextSums(counts, totals, even) if keep else None,
+            per_text=TextSums(counts, totals, uniform) if keep else None,
         )
 
     def __add__(self, other: "Totals") -> "Totals":
@@ -148,8 +148,8 @@ class Totals:
     def mean(self) -> Column:
         return rate(self.total, self.count)
 
-    def even_mean(self) -> Column:
-        return rate(self.even, self.count)
+    def uniform_mean(self) -> Column:
+        return rate(self.uniform, self.count)
 
     def standard_error(self) -> Column:
         """The standard error of the mean over texts; NaN for fewer than two texts."""

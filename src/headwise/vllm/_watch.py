@@ -172,6 +172,6 @@ class ServedWatch:
 
     def _totals(self, sums: Float64[np.ndarray, "requests phases heads 4"]) -> Totals:
         """The totals of one statistic; each request is a text."""
-        total, count, even = np.moveaxis(sums[..., :3].sum(1), -1, 0)
+        total, count, uniform = np.moveaxis(sums[..., :3].sum(1), -1, 0)
         largest = np.fmax.reduce(sums[..., 3], (0, 1))
-        return Totals.of_texts(total, count, largest, even, keep=self._request.per_text)
+        return Totals.of_texts(total, count, largest, uniform, keep=self._request.per_text)

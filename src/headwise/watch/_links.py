@@ -89,7 +89,7 @@ def links_of(
         rest.spans(weight=[key], queries=[others])
         model(**vars(pad([ids], device_of(model))))
     frame = watch.table().frame(detail=True)
-    frame = frame.rename(columns={"weight.even": "uniform"})
+    frame = frame.rename(columns={"weight.uniform": "uniform"})
     frame = frame[["name", "stack", "layer", "head", "weight", "uniform"]]
     frame["others"] = rest.table().frame()["weight"]
     frame = frame.dropna(subset=["weight"])

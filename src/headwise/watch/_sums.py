@@ -34,7 +34,7 @@ Rule = tuple[Bool[Tensor, "B H T"] | None, Float[Tensor, "B H T"] | None]
 # Statistics that have a value under uniform weights, with the function that computes it from the
 # rows and their numbers of keys. Rows with a single key do not count for them, unless the request
 # says so.
-_EVEN: dict[str, Callable[[Rows, Float[Tensor, "B H T"]], Float[Tensor, "B H T"]]] = {
+_UNIFORM: dict[str, Callable[[Rows, Float[Tensor, "B H T"]], Float[Tensor, "B H T"]]] = {
     "entropy": lambda rows, n_keys: n_keys.log(),
     "max_weight": lambda rows, n_keys: 1.0 / n_keys,
     "participation": lambda rows, n_keys: n_keys,
@@ -42,7 +42,7 @@ _EVEN: dict[str, Callable[[Rows, Float[Tensor, "B H T"]], Float[Tensor, "B H T"]
 }
 # The statistics of `tables.STATISTICS` other than masses. A kernel that does not compute one gives
 # None, and then no row counts for it.
-_OF_ROWS = (*_EVEN, "max_logit", "lse", "sink", "output_norm")
+_OF_ROWS = (*_UNIFORM, "max_logit", "lse", "sink", "output_norm")
 # Kernels compute these on request only.
 _REQUESTED = [field.name for field in fields(RowRequest) if field.name in _OF_ROWS]
 
@@ -226,14 +226,14 @@ class EligibleRows:
         bits: All ones for rows that count, and zeros for the others.
         floor: 0 for rows that count, and minus infinity for the others.
         count: The number of rows of each of `M` texts.
-        even: The sums under uniform attention; NaN where that has no meaning.
+        uniform: The sums under uniform attention; NaN where that has no meaning.
         undefined: Whether no row of a head counts.
     """
 
     bits: Int[Tensor, "K B H T"]
     floor: Float[Tensor, "K B H T"]
     count: Float[Tensor, "K M H"]
-    even: Float[Tensor, "K M H"]
+    uniform: Float[Tensor, "K M H"]
     undefined: Bool[Tensor, "K H"]
 
     def sums_of(self, values: Float[Tensor, "K n B H T"], positions: Positions) -> RowSums:
@@ -246,10 +246,12 @@ class EligibleRows:
         as_bits = torch.int64 if values.dtype == torch.float64 else torch.int32
         values.view(as_bits).bitwise_and_(self.bits[:, None])
         sums = _by_text(positions, values)
-        count, even = (x[:, None].expand_as(sums) for x in (self.count, self.even))
+        count, uniform = (x[:, None].expand_as(sums) for x in (self.count, self.uniform))
         highest = values.add_(self.floor[:, None]).amax((2, 4)).double()
         undefined = self.undefined[:, None]
-        return RowSums(torch.stack([count, sums, even]), highest.masked_fill(undefined, torch.nan))
+        return RowSums(
+            torch.stack([count, sums, uniform]), highest.masked_fill(undefined, torch.nan)
+        )
 
 
 def _by_text(
@@ -292,16 +294,16 @@ def find_eligible(rows: Rows, layout: CallLayout, request: Request) -> EligibleR
     chosen = [rules[name] for name in request.names]
     counting = _stacked([real if rows is None else rows for rows, _ in chosen], real) & real
     nowhere = torch.full_like(n_keys, torch.nan)
-    evens = _stacked([nowhere if even is None else even for _, even in chosen], nowhere)
-    no_even = torch.tensor(
-        [even is None for _, even in chosen], dtype=torch.bool, device=real.device
+    uniforms = _stacked([nowhere if uniform is None else uniform for _, uniform in chosen], nowhere)
+    no_uniform = torch.tensor(
+        [uniform is None for _, uniform in chosen], dtype=torch.bool, device=real.device
     )
-    count, even = (_by_text(positions, x) for x in (counting, evens.where(counting, 0.0)))
+    count, uniform = (_by_text(positions, x) for x in (counting, uniforms.where(counting, 0.0)))
     return EligibleRows(
         bits=-counting.to(torch.int32),
         floor=torch.where(counting, 0.0, -torch.inf),
         count=count,
-        even=even.masked_fill(no_even[:, None, None], torch.nan),
+        uniform=uniform.masked_fill(no_uniform[:, None, None], torch.nan),
         undefined=count.sum(1) == 0,
     )
 
@@ -309,7 +311,7 @@ def find_eligible(rows: Rows, layout: CallLayout, request: Request) -> EligibleR
 def _rule(
     name: str, rows: Rows, several: Bool[Tensor, "B H T"], n_keys: Float[Tensor, "B H T"]
 ) -> Rule:
-    """The eligible rows and even value of a statistic other than a mass.
+    """The eligible rows and uniform value of a statistic other than a mass.
 
     Args:
         several: The rows that have several keys, or that the request wants nevertheless.
@@ -319,7 +321,7 @@ def _rule(
     if name == "max_logit":
         # That of hand-written attention may be unknown; NaN rows count as known.
         return ~rows["max_logit"].isnan() | rows["lse"].isnan(), None
-    return (several, _EVEN[name](rows, n_keys)) if name in _EVEN else (None, None)
+    return (several, _UNIFORM[name](rows, n_keys)) if name in _UNIFORM else (None, None)
 
 
 # The average number of texts per site whose sums are kept apart before they are added up.
@@ -359,8 +361,8 @@ def _added(sums: Sequence[_TextSums]) -> _TextSums:
 def _totals(sums: _TextSums, before: Totals | None) -> Totals:
     """The totals of all statistics, head by head of each, with those of earlier texts."""
     _, K, M, H = sums.parts.shape
-    count, total, even = sums.parts.numpy().transpose(0, 2, 1, 3).reshape(3, M, K * H)
-    totals = Totals.of_texts(total, count, sums.highest.numpy().ravel(), even)
+    count, total, uniform = sums.parts.numpy().transpose(0, 2, 1, 3).reshape(3, M, K * H)
+    totals = Totals.of_texts(total, count, sums.highest.numpy().ravel(), uniform)
     return totals if before is None else before + totals
 
 

@@ -97,6 +97,8 @@ def sinks_gradient(
     sinks: Float[Tensor, " H"], results: Sequence[Tensor], grads: Sequence[Tensor | None]
 ) -> Float[Tensor, " H"]:
     """The gradient of sinks, each one more key with a value of 0 and no part in the entropy."""
+    # With the mass m that a row loses to its sink, the slopes along the sink are -m · heads,
+    # m for lse, and m (1 - m - entropy) for the entropy, since each weight p falls by p m.
     heads, lse, *_ = results
     mass = (sinks[:, None] - lse).exp().nan_to_num(0.0)  # of -inf, in a row without keys
     rise = torch.zeros_like(lse)

@@ -141,7 +141,7 @@ def _statistic(study: StudyData, name: str) -> Payload:
         "error": _rounded(table.standard_error(name), digits=3),
         "count": _shared(_rounded(table.count(name), digits=15)),
         "maximum": _shared(_rounded(table.maximum(name), digits=4)),
-        "even": _shared(_rounded(table.even(name), digits=4)),
+        "even": _shared(_rounded(table.uniform(name), digits=4)),
     }
 
 

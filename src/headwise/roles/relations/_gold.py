@@ -130,6 +130,8 @@ def next_names(text: TokenText) -> Iterator[tuple[int, int, list[int]]]:
         earlier = [other for other in names if mentions[other].end <= here.start]
         counts = Counter(mentions[other].entity for other in earlier)
         tokens = text.tokens_in((here.start, here.end))
+        # Here a head that looks at names which repeat is wrong, so that it cannot pass for one that
+        # knows which name follows.
         competes = counts[here.entity] == 1 < max(counts.values(), default=0)
         if competes and tokens and tokens[0] > 0:
             yield name, tokens[0] - 1, earlier

@@ -248,7 +248,7 @@ class EligiblePairs:
         candidates: Which nodes may hold the largest weight of each query.
         eligible: Which queries count, as 1 or 0.
         count: How many queries of each cell count.
-        even: What uniform attention scores in each cell.
+        uniform: What uniform attention scores in each cell.
     """
 
     def __init__(self, index: RelationIndex, visible: Bool[Tensor, "B hv T S"]) -> None:
@@ -274,7 +274,7 @@ class EligiblePairs:
             choice[:, None], decides, has_key & (options > 1)
         ).float()  # Q hv
         self.count = sum_into(self.eligible, index.cell, index.n_cells)
-        self.even = sum_into(self.eligible * self._chance(), index.cell, index.n_cells)
+        self.uniform = sum_into(self.eligible * self._chance(), index.cell, index.n_cells)
 
     def chance_of_top(self) -> Float[Tensor, "Q hv"]:
         """The share of a query's candidates that are its keys."""
@@ -286,8 +286,8 @@ class EligiblePairs:
     def _chance(self) -> Float[Tensor, "Q hv"]:
         """What uniform attention scores on each query; nothing is more even, so 1 for evenness."""
         index = self.index
-        even = self.visible / self.visible.sum(-1, keepdim=True).clamp(min=1)
-        mass = self._mass_of_queries(even, index.scored_by("mass"))
+        weights = self.visible / self.visible.sum(-1, keepdim=True).clamp(min=1)
+        mass = self._mass_of_queries(weights, index.scored_by("mass"))
         chance = torch.where(self._top[:, None], self.chance_of_top(), mass)
         equal = torch.zeros_like(self.choosable, dtype=torch.float32)
         chosen = index.hits(equal, self.choosable)

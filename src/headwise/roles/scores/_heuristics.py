@@ -56,6 +56,8 @@ def _rule_scores(index: RelationIndex, allowed: Bool[Tensor, "C 1"]) -> Float[Te
     numbers = np.concatenate(mentions, axis=1)
     start, end, length, repeats = numbers[:, first + index.candidate.numpy()]
     own_start, own_end, *_ = numbers[:, first + index.node[query].numpy()]
+    # In tokens between the ends that face each other, below 0 before the query: mentions differ in
+    # length, and the distance of their first tokens would count the length of one of them.
     place = np.where(start > own_start, start - own_end, end - own_start)
     rank = _ranks(query.numpy(), place, allowed[:, 0].numpy())
     at_offset = rank[:, None] == np.array(OFFSETS)
@@ -84,6 +86,7 @@ def _ranks(
     for side in (1, -1):
         there = np.flatnonzero(allowed & (side * place > 0))
         order = there[np.lexsort((side * place[there], query[there]))]
+        # Sorted by query and then by distance, a rank is the place behind the query's first one.
         first = np.searchsorted(query[order], query[order])
         ranks[order] = side * (np.arange(len(order)) - first + 1)
     return ranks
@@ -97,6 +100,7 @@ def at_offsets(eligible: EligiblePairs, rows: Int[Tensor, " K"]) -> Float[Tensor
     inside = (named >= 0) & (named < n)
     named = named.clamp(0, max(0, n - 1))
     exists = inside & candidates.gather(1, named)
+    # Where an offset names no word it scores a random guess, as the rules of parts of speech do.
     chance = eligible.chance_of_top()[rows]
     return torch.where(exists, index.is_key(rows).gather(1, named).float(), chance)
 

@@ -53,7 +53,7 @@ class RoleScores:
         heads: The heads of the model.
         value: What each head scores.
         count: The number of queries.
-        even: What uniform attention would score.
+        uniform: What uniform attention would score.
         masses: Of a detailed pass, the attention of the model's heads on the relation, `mass`, and
             `value`, the same with each key weighted by the norm of its projected value, as a
             share of the sum over all keys of the query; NaN without a known output projection.
@@ -65,7 +65,7 @@ class RoleScores:
     heads: tuple[Head, ...]
     value: Float[np.ndarray, "M R C"]
     count: Float[np.ndarray, "M R C"]
-    even: Float[np.ndarray, "M R C"]
+    uniform: Float[np.ndarray, "M R C"]
     masses: Mapping[str, Float[np.ndarray, "M R N"]] = field(default_factory=dict)
     causal: bool = False
     tag_rows: TagRows | None = None
@@ -141,7 +141,7 @@ class Evaluator:
         }
         return RoleScores(
             heads=tuple(head for layer in layers for head in layer.heads),
-            **{name: whole[name] for name in ("value", "count", "even")},
+            **{name: whole[name] for name in ("value", "count", "uniform")},
             masses={"mass": whole["mass"], "value": whole["value_mass"]} if detailed else {},
             causal=causal,
             tag_rows=TagRows.joined(rows) if rows else None,
@@ -279,7 +279,7 @@ def _counts(levels: Sequence[EligiblePairs], heads: int) -> _Sums:
     """The queries of each cell, and what uniform attention scores on them, for each head."""
     return {
         "count": _add(pairs.count for pairs in levels).expand(-1, heads),
-        "even": _add(pairs.even for pairs in levels).expand(-1, heads),
+        "uniform": _add(pairs.uniform for pairs in levels).expand(-1, heads),
     }
 
 
