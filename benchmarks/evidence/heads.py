@@ -18,7 +18,7 @@ import transformers
 import headwise as hw
 from benchmarks._report import Row, machine, parser_of, print_rows, show, table
 from benchmarks.evidence._retrieval import PAIR, VALUE, VALUES, new_model, question_texts
-from headwise.roles import TaskHeads
+from headwise.roles import FoundHeads
 
 LENGTHS = (256, 1024)
 TITLES = ("model", "tokens", "found", "set", "right", "random heads", "best baseline",
@@ -76,7 +76,7 @@ def _permuted(model: torch.nn.Module) -> torch.nn.Module:
     return copy
 
 
-def _row(found: TaskHeads) -> Row:
+def _row(found: FoundHeads) -> Row:
     chosen, answers = found.set_row, found.answers
     assert answers is not None
     return {

@@ -97,7 +97,8 @@ def found_heads(model: Any, known: Sequence[AlignedBatch]) -> dict[str, Any]:
     late = found.rows[found.rows["layer"] >= layers // 2]
     rows = found.rows.drop(columns="stack")
     return {
-        "text": str(found), "outcome": found.outcome, "p": found.p_adj, "offset": found.offset,
+        "text": str(found), "outcome": found.set_row["outcome"], "p": found.set_row["p_adj"],
+        "offset": [found.set_row["start_offset"], found.set_row["end_offset"]],
         "heads": [(head.layer, head.head) for head in found.heads],
         "last half": late[["layer", "head"]].to_numpy().tolist(),
         "rows": json.loads(rows.to_json(orient="records")),
@@ -155,9 +156,9 @@ def swapped_row(model: Any, known: Sequence[AlignedBatch]) -> dict[str, Any]:
 
 def _null_row(kind: str, found: Any) -> dict[str, Any]:
     return {
-        "what": kind, "outcome": found.outcome, "p": found.p_adj,
+        "what": kind, "outcome": found.set_row["outcome"], "p": found.set_row["p_adj"],
         "found": int(found.rows["found"].sum()), "least p": float(found.rows["p_adj"].min()),
-        "accuracy": float(found.rows["accuracy"].max()),
+        "accuracy": float(found.rows["effect"].max()),
         "line": float(found.rows["baseline"].max()),
     }  # fmt: skip
 

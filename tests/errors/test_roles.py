@@ -26,9 +26,9 @@ from headwise.roles import (
     AlignedBatch,
     ChoiceRelation,
     Evidence,
+    FoundHeads,
     Pairs,
     Roles,
-    TaskHeads,
     TokenText,
     agreement,
     behaviour,
@@ -344,7 +344,7 @@ def _model() -> MiniGPT:
     return MiniGPT(CONFIG).eval()
 
 
-def _found() -> TaskHeads:
+def _found() -> FoundHeads:
     examples = [Example(**GOOD | {"text": [n % 7, 4, 5, 6, 7, 8]}) for n in range(8)]
     return hw.find_heads(_model(), examples, evidence=hw.Evidence(nulls=()))
 
@@ -419,7 +419,9 @@ def test_exports_that_no_tool_reads_are_refused(tmp_path: Path) -> None:
 def test_a_head_of_a_stack_is_not_exported(tmp_path: Path) -> None:
     found = _found()
     rows = found.frame().assign(name=[f"decoder.{name}" for name in found.frame()["name"]])
-    stacked = TaskHeads(rows, found.heads, found.set_row)
+    stacked = FoundHeads(rows, found.heads, found.set_row)
+    with pytest.raises(HeadError, match=r"L0\.H0 is no head of cross-attention, and ctranslate2"):
+        found.export(tmp_path, "ctranslate2", heads="L0.H0")
     with pytest.raises(HeadError, match=r"decoder\.L0\.H0 belongs to a stack"):
         stacked.export(tmp_path / "a.json", "vllm-hook", model_name="a/b", heads="decoder.L0.H0")
 
@@ -433,6 +435,8 @@ CHANGES: list[Callable[[dict[str, Any]], object]] = [
     lambda c: c["heads"][0].update(found="yes"),
     lambda c: c["heads"][0].update(effect="much"),
     lambda c: c["heads"][0].update(effect=True),
+    lambda c: c["heads"][0].update(error=1.0),
+    lambda c: c["heads"][0].pop("n"),
     lambda c: c["set"].update(heads=["L5.H0"]),
     lambda c: c["set"].update(heads="L0.H0"),
     lambda c: c["texts"].update(examples=1.5),

@@ -20,13 +20,14 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.errors import ArgumentError, InputError, UnsupportedError
+from headwise.errors import ArgumentError, HeadError, InputError
 from headwise.kernels import weights_of_head
-from headwise.models import fingerprint
 from headwise.models.texts import decoder_ids
-from headwise.roles import AlignedBatch, AlignmentHeads, _align
+from headwise.roles import AlignedBatch, FoundHeads, _align
 from headwise.roles._align import aligned, monotone_spans
 from headwise.roles._alignment_heads import known_examples
+from headwise.roles._found_heads import heads_of_examples
+from headwise.roles._hypotheses import of_examples
 from oracles import padded
 from planted_pairs import PlantedPairs, sharp_t5, spelled
 
@@ -133,8 +134,9 @@ def test_heads_are_found_behind_a_prompt() -> None:
         )
         for first in (0, 2)
     )
-    assert (prompted.outcome, prompted.heads) == (found.outcome, found.heads)
-    assert prompted.error == 0.0
+    assert prompted.heads == found.heads
+    assert prompted.set_row["outcome"] == found.set_row["outcome"]
+    assert prompted.set_row["error"] == 0.0
     spans = [[None, None, *of[2:]] for of in batches[0].spans]
     (example, *_) = known_examples(model, replace(batches[0], spans=spans))[1]
     number, even = np.moveaxis(example.places(), -1, 0)
@@ -161,22 +163,20 @@ def test_encoder_outputs_take_the_place_of_the_source() -> None:
             np.testing.assert_allclose(ours.mass, known.mass, atol=1e-6)
 
 
-def test_a_planted_head_aligns_and_is_written(tmp_path: Path) -> None:
+def test_a_planted_head_aligns_no_better_than_counting(tmp_path: Path) -> None:
     model = PlantedPairs().eval()
     found = hw.find_alignment_heads(model, [spelled(16, seed) for seed in range(5)])
     assert [str(head) for head in found.heads] == ["cross.L0.H2"]
     best = found.frame().set_index("name").loc["cross.L0.H2"]
-    assert best["error"] == found.error == 0.0
-    assert best["accuracy"] == 1.0
+    assert best["error"] == found.set_row["error"] == 0.0
+    assert best["effect"] == 1.0
     # One output for each letter: the straight line is right, so no head is found against it.
-    assert found.straight_line == 0.0
-    assert found.outcome == "not found"
-    with pytest.raises(
-        ArgumentError, match=r"not found; its mean error is 0\.00 .* a straight line 0\.00"
-    ):
-        found.write_to(model)
+    assert found.set_row["straight_line"] == 0.0
+    assert found.set_row["outcome"] == "not found"
+    with pytest.raises(ArgumentError, match=r"not found \(.*strongest baseline is always right\)"):
+        found.export(tmp_path, "transformers")
     few = hw.find_alignment_heads(model, spelled(10, 0))
-    assert few.outcome == "not tested: 5 held-out texts, 30 needed"
+    assert few.set_row["outcome"] == "not tested: 5 held-out texts, 30 needed"
 
 
 def _stretched(n: int, seed: int) -> AlignedBatch:
@@ -208,33 +208,51 @@ def _trailing(n: int, seed: int) -> AlignedBatch:
 
 def test_no_head_is_found_where_counting_outputs_is_enough() -> None:
     found = hw.find_alignment_heads(PlantedPairs().eval(), [_trailing(16, n) for n in range(5)])
-    assert found.straight_line == 0.0
-    assert found.outcome == "not found"
+    assert found.set_row["straight_line"] == 0.0
+    assert found.set_row["outcome"] == "not found"
 
 
-def test_found_heads_are_those_that_align_uses() -> None:
+def test_found_heads_are_those_that_align_uses(tmp_path: Path) -> None:
     model = PlantedPairs().eval()
     found = hw.find_alignment_heads(model, [_stretched(16, seed) for seed in range(5)])
-    assert found.outcome == "found"
-    assert found.error == 0.0 < 1.0 < found.straight_line
-    assert found.offset == (0.0, 0.0)
+    of_set = found.set_row
+    assert of_set["outcome"] == "found"
+    assert of_set["error"] == 0.0 < 1.0 < of_set["straight_line"]
+    assert of_set["start_offset"] == of_set["end_offset"] == 0.0
     rows = found.frame().set_index("name")
     assert rows.index[rows["found"]].tolist() == ["cross.L0.H2"]
-    assert max(found.p_adj, rows.loc["cross.L0.H2", "p_adj"]) < 0.05
+    assert max(of_set["p_adj"], rows.loc["cross.L0.H2", "p_adj"]) < 0.05
     assert rows["why"].str.contains("lift").sum() == 3
-    assert "cross.L0.H2: found (p = " in str(found)
+    for shown in ("the set cross.L0.H2 is right in 100.0% of", ": found (p = ", "straight line"):
+        assert shown in str(found)
     assert "<table" in found._repr_html_()
     assert "cross.L0.H2" in repr(found)
-    found.write_to(model)
-    assert model.generation_config.alignment_heads == [[0, 2]]
+    loaded = hw.load_heads(found.save(tmp_path / "heads.json"), model)
+    assert loaded.frame().equals(found.frame())
+    assert {**vars(loaded), "rows": 0} == {**vars(found), "rows": 0}
+    model.generation_config.alignment_heads = [[head.layer, head.head] for head in loaded.heads]
     batch = _stretched(3, 99)
     named, written = (
         hw.align(model, batch.inputs, batch.outputs, heads=heads) for heads in ([(0, 2)], None)
     )
     for ours, known in zip(written, named, strict=True):
         assert ours.spans.tolist() == known.spans.tolist()
-    with pytest.raises(ArgumentError, match="these are heads of the model"):
-        found.write_to(PlantedPairs(planted=1))
+    with pytest.raises(HeadError, match=r"cross\.L0\.H2 belongs to a stack, and qrhead numbers"):
+        found.export(tmp_path / "a.yaml", "qrhead", model_name="a/b")
+
+
+def test_a_set_that_errs_like_a_straight_line_is_not_found() -> None:
+    """Its head chooses the right words, but something is against the set."""
+    right, selection = np.ones((80, 2)), np.arange(80) < 40
+    nulls = {"chance": np.full((80, 1), 0.1)}
+    family = of_examples("alignment", right, right[:, 0], nulls, {"chance": "chance"}, selection)
+    found = heads_of_examples(
+        PlantedPairs(), [hw.Head("cross", 0, 2)], [0], family, selection, 0, examples=[],
+        columns={}, objection="its error is large",
+    )  # fmt: skip
+    assert found.rows["found"].all()
+    assert not found.set_row["found"]
+    assert "not found (its error is large)" in str(found)
 
 
 def _changed(batch: AlignedBatch, change: Any) -> AlignedBatch:
@@ -255,7 +273,7 @@ def test_spans_of_other_examples_find_no_head() -> None:
     found = hw.find_alignment_heads(
         PlantedPairs().eval(), [_changed(batch, drawn) for batch in batches]
     )
-    assert found.outcome == "not found"
+    assert found.set_row["outcome"] == "not found"
     assert not found.rows["found"].any()
     assert found.rows["texts"].eq(len(lengths) // 2).all()
 
@@ -281,11 +299,10 @@ def test_a_constant_offset_is_removed_and_reported() -> None:
     ]
     shifted = hw.find_alignment_heads(model, late)
     assert shifted.heads == plain.heads
-    assert shifted.offset == (-start, -end)
+    offset = shifted.set_row["start_offset"], shifted.set_row["end_offset"]
+    assert offset == (-start, -end)
     (line,) = hw.align(model, batches[0].inputs, batches[0].outputs, heads=shifted.heads)[:1]
-    np.testing.assert_allclose(
-        line.times(0.5, shifted.offset), (line.spans + np.array([start, end])) * 0.5
-    )
+    np.testing.assert_allclose(line.times(0.5, offset), (line.spans + np.array([start, end])) * 0.5)
 
 
 def test_neighbors_with_the_same_span_are_one_word() -> None:
@@ -301,7 +318,8 @@ def test_neighbors_with_the_same_span_are_one_word() -> None:
         hw.find_alignment_heads(model, each)
         for each in (batches, [_changed(batch, paired) for batch in batches])
     )
-    assert (words.error, words.heads, words.outcome) == (0.0, single.heads, "found")
+    assert (words.set_row["error"], words.set_row["outcome"]) == (0.0, "found")
+    assert words.heads == single.heads
     assert words.rows["n"].iloc[0] < 0.65 * single.rows["n"].iloc[0]
 
 
@@ -365,25 +383,20 @@ def test_words_that_are_not_in_their_text_are_refused() -> None:
 
 
 def test_a_folder_of_ctranslate2_gets_the_heads(tmp_path: Path) -> None:
-    found = _found(sharp_t5())
+    found = _found()
     config = tmp_path / "config.json"
     for content in ("{}", "[]"):
         config.write_text(content)
         with pytest.raises(InputError, match=r"config\.json .*Give the folder of a Whisper that"):
-            found.write_to(tmp_path)
+            found.export(tmp_path, "ctranslate2")
     config.write_text('{"alignment_heads": [[0, 0]], "lang_ids": [7]}')
-    found.write_to(str(tmp_path))
+    assert found.export(str(tmp_path), "ctranslate2") == config
     assert json.loads(config.read_text()) == {"alignment_heads": [[1, 3]], "lang_ids": [7]}
-    with pytest.raises(ArgumentError, match="the set was not found"):
-        replace(found, outcome="not found").write_to(tmp_path)
 
 
-def _found(model: nn.Module) -> AlignmentHeads:
-    rows = pd.DataFrame({"name": ["decoder.cross.L1.H3"], "error": [0.0]})
-    heads = (hw.Head("decoder.cross", 1, 3),)
-    return AlignmentHeads(
-        rows, heads, "found", 0.0, 0.0, 0.0, 1.0, (1.0, 1.0), 2.0, fingerprint(model)
-    )
+def _found() -> FoundHeads:
+    head = hw.Head("decoder.cross", 1, 3)
+    return FoundHeads(pd.DataFrame({"name": [str(head)]}), (head,), {"found": True})
 
 
 def test_whisper_reads_what_is_written() -> None:
@@ -405,13 +418,12 @@ def test_whisper_reads_what_is_written() -> None:
         hw.align(model, {"input_features": features}, [[7, 9]], lengths=[16])
 
 
-def test_written_heads_are_saved_with_the_model(tmp_path: Path) -> None:
-    model = sharp_t5()
-    found = _found(model)
-    found.write_to(model)
-    model.save_pretrained(tmp_path)
-    loaded = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path)
-    assert loaded.generation_config.alignment_heads == [[1, 3]]
-    model.generation_config = None
-    with pytest.raises(UnsupportedError, match="has no generation_config"):
-        found.write_to(model)
+def test_a_saved_model_gets_the_heads(tmp_path: Path) -> None:
+    sharp_t5().save_pretrained(tmp_path)
+    _found().export(tmp_path, "transformers")
+    for _ in range(2):
+        loaded = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path)
+        assert loaded.generation_config.alignment_heads == [[1, 3]]
+        loaded.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"generation_config\.json .*a saved model that writes"):
+        _found().export(tmp_path / "none", "transformers")

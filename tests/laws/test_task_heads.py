@@ -14,7 +14,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 import headwise as hw
-from headwise.roles import TaskHeads, find_heads, load_heads, task_examples
+from headwise.roles import FoundHeads, find_heads, load_heads, task_examples
 from headwise.roles._nulls import permuted
 from headwise.roles._task_scores import (
     TokenExample,
@@ -66,11 +66,11 @@ def _example(
 
 
 @pytest.fixture(scope="module")
-def found() -> TaskHeads:
+def found() -> FoundHeads:
     return find_heads(PlantedGPT(LAYERS).eval(), retrieval(90), evidence=hw.Evidence(models=1))
 
 
-def test_a_planted_head_is_found_and_no_other(found: TaskHeads) -> None:
+def test_a_planted_head_is_found_and_no_other(found: FoundHeads) -> None:
     rows = found.found()
     assert rows["name"].tolist() == [RETRIEVAL] == [str(head) for head in found.heads]
     assert rows["effect"][0] == found.set_row["effect"] == 1.0
@@ -91,7 +91,7 @@ def test_a_planted_head_is_found_and_no_other(found: TaskHeads) -> None:
     assert found.frame()["null.chance"].round(6).eq(round(1 / 6, 6)).all()
 
 
-def test_ablating_the_set_takes_the_answer_away(found: TaskHeads) -> None:
+def test_ablating_the_set_takes_the_answer_away(found: FoundHeads) -> None:
     effect = found.answers
     assert effect is not None
     assert effect.n == 45
@@ -100,7 +100,7 @@ def test_ablating_the_set_takes_the_answer_away(found: TaskHeads) -> None:
     assert effect.ci_low > effect.loss_random - effect.loss
 
 
-def test_characters_find_the_same_as_tokens(found: TaskHeads) -> None:
+def test_characters_find_the_same_as_tokens(found: FoundHeads) -> None:
     by_text = find_heads(
         PlantedGPT(LAYERS).eval(),
         retrieval(90, as_text=True),
@@ -293,7 +293,7 @@ def test_shuffled_stretches_keep_all_tokens_and_the_rest_of_the_text() -> None:
     ]
 
 
-def test_a_saved_file_loads_equal(found: TaskHeads, tmp_path: Path) -> None:
+def test_a_saved_file_loads_equal(found: FoundHeads, tmp_path: Path) -> None:
     path = found.save(tmp_path / "heads.json")
     loaded = load_heads(path, PlantedGPT(LAYERS))
     assert loaded.frame().equals(found.frame())
@@ -307,7 +307,7 @@ def test_a_saved_file_loads_equal(found: TaskHeads, tmp_path: Path) -> None:
         load_heads(path, PlantedGPT((LAYERS[0], ["even", "induction", "even", "even"])))
 
 
-def test_the_form_that_vllm_hook_reads(found: TaskHeads, tmp_path: Path) -> None:
+def test_the_form_that_vllm_hook_reads(found: FoundHeads, tmp_path: Path) -> None:
     path = found.export(tmp_path / "a.json", "vllm-hook", model_name="owner/model-1b")
     config = json.loads(path.read_text())
     # As `HookLLM.load_config` of vLLM-Hook reads it.
@@ -319,7 +319,7 @@ def test_the_form_that_vllm_hook_reads(found: TaskHeads, tmp_path: Path) -> None
     assert config["model_info"]["model_id"] == "owner/model-1b"
 
 
-def test_the_form_that_qrhead_reads(found: TaskHeads, tmp_path: Path) -> None:
+def test_the_form_that_qrhead_reads(found: FoundHeads, tmp_path: Path) -> None:
     heads = ["L1.H2", "L0.H1"]
     path = found.export(tmp_path / "a.yaml", "qrhead", model_name="owner/model-1b", heads=heads)
     config = yaml.safe_load(path.read_text())
@@ -330,8 +330,8 @@ def test_the_form_that_qrhead_reads(found: TaskHeads, tmp_path: Path) -> None:
     assert config["model_name_or_path"] == "owner/model-1b"
 
 
-def test_the_result_is_readable(found: TaskHeads) -> None:
-    assert "decides 100.0% of 45 examples correctly" in str(found)
+def test_the_result_is_readable(found: FoundHeads) -> None:
+    assert "is right in 100.0% of 45 held-out cases" in str(found)
     assert RETRIEVAL in repr(found)
     assert "<table" in found._repr_html_()
     assert torch.is_grad_enabled()

@@ -115,7 +115,7 @@ def heads(
             max_tokens=shared.max_tokens,
             on_progress=on_progress,
         )
-    for line in (*found.notes, *str(found).split("\n")):
+    for line in str(found).split("\n"):
         print_note(line)
     output.save("All heads with their evidence", found.save)
     for form, _, path in exports:

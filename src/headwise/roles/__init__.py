@@ -3,7 +3,6 @@
 from headwise.roles._align import Alignment as Alignment
 from headwise.roles._align import align as align
 from headwise.roles._alignment_heads import AlignedBatch as AlignedBatch
-from headwise.roles._alignment_heads import AlignmentHeads as AlignmentHeads
 from headwise.roles._alignment_heads import find_alignment_heads as find_alignment_heads
 from headwise.roles._behaviours import Behaviour as Behaviour
 from headwise.roles._behaviours import BehaviourBatch as BehaviourBatch
@@ -18,6 +17,8 @@ from headwise.roles._effects import Effects as Effects
 from headwise.roles._effects import Group as Group
 from headwise.roles._effects import group_line as group_line
 from headwise.roles._find_roles import find_roles as find_roles
+from headwise.roles._found_heads import FoundHeads as FoundHeads
+from headwise.roles._found_heads import load_heads as load_heads
 from headwise.roles._hypotheses import FEWEST_TEXTS as FEWEST_TEXTS
 from headwise.roles._nulls import Evidence as Evidence
 from headwise.roles._significance import step_down as step_down
@@ -31,9 +32,7 @@ from headwise.roles._summaries import shown_outcomes as shown_outcomes
 from headwise.roles._summaries import signs_of as signs_of
 from headwise.roles._table import Roles as Roles
 from headwise.roles._task_examples import task_examples as task_examples
-from headwise.roles._task_heads import TaskHeads as TaskHeads
 from headwise.roles._task_heads import find_heads as find_heads
-from headwise.roles._task_heads import load_heads as load_heads
 from headwise.roles.relations import ChoiceRelation as ChoiceRelation
 from headwise.roles.relations import Pairs as Pairs
 from headwise.roles.relations import Relation as Relation

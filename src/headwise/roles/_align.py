@@ -46,7 +46,8 @@ class Alignment:
         """The spans in seconds, for source positions of `seconds` each (0.02 for Whisper).
 
         Args:
-            offset: What starts and ends are too late by, in positions: `AlignmentHeads.offset`.
+            offset: What starts and ends are too late by, in positions: `start_offset` and
+                `end_offset` of `FoundHeads.set_row`.
         """
         times: Float[np.ndarray, "T 2"] = (self.spans - np.array(offset)) * seconds
         return times

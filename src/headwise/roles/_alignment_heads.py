@@ -1,25 +1,20 @@
 """Find the cross-attention heads that align outputs with known spans of the source."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import ceil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from headwise._display import counted
 from headwise._progress import Progress, shows_progress
 from headwise.corpora import Several, Span, list_items, one_text
-from headwise.errors import ArgumentError, InputError, UnsupportedError
-from headwise.files import as_path, read_object, write_json
-from headwise.models import check_model, fingerprint
+from headwise.errors import ArgumentError
+from headwise.models import check_model
 from headwise.models.texts import TokenOffsets, token_offsets
 from headwise.roles._align import (
     Calls,
@@ -30,19 +25,13 @@ from headwise.roles._align import (
     head_weights,
     source_columns,
 )
+from headwise.roles._found_heads import FoundHeads, heads_of_examples
 from headwise.roles._hypotheses import of_examples
-from headwise.roles._rows import FOUND, NOT_FOUND, rows_with_set
 from headwise.roles._samples import grown_set, halves, sums_by_text
-from headwise.tables import Head, at_prompt, ratio_interval
+from headwise.tables import Head, ratio_interval
 
 _CANDIDATES = 8  # heads that a set is chosen from
 _NULLS = {"chance": "chance", "line": "a straight line"}
-_COLUMNS = (
-    *("name", "stack", "layer", "head", "in_set", "found", "outcome", "why", "error", "ci_low"),
-    *("ci_high", "start_offset", "end_offset", "accuracy", "null", "baseline", "lift", "p_adj"),
-    *("chance", "n", "texts", "chosen_half"),
-)
-_SHOWN = ("name", "in_set", "found", "error", "accuracy", "null", "baseline", "lift", "p_adj")
 
 
 @dataclass(frozen=True)
@@ -161,133 +150,6 @@ def _spans_of_tokens(
     return spans
 
 
-@dataclass(frozen=True, eq=False)
-class AlignmentHeads:
-    """Cross-attention heads that align outputs with the source; numbers are of held-out examples.
-
-    Errors are mean distances, in source positions, between the first and the last position that a
-    word is aligned with and the true ones, after a constant offset is removed from either end: the
-    median distance on the selection half. A word is the neighboring outputs that share a span.
-
-    Attributes:
-        rows: A row per cross-attention head. `outcome` is `found` (then `found` is true),
-            `not found`, or `not tested: ` and what is missing; `why` is the reason of `not found`.
-            The test is of `accuracy`, the share of words for which the middle of the positions
-            that they are aligned with lies in the true span: `null` is the stronger baseline of
-            `chance` and the best straight line, `baseline` its accuracy, `lift` the share of the
-            range above it, `p_adj` the p adjusted over all heads that are tested, and the set.
-            `error` has an interval (95 %, over examples) from `ci_low` to `ci_high`;
-            `start_offset` and `end_offset` were removed before; `chosen_half` is the error on the
-            selection half; `n` counts the words of `texts` examples, and `in_set` says whether the
-            head is in the set.
-        heads: The heads of the set, in the order in which they joined.
-        outcome: `found` if the set passes the test of the heads, and its error is below that of
-            the best straight line with 95 % confidence; `not found`, or `not tested: ` and what is
-            missing.
-        error: The error of the set.
-        ci_low: The lower end of its interval.
-        ci_high: The upper end.
-        last_half: The error of the mean of all heads of the last half of the layers.
-        gain_over_last_half: The interval of what the set gains over these heads.
-        straight_line: The error of the best straight line: outputs spread evenly over the source,
-            or a line fitted to the places of outputs in the selection half.
-        model: The fingerprint of the model's weights.
-        p_adj: The adjusted p of the set; NaN if it was not tested.
-        offset: What was removed from the starts and the ends of the set, in source positions:
-            `Alignment.times` takes it.
-    """
-
-    rows: pd.DataFrame
-    heads: tuple[Head, ...]
-    outcome: str
-    error: float
-    ci_low: float
-    ci_high: float
-    last_half: float
-    gain_over_last_half: tuple[float, float]
-    straight_line: float
-    model: str = ""
-    p_adj: float = np.nan
-    offset: tuple[float, float] = (0.0, 0.0)
-
-    def frame(self) -> pd.DataFrame:
-        """All rows: name, stack, layer, head, then the evidence."""
-        return self.rows.copy()
-
-    def write_to(self, model: nn.Module | str | os.PathLike[str]) -> None:
-        """Write the set where a model's word times are read from.
-
-        In a model that is `model.generation_config.alignment_heads`, which `save` keeps: Whisper's
-        `generate(return_token_timestamps=True)` and `align` read it. In a folder of CTranslate2 it
-        is `alignment_heads` of `config.json`, which faster-whisper reads; whether the folder holds
-        the same weights is not checked.
-
-        Args:
-            model: The model that the heads were found in, or such a folder.
-        Raises:
-            ArgumentError: the heads are of another model, or the set was not found.
-            InputError: the folder has no configuration of a Whisper of CTranslate2.
-            UnsupportedError: the model has no generation configuration.
-        """
-        is_folder = isinstance(model, str | os.PathLike)
-        if not is_folder:
-            model = check_model("AlignmentHeads.write_to", model)
-            if (actual := fingerprint(model)) != self.model:
-                raise ArgumentError(
-                    f"AlignmentHeads.write_to: these are heads of the model {self.model}, not of "
-                    f"{actual}. Give the model that they were found in."
-                )
-        if self.outcome != FOUND:
-            raise ArgumentError(
-                f"AlignmentHeads.write_to: the set was {self.outcome}; its mean error is "
-                f"{self.error:.2f} positions, that of a straight line {self.straight_line:.2f}. "
-                f"Give more examples, or some whose borders do not follow from the number of an "
-                f"output; or set generation_config.alignment_heads yourself if you want it "
-                f"nevertheless."
-            )
-        pairs = [[head.layer, head.head] for head in self.heads]
-        if is_folder:
-            _write_to_ctranslate2(as_path("AlignmentHeads.write_to", model) / "config.json", pairs)
-            return
-        config = getattr(model, "generation_config", None)
-        if config is None:
-            raise UnsupportedError(
-                f"AlignmentHeads.write_to: {type(model).__name__} has no generation_config. Give "
-                f"a model that generates."
-            )
-        config.alignment_heads = pairs
-        # Transformers drops fields of its own from files that claim to follow from the config.
-        config._from_model_config = False
-
-    def __str__(self) -> str:
-        names, row = ", ".join(map(str, self.heads)), self.rows.iloc[0]
-        (low, high), (start, end) = self.gain_over_last_half, self.offset
-        return (
-            f"{names}: {self.outcome} (p = {self.p_adj:.2g}); mean error {self.error:.2f} "
-            f"positions [{self.ci_low:.2f}, {self.ci_high:.2f}] over "
-            f"{counted(int(row['n']), 'word')} of "
-            f"{counted(int(row['texts']), 'held-out example')}, without a constant offset of "
-            f"{start:+.1f} for starts and {end:+.1f} for ends; {self.last_half:.2f} for all heads "
-            f"of the last half (gain [{low:.2f}, {high:.2f}]), {self.straight_line:.2f} for a "
-            f"straight line"
-        )
-
-    def __repr__(self) -> str:
-        return at_prompt(f"AlignmentHeads: {self}", self.rows.sort_values("error")[list(_SHOWN)])
-
-    def _repr_html_(self) -> str:
-        rows = self.rows.sort_values("error")[list(_SHOWN)]
-        return rows.to_html(index=False, float_format="{:.3f}".format, escape=True)
-
-
-def _write_to_ctranslate2(path: Path, pairs: list[list[int]]) -> None:
-    advice = "Give the folder of a Whisper that CTranslate2 has converted."
-    config = read_object(path, "AlignmentHeads.write_to", advice)
-    if "alignment_heads" not in config:  # a folder of Transformers has a config.json too
-        raise InputError(f"AlignmentHeads.write_to: {path} has no alignment_heads. {advice}")
-    write_json(config | {"alignment_heads": pairs}, path)
-
-
 @shows_progress("Finding alignment heads")
 def find_alignment_heads(
     model: nn.Module,
@@ -296,7 +158,7 @@ def find_alignment_heads(
     most: int = 4,
     seed: int = 0,
     on_progress: Progress | None = None,
-) -> AlignmentHeads:
+) -> FoundHeads:
     """Find the cross-attention heads that align outputs with the source, and a set that does best.
 
     Each head is aligned monotonically by itself, as `align` does; its error is the mean distance
@@ -326,7 +188,7 @@ def find_alignment_heads(
     """
     model = check_model("find_alignment_heads", model)
     listed = list_items("find_alignment_heads", "batches", batches, AlignedBatch)
-    _check_batches(listed, most)
+    outputs = _checked_outputs(listed, most)
     # One pass for the borders of all heads, whose weights are too many to keep, and another for
     # the weights of the candidates.
     heads: tuple[Head, ...] = ()
@@ -353,12 +215,13 @@ def find_alignment_heads(
     chosen = _best_set(examples, weights, selection, most, seed)
     pairs = zip(examples, weights, strict=True)
     of_set = np.concatenate([example.borders(of[chosen].mean(0)) for example, of in pairs])
-    # Every head, all heads of the last half, the set, and the straight lines.
+    # Every head, the set, all heads of the last half, and the straight lines.
     places = np.concatenate([example.places() for example in examples])
     lines = straight_lines(places, spans, is_selected)
-    aligners = np.column_stack([np.concatenate(borders), of_set[:, None], lines])
+    known = np.concatenate(borders)
+    aligners = np.column_stack([known[:, :N], of_set[:, None], known[:, N:], lines])
     error, right, offset = errors_of_words(aligners, spans, is_selected)
-    line = N + 2 + int(error[is_selected, N + 2 :].sum(0).argmin())
+    late, line = N + 1, N + 2 + int(error[is_selected, N + 2 :].sum(0).argmin())
     error, right, count = (
         sums_by_text(of_words, example_of, M)
         for of_words in (error, right.astype(np.float64), np.ones(len(spans)))
@@ -366,50 +229,53 @@ def find_alignment_heads(
     chance = np.array([example.chance() for example in examples])
     # Null models are no baselines here: a straight line is right more often than their best head.
     nulls = {"chance": chance[:, None], "line": right[:, [line]]}
-    with_set = np.delete(right[:, : N + 2], N, 1)
-    family = of_examples("alignment", with_set, count, nulls, _NULLS, selection)
-    rows = rows_with_set(heads, family, seed)
-    # Every head, the set, and what it gains over the last half and the straight line.
-    set_error = error[:, N + 1]
-    columns = np.column_stack(
-        [error[:, :N], set_error, set_error - error[:, N], set_error - error[:, line]]
+    family = of_examples("alignment", right[:, :late], count, nulls, _NULLS, selection)
+    # The errors of every head and the set, and the set's less those of the last half and the line.
+    less = error[:, [N]] - error[:, [late, line]]
+    errors, held = np.column_stack([error[:, :late], less]), ~selection
+    counts = np.broadcast_to(count[held, None], errors[held].shape)
+    low, high = ratio_interval(errors[held], counts, seed=seed)
+    mean = error[held].sum(0) / max(count[held].sum(), 1.0)
+    (first, last), (gain_low, gain_high) = offset[N], (-high[late], -low[late])
+    note = (
+        f"the borders of words are wrong by {mean[N]:.2f} positions [{low[N]:.2f}, "
+        f"{high[N]:.2f}], without a constant offset of {first:+.1f} for starts and {last:+.1f} for "
+        f"ends; by {mean[late]:.2f} under all heads of the last half (gain [{gain_low:.2f}, "
+        f"{gain_high:.2f}]), by {mean[line]:.2f} under a straight line"
     )
-    held = ~selection
-    counts = np.broadcast_to(count[held, None], columns[held].shape)
-    low, high = ratio_interval(columns[held], counts, seed=seed)
-    mean, chosen_half = (
-        error[half].sum(0) / max(count[half].sum(), 1.0) for half in (held, selection)
-    )
-    members = [ranked[head] for head in chosen]
-    outcome = str(rows["outcome"].iloc[-1])
-    table = rows.iloc[:-1].assign(
-        in_set=[head in members for head in range(N)],
-        error=mean[:N],
-        ci_low=low[:N],
-        ci_high=high[:N],
-        start_offset=offset[:N, 0],
-        end_offset=offset[:N, 1],
-        accuracy=rows["effect"],
-        chance=rows["null.chance"],
-        chosen_half=chosen_half[:N],
-    )
-    return AlignmentHeads(
-        rows=table[list(_COLUMNS)].reset_index(drop=True),
-        heads=tuple(heads[head] for head in members),
-        outcome=NOT_FOUND if outcome == FOUND and not high[-1] < 0 else outcome,
-        error=float(mean[N + 1]),
-        ci_low=float(low[N]),
-        ci_high=float(high[N]),
-        last_half=float(mean[N]),
-        gain_over_last_half=(float(-high[N + 1]), float(-low[N + 1])),
-        straight_line=float(mean[line]),
-        model=fingerprint(model),
-        p_adj=float(rows["p_adj"].iloc[-1]),
-        offset=(float(offset[N + 1, 0]), float(offset[N + 1, 1])),
+    return heads_of_examples(
+        model,
+        heads,
+        [ranked[head] for head in chosen],
+        family,
+        selection,
+        seed,
+        examples=[(of, batch.spans) for of, batch in zip(outputs, listed, strict=True)],
+        columns={
+            "error": mean[:late],
+            "error_low": low[:late],
+            "error_high": high[:late],
+            "start_offset": offset[:late, 0],
+            "end_offset": offset[:late, 1],
+        },
+        of_set={
+            "last_half": float(mean[late]),
+            "gain_low": float(gain_low),
+            "gain_high": float(gain_high),
+            "straight_line": float(mean[line]),
+        },
+        objection="" if high[-1] < 0 else "its error is not below that of a straight line",
+        notes=[note],
     )
 
 
-def _check_batches(batches: Sequence[AlignedBatch], most: int) -> None:
+def _checked_outputs(batches: Sequence[AlignedBatch], most: int) -> list[list[list[int]]]:
+    """The outputs of each batch.
+
+    Raises:
+        ArgumentError: spans do not fit them, or there are none.
+    """
+    checked = []
     if most < 1 or not batches:
         raise ArgumentError(
             f"find_alignment_heads: most={most} of {len(batches)} batches. Give 1 or more of both."
@@ -428,6 +294,8 @@ def _check_batches(batches: Sequence[AlignedBatch], most: int) -> None:
                 f"find_alignment_heads: a span is {wrong[0]}. Give (start, end) with "
                 f"0 <= start < end."
             )
+        checked.append(outputs)
+    return checked
 
 
 @dataclass(frozen=True)

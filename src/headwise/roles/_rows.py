@@ -17,8 +17,6 @@ from headwise.roles._hypotheses import (
     LEVEL,
     Hypotheses,
     has_role,
-    run_tests,
-    why_not,
 )
 from headwise.roles._nulls import NULLS, RULE
 from headwise.roles.relations import NEXT_NAME, PREFIX_MATCHING, SAME
@@ -162,13 +160,6 @@ def evidence_rows(heads: Sequence[Head], family: Hypotheses, tested: pd.DataFram
     outcomes = zip(rows.to_dict("records"), chooses, strict=True)
     rows["outcome"] = [outcome_of(row, bool(choice)) for row, choice in outcomes]
     return rows
-
-
-def rows_with_set(heads: Sequence[Head], family: Hypotheses, seed: int) -> pd.DataFrame:
-    """The tested rows of heads and, last, of a set of them, which has no address."""
-    (tested,) = run_tests([family], seed=seed)
-    rows = evidence_rows([*heads, Head("", 0, 0)], family, tested)
-    return rows.assign(why=why_not(family, tested))
 
 
 def labels_of_rows(rows: pd.DataFrame, effects: Effects | None = None) -> list[str]:
