@@ -19,7 +19,7 @@ from headwise.tables import rate
 
 POWER = 0.8  # the probability with which the smallest effect is labeled
 _BINARY = ("top", "choice")  # scores that count queries
-_CONTRASTS = ("shuffled", "control")  # where a planted head is even, since the relation is lost
+_CONTRASTS = ("shuffled", "control")  # without the relation, so planted heads are uniform
 _STEPS = 401  # effects that are tried
 _INFORMATIVE = (0.05, 0.95)  # effects from which the variation between texts is estimated
 _QUANTILE = 0.75  # of that variation over heads
@@ -124,7 +124,7 @@ def _nulls(
     """The sums of the nulls over the queries of the planted head.
 
     They are those of the head with the most queries. Where a contrast applies, the planted head
-    is even.
+    attends uniformly.
     """
     widest = family.count.sum(0).argmax(-1)[None, :, None]
     queries = np.take_along_axis(family.count, widest, -1)[..., 0]

@@ -228,10 +228,10 @@ def _distance(soft: Powers, cell: Cell, request: RowRequest, scratch: Scratch) -
     away = (query_at.to(work) - key_at.to(work)).abs_()[:, None]  # b 1 R n
     buffer = scratch.take("measure", soft.powers, soft.powers.shape)
     mean = torch.mul(soft.powers, away, out=buffer).sum(-1) / soft.divisor[..., 0]
-    even = away.sum(-1)
+    uniform = away.sum(-1)
     for edge, hidden in soft.hidden.edges:
-        even = even - (away[..., edge] * hidden).sum(-1)
-    return {"distance": mean, "even_distance": even / _n_keys(soft).clamp(min=1)}
+        uniform = uniform - (away[..., edge] * hidden).sum(-1)
+    return {"distance": mean, "even_distance": uniform / _n_keys(soft).clamp(min=1)}
 
 
 ROWS = RowsKernel()

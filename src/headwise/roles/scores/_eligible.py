@@ -284,7 +284,7 @@ class EligiblePairs:
         return sum_into(keys.float(), query, len(index.text)) / n_candidates
 
     def _chance(self) -> Float[Tensor, "Q hv"]:
-        """What uniform attention scores on each query; nothing is more even, so 1 for evenness."""
+        """What uniform attention scores on each query; 1 for evenness."""
         index = self.index
         weights = self.visible / self.visible.sum(-1, keepdim=True).clamp(min=1)
         mass = self._mass_of_queries(weights, index.scored_by("mass"))
@@ -328,9 +328,9 @@ class EligiblePairs:
         if len(index.candidates):
             entries = index.choices_in(index.nodes.fold(block.weights))
             scores += index.hits(entries, _for_heads(self.choosable, block))
-        for score, even in evenness.items():
+        for score, of_rows in evenness.items():
             query = torch.nonzero(index.scored_by(score)).flatten()
-            scores[query] = even[index.text[query], :, index.node[query]]
+            scores[query] = of_rows[index.text[query], :, index.node[query]]
         return self._in_cells(scores, block)
 
     def _in_cells(self, scores: Float[Tensor, "Q h"], block: HeadBlock) -> Float[Tensor, "cells h"]:

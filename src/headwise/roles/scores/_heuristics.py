@@ -109,7 +109,7 @@ def planted_sums(eligible: EligiblePairs) -> Float[Tensor, "cells 1"]:
     """What the planted head of each role scores on that role, by the definitions for all heads.
 
     A query of the role attends equally to the tokens of its keys, all others to every visible
-    token. A role without a relation, such as evenness, has an even head.
+    token. A role without a relation, such as evenness, has a head that attends uniformly.
     """
     index, visible = eligible.index, eligible.visible
     B, _, T, S = visible.shape
@@ -120,8 +120,8 @@ def planted_sums(eligible: EligiblePairs) -> Float[Tensor, "cells 1"]:
     for heads in (own[start : start + at_once] for start in range(0, len(own), at_once)):
         weights = _planted_weights(index, visible, heads)
         block = HeadBlock(slice(0, len(heads)), weights, weights.new_zeros(B, len(heads), T))
-        even = dict.fromkeys(("entropy", "content entropy"), weights.new_ones(B, len(heads), T))
-        value = eligible.value(block, even).view(B, R, len(heads))
+        evenness = dict.fromkeys(("entropy", "content entropy"), weights.new_ones(B, len(heads), T))
+        value = eligible.value(block, evenness).view(B, R, len(heads))
         planted[:, heads] = value[:, heads, range(len(heads))]
     return planted.view(-1, 1)
 

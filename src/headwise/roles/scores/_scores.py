@@ -226,8 +226,8 @@ class _Batch:
         blocks: list[_Sums] = []
         for block in layer.blocks():
             # No null model is compared by its evenness.
-            even = evenness_of(block, layer.visible, self._sinks) if detailed else {}
-            sums = {"value": _add(pairs.value(block, even) for pairs in levels)}
+            evenness = evenness_of(block, layer.visible, self._sinks) if detailed else {}
+            sums = {"value": _add(pairs.value(block, evenness) for pairs in levels)}
             if detailed:
                 sums["mass"] = _add(pairs.mass(block, block.weights) for pairs in levels)
                 sums["value_mass"] = torch.full_like(sums["mass"], torch.nan)
