@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from torch import nn
 
@@ -15,7 +14,7 @@ from headwise.errors import ArgumentError, HeadError
 from headwise.files import JsonFile, typed
 from headwise.models import fingerprint
 from headwise.shapes import is_size
-from headwise.tables import Head, grid_html, plot_categories
+from headwise.tables import Head, notebook_html, plot_categories
 
 Window = int | None
 
@@ -225,9 +224,7 @@ class CachePlan(JsonFile):
         return ax
 
     def _repr_html_(self) -> str:
-        heads = [Head("", x.layer, head) for x in self.layers for head in range(len(x.windows))]
-        full = [float(window is None) for x in self.layers for window in x.windows]
-        return grid_html(str(self).splitlines()[0], heads, {"all tokens": np.array(full)})
+        return notebook_html(str(self), self.plot)
 
     def _kept(self, window: Window) -> str:
         return "all tokens" if window is None else f"{self.sinks} first, {window} latest tokens"

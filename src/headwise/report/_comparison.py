@@ -15,7 +15,7 @@ from headwise.tables import (
     Head,
     TableFile,
     at_prompt,
-    grid_html,
+    notebook_html,
     numbers_of,
     plot_heads,
     statistic_label,
@@ -222,9 +222,7 @@ class Comparison(TableFile):
         return at_prompt(f"Comparison: {self.summary}", self.changed()[[*columns, "p_adj"]])
 
     def _repr_html_(self) -> str:
-        title = " → ".join(filter(None, self.titles))
-        heading = f"{title}: {self.summary}" if title else self.summary
-        return grid_html(heading, self.heads, {"largest significant difference": self.largest()})
+        return notebook_html(repr(self), self.plot)
 
 
 def _roles(rows: list[list[Any]]) -> pd.DataFrame:

@@ -2,9 +2,8 @@
 
 import os
 from dataclasses import replace
-from html import escape
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from headwise._display import counted, printable
 from headwise.errors import ArgumentError
@@ -15,7 +14,7 @@ from headwise.report._study_data import StudyData
 from headwise.report.page import write_page
 from headwise.roles import Roles
 from headwise.surgery import Plan
-from headwise.tables import Curves, Scores
+from headwise.tables import Curves, Scores, notebook_html
 
 
 class Study(StudyData):
@@ -45,13 +44,10 @@ class Study(StudyData):
         return "\n  ".join(map(printable, lines))
 
     def _repr_html_(self) -> str:
-        """The findings, and a small map of the roles or of the statistics of all heads."""
-        table: Any = self.table if self.roles is None else self.roles
-        lines = "".join(f"<li>{escape(printable(line))}</li>" for line in self.findings())
-        return (
-            f"<div><p><b>{escape(printable(self.title))}</b></p><ul>{lines}</ul>"
-            f"{table._repr_html_()}</div>"
-        )
+        """The findings, and a map of the roles, or of a statistic of all heads."""
+        table = self.table
+        plot = partial(table.plot, table.statistics[0]) if self.roles is None else self.roles.plot
+        return notebook_html(repr(self), plot)
 
     def with_roles(self, roles: Roles) -> "Study":
         """The same study with the roles of its heads, as `find_roles` returns them.

@@ -32,7 +32,7 @@ from headwise.tables import (
     HeadsLike,
     TableFile,
     at_prompt,
-    categories_html,
+    notebook_html,
     numbers_of,
     plot_categories,
     resolve_heads,
@@ -323,8 +323,7 @@ class Roles(TableFile):
         return at_prompt(f"Roles: {self}", shown)
 
     def _repr_html_(self) -> str:
-        categories = categories_of(self.found(), self.shapes())
-        return categories_html(f"Roles: {self}", self._heads(), categories)
+        return notebook_html(repr(self), self.plot)
 
 
 def _typed_rows(frame: pd.DataFrame) -> pd.DataFrame:

@@ -4,12 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from headwise._display import counted
 from headwise.errors import HeadError
 from headwise.files import JsonFile, number, typed
-from headwise.tables import Head, HeadsLike, grid_html, plot_removed, resolve_heads
+from headwise.tables import Head, HeadsLike, notebook_html, plot_removed, resolve_heads
 
 # More heads than a layer of any model has.
 _MOST_HEADS = 2**16
@@ -161,12 +159,7 @@ class Plan(JsonFile):
         return plot_removed("Plan.plot", self._heads, self.removed, self._count, ax)
 
     def _repr_html_(self) -> str:
-        # A removed head is a gap in the grid.
-        removed = set(self.removed)
-        kept = [float("nan") if head in removed else 1.0 for head in self._heads]
-        return grid_html(
-            str(self).splitlines()[0], self._heads, {"kept; grey: removed": np.array(kept)}
-        )
+        return notebook_html(str(self), self.plot)
 
     @property
     def _heads(self) -> list[Head]:

@@ -11,6 +11,7 @@ from headwise.tables._columns import at_prompt as at_prompt
 from headwise.tables._columns import in_columns as in_columns
 from headwise.tables._curves import Curves as Curves
 from headwise.tables._curves import Elbow as Elbow
+from headwise.tables._figures import notebook_html as notebook_html
 from headwise.tables._figures import plot_categories as plot_categories
 from headwise.tables._figures import plot_heads as plot_heads
 from headwise.tables._figures import plot_removed as plot_removed
@@ -29,13 +30,6 @@ from headwise.tables._scores import random_orders as random_orders
 from headwise.tables._scores import removable as removable
 from headwise.tables._statistics import STATISTICS as STATISTICS
 from headwise.tables._statistics import statistic_label as statistic_label
-from headwise.tables._svg import Frame as Frame
-from headwise.tables._svg import Square as Square
-from headwise.tables._svg import categories_html as categories_html
-from headwise.tables._svg import draw_grid as draw_grid
-from headwise.tables._svg import grid_html as grid_html
-from headwise.tables._svg import placing as placing
-from headwise.tables._svg import points as points
 from headwise.tables._table_file import TableFile as TableFile
 from headwise.tables._table_file import numbers_of as numbers_of
 from headwise.tables._table_file import texts_of as texts_of

@@ -13,8 +13,7 @@ from headwise._display import printable
 from headwise.errors import ArgumentError, ShapeError
 from headwise.tables._bootstrap import TAILS, bootstrap_means, mean_interval
 from headwise.tables._columns import at_prompt
-from headwise.tables._figures import plain_legend, plot_axes
-from headwise.tables._svg import curves_html
+from headwise.tables._figures import notebook_html, plain_legend, plot_axes
 
 __all__ = ["Curves", "Elbow"]
 
@@ -238,9 +237,7 @@ class Curves:
         ax.plot(self.removed, mean, style, color=color, label=printable(label))
 
     def _repr_html_(self) -> str:
-        title = f"Mean loss ({self.loss}) as heads are removed, of {self.n_heads}"
-        means = {name: self.mean(name).mean(0) for name in self.per_text}
-        return curves_html(title, self.removed.tolist(), means)
+        return notebook_html(repr(self), self.plot)
 
     def _rows(self, order: str, allowed: float | None) -> pd.DataFrame:
         values = self.per_text[order]

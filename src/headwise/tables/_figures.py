@@ -1,7 +1,10 @@
 """Figures of results, which matplotlib draws: grids of heads, rankings, maps of weights."""
 
+import base64
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from html import escape
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ from jaxtyping import Float, Float64
 
 from headwise._display import printable
 from headwise._extras import require
-from headwise.errors import ArgumentError
+from headwise.errors import ArgumentError, MissingPackageError
 from headwise.files import as_path, write_beside
 from headwise.tables._grid import HeadGrid, category_styles, opacity
 from headwise.tables._heads import Head
@@ -63,6 +66,24 @@ def save_figure(ax: Any, path: str | Path) -> Path:
         ax.figure.savefig(beside, format=path.suffix[1:], dpi=200, metadata=undated)
     pyplot.close(ax.figure)
     return path
+
+
+def notebook_html(text: str, plot: Callable[[], Any]) -> str:
+    """What a notebook shows of a result: its text, and its figure if matplotlib is installed.
+
+    Args:
+        plot: Draws the figure and returns its axes.
+    """
+    lines = "\n".join(escape(printable(line)) for line in text.splitlines())
+    try:
+        figure = plot().figure
+    except MissingPackageError:
+        return f"<pre>{lines}</pre>"
+    drawn = BytesIO()
+    figure.savefig(drawn, format="png", dpi=100)
+    require("matplotlib.pyplot", "plot", "notebook_html").close(figure)  # not shown a second time
+    source = base64.b64encode(drawn.getvalue()).decode("ascii")
+    return f'<div><pre>{lines}</pre><img alt="" src="data:image/png;base64,{source}"/></div>'
 
 
 def _grid_axes(function: str, grid: HeadGrid, ax: Any) -> Any:

@@ -16,10 +16,9 @@ from headwise._display import counted
 from headwise.errors import ArgumentError, HeadError
 from headwise.tables._bootstrap import ratio_interval
 from headwise.tables._columns import address_columns, at_prompt
-from headwise.tables._figures import plot_heads
+from headwise.tables._figures import notebook_html, plot_heads
 from headwise.tables._heads import Head, HeadLike, resolve_heads
 from headwise.tables._statistics import STATISTICS
-from headwise.tables._svg import grid_html
 from headwise.tables._table_file import (
     TableFile,
     heads_of_rows,
@@ -295,7 +294,7 @@ class HeadTable(TableFile):
         label = f"{statistic} ({unit})"
         return plot_heads("HeadTable.plot", self.heads, self.mean(statistic), label, ax)
 
-    def _repr_html_(self) -> str:
-        means = {name: self.mean(name) for name in self.statistics}
-        known = {name: mean for name, mean in means.items() if np.isfinite(mean).any()}
-        return grid_html(repr(self).splitlines()[0], self.heads, known)
+    def _repr_html_(self) -> str | None:
+        if not self.statistics:
+            return None  # notebooks show the text
+        return notebook_html(repr(self), lambda: self.plot(self.statistics[0]))

@@ -17,9 +17,8 @@ from headwise._display import counted
 from headwise.errors import ArgumentError, ShapeError
 from headwise.tables._bootstrap import bootstrap_means, mean_interval
 from headwise.tables._columns import address_columns, at_prompt
-from headwise.tables._figures import plot_heads, plot_ranking
+from headwise.tables._figures import notebook_html, plot_heads, plot_ranking
 from headwise.tables._heads import Head, HeadLike, resolve_heads
-from headwise.tables._svg import grid_html
 from headwise.tables._table_file import (
     TableFile,
     heads_of_rows,
@@ -278,4 +277,4 @@ class Scores(TableFile):
         return at_prompt(f"Scores of {self}", shown)
 
     def _repr_html_(self) -> str:
-        return grid_html(f"Scores of {self}", self.heads, {"importance": self.importance})
+        return notebook_html(repr(self), self.plot)

@@ -57,7 +57,7 @@ class Overview(NamedTuple):
     lead: str
     clauses: list[Clause]
     marks: list[Mark]
-    maps: str
+    maps: list[dict[str, Any]]
 
 
 def overview(study: StudyData) -> Overview | None:

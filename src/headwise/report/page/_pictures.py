@@ -1,9 +1,7 @@
-"""Pictures that need no script: maps of the heads, and curves, as shapes of an SVG."""
+"""Pictures that need no script: where the squares of heads, and the points of curves lie."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from html import escape
-from math import ceil, floor, log10
+from math import ceil, floor, isfinite, log10
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +9,7 @@ import numpy as np
 from headwise._display import counted
 from headwise.report._study_data import StudyData
 from headwise.report.page._visible_text import visible
-from headwise.tables import Curves, Frame, Head, Square, draw_grid, placing, points
+from headwise.tables import Curves, Head
 
 # The side of a cell and the gap beside it, by the number of heads in a layer.
 _SIDES = ((16, 30, 4), (32, 22, 3), (10**6, 14, 2))
@@ -32,43 +30,47 @@ class HeadCell(NamedTuple):
     untested: bool = False
 
 
-def head_maps(heads: Sequence[Head], cells: Mapping[str, HeadCell], label: str) -> str:
-    """A map for each stack; a head without a cell is blank.
+def head_maps(
+    heads: Sequence[Head], cells: Mapping[str, HeadCell], label: str
+) -> list[dict[str, Any]]:
+    """A map for each stack, which `parts/head_maps.html` draws; a head without a cell is blank.
 
     Each square names its head, by the place among `heads`, and says its text to the script.
     """
     stacks = dict.fromkeys(head.stack for head in heads)
-    return "\n".join(_stack_map(stack, heads, cells, label) for stack in stacks)
+    return [_stack_map(stack, heads, cells) | {"label": label} for stack in stacks]
 
 
-def _stack_map(stack: str, heads: Sequence[Head], cells: Mapping[str, HeadCell], label: str) -> str:
+def _stack_map(stack: str, heads: Sequence[Head], cells: Mapping[str, HeadCell]) -> dict[str, Any]:
     members = sorted(head for head in heads if head.stack == stack)
+    layers = sorted({head.layer for head in members})
     width = max(head.head for head in members) + 1
     side, gap = next((side, gap) for most, side, gap in _SIDES if width <= most)
-    places = {head: str(index) for index, head in enumerate(heads)}
+    step, every = side + gap, 1 if side > _SMALL else 4  # small cells have no room for each number
+    places = {head: index for index, head in enumerate(heads)}
+    rows = {layer: _LABELS + step * row for row, layer in enumerate(layers)}
+    columns = [_LABELS + step * column for column in range(width)]
     squares = []
     for head in members:
         cell = cells.get(str(head), HeadCell("", "", ""))
-        blank = "blank untested" if cell.untested else "blank"
-        style = {"fill": cell.color} if cell.color else {"class": blank}
         dark = bool(cell.color) and _luminance(cell.color) < _DARK
-        ink = ("light" if dark else "dark") if cell.color else "soft"
-        letter = cell.letter if side > _SMALL else ""
-        data = {"rx": "3", "data-head": places[head], "data-text": cell.text}
-        squares.append(Square(style | data, letter=letter, ink=ink))
-    every = 1 if side > _SMALL else 4  # smaller cells have no room for each number
-    edge = _LABELS
-    frame = Frame(side + gap, side, edge, edge, 0, (every, every), edge - 8, edge - 10)
-    titles = (
-        '<text class="axis" x="46" y="16">head →</text>'
-        '<text class="axis" x="40" y="40" text-anchor="end">layer</text>'
-    )
-    alone = [replace(head, stack="") for head in members]  # the caption names the stack
-    picture = draw_grid(alone, squares, label, frame, titles, **{"class": "head-map"})
-    if not stack:
-        return f"<figure>{picture}</figure>"
-    name = escape(visible(stack))
-    return f'<figure data-stack="{name}"><figcaption>{name}</figcaption>{picture}</figure>'
+        square = {
+            "x": columns[head.head],
+            "y": rows[head.layer],
+            "kind": "blank untested" if cell.untested else "blank",
+            "ink": ("light" if dark else "dark") if cell.color else "soft",
+            "head": places[head],
+        }
+        squares.append(cell._asdict() | square | ({} if side > _SMALL else {"letter": ""}))
+    return {
+        "stack": visible(stack),
+        "side": side,
+        "width": _LABELS + step * width,
+        "height": _LABELS + step * len(layers),
+        "rows": [*rows.items()][::every],
+        "columns": [*enumerate(columns)][::every],
+        "squares": squares,
+    }
 
 
 def tint(color: str, strength: float) -> str:
@@ -90,7 +92,8 @@ def pruning(study: StudyData) -> dict[str, Any] | None:
     """The plan as a map with holes, and the curves; None if the study holds neither."""
     if study.plan is None and study.curves is None:
         return None
-    maps, says = "", ""
+    maps: list[dict[str, Any]] = []
+    says = ""
     if study.plan is not None:
         gone, heads = set(study.plan.removed), study.table.heads
         removed, kept = HeadCell("", "", "removed", untested=True), HeadCell(_KEPT, "", "kept")
@@ -111,13 +114,21 @@ def curve_picture(curves: Curves) -> dict[str, Any]:
     lowest = min(float(np.nanmin(low)) for low, _ in bands.values())
     removed = [float(count) for count in curves.removed]
     ticks = round_ticks(lowest, highest)
-    place = placing(60.0, 230.0, 520.0, 210.0, removed[-1], (ticks[0], ticks[-1]))
+
+    def place(count: float, loss: float) -> tuple[float, float]:
+        up = 210.0 * (loss - ticks[0]) / (ticks[-1] - ticks[0])
+        return round(60.0 + 520.0 * count / (removed[-1] or 1.0), 1), round(230.0 - up, 1)
+
+    def points(counts: Sequence[float], losses: Sequence[float]) -> str:
+        pairs = (place(*pair) for pair in zip(counts, losses, strict=True) if isfinite(pair[1]))
+        return " ".join(f"{across},{up}" for across, up in pairs)
+
     lines = []
     for style, (name, mean) in enumerate(means.items()):
         low, high = bands[name]
         texts = [f"{m:.4g} [{a:.4g}, {b:.4g}]" for m, a, b in zip(mean, low, high, strict=True)]
-        line = points(place, removed, mean.tolist())
-        band = points(place, removed + removed[::-1], [*low.tolist(), *high[::-1].tolist()])
+        line = points(removed, mean.tolist())
+        band = points(removed + removed[::-1], [*low.tolist(), *high[::-1].tolist()])
         drawn = {"points": line, "band": band, "style": min(style, 3)}
         lines.append({"name": visible(name), "texts": texts, **drawn})
     x_ticks = [x for x in round_ticks(0.0, removed[-1]) if x.is_integer() and x <= removed[-1]]
