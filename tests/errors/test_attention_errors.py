@@ -15,7 +15,6 @@ import headwise as hw
 from headwise.attention.huggingface import attention_forward
 from headwise.cli import _inputs
 from headwise.cli._app import app
-from headwise.cli._options import Shared
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.layer import MultiHeadAttention
 
@@ -141,4 +140,4 @@ def test_the_option_is_handed_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(_inputs, "load", load)
     with pytest.raises(Opened, match="eager"):
-        _inputs.open_model("x", Shared(attention="eager"))
+        _inputs.open_model("x", None, None, "eager")

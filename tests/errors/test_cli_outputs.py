@@ -22,7 +22,6 @@ FILES = {
     "heads --save-examples": ("heads ./any --task needle --save-examples", ".jsonl"),
     "compare": ("compare ./any ./any --text good.txt -o", ".json"),
     "cache": ("cache ./any --text good.txt -o", ".json"),
-    "merge": ("merge ./any -o", ".csv"),
     "look": ("look ./any words -o", ".html"),
     "report": ("report ./any --text good.txt -o", ".html"),
     "report of the Mini-GPT": ("report --lab-folder ./any -o", ".html"),

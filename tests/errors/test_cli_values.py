@@ -137,7 +137,6 @@ def test_an_argument_that_is_no_number(place: Path, command: str, value: str) ->
     [
         ("cache model --text good.txt --keep 7", "keep=7.0. Give a share"),
         ("cache model --text good.txt --sinks 4 --window 999", "window=999 keep all"),
-        ("corpus model --data good.txt -o run --shards 9999999", "shards=9999999. "),
         ("train --kv-heads 3 --out lab", "n_heads=4 is not a multiple of n_kv_heads=3. "),
         ("train --context 5 --out lab", "context is 5. Give 33 or more."),
         ("train --d-model 100000 --out lab", "mlp_ratio=2, context=40 give 240,004,000,000 weig"),

@@ -1,11 +1,12 @@
 """The application: every command, how its command line is checked, and `headwise` itself."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperArgument, TyperCommand
 
 from headwise.cli._cache import cache
 from headwise.cli._compare import compare
@@ -13,12 +14,15 @@ from headwise.cli._explain import explain
 from headwise.cli._heads import heads
 from headwise.cli._importance import importance
 from headwise.cli._observe import observe
-from headwise.cli._options import with_flat_options
 from headwise.cli._prune import prune
 from headwise.cli._report import report
 from headwise.cli._roles import roles
 from headwise.cli._single_text import look
 from headwise.cli._train import train
+from headwise.errors import ArgumentError
+
+_OUTPUTS = ("--out", "--figure", "--save", "--save-examples", "--vllm-hook", "--qrhead")
+_MODELS = ("MODEL", "BEFORE", "AFTER")  # a folder, or a name on the hub
 
 
 class CheckedCommand(TyperCommand):
@@ -56,6 +60,45 @@ class CheckedCommand(TyperCommand):
                 raise typer.BadParameter(f"{value} is not a finite number", ctx=ctx, param=param)
         return unparsed
 
+    def invoke(self, ctx: Any) -> Any:
+        """Check the files, and run the command."""
+        params: list[Any] = self.params
+        _check_files(
+            {
+                x.metavar if isinstance(x, TyperArgument) else x.opts[0]: ctx.params[x.name]
+                for x in params
+            }
+        )
+        return super().invoke(ctx)
+
+
+def _check_files(values: Mapping[str, Any]) -> None:
+    """Refuse an output that is one of the inputs, and two inputs from standard input.
+
+    Args:
+        values: Those of arguments and options, by their names on the command line.
+    Raises:
+        ArgumentError: one of them is given, or paragraphs of no file are asked for.
+    """
+    if values.get("--paragraphs") and values.get("--text") is None:
+        raise ArgumentError("headwise: --paragraphs is for --text. Add --text FILE.")
+    paths = {name: value for name, value in values.items() if isinstance(value, Path)}
+    inputs = {name: path for name, path in paths.items() if name not in _OUTPUTS}
+    standard = [name for name, path in inputs.items() if path == Path("-")]
+    if len(standard) > 1:
+        raise ArgumentError(
+            f"headwise: {' and '.join(standard)} both read standard input. Give a file for one "
+            f"of them."
+        )
+    inputs |= {name: Path(values[name]) for name in _MODELS if values.get(name) is not None}
+    for output in [name for name in _OUTPUTS if name in paths and paths[name].exists()]:
+        for name, source in inputs.items():
+            if source.exists() and source.samefile(paths[output]):
+                raise ArgumentError(
+                    f"output: {output} {paths[output]} is the input {name} {source}, which "
+                    f"would be lost. Name another place."
+                )
+
 
 def _strings(value: Any) -> Iterator[str]:
     """The strings of an option, which may be repeated or take several values."""
@@ -92,7 +135,7 @@ _COMMANDS: dict[Any, str] = {
 }
 EXAMPLES = {command.__name__: example for command, example in _COMMANDS.items()}
 for command, example in _COMMANDS.items():
-    app.command(cls=CheckedCommand, epilog=f"Example: {example}")(with_flat_options(command))
+    app.command(cls=CheckedCommand, epilog=f"Example: {example}")(command)
 
 
 def _print_version(show_version: bool) -> bool:

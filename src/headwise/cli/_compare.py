@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from headwise.cli._options import OutputWithFigure, Shared, given_options, opt
+from headwise.cli import _options
+from headwise.cli._options import opt
 from headwise.cli._print import print_json, print_note, print_result, print_table, progress_bar
 from headwise.errors import ArgumentError
 
@@ -32,9 +33,17 @@ def compare(
     roles: Annotated[
         bool, opt("Also find the roles of both models; takes longer.", "--roles")
     ] = False,
-    *,
-    output: OutputWithFigure,
-    shared: Shared,
+    out: _options.Out = None,
+    force: _options.Force = False,
+    as_json: _options.Json = False,
+    figure: _options.Figure = None,
+    device: _options.Device = None,
+    dtype: _options.Dtype = None,
+    attention: _options.Attention = None,
+    seed: _options.Seed = None,
+    max_texts: _options.MaxTexts = None,
+    max_tokens: _options.MaxTokens = None,
+    paragraphs: _options.Paragraphs = None,
 ) -> None:
     """Compare two models head by head, on the same texts.
 
@@ -42,8 +51,13 @@ def compare(
     deviations between heads. With -o, writes the whole table; with --json, prints all
     rows as JSON. Heads of pruned models are matched by their original numbers.
     """
-    output.check()
-    _check_sides([before, after], text, shared, roles)
+    _options.check_output(out, *_options.TABLES, force=force)
+    _options.check_figure(figure, force)
+    unused = _options.given_options(
+        roles=roles or None, device=device, dtype=dtype, attention=attention, seed=seed,
+        max_texts=max_texts, max_tokens=max_tokens, paragraphs=paragraphs,
+    )  # fmt: skip
+    _check_sides([before, after], text, unused)
     from headwise import report
     from headwise.cli._inputs import draw_figure, open_model, read_drawn_texts, title_of
     from headwise.tables import HeadTable
@@ -58,8 +72,11 @@ def compare(
         comparison = report.compare(*sides)
     else:
         titles = title_of(before), title_of(after)
-        texts = read_drawn_texts(text, shared)
-        opened = [open_model(name, shared, text_for="compare") for name in (before, after)]
+        texts = read_drawn_texts(text, seed, max_texts, paragraphs)
+        opened = [
+            open_model(name, device, dtype, attention, text_for="compare")
+            for name in (before, after)
+        ]
         with progress_bar(f"Comparing {before} and {after}") as on_progress:
             comparison = report.compare(
                 opened[0][0],
@@ -67,24 +84,25 @@ def compare(
                 texts,
                 tokenizer=(opened[0][1], opened[1][1]),
                 roles=roles,
-                max_tokens=shared.max_tokens,
+                max_tokens=max_tokens,
                 on_progress=on_progress,
             )
     comparison = replace(comparison, titles=titles)
     means = {name: comparison.values("difference", name) for name in comparison.statistics}
-    output.draw("A map of each difference", partial(draw_figure, means, comparison.plot))
-    if output.as_json:
+    draw = partial(draw_figure, means, comparison.plot)
+    _options.write_output("A map of each difference", draw, figure, force)
+    if as_json:
         print_note(comparison.summary)
         print_json(comparison.frame().to_dict("records"))
     else:
         print_result(comparison.summary)
-    output.save("The comparison", comparison.save)
+    _options.write_output("The comparison", comparison.save, out, force)
     tested = not comparison.rows["outcome"].str.startswith("not tested").all()
-    if output.out is None and tested and not output.as_json:
+    if out is None and tested and not as_json:
         print_table(comparison.changed()[_COLUMNS].iloc[::-1])
 
 
-def _check_sides(names: list[str], text: Path | None, shared: Shared, roles: bool) -> None:
+def _check_sides(names: list[str], text: Path | None, unused: list[str]) -> None:
     """Refuse models without texts, and options that would be ignored for tables and studies."""
     are_saved = [Path(x).is_file() or (Path(x) / "study.json").is_file() for x in names]
     if len(set(are_saved)) == 2:
@@ -103,7 +121,6 @@ def _check_sides(names: list[str], text: Path | None, shared: Shared, roles: boo
             raise ArgumentError(
                 f"compare: --text is for models, and {name} holds results already. Leave it out."
             )
-    unused = (["roles"] if roles else []) + [*given_options(shared)]
     if text is None and unused:
         raise ArgumentError(
             f"compare: --{unused[0]} is for models, and {names[0]} holds results "

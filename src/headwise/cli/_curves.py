@@ -8,7 +8,6 @@ from torch import nn
 
 from headwise._display import counted
 from headwise.cli._inputs import Texts, sentences_of
-from headwise.cli._options import Shared
 from headwise.corpora import SentencePair
 from headwise.errors import ArgumentError
 from headwise.scoring import Inputs, Loss, paired, prune_curves, read_batches
@@ -47,14 +46,14 @@ class QualityInputs:
 
     @classmethod
     def of(
-        cls, texts: Texts, loss: str, model: nn.Module, tokenizer: Any, shared: Shared
+        cls, texts: Texts, loss: str, model: nn.Module, tokenizer: Any, max_tokens: int | None
     ) -> "QualityInputs":
         """The texts or pairs under the loss of the scores."""
         pairs = [pair for pair in texts if isinstance(pair, SentencePair)]
         if pairs and loss == "embedding":
-            return cls(*paired(pairs, model, tokenizer, shared.max_tokens))
+            return cls(*paired(pairs, model, tokenizer, max_tokens))
         sentences = sentences_of(texts)
-        return cls(read_batches(sentences, model, tokenizer, shared.max_tokens), loss or None)
+        return cls(read_batches(sentences, model, tokenizer, max_tokens), loss or None)
 
     def compare(
         self, full: nn.Module, small: nn.Module, removed: Sequence[Head], heads: Sequence[Head]

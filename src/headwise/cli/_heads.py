@@ -7,16 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from headwise.cli._options import (
-    JsonOutput,
-    Model,
-    Nulls,
-    Shared,
-    check_output,
-    names_of_nulls,
-    opt,
-    write_output,
-)
+from headwise.cli import _options
+from headwise.cli._options import opt
 from headwise.cli._print import print_note, print_table, progress_bar
 from headwise.errors import ArgumentError
 
@@ -27,7 +19,7 @@ _EXAMPLES, _TOKENS = 120, 256  # that are generated: how many, and the most toke
 
 
 def heads(
-    model: Model,
+    model: _options.Model,
     examples: Annotated[
         Path | None,
         opt(
@@ -61,10 +53,17 @@ def heads(
     qrhead: Annotated[
         Path | None, opt("Also write the set in the format of QRHead: .yaml.", "--qrhead")
     ] = None,
-    nulls: Nulls = None,
-    *,
-    output: JsonOutput,
-    shared: Shared,
+    nulls: _options.Nulls = None,
+    out: _options.JsonOut = None,
+    force: _options.Force = False,
+    as_json: _options.Json = False,
+    device: _options.Device = None,
+    dtype: _options.Dtype = None,
+    attention: _options.Attention = None,
+    seed: _options.Seed = None,
+    max_texts: _options.MaxTexts = None,
+    max_tokens: _options.MaxTokens = None,
+    paragraphs: _options.Paragraphs = None,
 ) -> None:
     """Find the heads that attend to the right span of a text.
 
@@ -72,10 +71,9 @@ def heads(
     Prints the heads that were found. With -o, writes all heads with their evidence; with
     --json, prints JSON.
     """
-    output.check()
     exports = [("vllm-hook", ".json", vllm_hook), ("qrhead", ".yaml", qrhead)]
-    for _, ending, path in (*exports, ("", ".jsonl", save_examples)):
-        check_output(path, ending, force=output.force)
+    for _, ending, path in (("", ".json", out), *exports, ("", ".jsonl", save_examples)):
+        _options.check_output(path, ending, force=force)
     if (examples is None) == (task is None):
         named = "neither --examples nor --task" if task is None else "--examples and --task"
         raise ArgumentError(f"heads: {named}. Give one of them.")
@@ -88,19 +86,20 @@ def heads(
     from headwise.roles import Evidence, find_heads, task_examples
     from headwise.scoring import find_loss
 
-    evidence = Evidence(names_of_nulls(nulls), seed=shared.seed or 0)
-    drawn = [] if examples is None else _inputs.draw_texts(read_examples(examples), shared)
-    texts = None if text is None else _inputs.read_text_file(text, shared)
-    opened, tokenizer = _inputs.open_model(model, shared)
+    evidence = Evidence(_options.names_of_nulls(nulls), seed=seed or 0)
+    drawn: list[Example] = []
+    if examples is not None:
+        drawn = _inputs.draw_texts(read_examples(examples), seed, max_texts)
+    texts = None if text is None else _inputs.read_text_file(text, paragraphs)
+    opened, tokenizer = _inputs.open_model(model, device, dtype, attention)
     if task is not None:
-        n_tokens = context_of(opened, tokenizer, shared.max_tokens or _TOKENS)
+        n_tokens = context_of(opened, tokenizer, max_tokens or _TOKENS)
         drawn = task_examples(
-            task, tokenizer, texts, n=shared.max_texts or _EXAMPLES, n_tokens=n_tokens,
+            task, tokenizer, texts, n=max_texts or _EXAMPLES, n_tokens=n_tokens,
             seed=evidence.seed,
         )  # fmt: skip
-    if save_examples is not None:
-        path = write_output(partial(_write_examples, drawn), save_examples, output.force)
-        print_note(f"The examples: {path}")
+    write_examples = partial(_write_examples, drawn)
+    _options.write_output("The examples", write_examples, save_examples, force)
     name = ""
     with suppress(ArgumentError):  # classes without a loss of their own
         name = find_loss(None, opened, {}).name
@@ -112,18 +111,17 @@ def heads(
             drawn,
             tokenizer=tokenizer,
             evidence=evidence,
-            max_tokens=shared.max_tokens,
+            max_tokens=max_tokens,
             on_progress=on_progress,
         )
     for line in str(found).split("\n"):
         print_note(line)
-    output.save("All heads with their evidence", found.save)
+    _options.write_output("All heads with their evidence", found.save, out, force)
     for form, _, path in exports:
-        if path is not None:
-            export = partial(found.export, format=form, model_name=found.name or model)
-            print_note(f"{form}: {write_output(export, path, output.force)}")
+        export = partial(found.export, format=form, model_name=found.name or model)
+        _options.write_output(form, export, path, force)
     columns = ["name", "in_set", "effect", "baseline", "null", "lift", "p_adj"]
-    output.show(found.found(), lambda rows: print_table(rows[columns]))
+    _options.show_rows(found.found(), as_json, out, lambda rows: print_table(rows[columns]))
 
 
 def _write_examples(examples: "list[Example]", path: Path) -> None:

@@ -1,10 +1,10 @@
 """`headwise importance`: how much each head matters, as a table."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from headwise._methods import METHODS
-from headwise.cli._options import Model, OutputWithFigure, PairsFile, Shared, TextFile, opt
+from headwise.cli import _options
+from headwise.cli._options import opt
 from headwise.cli._print import print_note, print_table, progress_bar
 from headwise.errors import ArgumentError
 
@@ -16,17 +16,10 @@ else:
     MethodName = Literal[*METHODS]
 
 
-@dataclass(frozen=True)
-class ScoringOptions(Shared):
-    """The shared options, with fewer texts by default: scoring takes several passes over each."""
-
-    max_texts: Annotated[int, opt("Use this many texts, drawn at random.", min=1)] = 64
-
-
 def importance(
-    model: Model,
-    text: TextFile = None,
-    pairs: PairsFile = None,
+    model: _options.Model,
+    text: _options.TextFile = None,
+    pairs: _options.PairsFile = None,
     method: Annotated[MethodName, opt("How importance is measured.")] = "half-gate",
     loss: Annotated[
         Literal["lm", "masked-lm", "label", "embedding"] | None,
@@ -35,9 +28,18 @@ def importance(
     rounds: Annotated[
         int, opt("Rounds of scoring; after each, the least important heads are removed.", min=1)
     ] = 1,
-    *,
-    output: OutputWithFigure,
-    shared: ScoringOptions,
+    out: _options.Out = None,
+    force: _options.Force = False,
+    as_json: _options.Json = False,
+    figure: _options.Figure = None,
+    device: _options.Device = None,
+    dtype: _options.Dtype = None,
+    attention: _options.Attention = None,
+    seed: _options.Seed = None,
+    # Fewer than elsewhere: scoring takes several passes over each text.
+    max_texts: Annotated[int, opt("Use this many texts, drawn at random.", min=1)] = 64,
+    max_tokens: _options.MaxTokens = None,
+    paragraphs: _options.Paragraphs = None,
 ) -> None:
     """Score how much worse a model is without each head.
 
@@ -48,19 +50,20 @@ def importance(
         raise ArgumentError(
             "importance: texts come from --text or from --pairs. Give exactly one of them."
         )
-    output.check()
+    _options.check_output(out, *_options.TABLES, force=force)
+    _options.check_figure(figure, force)
     from headwise import scoring
     from headwise.cli import _inputs
     from headwise.corpora import read_pairs
     from headwise.tables import save_figure
 
     if text is not None:
-        texts = _inputs.read_drawn_texts(text, shared)
+        texts = _inputs.read_drawn_texts(text, seed, max_texts, paragraphs)
     else:
         assert pairs is not None
-        texts = _inputs.draw_texts(_inputs.sentences_of(read_pairs(pairs)), shared)
-    opened, tokenizer = _inputs.open_model(model, shared)
-    _inputs.note_split_texts(texts, opened, tokenizer, shared)
+        texts = _inputs.draw_texts(_inputs.sentences_of(read_pairs(pairs)), seed, max_texts)
+    opened, tokenizer = _inputs.open_model(model, device, dtype, attention)
+    _inputs.note_split_texts(texts, opened, tokenizer, max_tokens)
     with progress_bar(f"Scoring the heads of {model}") as on_progress:
         scores = scoring.importance(
             opened,
@@ -69,17 +72,19 @@ def importance(
             loss=loss,
             rounds=rounds,
             tokenizer=tokenizer,
-            max_tokens=shared.max_tokens,
+            max_tokens=max_tokens,
             on_progress=on_progress,
         )
     print_note(str(scores))
     order = scores.order()
     least = ", ".join(map(str, order[:5]))
-    output.save(f"The least important heads are {least}", scores.save)
-    output.draw("A map of the scores", lambda path: save_figure(scores.plot(), path))
+    _options.write_output(f"The least important heads are {least}", scores.save, out, force)
+    _options.write_output(
+        "A map of the scores", lambda path: save_figure(scores.plot(), path), figure, force
+    )
 
     def print_ranking(rows: "pd.DataFrame") -> None:
         ranked = rows.iloc[[scores.row(head) for head in order]]
         print_table(ranked[["name", "importance", "ci_low", "ci_high"]])
 
-    output.show(scores.frame(), print_ranking)
+    _options.show_rows(scores.frame(), as_json, out, print_ranking)

@@ -20,7 +20,6 @@ from torch import nn
 from headwise._display import counted
 from headwise._extras import require
 from headwise.checkpoints import load, load_tokenizer
-from headwise.cli._options import ModelOptions, Shared
 from headwise.cli._print import note_input
 from headwise.corpora import SentencePair, read_parallel, read_texts
 from headwise.errors import ArgumentError, InputError
@@ -58,25 +57,27 @@ def _opened(path: Path) -> Path | _StandardInput:
     return _StandardInput(sys.stdin.buffer.read()) if path == STANDARD_INPUT else path
 
 
-def draw_texts(texts: list[Text], shared: Shared) -> list[Text]:
+def draw_texts(texts: list[Text], seed: int | None, max_texts: int | None) -> list[Text]:
     """All texts, or --max-texts of them, in the order of the file."""
-    if shared.max_texts is None or shared.max_texts >= len(texts):
+    if max_texts is None or max_texts >= len(texts):
         return texts
     # Drawn at random: the beginning of a file is rarely like the rest of it.
-    drawn = random.Random(shared.seed or 0).sample(range(len(texts)), shared.max_texts)
+    drawn = random.Random(seed or 0).sample(range(len(texts)), max_texts)
     return [texts[index] for index in sorted(drawn)]
 
 
-def read_drawn_texts(path: Path, shared: Shared) -> list[str]:
+def read_drawn_texts(
+    path: Path, seed: int | None, max_texts: int | None, paragraphs: bool | None
+) -> list[str]:
     """The texts of a file, or --max-texts of them."""
-    return draw_texts(read_text_file(path, shared), shared)
+    return draw_texts(read_text_file(path, paragraphs), seed, max_texts)
 
 
-def read_text_file(path: Path, shared: Shared) -> list[str]:
+def read_text_file(path: Path, paragraphs: bool | None) -> list[str]:
     """The texts of a file, or of standard input for `-`; a note says what was taken for one."""
-    texts = plain_texts(path, paragraphs=bool(shared.paragraphs))
+    texts = plain_texts(path, paragraphs=bool(paragraphs))
     name = "standard input" if path == STANDARD_INPUT else path
-    unit = "paragraph" if shared.paragraphs else "line"
+    unit = "paragraph" if paragraphs else "line"
     note_input(f"{name}: {counted(len(texts), 'text')}, one per {unit}")
     return texts
 
@@ -119,17 +120,21 @@ def _is_json(text: str) -> bool:
 
 
 def read_texts_and_targets(
-    text: Path, target: Path | None, shared: Shared
+    text: Path,
+    target: Path | None,
+    seed: int | None,
+    max_texts: int | None,
+    paragraphs: bool | None,
 ) -> tuple[list[str], list[str] | None]:
     """The texts of a file and, line by line, their targets in another file, if there is one."""
     if target is None:
-        return read_drawn_texts(text, shared), None
-    if shared.paragraphs:
+        return read_drawn_texts(text, seed, max_texts, paragraphs), None
+    if paragraphs:
         raise ArgumentError(
             f"report: --paragraphs with --target {target}, which has a target for each line. Leave "
             f"--paragraphs out."
         )
-    pairs = draw_texts(read_parallel(_opened(text), _opened(target)), shared)
+    pairs = draw_texts(read_parallel(_opened(text), _opened(target)), seed, max_texts)
     return [text for text, _ in pairs], [target for _, target in pairs]
 
 
@@ -140,9 +145,11 @@ def sentences_of(texts: Texts) -> list[str]:
     return plain + list(dict.fromkeys(text for pair in pairs for text in (pair.one, pair.two)))
 
 
-def note_split_texts(texts: list[str], model: nn.Module, tokenizer: Any, shared: Shared) -> None:
+def note_split_texts(
+    texts: list[str], model: nn.Module, tokenizer: Any, max_tokens: int | None
+) -> None:
     """Note that texts are too long for the model and are split into pieces, if any is."""
-    pieces = encode(tokenizer, texts, model, shared.max_tokens)
+    pieces = encode(tokenizer, texts, model, max_tokens)
     if len(pieces) > len(texts):
         longest = max(map(len, pieces))
         note_input(
@@ -152,7 +159,11 @@ def note_split_texts(texts: list[str], model: nn.Module, tokenizer: Any, shared:
 
 
 def open_model(
-    name: str, options: ModelOptions, text_for: str | None = None
+    name: str,
+    device: str | None,
+    dtype: str | None,
+    attention: str | None,
+    text_for: str | None = None,
 ) -> tuple[nn.Module, Any]:
     """The model on the requested device, and its tokenizer.
 
@@ -160,18 +171,18 @@ def open_model(
         text_for: The function for which the model must read text. Models that do not read text
             have no tokenizer, or only one for their labels.
     """
-    model = load(name, **loading(options))
+    model = load(name, **loading(device, dtype, attention))
     if text_for is not None:
         check_reads_text(text_for, model)
     return model, load_tokenizer(name)
 
 
-def loading(options: ModelOptions) -> dict[str, Any]:
+def loading(device: str | None, dtype: str | None, attention: str | None) -> dict[str, Any]:
     """The arguments of `load` that the options give."""
     return {
-        "device": check_device(options.device or "cpu", "--device"),
-        "dtype": None if options.dtype is None else getattr(torch, options.dtype),
-        "attn_implementation": options.attention,
+        "device": check_device(device or "cpu", "--device"),
+        "dtype": None if dtype is None else getattr(torch, dtype),
+        "attn_implementation": attention,
     }
 
 

@@ -4,23 +4,15 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from headwise._display import counted
-from headwise.cli._options import (
-    Model,
-    OutputWithFigure,
-    PerText,
-    Shared,
-    Statistics,
-    Target,
-    TextFile,
-    opt,
-)
+from headwise.cli import _options
+from headwise.cli._options import opt
 from headwise.cli._print import print_heads, print_note, progress_bar
 from headwise.errors import ArgumentError
 
 
 def observe(
-    model: Model,
-    text: TextFile = None,
+    model: _options.Model,
+    text: _options.TextFile = None,
     data: Annotated[
         list[str] | None,
         opt(
@@ -38,18 +30,27 @@ def observe(
     on_error: Annotated[
         Literal["raise", "skip"], opt("What happens if the model refuses a text of --data.")
     ] = "raise",
-    statistics: Statistics = None,
-    target: Target = None,
-    per_text: PerText = False,
-    *,
-    output: OutputWithFigure,
-    shared: Shared,
+    statistics: _options.Statistics = None,
+    target: _options.Target = None,
+    per_text: _options.PerText = False,
+    out: _options.Out = None,
+    force: _options.Force = False,
+    as_json: _options.Json = False,
+    figure: _options.Figure = None,
+    device: _options.Device = None,
+    dtype: _options.Dtype = None,
+    attention: _options.Attention = None,
+    seed: _options.Seed = None,
+    max_texts: _options.MaxTexts = None,
+    max_tokens: _options.MaxTokens = None,
+    paragraphs: _options.Paragraphs = None,
 ) -> None:
     """Compute attention statistics of every head of a model.
 
     Prints a row per head. With -o, writes the table; with --json, prints JSON.
     """
-    output.check()
+    _options.check_output(out, *_options.TABLES, force=force)
+    _options.check_figure(figure, force)
     from headwise.batches import observe_files
     from headwise.checkpoints import load_tokenizer
     from headwise.cli import _inputs
@@ -59,12 +60,9 @@ def observe(
     # What is wrong with names or texts is found fast, and opening a model is not.
     _inputs.check_statistics(statistics)
     if data is not None:
-        for name, value in (
-            ("text", text), ("target", target), ("seed", shared.seed),
-            ("max-texts", shared.max_texts), ("paragraphs", shared.paragraphs),
-        ):  # fmt: skip
-            if value is not None:
-                raise ArgumentError(f"headwise: --{name} is not for --data. Leave it out.")
+        unused = _options.given_options(text=text, target=target, seed=seed, max_texts=max_texts)
+        if unused:
+            raise ArgumentError(f"headwise: --{unused[0]} is not for --data. Leave it out.")
         tokenizer = load_tokenizer(model)
         table = observe_files(
             data,
@@ -74,19 +72,19 @@ def observe(
             column=column,
             address=address,
             workers=workers,
-            max_tokens=shared.max_tokens,
+            max_tokens=max_tokens,
             on_error=on_error,
-            **_inputs.loading(shared),
+            **_inputs.loading(device, dtype, attention),
         )
         if table.skipped:
             print_note(f"The model refused {counted(table.skipped, 'text')}, left out here.")
     elif text is None:
         raise ArgumentError("headwise: no texts. Give --text FILE, or --data GLOB.")
     else:
-        texts, targets = _inputs.read_texts_and_targets(text, target, shared)
-        opened, tokenizer = _inputs.open_model(model, shared, text_for="observe")
+        texts, targets = _inputs.read_texts_and_targets(text, target, seed, max_texts, paragraphs)
+        opened, tokenizer = _inputs.open_model(model, device, dtype, attention, text_for="observe")
         if not reads_two_texts(opened):
-            _inputs.note_split_texts(texts, opened, tokenizer, shared)
+            _inputs.note_split_texts(texts, opened, tokenizer, max_tokens)
         request = _request(statistics, per_text, tokenizer)
         with progress_bar(f"Observing {model}") as on_progress:
             table, _ = observe_texts(
@@ -95,13 +93,14 @@ def observe(
                 tokenizer,
                 pairs_for("observe", opened, texts, targets),
                 request,
-                shared.max_tokens,
+                max_tokens,
                 on_progress,
             )
-    output.save(counted(len(table.heads), "head"), table.save)
+    _options.write_output(counted(len(table.heads), "head"), table.save, out, force)
     means = {name: table.mean(name) for name in table.statistics}
-    output.draw("A map of each statistic", partial(_inputs.draw_figure, means, table.plot))
-    output.show(table.frame(), print_heads)
+    draw = partial(_inputs.draw_figure, means, table.plot)
+    _options.write_output("A map of each statistic", draw, figure, force)
+    _options.show_rows(table.frame(), as_json, out, print_heads)
 
 
 def _request(statistics: str | None, per_text: bool, tokenizer: Any) -> Any:

@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from headwise._formats import FORMATS
-from headwise.cli._options import Figure, Model, ModelOutput, PairsFile, Shared, check_figure, opt
+from headwise._formats import FORMATS, MODEL_FILES
+from headwise.cli import _options
+from headwise.cli._options import opt
 from headwise.cli._print import print_json, print_note, print_result, progress_bar
 from headwise.errors import ArgumentError
 
@@ -18,14 +19,17 @@ _BATCH_SIZE = 16
 
 
 def prune(
-    model: Model,
+    model: _options.Model,
     by: Annotated[Path, opt("The scores of MODEL, written by headwise importance.")],
-    remove: Annotated[float | None, opt("The share of heads to remove, such as 0.3.")] = None,
+    remove: Annotated[
+        float | None, opt("The share of heads to remove, such as 0.3.", min=0)
+    ] = None,
     within: Annotated[
         float | None,
         opt(
             "Instead of --remove: what may be lost on every second text, such as 0.01: a share "
-            "of the loss, or of 1 for the loss embedding. As many heads go as that allows."
+            "of the loss, or of 1 for the loss embedding. As many heads go as that allows.",
+            min=0,
         ),
     ] = None,
     measure: Annotated[
@@ -39,7 +43,7 @@ def prune(
             "output on it."
         ),
     ] = None,
-    pairs: PairsFile = None,
+    pairs: _options.PairsFile = None,
     uniform: Annotated[
         bool, opt("Remove the same number of heads from each layer.", "--uniform")
     ] = False,
@@ -54,18 +58,26 @@ def prune(
             + " ".join(f"{name}: {format.opened_by}." for name, format in FORMATS.items()),
         ),
     ] = "headwise",
-    figure: Figure = None,
+    figure: _options.Figure = None,
     recover: Annotated[
         int, opt("Train the smaller model for this many steps to match the full one.", min=0)
     ] = 0,
     rate: Annotated[float, opt("With --recover: the peak learning rate.", min=0)] = 1e-4,
     *,
-    output: ModelOutput,
-    shared: Shared,
+    out: Annotated[Path, opt("The folder to write.", "--out", "-o")],
+    force: _options.Force = False,
+    as_json: _options.Json = False,
+    device: _options.Device = None,
+    dtype: _options.Dtype = None,
+    attention: _options.Attention = None,
+    seed: _options.Seed = None,
+    max_texts: _options.MaxTexts = None,
+    max_tokens: _options.MaxTokens = None,
+    paragraphs: _options.Paragraphs = None,
 ) -> None:
     """Remove the least important heads from a model."""
-    output.check()
-    check_figure(figure, output.force)
+    _options.check_folder(out, *MODEL_FILES, force=force)
+    _options.check_figure(figure, force)
     if text is not None and pairs is not None:
         raise ArgumentError("prune: --text and --pairs are both given. Give one of them.")
     if text is None and pairs is None and (within is not None or curve or recover):
@@ -83,19 +95,21 @@ def prune(
     from headwise.scoring import read_batches
     from headwise.tables import Curves, Scores, save_figure
 
-    texts: _inputs.Texts = [] if text is None else _inputs.read_drawn_texts(text, shared)
+    texts: _inputs.Texts = []
+    if text is not None:
+        texts = _inputs.read_drawn_texts(text, seed, max_texts, paragraphs)
     if pairs is not None:
-        texts = _inputs.draw_texts(read_pairs(pairs), shared)
+        texts = _inputs.draw_texts(read_pairs(pairs), seed, max_texts)
     scores = Scores.load(by)
     if within is None:  # an impossible plan is refused before the model is opened
         surgery.plan(scores, remove=remove, uniform=uniform)
     if texts:
         check_texts_suffice(texts, "prune: --text or --pairs")
-    full, tokenizer = _inputs.open_model(model, shared)
+    full, tokenizer = _inputs.open_model(model, device, dtype, attention)
     source_files(model)
     # One half chooses, folds and trains; the other measures.
     training, held_out = (
-        QualityInputs.of(half, scores.loss, full, tokenizer, shared) if texts else None
+        QualityInputs.of(half, scores.loss, full, tokenizer, max_tokens) if texts else None
         for half in (texts[::2], texts[1::2])
     )
     means = None if training is None else training.batches
@@ -120,22 +134,22 @@ def prune(
     # The mean outputs are those on plain texts; `read_batches` would mask tokens of some models.
     sentences, reference = _inputs.sentences_of(texts[::2]), None
     if sentences:
-        _inputs.note_split_texts(sentences, full, tokenizer, shared)
-        pieces = encode(tokenizer, sentences, full, shared.max_tokens)
+        _inputs.note_split_texts(sentences, full, tokenizer, max_tokens)
+        pieces = encode(tokenizer, sentences, full, max_tokens)
         reference = [vars(batch) for batch in batches(pieces, _BATCH_SIZE, device_of(full))]
     small = surgery.prune(full, plan, fold="mean" if reference else None, reference=reference)
     prepare(format, small, tokenizer=tokenizer)  # refused before it is trained or measured
-    partial = output.out.with_name(f"{output.out.name}.part")  # an interrupted recovery resumes
+    partial = out.with_name(f"{out.name}.part")  # an interrupted recovery resumes
     distances: list[float] = []
     if recover:
-        read = read_batches(sentences, full, tokenizer, shared.max_tokens)
+        read = read_batches(sentences, full, tokenizer, max_tokens)
         with progress_bar("Recovering the smaller model") as on_progress:
             found = recover_model(
-                small, full, read, steps=recover, rate=rate, seed=shared.seed or 0,
+                small, full, read, steps=recover, rate=rate, seed=seed or 0,
                 resume=partial, on_progress=on_progress,
             )  # fmt: skip
         distances = [float(distance) for distance in found]
-    save(small, output.out, format=format, tokenizer=tokenizer, source=model, force=output.force)
+    save(small, out, format=format, tokenizer=tokenizer, source=model, force=force)
     partial.unlink(missing_ok=True)
     if FORMATS[format].reader is None:
         print_note("Nothing has run the saved file: compare it where llama.cpp is installed")
@@ -145,8 +159,8 @@ def prune(
     if curve and held_out is not None:
         drawn = curves_on(held_out, "Drawing curves", random=5)
         allowed = drawn.allowance()
-        drawn.frame(allowed).to_csv(output.out / "curves.csv", index=False)
-        save_figure(drawn.plot(allowed=allowed), output.out / "curves.svg")
+        drawn.frame(allowed).to_csv(out / "curves.csv", index=False)
+        save_figure(drawn.plot(allowed=allowed), out / "curves.svg")
     facts: dict[str, Any] = {
         "removed": [str(head) for head in plan.removed],
         "why": plan.why,
@@ -155,7 +169,7 @@ def prune(
         | {"parameters": _inputs.count_parameters(full, small)},
         "recovery": distances,
     }
-    if output.as_json:
+    if as_json:
         print_json(facts)
         return
     for name, (before, after) in quality.items():
@@ -167,4 +181,4 @@ def prune(
     )
     if recover:
         print_result(f"Distance from the full model: {distances[0]:.3g}, then {distances[-1]:.3g}")
-    print_result(f"The smaller model is in {output.out}")
+    print_result(f"The smaller model is in {out}")

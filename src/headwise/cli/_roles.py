@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
 from inspect import signature
 from pathlib import Path
@@ -11,7 +11,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from headwise._display import counted, did_you_mean
-from headwise.cli._options import Model, Nulls, OutputWithFigure, Shared, names_of_nulls, opt
+from headwise.cli import _options
+from headwise.cli._options import opt
 from headwise.cli._print import print_json, print_note, print_table, progress_bar
 from headwise.errors import ArgumentError, InputError
 
@@ -25,34 +26,14 @@ _OUTCOME = ["role", "outcome", "heads", "nearest", "effect", "baseline", "null",
 _SECONDS_BEFORE_NOTE = 5.0
 
 
-@dataclass(frozen=True)
-class CorpusFiles:
-    """The files with texts, by their format."""
-
+def roles(
+    model: _options.Model,
     text: Annotated[
         Path | None, opt("Plain UTF-8, one text per line, or - for standard input.")
-    ] = None
-    conllu: Annotated[Path | None, opt("CoNLL-U, with dependency trees.")] = None
-    coref: Annotated[Path | None, opt("Coreference: a GAP table.")] = None
-    spans: Annotated[Path | None, opt("JSON lines with annotated spans and pairs of them.")] = None
-
-    def read(self, shared: Shared) -> list["str | AnnotatedText"]:
-        """The texts of all files."""
-        from headwise import corpora
-        from headwise.cli._inputs import read_text_file
-
-        parts: list[Sequence[str | AnnotatedText]] = [
-            [] if self.text is None else read_text_file(self.text, shared),
-            [] if self.conllu is None else corpora.read_conllu(self.conllu),
-            [] if self.coref is None else corpora.read_gap(self.coref),
-            [] if self.spans is None else corpora.read_jsonl(self.spans),
-        ]
-        return [text for part in parts for text in part]
-
-
-def roles(
-    model: Model,
-    files: CorpusFiles,
+    ] = None,
+    conllu: Annotated[Path | None, opt("CoNLL-U, with dependency trees.")] = None,
+    coref: Annotated[Path | None, opt("Coreference: a GAP table.")] = None,
+    spans: Annotated[Path | None, opt("JSON lines with annotated spans and pairs of them.")] = None,
     relation: Annotated[
         list[str] | None,
         opt(
@@ -63,10 +44,18 @@ def roles(
             metavar="FILE.py:NAME",
         ),
     ] = None,
-    nulls: Nulls = None,
-    *,
-    output: OutputWithFigure,
-    shared: Shared,
+    nulls: _options.Nulls = None,
+    out: _options.Out = None,
+    force: _options.Force = False,
+    as_json: _options.Json = False,
+    figure: _options.Figure = None,
+    device: _options.Device = None,
+    dtype: _options.Dtype = None,
+    attention: _options.Attention = None,
+    seed: _options.Seed = None,
+    max_texts: _options.MaxTexts = None,
+    max_tokens: _options.MaxTokens = None,
+    paragraphs: _options.Paragraphs = None,
 ) -> None:
     """Find what each head looks at, tested against baselines.
 
@@ -76,29 +65,38 @@ def roles(
     only. With --json, prints the rows of heads with a role as JSON, and for every other
     role the row of the head that comes nearest, with its outcome.
     """
-    if files == CorpusFiles():
+    if not _options.given_options(text=text, conllu=conllu, coref=coref, spans=spans):
         raise ArgumentError(
             "roles: no texts. Give --text, --conllu, --coref or --spans, or several of them."
         )
-    output.check()
-    from headwise.cli._inputs import draw_texts, open_model
+    _options.check_output(out, *_options.TABLES, force=force)
+    _options.check_figure(figure, force)
+    from headwise import corpora
+    from headwise.cli._inputs import draw_texts, open_model, read_text_file
     from headwise.roles import Evidence
     from headwise.tables import save_figure
 
-    texts = files.read(shared)
-    evidence = Evidence(names_of_nulls(nulls), seed=shared.seed or 0)
+    texts: list[str | AnnotatedText] = [
+        *([] if text is None else read_text_file(text, paragraphs)),
+        *([] if conllu is None else corpora.read_conllu(conllu)),
+        *([] if coref is None else corpora.read_gap(coref)),
+        *([] if spans is None else corpora.read_jsonl(spans)),
+    ]
+    evidence = Evidence(_options.names_of_nulls(nulls), seed=seed or 0)
     relations = _load_relations(relation or (), model)
-    drawn = draw_texts(texts, shared)
-    opened = open_model(model, shared)
-    result = find_roles_of(model, *opened, drawn, evidence, shared.max_tokens, relations)
+    drawn = draw_texts(texts, seed, max_texts)
+    opened = open_model(model, device, dtype, attention)
+    result = find_roles_of(model, *opened, drawn, evidence, max_tokens, relations)
     for line in result.notes:
         print_note(line)
-    output.save(str(result), result.save)
-    output.draw("A map of the roles", lambda path: save_figure(result.plot(), path))
-    if output.as_json:
+    _options.write_output(str(result), result.save, out, force)
+    _options.write_output(
+        "A map of the roles", lambda path: save_figure(result.plot(), path), figure, force
+    )
+    if as_json:
         print_json([*result.found().to_dict("records"), *nearest_rows(result)])
         return
-    if output.out is None:
+    if out is None:
         print_roles(result)
     print_outcomes(result, [path.rpartition(":")[2] for path in relation or ()])
 

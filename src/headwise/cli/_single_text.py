@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headwise.cli._options import Force, Model, ModelOptions, check_output, opt
+from headwise.cli._options import Attention, Device, Dtype, Force, Model, check_output, opt
 from headwise.cli._print import print_heads, print_note, print_result
 from headwise.errors import ArgumentError
 
@@ -35,8 +35,9 @@ def look(
         str | None, opt("With --from: the word that is attended to.", shown=False)
     ] = None,
     force: Force = False,
-    *,
-    options: ModelOptions,
+    device: Device = None,
+    dtype: Dtype = None,
+    attention: Attention = None,
 ) -> None:
     """Show the attention of every head of a model on one sentence.
 
@@ -61,7 +62,7 @@ def look(
 
     if text == str(STANDARD_INPUT):
         text = "\n".join(plain_texts(STANDARD_INPUT, paragraphs=False))
-    opened, tokenizer = open_model(model, options, text_for="look")
+    opened, tokenizer = open_model(model, device, dtype, attention, text_for="look")
     if source is not None and to is not None:
         links = watch.links(opened, tokenizer, text, source, to)
         print_heads(links.head(_LINKS))
