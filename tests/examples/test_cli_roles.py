@@ -11,6 +11,7 @@ from command import headwise
 from headwise.corpora import Grammar, annotate
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer, save
 from headwise.roles import Roles
+from small_files import COLUMNS
 from studies import make_roles, make_study
 
 
@@ -34,7 +35,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     (folder / "texts.jsonl").write_text("\n".join(lines), "utf-8")
     (folder / "texts.txt").write_text("\n".join(text.text for text in texts), "utf-8")
-    (folder / "bias.txt").write_text("1 [The cook] sang because [she] could.\n", "utf-8")
+    row = "1\tThe cook sang because she could\tshe\t22\tThe cook\t0\tTRUE\tsang\t9\tFALSE\tu\n"
+    (folder / "gap.tsv").write_text(COLUMNS + row, "utf-8")
     return folder
 
 
@@ -42,7 +44,7 @@ def test_roles_are_written_and_printed(place: Path) -> None:
     out = place / "roles.parquet"
     done = headwise(
         "roles", place / "model", "--spans", place / "texts.jsonl",
-        "--coref", place / "bias.txt", "-o", out, "--json",
+        "--coref", place / "gap.tsv", "-o", out, "--json",
     )  # fmt: skip
     assert done.code == 0, done.err
     rows = {row["role"]: row for row in json.loads(done.out)}  # no head has a role

@@ -65,7 +65,7 @@ class CheckedCommand(TyperCommand):
         params: list[Any] = self.params
         _check_files(
             {
-                x.metavar if isinstance(x, TyperArgument) else x.opts[0]: ctx.params[x.name]
+                x.opts[0].upper() if isinstance(x, TyperArgument) else x.opts[0]: ctx.params[x.name]
                 for x in params
             }
         )
