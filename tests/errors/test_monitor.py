@@ -185,6 +185,28 @@ def _with_a_shared_norm() -> nn.Module:
     return model
 
 
+def _with_a_shifted_gain() -> nn.Module:
+    class ShiftedNorm(nn.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.layer_norm(x, self.normalized_shape, 1 + self.weight, self.bias)
+
+    norm = ShiftedNorm((2, 4))
+    model = SeparateProjections(lambda q, k: (norm(q.transpose(1, 2)).transpose(1, 2), k))
+    model.norm = norm
+    return model
+
+
+def _with_borrowed_keys() -> nn.Module:
+    class Lender(nn.Module):
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, k, k)
+
+    lender = Lender()
+    model = SeparateProjections(lambda q, k: (q + 0.0 * lender(q, k), k))
+    model.lender = lender
+    return model
+
+
 def _clamped() -> nn.Module:
     model = SeparateProjections(lambda q, k: (q.clamp(-8, 8), k))
     model.config = SimpleNamespace(attn_config=SimpleNamespace(clip_qkv=8.0))
@@ -230,6 +252,8 @@ UNSCALED = "scaling the queries and keys of head 0 of .* does not scale its logi
             r"q_norm \(HeadNorm\).*gain of a norm over",
         ),
         (_with_a_shared_norm, r"of norm \(LayerNorm\).*gain of a norm over all"),
+        (_with_a_shifted_gain, UNSCALED),
+        (_with_borrowed_keys, UNSCALED),
         (_clamped, r"SeparateProjections clamps .* at clip_qkv=8\.0"),
         (_tied, r"is tied to q_proj\.weight and k_proj\.weight"),
         (_frozen, r"k_proj\.weight, .* attention, is frozen"),

@@ -27,7 +27,6 @@ from headwise.monitor import (
     HeadMonitor,
     QKClip,
 )
-from headwise.ownership import find_logit_rows
 from headwise.tables import Head, HeadTable
 from headwise.watch import Request, observe
 from oracles import modules_of, padded
@@ -650,17 +649,16 @@ def test_gains_of_single_heads_are_scaled_behind_a_norm() -> None:
             return self.out(heads.transpose(1, 2).flatten(2))
 
     layer = Normed()
-    rows = find_logit_rows(layer, (X,))[""].rows
-    assert [(share, part.parameter) for share, part in rows] == [
-        ("query", "q_norm.weight"), ("query", "q_norm.bias"),
-        ("key", "qkv.weight"), ("key", "qkv.bias"),
-    ]  # fmt: skip
+    before = copy.deepcopy(layer.state_dict())
     with _clipped(layer, 0.5, reference=[(X,), (X,)]) as (monitor, clip):
         for _ in range(2):
             layer(X)
             monitor.step()
             report = clip.step()
             assert bool(report.heads) == (report.step == 1)
+    changed = {name for name, x in layer.state_dict().items() if not torch.equal(x, before[name])}
+    assert changed == {"q_norm.weight", "qkv.weight", "qkv.bias"}  # the norm's bias is 0
+    assert torch.equal(layer.qkv.weight[:12], before["qkv.weight"][:12])
 
 
 def test_only_watched_layers_are_clipped() -> None:

@@ -78,8 +78,8 @@ class QKClip(TrainerEvents):
     watch every step (`every=1`) to bound all of them.
 
     Which weights scale which head is found once, when the clip is made, by running the model in
-    evaluation mode on an example input. A trial on all heads checks that exactly their logits are
-    scaled, and is undone. The weights may be sharded by FSDP2, or be DTensors along one axis.
+    evaluation mode on an example input. Gradients show whether exactly the logits of each head grow
+    with them. The weights may be sharded by FSDP2, or be DTensors along one axis.
 
     A clip is a callback of `transformers.Trainer`, after its monitor: `callbacks=[monitor, clip]`.
 
@@ -223,7 +223,7 @@ class QKClip(TrainerEvents):
 
     def _margin(self, rows: LogitRows) -> float:
         """The share below the bar that logits are scaled to, as rounding may raise them again."""
-        weights = [self._monitor.model.get_parameter(part.parameter) for _, part in rows.rows]
+        weights = [self._monitor.model.get_parameter(part.parameter) for part in rows.rows]
         dtypes = {weight.dtype for weight in weights}
         dtypes |= {
             torch.get_autocast_dtype(kind)

@@ -201,7 +201,7 @@ def _dependence(parts: Parts, weights: dict[str, Tensor]) -> dict[str, Dependenc
     dependence: dict[str, Dependence] = {name: {} for name in weights}
     for part in sorted(parts, key="qkv".find, reverse=True):  # "out", which is not found, is last
         tested = {name: x for name, x in weights.items() if part != "out" or not dependence[name]}
-        for name, grads in zip(tested, _gradients(parts[part], [*tested.values()]), strict=True):
+        for name, grads in zip(tested, gradients(parts[part], [*tested.values()]), strict=True):
             if any(grad is not None for grad in grads):
                 zeros = torch.zeros_like(tested[name])
                 nonzero = [(zeros if grad is None else grad) != 0 for grad in grads]
@@ -220,11 +220,9 @@ def output_dependence(
     Returns:
         The modules that any head depends on, in the order of `outputs`.
     """
-    if not heads.requires_grad:
-        return {}
     calls = [(name, output) for name, tensors in outputs.items() for output in tensors]
     used: dict[str, Tensor] = {}
-    grads_by_call = _gradients(heads, [output for _, output in calls])
+    grads_by_call = gradients(heads, [output for _, output in calls])
     for (name, _), grads in zip(calls, grads_by_call, strict=True):
         if grads[0] is None:  # heads are parts of one tensor: without one gradient there is none
             continue
@@ -233,10 +231,16 @@ def output_dependence(
     return used
 
 
-def _gradients(heads: Float[Tensor, "n ..."], tensors: list[Tensor]) -> list[tuple[Any, ...]]:
+def random_like(x: Float[Tensor, "*_"]) -> Float[Tensor, "*_"]:
+    """Normal random numbers of the same shape, the same in each call."""
+    return torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
+
+
+def gradients(heads: Float[Tensor, "n ..."], tensors: list[Tensor]) -> list[tuple[Any, ...]]:
     """For each tensor its gradients for each head; None where there is none."""
-    # Random factors, because gradients could cancel under equal ones; seeded for repeatability.
-    factors = torch.randn(heads.shape[1:], generator=torch.Generator().manual_seed(0)).to(heads)
+    if not heads.requires_grad or not tensors:
+        return [(None,) * len(heads) for _ in tensors]
+    factors = random_like(heads[0])  # because gradients could cancel under equal ones
     rows = [
         torch.autograd.grad((head * factors).sum(), tensors, retain_graph=True, allow_unused=True)
         for head in heads
