@@ -23,11 +23,12 @@ import headwise as hw
 from headwise.errors import ArgumentError, HeadError, InputError
 from headwise.kernels import weights_of_head
 from headwise.models.texts import decoder_ids
-from headwise.roles import AlignedBatch, FoundHeads, _align
-from headwise.roles._align import aligned, monotone_spans
-from headwise.roles._alignment_heads import known_examples
-from headwise.roles._found_heads import heads_of_examples
+from headwise.roles import AlignedBatch, FoundHeads
 from headwise.roles._hypotheses import of_examples
+from headwise.roles.examples import _align
+from headwise.roles.examples._align import aligned, monotone_spans
+from headwise.roles.examples._alignment_heads import known_examples
+from headwise.roles.examples._found_heads import heads_of_examples
 from oracles import padded
 from planted_pairs import PlantedPairs, sharp_t5, spelled
 

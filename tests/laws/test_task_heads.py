@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 import headwise as hw
 from headwise.roles import FoundHeads, find_heads, load_heads, task_examples
 from headwise.roles._nulls import permuted
-from headwise.roles._task_scores import (
+from headwise.roles.examples._task_scores import (
     TokenExample,
     best_set,
     hits,

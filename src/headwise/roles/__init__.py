@@ -1,9 +1,5 @@
 """What each head attends to, with evidence against baselines on held-out texts."""
 
-from headwise.roles._align import Alignment as Alignment
-from headwise.roles._align import align as align
-from headwise.roles._alignment_heads import AlignedBatch as AlignedBatch
-from headwise.roles._alignment_heads import find_alignment_heads as find_alignment_heads
 from headwise.roles._behaviours import Behaviour as Behaviour
 from headwise.roles._behaviours import BehaviourBatch as BehaviourBatch
 from headwise.roles._behaviours import agreement as agreement
@@ -17,8 +13,6 @@ from headwise.roles._effects import Effects as Effects
 from headwise.roles._effects import Group as Group
 from headwise.roles._effects import group_line as group_line
 from headwise.roles._find_roles import find_roles as find_roles
-from headwise.roles._found_heads import FoundHeads as FoundHeads
-from headwise.roles._found_heads import load_heads as load_heads
 from headwise.roles._hypotheses import FEWEST_TEXTS as FEWEST_TEXTS
 from headwise.roles._nulls import Evidence as Evidence
 from headwise.roles._significance import step_down as step_down
@@ -31,8 +25,14 @@ from headwise.roles._summaries import shapes_summary as shapes_summary
 from headwise.roles._summaries import shown_outcomes as shown_outcomes
 from headwise.roles._summaries import signs_of as signs_of
 from headwise.roles._table import Roles as Roles
-from headwise.roles._task_examples import task_examples as task_examples
-from headwise.roles._task_heads import find_heads as find_heads
+from headwise.roles.examples import AlignedBatch as AlignedBatch
+from headwise.roles.examples import Alignment as Alignment
+from headwise.roles.examples import FoundHeads as FoundHeads
+from headwise.roles.examples import align as align
+from headwise.roles.examples import find_alignment_heads as find_alignment_heads
+from headwise.roles.examples import find_heads as find_heads
+from headwise.roles.examples import load_heads as load_heads
+from headwise.roles.examples import task_examples as task_examples
 from headwise.roles.relations import ChoiceRelation as ChoiceRelation
 from headwise.roles.relations import Pairs as Pairs
 from headwise.roles.relations import Relation as Relation

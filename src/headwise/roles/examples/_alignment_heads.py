@@ -16,7 +16,9 @@ from headwise.corpora import Several, Span, list_items, one_text
 from headwise.errors import ArgumentError
 from headwise.models import check_model
 from headwise.models.texts import TokenOffsets, token_offsets
-from headwise.roles._align import (
+from headwise.roles._hypotheses import of_examples
+from headwise.roles._samples import grown_set, halves, sums_by_text
+from headwise.roles.examples._align import (
     Calls,
     aligned,
     check_outputs,
@@ -25,9 +27,7 @@ from headwise.roles._align import (
     head_weights,
     source_columns,
 )
-from headwise.roles._found_heads import FoundHeads, heads_of_examples
-from headwise.roles._hypotheses import of_examples
-from headwise.roles._samples import grown_set, halves, sums_by_text
+from headwise.roles.examples._found_heads import FoundHeads, heads_of_examples
 from headwise.tables import Head, ratio_interval
 
 _CANDIDATES = 8  # heads that a set is chosen from
