@@ -285,9 +285,30 @@ def test_a_real_encoder_and_its_tokenizer_in_a_fresh_process(tmp_path: Path) -> 
     assert ".outputs.safetensors" not in {path.name for path in folder.iterdir()}
 
 
-def test_a_configuration_with_numbers_that_strict_json_has_not(tmp_path: Path) -> None:
-    model = tiny_llama(vocab_size=23)
-    path = save(model, tmp_path / "model") / "config.json"
-    content = json.loads(path.read_text("utf-8")) | {"time_step_limit": [0.0, float("inf")]}
-    path.write_text(json.dumps(content), "utf-8")
-    assert _gap(load(path.parent), model) == 0
+@pytest.mark.parametrize(
+    "format",
+    [
+        "headwise",
+        *(pytest.param(x, marks=pytest.mark.full) for x in ("stock", "padded", "remote-code")),
+    ],
+)
+def test_a_configuration_with_numbers_that_strict_json_has_not(
+    format: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "copies"))
+    config = transformers.FalconH1Config(
+        vocab_size=23, hidden_size=24, intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, mamba_d_ssm=16, mamba_n_heads=2,
+        mamba_d_head=8, mamba_d_state=4, mamba_chunk_size=4,
+        spare=[float("nan"), -float("inf")],
+    )  # fmt: skip
+    model = prune(transformers.FalconH1ForCausalLM(config).eval(), {0: [0, 1], 1: [0, 1]})
+    folder = save(model, tmp_path / "model", format=format)
+    models: list[Any] = [load(folder)]
+    if format != "headwise":
+        opener: Any = transformers.AutoModelForCausalLM
+        models.append(opener.from_pretrained(folder, trust_remote_code=True))
+    for loaded in models:
+        assert loaded.config.time_step_limit == (0.0, float("inf"))
+        assert str(loaded.config.spare) == "[nan, -inf]"
+        assert _gap(loaded.eval(), model) <= 1e-6

@@ -70,6 +70,15 @@ class Headwise$base($base):
     def __init__(self, config, *args, **kwargs):
         super().__init__(config, *args, **kwargs)
         shrink(self, **config.headwise)
+
+    def initialize_weights(self):
+        # Transformers skips modules of custom code that hold no weights themselves, and with them
+        # the buffers that such a module of its own fills in others.
+        self.is_custom_code = lambda: False
+        try:
+            super().initialize_weights()
+        finally:
+            del self.is_custom_code
 ''')
 
 

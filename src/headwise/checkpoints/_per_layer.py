@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from headwise.checkpoints._folder_checks import read_config
+from headwise._packages import require
 from headwise.checkpoints._manifest import (
     Changes,
     changed_class,
@@ -71,8 +71,10 @@ def read_layers(folder: Path, cls: Any) -> tuple[Any, Any]:
     Raises:
         InputError: it changes something other than numbers of heads and widths of MLPs.
     """
+    transformers = require("transformers", "hf", "load")
     path = folder / "config.json"
-    content = read_config(path)
+    # Not plain JSON: Transformers writes an infinity as an object.
+    content, _ = transformers.PreTrainedConfig.get_config_dict(str(folder))
     layers = content.pop(_ENTRY, None)
     content.pop(_READABLE, None)
     name = next(iter(content.get("architectures") or ()), None)
