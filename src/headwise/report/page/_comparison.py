@@ -42,7 +42,16 @@ def compared(comparison: Comparison | None) -> dict[str, Any] | None:
         "title": f"{before} → {after}",
         "sentences": [visible(line) for line in comparison.sentences()],
         "maps": head_maps(comparison.heads, cells, "The largest difference of each head"),
-        "columns": ("Head", "Statistic", before, after, "Difference", "Size", "95 %", "Adjusted p"),
+        "columns": (
+            "Head",
+            "Statistic",
+            "Before",
+            "After",
+            "Difference",
+            "Size",
+            "95 %",
+            "Adjusted p",
+        ),
         "rows": rows[:_MOST_ROWS],
         "left_out": max(0, len(rows) - _MOST_ROWS),
     }
