@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from headwise._packages import require
+from headwise._extras import require
 from headwise.checkpoints._manifest import (
     Changes,
     changed_class,
