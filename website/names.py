@@ -63,7 +63,7 @@ TOPICS = {
     ),
     "texts.md": Topic("Texts and annotations", ("corpora",), ("corpora",)),
     "report.md": Topic("Studies and pages", ("report", "_progress"), ("report.Comparison",)),
-    "batches.md": Topic("Large corpora", ("batches",)),
+    "batches.md": Topic("Large corpora", ("batches",), ("batches.BatchImportance",)),
     "counts.md": Topic("Counts", (), ("counts",)),
     "errors.md": Topic("Errors", ("errors",)),
 }

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from headwise._progress import progress as progress
     from headwise.attention import fast_attention as fast_attention
     from headwise.attention import register_attention as register_attention
-    from headwise.batches import BatchImportance as BatchImportance
     from headwise.batches import BatchObserver as BatchObserver
     from headwise.caching import CachePlan as CachePlan
     from headwise.caching import cache_plan as cache_plan
@@ -71,7 +70,7 @@ _NAMES = {
     "": "errors masks reference",
     "_progress": "progress",
     "attention": "fast_attention register_attention",
-    "batches": "BatchImportance BatchObserver",
+    "batches": "BatchObserver",
     "caching": "cache_plan CachePlan load_duo_attention save_duo_attention",
     "checkpoints": "load load_tokenizer save",
     "corpora": "Example",

@@ -20,7 +20,7 @@ from torch import nn
 import headwise as hw
 from command import headwise
 from corpus_files import random_texts, write_jsonl, write_model, write_parquet, write_texts
-from headwise.batches import observe_files, read_rows
+from headwise.batches import BatchImportance, observe_files, read_rows
 from headwise.errors import ArgumentError, InputError, UnsupportedError
 
 TEXTS = random_texts(83)
@@ -81,7 +81,7 @@ def test_rows_of_every_engine_add_up(observer: hw.BatchObserver) -> None:
 
 
 def test_scores_of_batches_are_those_of_all_texts(folder: Path) -> None:
-    scorer = hw.BatchImportance(folder, "gradient", dtype=torch.float64)
+    scorer = BatchImportance(folder, "gradient", dtype=torch.float64)
     rows = [scorer({"text": part}) for part in (TEXTS[:30], [" "], TEXTS[30:])]
     assert rows[1] == {"table": [b""], "skipped": [0]}
     scores = hw.Scores.sum(rows)
@@ -162,7 +162,7 @@ def test_what_all_texts_together_raise_is_raised(folder: Path) -> None:
             ArgumentError,
             "the request has maps=True, which is given or read pass by pass",
         ),
-        (lambda f: hw.BatchImportance(f, "ablation"), ArgumentError, "'ablation' needs all texts"),
+        (lambda f: BatchImportance(f, "ablation"), ArgumentError, "'ablation' needs all texts"),
         (lambda f: hw.BatchObserver(f)({"words": ["a"]}), ArgumentError, "'text', only words"),
         (lambda f: hw.HeadTable.sum([{"table": b"x"}]), ArgumentError, r"a row is \"\{'table'"),
         (lambda f: hw.HeadTable.sum([3]), ArgumentError, "a row is '3'"),
@@ -176,7 +176,7 @@ def test_wrong_use_is_refused(folder: Path, call: Any, error: type, message: str
 
 @pytest.mark.parametrize("change", [{"method": "x"}, {"rounds": np.zeros(6, np.int64)}])
 def test_scores_that_do_not_belong_together_are_refused(folder: Path, change: Any) -> None:
-    scores = hw.Scores.sum([hw.BatchImportance(folder)({"text": TEXTS[:4]})])
+    scores = hw.Scores.sum([BatchImportance(folder)({"text": TEXTS[:4]})])
     with pytest.raises(ArgumentError, match=r"'x' differ|of several rounds"):
         scores + replace(scores, **change)
 
@@ -292,7 +292,7 @@ def test_ray_gives_the_same_table_also_if_a_worker_is_killed(
     ):
         _assert_equal(hw.HeadTable.sum(rows), known)
     scores = texts.map_batches(
-        hw.BatchImportance,
+        BatchImportance,
         fn_constructor_kwargs=options,
         batch_size=20,
         compute=ray.data.ActorPoolStrategy(size=1),
