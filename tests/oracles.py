@@ -25,13 +25,19 @@ def padded(texts: Sequence[Sequence[int]], side: str) -> dict[str, torch.Tensor]
 
 
 def means(
-    maps: Iterable[np.ndarray], pairs: Mapping[str, Sequence[tuple[int, int, int]]] | None = None
+    maps: Iterable[np.ndarray],
+    pairs: Mapping[str, Sequence[tuple[int, int, int]]] | None = None,
+    logits: Sequence[np.ndarray] = (),
+    writes: Sequence[np.ndarray] = (),
 ) -> dict[str, np.ndarray]:
     """Means per head of the statistics of weights, as DESIGN defines them.
 
     Args:
         maps: For each text the weights `[H, T, T]` of its real tokens alone.
         pairs: For each relation its (text, query, key).
+        logits: For each text the logits `[H, T, T]`: those of rows that a default request lacks
+            or that need more than weights come with them.
+        writes: For each text what each head writes, `[H, T, D]`.
     """
     rows: dict[str, list[np.ndarray]] = {}
 
@@ -43,11 +49,19 @@ def means(
         for query in range(T):
             row = weights[:, query]
             visible = (weights[:, query] > 0).any(0)
+            if logits:
+                highest = logits[number][:, query, visible].max(-1)
+                add("max_logit", highest)
+                add("lse", highest - np.log(row.max(-1)))
+                add("sink", 1 - row.sum(-1))
+                add("output_norm", np.linalg.norm(writes[number][:, query], axis=-1))
             if visible.sum() < 2:
                 continue  # its weight is always 1
             logs = np.log(np.where(row > 0, row, 1.0))
             add("entropy", -(row * logs).sum(-1))
             add("max_weight", row.max(-1))
+            if logits:
+                add("participation", row.sum(-1) ** 2 / np.square(row).sum(-1))
             add("distance", (row * np.abs(np.arange(T) - query)).sum(-1))
             keys = {"first": 0, "self": query, "previous": query - 1, "next": query + 1}
             for name, key in keys.items():

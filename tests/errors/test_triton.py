@@ -44,9 +44,9 @@ def test_attend_refuses_by_name(change: dict[str, Any], message: str) -> None:
     ("options", "message"),
     [
         ({"top": True}, "does not compute top"),
-        ({"key_norms": torch.ones(1, 2, 5)}, "does not compute key_norms"),
+        ({"key_norms": torch.ones(1, 2, 5)}, "does not compute value"),
         ({"received": torch.ones(1, 5).bool()}, "does not compute received"),
-        ({"classes": torch.ones(1, 5, 65)}, "up to 64 classes, not 65"),
+        ({"classes": torch.ones(1, 5, 65)}, "does not compute 65 classes, more than 64"),
     ],
 )
 def test_row_statistics_refuse_by_name(options: dict[str, Any], message: str) -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from headwise.errors import ShapeError
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.layer import ALiBi, KVCache, MultiHeadAttention, RoPE
-from headwise.tables import HeadTable
+from headwise.tables import STATISTICS, HeadTable
 from headwise.watch import Request, observe
+from house.source import ROOT
 from oracles import means, modules_of, padded
 
 CONFIG = MiniGPTConfig(vocab_size=13, context=12, d_model=12, n_heads=4, n_kv_heads=2, n_layers=2)
@@ -82,6 +83,28 @@ def test_statistics_are_those_of_the_weights(texts: list[list[int]]) -> None:
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5, err_msg=name)
     assert np.isnan(table.mean("next")).all()  # a decoder never sees the next token
     assert np.isnan(table.mean("sink")).all()
+
+
+def test_every_statistic_has_an_oracle_a_page_and_a_line_in_the_glossary() -> None:
+    layer = MultiHeadAttention(12, 4, 2, sinks=torch.tensor([-1.0, 0.0, 0.5, 2.0])).double()
+    x = torch.randn(2, 7, 12).double()
+    request = Request(statistics=(*STATISTICS,), maps=True)
+    with torch.no_grad(), observe(layer, request) as watch:
+        layer(x)
+        weights = torch.stack([watch.weights((0, head)) for head in range(4)], 1)
+        q, k, v = (
+            project(x).unflatten(-1, (-1, 3)).transpose(1, 2)
+            for project in (layer.q_proj, layer.k_proj, layer.v_proj)
+        )
+        k, v = (each.repeat_interleave(2, 1) for each in (k, v))
+        logits = q @ k.transpose(-1, -2) / 3**0.5
+        writes = weights @ v @ layer.out_proj.weight.T.unflatten(0, (4, 3))
+    expected = means(weights.numpy(), None, [*logits.numpy()], [*writes.numpy()])
+    assert expected.keys() == STATISTICS.keys()
+    for name, theirs in expected.items():
+        np.testing.assert_allclose(watch.table().mean(name), theirs, rtol=1e-9, err_msg=name)
+        for page in ("observing.md", "glossary.md"):
+            assert f"`{name}`" in (ROOT / "docs" / page).read_text("utf-8"), f"{name}: {page}"
 
 
 def _maps(texts: list[list[int]]) -> list[list[np.ndarray]]:

@@ -1,6 +1,7 @@
 """Statistics of rows equal those of the materialised weights, whatever the rule."""
 
 from dataclasses import dataclass
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,8 +13,17 @@ from torch import Tensor
 from describing import assert_same, cast, described, everything
 from headwise import reference
 from headwise._native_library import library
-from headwise.kernels import RowRequest, RowStatistics, make_rule, row_statistics
-from headwise.kernels.rows import _cells
+from headwise.errors import ArgumentError
+from headwise.kernels import (
+    AttentionProblem,
+    RowRequest,
+    RowStatistics,
+    _attend,
+    make_rule,
+    row_statistics,
+)
+from headwise.kernels.rows import ROWS, _cells
+from headwise.kernels.rows._kernel import RowsKernel
 from strategies import Problem, problems, seeds
 
 
@@ -21,6 +31,50 @@ from strategies import Problem, problems, seeds
 def cell(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(_cells, "CELL", request.param)
     return request.param
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        "entropy", "distance", "participation", "argmax", "received", "keys", "classes", "top",
+        "key_norms", "heads",
+    ],
+)  # fmt: skip
+def test_what_a_kernel_lacks_alone_comes_from_the_rows(
+    lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[RowRequest] = []
+
+    class Quick(RowsKernel):
+        name = label = "quick"
+
+        def lacks(self, request: RowRequest) -> dict[str, str]:
+            return {lacking: "much"}
+
+        def statistics(self, problem: AttentionProblem, request: RowRequest) -> RowStatistics:
+            asked.append(request)
+            return super().statistics(problem, request)
+
+    rest = Mock(wraps=ROWS.statistics)
+    monkeypatch.setattr(_attend, "KERNELS", (Quick(), ROWS))
+    monkeypatch.setattr(ROWS, "statistics", rest)
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 9, 6), torch.randn(2, 2, 9, 6), torch.randn(2, 2, 9, 6)
+    problem = Problem(q, k, v, {"causal": True})
+    request = everything(problem, 0, argmax=True, top=True)
+    exact = described(problem, request, "rows")
+    rest.reset_mock()
+    ours = described(problem, request, "auto")
+    assert_same(ours, exact, 1e-6)
+    assert ours.kernel == "quick (much: blocks of rows)"
+    (own,) = asked
+    assert own.requested == request.requested - {lacking}
+    other = rest.call_args.args[1].requested
+    measures, columns = {"top", "key_norms"}, {"keys", "classes"}
+    needed = {*(columns if lacking in measures else ()), *(measures if lacking in columns else ())}
+    assert other == {lacking} | needed
+    with pytest.raises(ArgumentError, match=r"backend='quick' cannot .*it does not compute much"):
+        described(problem, request, "quick")
 
 
 def _rows(problem: Problem, request: RowRequest) -> RowStatistics:

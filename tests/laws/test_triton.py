@@ -75,6 +75,16 @@ def test_every_statistic_is_that_of_the_weights(problem: Problem, seed: int) -> 
     _compare(problem, _everything(problem, seed, argmax="softcap" not in problem.how))
 
 
+def test_what_it_lacks_comes_from_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWISE_TRITON", "1")
+    q, k, v = _random(2, 2, 23, 16), _random(2, 1, 43, 16), _random(2, 1, 43, 16)
+    problem = Problem(q, k, v, {"causal": True})
+    request = everything(problem, 0, top=True)
+    ours = described(problem, request, "auto")
+    assert ours.kernel == "triton (top, value, received: blocks of rows)"
+    assert_same(ours, described(cast(problem, torch.float64, DEVICE), request, "rows"), 8e-5)
+
+
 @settings(max_examples=5)
 @given(problem=problems(most=2))
 def test_heads_and_weights_equal_the_definition(problem: Problem) -> None:

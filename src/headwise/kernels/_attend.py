@@ -186,7 +186,7 @@ def row_statistics(
     They are exact for every rule (softcap, sinks, biases, any mask), since they are computed from
     the weights themselves. Half precisions are computed in float32. `RowStatistics.kernel` names
     the kernel that computed them: on a GPU the one in Triton and on a CPU the native one, wherever
-    they can (`docs/speed.md`).
+    they can (`docs/speed.md`). What this kernel lacks comes from blocks of rows, and no more.
 
     Args:
         backend: "auto", "native" (one pass in C++, on a CPU), "triton" (one pass on a GPU; it has
@@ -198,7 +198,12 @@ def row_statistics(
     _check_request(request, q, k)
     problem = AttentionProblem(q, k, v, rule)
     kernel, _ = kernel_for(problem, request, backend)
-    return kernel.statistics(problem, request)
+    lacking = kernel.lacks(request).keys() & request.requested
+    if not lacking:
+        return kernel.statistics(problem, request)
+    own, others = request.split(lacking)
+    rest = FALLBACK.statistics(problem, others)
+    return kernel.statistics(problem, own).completed(rest, _label(kernel, request))
 
 
 def statistics_kernel(
@@ -209,8 +214,13 @@ def statistics_kernel(
 ) -> str:
     """Name the kernel that `row_statistics` chooses for these inputs."""
     kernel, _ = kernel_for(AttentionProblem(q, k, v, rule), RowRequest())
-    missing = kernel.missing_statistics
-    return f"{kernel.label} ({missing}: {FALLBACK.label})" if missing else kernel.label
+    return _label(kernel, RowRequest())
+
+
+def _label(kernel: AttentionKernel, request: RowRequest) -> str:
+    """How results name a kernel, with what it leaves to another one."""
+    lacking = ", ".join(kernel.lacks(request).values())
+    return f"{kernel.label} ({lacking}: {FALLBACK.label})" if lacking else kernel.label
 
 
 def kernel_for(
@@ -229,6 +239,9 @@ def kernel_for(
         if not is_preferred and kernel.name != backend:
             continue
         against = kernel.why_not(problem, request)
+        if against is None and request is not None and backend != "auto":
+            lacking = [x for n, x in kernel.lacks(request).items() if n in request.requested]
+            against = f"it does not compute {', '.join(lacking)}" if lacking else None
         if against is None:
             fastest = left_out or f"{kernel.name} is the fastest for this"
             return kernel, fastest if backend == "auto" else "it was named"

@@ -2,9 +2,9 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,6 +25,8 @@ from headwise.masks.tiles import Tile
 Named = dict[str, Tensor]
 # The statistics that are not float32.
 _DTYPES = {"n_keys": torch.int64, "argmax": torch.int64, "key_seen": torch.bool}
+# Fields of a request: measures of the weights, and the keys that each of them is measured on.
+_MEASURES, _MEASURED = {"top", "key_norms"}, {"keys", "classes"}
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,25 @@ class RowRequest:
                 outputs |= {f"{part}_{name}": (*n_rows, columns.shape[-1]) for name in names}
         return {name: (shape, _DTYPES.get(name, torch.float32)) for name, shape in outputs.items()}
 
+    @property
+    def requested(self) -> set[str]:
+        """The fields that request something."""
+        return {name for name, x in vars(self).items() if x is not None and x is not False}
+
+    def split(self, fields: Collection[str]) -> tuple["RowRequest", "RowRequest"]:
+        """The request without some of its fields, and the request for these alone."""
+        alone = {*fields, "query_at", "key_at"}
+        # What is on keys and of a measure is missing without either.
+        alone |= _MEASURED if _MEASURES.intersection(fields) else set()
+        alone |= _MEASURES if _MEASURED.intersection(fields) else set()
+        return self._without(fields), self._without(self.requested - alone)
+
+    def _without(self, fields: Collection[str]) -> "RowRequest":
+        off: dict[str, Any] = {
+            name: False if getattr(self, name) is True else None for name in fields
+        }
+        return replace(self, **off)
+
     def inputs(self, B: int, S: int, device: torch.device) -> Named:
         """The tensors of the request as kernels read them: dense, and for each text."""
         found: Named = {}
@@ -134,6 +155,11 @@ class RowStatistics:
     class_keys: Float[Tensor, "B H T C"] | None = None  # visible keys of the class
     heads: Float[Tensor, "B H T Dv"] | None = None
 
+    def completed(self, rest: "RowStatistics", kernel: str) -> "RowStatistics":
+        """These, and those of the rest that are missing here."""
+        missing = {name: x for name, x in vars(rest).items() if getattr(self, name) is None}
+        return replace(self, kernel=kernel, **missing)
+
 
 class Extras(NamedTuple):
     """What is returned besides the heads."""
@@ -180,12 +206,10 @@ class AttentionKernel(ABC):
         name: How users name it: `backend=name`.
         guards_nonfinite: Whether the heads of `attend` are right where masked keys or values are
             NaN or infinite, without a guard around it.
-        missing_statistics: The statistics that are left to the rows kernel; empty if none are.
     """
 
     name: str
     guards_nonfinite: bool = False
-    missing_statistics: str = ""
 
     @property
     def label(self) -> str:
@@ -194,7 +218,11 @@ class AttentionKernel(ABC):
 
     @abstractmethod
     def why_not(self, problem: AttentionProblem, request: RowRequest | None = None) -> str | None:
-        """Why the kernel cannot compute this; None if it can."""
+        """Why the kernel cannot compute this, what it lacks aside; None if it can."""
+
+    def lacks(self, request: RowRequest) -> Mapping[str, str]:
+        """The fields of a request that are left to the rows kernel, and how users name them."""
+        return {}
 
     def is_preferred(self, problem: AttentionProblem, request: RowRequest | None = None) -> bool:
         """Whether it is faster than the kernels after it, where both can compute this."""

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from collections.abc import Mapping
 from functools import cache
 
 import torch
@@ -39,7 +40,6 @@ class TritonKernel(AttentionKernel):
 
     name = "triton"
     guards_nonfinite = True
-    missing_statistics = "top, value and received"
 
     def why_not(self, problem: AttentionProblem, request: RowRequest | None = None) -> str | None:
         q, k, v, rule, *_ = problem
@@ -62,15 +62,13 @@ class TritonKernel(AttentionKernel):
         if widest > WIDEST or T + S > MOST_TOKENS:
             sizes = f"{widest} and {T + S}"
             return f"it takes widths up to {WIDEST} and {MOST_TOKENS} tokens, not {sizes}"
-        if (why := why_not_lowered(rule, T, S)) or request is None:
-            return why
-        others = {"top": request.top or None, "key_norms": request.key_norms}
-        for name, value in (others | {"received": request.received}).items():
-            if value is not None:
-                return f"it does not compute {name}"
-        if request.classes is not None and request.classes.shape[2] > MOST_CLASSES:
-            return f"it takes up to {MOST_CLASSES} classes, not {request.classes.shape[2]}"
-        return None
+        return why_not_lowered(rule, T, S)
+
+    def lacks(self, request: RowRequest) -> Mapping[str, str]:
+        lacking = {"top": "top", "key_norms": "value", "received": "received"}
+        if request.classes is not None and (n := request.classes.shape[2]) > MOST_CLASSES:
+            lacking["classes"] = f"{n} classes, more than {MOST_CLASSES}"
+        return lacking
 
     def is_preferred(self, problem: AttentionProblem, request: RowRequest | None = None) -> bool:
         switch, is_cuda = os.environ.get(SWITCH), problem.q.is_cuda
