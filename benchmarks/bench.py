@@ -115,7 +115,7 @@ STEPS = (
     Step("spans", 1, "speed.spans --seconds 5 --passes 2 --into {page}", OBSERVING, ("spans",),
          threads=1),
     Step("statistics-pass", 0.6, "speed.statistics_pass --seconds 4 --into {page}", NATIVE_PAGE,
-         ("statistics",)),
+         ("statistics", "lacking")),
     Step("role-reading", 4.5, "speed.role_reading --sentences 150 --into {page}",
          f"{RESULTS}/roles-speed.md", ("", "importance")),
     Step("pruning-time", 1, "speed.pruning_time --threads 1 --clock cpu --passes 7 --into {page}",

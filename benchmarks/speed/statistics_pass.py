@@ -5,12 +5,14 @@
 The peak is the throughput of multiplications and additions in registers alone: so many of them as
 the product of queries and keys has. No pass can be faster. Each column requests one thing more. One
 thread, by the CPU time of the process, without Python; ratios are medians of ratios of the same
-round, with a 95 % interval.
+round, with a 95 % interval. The second table is of a statistic that the kernel would lack, here
+what keys receive: blocks of rows compute it alone, or else everything.
 """
 
 import argparse
 import ctypes
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -21,8 +23,10 @@ from benchmarks._report import Row, machine, parser_of, print_rows, publish, row
 from benchmarks._timing import Work, timed_for
 from benchmarks.speed.short_calls import kernel_alone
 from headwise._native_library import Library, library
-from headwise.kernels import RowRequest, make_rule
+from headwise.kernels import AttentionProblem, RowRequest, make_rule
+from headwise.kernels.native import NATIVE
 from headwise.kernels.native._problem import problem_of_rows
+from headwise.kernels.rows import ROWS
 
 # Texts, heads, tokens, width, whether causal, and the dtype.
 CASES = (
@@ -49,6 +53,30 @@ def main() -> None:
         options.into,
         part="statistics",
     )
+    with torch.no_grad():
+        rows = print_rows(row for T in (512, 2048) for row in _lacking(T, options.seconds))
+    publish(rows, f"{library().name}. {machine(options)}", options.into, part="lacking")
+
+
+def _lacking(T: int, seconds: float) -> Iterator[Row]:
+    q, k, v = (torch.randn(1, 12, T, 64) for _ in "qkv")
+    problem = AttentionProblem(q, k, v, make_rule(head_dim=64, is_causal=True).simplify(T, T))
+    whole = replace(_requests(T)["a watch"], received=torch.ones(1, T).bool())
+    own, rest = whole.split(["received"])
+
+    def split() -> None:
+        others = ROWS.statistics(problem, rest)
+        NATIVE.statistics(problem, own).completed(others, "both")
+
+    everything = "all from the rows"
+    works: dict[str, Work] = {
+        everything: partial(ROWS.statistics, problem, whole),
+        "one from the rows": split,
+        "none": partial(NATIVE.statistics, problem, whole),
+    }
+    sizes = f"1 x 12 x {T} x 64"
+    case = {"table": "A statistic that a kernel lacks", "texts, heads, tokens, width": sizes}
+    yield from rows_of(case, timed_for(works, seconds, "cpu"), everything)
 
 
 def multiplications(build: Library, dtype: torch.dtype, rounds: int = ROUNDS) -> Callable[[], int]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,13 @@ class _FixedWidth(MultiHeadAttention):
         return super().forward(query, **options)
 
 
+def _replaced() -> nn.Module:
+    model = _llama()
+    forward = model.forward
+    model.forward = wraps(forward)(lambda *args, **kwargs: forward(*args, **kwargs))
+    return model
+
+
 def _of_int8() -> nn.Module:
     layer = MultiHeadAttention(12, 4)
     layer.q_proj.weight = nn.Parameter(torch.ones(12, 12, dtype=torch.int8), requires_grad=False)
@@ -125,6 +133,7 @@ MEAN = {"fold": "mean", "reference": [{"input_ids": torch.tensor([[3, 5, 7]])}]}
             UnsupportedError,
             r"does not run .*: 0 \(_FixedWidth\) depends on the number of heads",
         ),
+        (_replaced, (0, 1), {}, UnsupportedError, "prune: the forward of .* was replaced by <func"),
         (_of_int8, (0, 1), {}, UnsupportedError, "q_proj.weight is Tensor of torch.int8"),
         (_with_a_further_key, (0, 1), {}, UnsupportedError, "add_bias_kv or add_zero_attn attends"),
     ],

@@ -11,7 +11,7 @@ import transformers
 import zoo
 from torch import Tensor, nn
 
-from folders import tiny_gemma
+from folders import tiny_gemma, tiny_llama
 from headwise import (
     Evidence,
     HeadTable,
@@ -35,6 +35,7 @@ from headwise.ownership import (
     find_attentions,
     heads_of,
 )
+from headwise.roles._nulls import permuted
 from oracles import padded
 from planted import TOKENIZER, lines
 
@@ -267,6 +268,19 @@ def test_a_t5_with_other_heads_in_each_layer_generates_the_same(cache: str) -> N
     with ablate(model, T5_GONE):
         expected = model.generate(prompt, **options)
     assert torch.equal(prune(model, T5_GONE).generate(prompt, **options), expected)
+
+
+@pytest.mark.parametrize("where", ["", "model.layers.0.self_attn"])
+@torch.no_grad()
+def test_a_copy_runs_nothing_that_was_compiled_of_the_model(where: str) -> None:
+    model, ids = tiny_llama(), torch.tensor([[1, 5, 3]])
+    whole, expected = (each(ids).logits for each in (model, prune(model, {0: [0, 1]})))
+    module = model.get_submodule(where)
+    module.forward = torch.compile(module.forward, backend="eager")
+    torch.testing.assert_close(prune(model, {0: [0, 1]})(ids).logits, expected)
+    null = permuted(model)
+    assert null is not None
+    assert not torch.allclose(null(ids).logits, whole)
 
 
 OURS: dict[str, dict[str, Any]] = {

@@ -28,6 +28,7 @@ from headwise._torch_private._interception import (
 from headwise._torch_private._modules import MODULE_CALL as MODULE_CALL
 from headwise._torch_private._modules import WithoutFastPath as WithoutFastPath
 from headwise._torch_private._modules import call_forward_pre_hooks as call_forward_pre_hooks
+from headwise._torch_private._modules import compiled_function as compiled_function
 from headwise._torch_private._modules import forward_pre_hooks as forward_pre_hooks
 from headwise._torch_private._modules import has_joined_weight as has_joined_weight
 from headwise._torch_private._modules import remove_hooks as remove_hooks

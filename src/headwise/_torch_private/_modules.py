@@ -67,3 +67,8 @@ def replace_submodule(module: nn.Module, name: str, value: Any) -> None:
 def wrapped_by_compiler(model: nn.Module) -> nn.Module | None:
     """The module that `torch.compile` has wrapped; None if this is no such wrapper."""
     return model._modules.get(_WRAPPED)
+
+
+def compiled_function(function: Any) -> Any:
+    """What `torch.compile` has made a function of; None if it has not made this one."""
+    return getattr(function, "_torchdynamo_orig_callable", None)

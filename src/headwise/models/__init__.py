@@ -14,6 +14,7 @@ from headwise.models._model import around as around
 from headwise.models._model import check_device as check_device
 from headwise.models._model import check_model as check_model
 from headwise.models._model import check_weights as check_weights
+from headwise.models._model import copy_model as copy_model
 from headwise.models._model import device_of as device_of
 from headwise.models._model import is_sentence_transformer as is_sentence_transformer
 from headwise.models._model import model_inputs as model_inputs

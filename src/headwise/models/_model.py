@@ -5,13 +5,14 @@ import warnings
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from reprlib import repr as shortened
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headwise._display import first_line
-from headwise._torch_private import wrapped_by_compiler
+from headwise._torch_private import compiled_function, wrapped_by_compiler
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models._transformers_private import offload_hooks
 
@@ -146,7 +147,33 @@ def check_device(device: str | torch.device, option: str) -> torch.device:
 
 def around(model: nn.Module, inner: nn.Module) -> nn.Module:
     """A copy of a model of sentence-transformers around another transformer, itself not copied."""
-    return deepcopy(model, {id(check_model("around", model)): inner})
+    return copy_model("around", model, {id(check_model("around", model)): inner})
+
+
+def copy_model(caller: str, model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """A deep copy of a model, whose modules run the `forward` of their class.
+
+    A function that stands in for it on a module, as `torch.compile(model.forward)`, is not copied
+    with the module: in the copy it would run the module that it was made for.
+
+    Args:
+        memo: What stands for some objects in the copy, by their ids, as in `copy.deepcopy`.
+    """
+    memo = {} if memo is None else memo
+    copied = deepcopy(model, memo)
+    for name, module in model.named_modules():
+        own, copy = vars(module).get("forward"), memo.get(id(module))
+        if own is None or copy is None or vars(copy).get("forward") is not own:
+            continue
+        if compiled_function(own) != MethodType(type(module).forward, module):
+            of = name or type(module).__name__
+            raise UnsupportedError(
+                f"{caller}: the forward of {of} was replaced by {shortened(own)}, which would run "
+                f"{of} itself in a copy of the model. Delete it (del module.forward) before, or "
+                f"replace it by a method (types.MethodType)."
+            )
+        del copy.forward
+    return copied
 
 
 def sentence_embedding(model: nn.Module, output: Any, batch: Mapping[str, Any]) -> Tensor:

@@ -16,6 +16,7 @@ from torch import nn
 
 from headwise._display import did_you_mean
 from headwise.errors import ArgumentError, UnsupportedError
+from headwise.models import copy_model
 from headwise.roles._hypotheses import Hypotheses, best_of
 from headwise.roles._samples import RoleSample, Split
 from headwise.roles.relations import EVEN, Role
@@ -128,7 +129,7 @@ def permuted(model: nn.Module, seed: int = 0) -> nn.Module | None:
 
     The copy keeps the architecture and the scale of every matrix, and nothing that was learned.
     """
-    copied = copy.deepcopy(model)
+    copied = copy_model("find_roles", model)
     generator = torch.Generator().manual_seed(seed)
     matrices = _matrices(copied)
     with torch.no_grad():
@@ -164,7 +165,7 @@ def _from_config(model: nn.Module) -> nn.Module | None:
 
 
 def _reset(model: nn.Module) -> nn.Module | None:
-    copied = copy.deepcopy(model)
+    copied = copy_model("find_roles", model)
     reached: set[nn.Parameter] = set()
     for module in copied.modules():
         for name in ("reset_parameters", "_reset_parameters"):  # the latter: MultiheadAttention

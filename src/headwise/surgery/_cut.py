@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -25,7 +24,7 @@ from headwise.checkpoints import (
     update_sizes,
 )
 from headwise.errors import UnsupportedError
-from headwise.models import hooked
+from headwise.models import copy_model, hooked
 from headwise.ownership import (
     Attention,
     HeadCounts,
@@ -60,7 +59,7 @@ def cut_heads(
         if attention.nth == 0 and len(heads) < attention.site.n_heads
     }
     torch_layers = [attention.site.name for attention in changed if not attention.called]
-    small = replace_torch_layers(deepcopy(model), torch_layers)
+    small = replace_torch_layers(copy_model("prune", model), torch_layers)
     counterparts = dict(zip(kept, find_attentions(small, batch), strict=True))
     smaller = [counterparts[attention] for attention in changed]
     with _noting_reads(small, smaller) as reads:

@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +21,15 @@ from headwise.capture import AttentionCall, capture_calls
 from headwise.checkpoints import replace_torch_layers
 from headwise.lab import MiniGPT
 from headwise.layer import MultiHeadAttention
-from headwise.models import cache_in, check_model, check_weights, device_of, fingerprint, hooked
+from headwise.models import (
+    cache_in,
+    check_model,
+    check_weights,
+    copy_model,
+    device_of,
+    fingerprint,
+    hooked,
+)
 from headwise.ownership import (
     Attention,
     HeadCounts,
@@ -74,7 +81,7 @@ def costs(model: nn.Module, reference: Any = None, *, timed: bool = False) -> Co
     attentions = find_attentions(model, batch)
     # Torch's own layers do not expose their heads; our equivalents cost the same.
     of_torch = [attention.site.name for attention in attentions if not attention.called]
-    equivalent = replace_torch_layers(deepcopy(model), of_torch) if of_torch else model
+    equivalent = replace_torch_layers(copy_model("costs", model), of_torch) if of_torch else model
     layers = find_attentions(equivalent, batch) if of_torch else attentions
     ownership = find_ownership(equivalent, layers, batch)
     counts = [count_heads(layer, ownership[layer]) for layer in layers]
