@@ -312,3 +312,30 @@ def test_a_configuration_with_numbers_that_strict_json_has_not(
         assert loaded.config.time_step_limit == (0.0, float("inf"))
         assert str(loaded.config.spare) == "[nan, -inf]"
         assert _gap(loaded.eval(), model) <= 1e-6
+
+
+def test_a_big_bird_that_a_short_text_made_attend_fully(tmp_path: Path) -> None:
+    config = transformers.BigBirdConfig(
+        vocab_size=23, hidden_size=16, num_hidden_layers=1, num_attention_heads=4,
+        intermediate_size=8, max_position_embeddings=64, block_size=4, num_random_blocks=1,
+    )  # fmt: skip
+    model = transformers.BigBirdModel(config).eval()
+    small = prune(model, ["L0.H1"])
+    loaded, texts = load(save(small, tmp_path / "small")), (IDS, IDS.repeat(1, 8))
+    assert model.config.attention_type == "block_sparse"
+    for ids in texts:
+        assert torch.equal(loaded(ids)[0], small(ids)[0])
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("fresh")
+def test_outputs_of_padding_are_not_compared(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 23}
+    config = transformers.MistralConfig(
+        **sizes, num_attention_heads=4, num_key_value_heads=2, sliding_window=2,
+        attn_implementation="eager",
+    )  # fmt: skip
+    model, mask = transformers.MistralForCausalLM(config).eval(), torch.ones_like(IDS)
+    mask[1, 2:] = 0
+    batch = {"input_ids": IDS, "attention_mask": mask}
+    assert save(model, tmp_path / "model", reference=[batch]).is_dir()
