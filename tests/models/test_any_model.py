@@ -112,6 +112,12 @@ def test_a_reference_holds_batches(
         VERBS[verb](layer, tmp_path, [])
     with pytest.raises(ArgumentError, match=f"{verb}: reference holds the text 'a text'"):
         VERBS[verb](layer, tmp_path, ["a text"])  # type: ignore[list-item]
+    wrong: Any
+    for wrong in (b"a", [None]):
+        with pytest.raises(ArgumentError, match=f"{verb}: reference holds (b'a'|None). Give batch"):
+            VERBS[verb](layer, tmp_path, wrong)
+    with pytest.raises(ArgumentError, match="costs: reference holds 3"):
+        hw.costs(layer, 3)
     assert VERBS[verb](layer, tmp_path, [(torch.randn(1, 5, 8),)])
 
 

@@ -63,8 +63,9 @@ def test_layers_heads_and_queries_are_parts_of_all_weights() -> None:
     first, second = hw.attentions(model, batch, heads=["L0.H2", (0, 0)])
     assert second is None
     assert torch.equal(first, whole[0][:, [2, 0]])
-    for queries in (-1, np.int64(-1), slice(2, 5), slice(0, T, 2), [3, 0, -1], np.arange(T)):
-        rows = [queries] if isinstance(queries, int | np.int64) else queries
+    columns = (-1, np.int64(-1), torch.tensor(2), [3, 0, -1], np.arange(T), torch.tensor([3, 0]))
+    for queries in (*columns, slice(2, 5), slice(0, T, 2)):
+        rows = queries if isinstance(queries, slice) else torch.as_tensor(queries).reshape(-1)
         for part, layer in zip(hw.attentions(model, batch, queries=queries), whole, strict=True):
             assert_close(part, layer[:, :, rows], atol=1e-6, rtol=0)
 
@@ -119,6 +120,8 @@ def test_what_does_not_fit_is_refused_with_its_size() -> None:
         ({"queries": 7}, ArgumentError, "queries has 7, where a layer has 7 queries"),
         ({"queries": [0, -8]}, ArgumentError, "queries has -8"),
         ({"inputs": "A text."}, ArgumentError, "attentions: 'A text.' is a text. Give its token"),
+        ({"inputs": None}, ArgumentError, "attentions: None holds no tensor. Give the model's"),
+        ({"inputs": {"ids": [[1]]}}, ArgumentError, r"\{'ids': \[\[1\]\]\} holds no tensor"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], match: str) -> None:

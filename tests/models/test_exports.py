@@ -129,6 +129,10 @@ def _epsilon(model: Any) -> None:
     model.model.layers[2].input_layernorm.variance_epsilon = 0.5
 
 
+def _one_activation(model: Any) -> None:
+    model.model.layers[1].mlp.act_fn = torch.nn.ReLU()
+
+
 def _attention_scaling(model: Any) -> None:
     model.model.rotary_emb.attention_scaling = 1.5
 
@@ -173,7 +177,8 @@ _LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
     [
         ("Gemma", None, {}, None, "is for LlamaForCausalLM, .* and this is a GemmaForCausalLM"),
         ("Mistral", None, {"sliding_window": 32}, None, "leave out its window of 32 tokens"),
-        ("Llama", None, {"hidden_act": "gelu"}, None, "leave out the activation 'gelu'"),
+        ("Llama", None, {"hidden_act": "gelu"}, None, "leave out the activation GELUActivation"),
+        ("Llama", None, {}, _one_activation, "leave out the activation ReLU, SiLUActivation"),
         ("Llama", None, {"rope_parameters": _YARN}, None, "leave out RoPE of the type 'yarn'"),
         ("Llama", None, {}, torch.nn.Module.double, "leave out the precision of some weights"),
         ("Llama", None, {}, _epsilon, r"leave out the epsilons \[1e-06, 0.5\] of its norms"),

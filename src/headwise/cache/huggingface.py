@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
+    DummyLayer,
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -433,6 +434,11 @@ def sliding_windows(model: nn.Module) -> list[int | None]:
         raise UnsupportedError(f"CachePlan: {name} reads no cache. Give a decoder, not an encoder.")
     layers = DynamicCache(config=config).layers
     for layer, kind in enumerate(map(type, layers)):
+        if kind is DummyLayer:
+            raise UnsupportedError(
+                f"CachePlan: layer {layer} of {name} caches no keys of its own: it reads those of "
+                f"another layer, or none. Give a model whose layers all have their own."
+            )
         if kind not in (DynamicLayer, DynamicSlidingWindowLayer):
             raise UnsupportedError(
                 f"CachePlan: layer {layer} of {name} has a {kind.__name__}, which holds more than "

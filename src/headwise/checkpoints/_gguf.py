@@ -146,10 +146,11 @@ def _refuse_settings(model: Any, head_dim: int) -> None:
     window = getattr(config, "sliding_window", None) or longest
     kind = config.rope_parameters.get("rope_type", "default")
     scaling = {*(layer.scaling for layer in layers)}
+    activations = {type(layer.mlp.act_fn).__name__ for layer in model.model.layers}
     epsilons = {x.variance_epsilon for x in model.modules() if hasattr(x, "variance_epsilon")}
     left_out = {
         f"its window of {window} tokens": window < longest,
-        f"the activation {config.hidden_act!r}": config.hidden_act != "silu",
+        f"the activation {', '.join(sorted(activations))}": activations != {"SiLUActivation"},
         "the precision of some weights": any(x.dtype not in _STORED for x in model.parameters()),
         f"RoPE of the type {kind!r}": kind not in _FIXED_ROPE,
         "RoPE of a part of each head": len(rotary.inv_freq) * 2 != head_dim,

@@ -1,8 +1,10 @@
 """Run a model on a batch, or on a short example made for it, and compare its outputs."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from pathlib import PurePath
+from reprlib import repr as shortened
 from typing import Any
 
 import torch
@@ -43,6 +45,11 @@ def call_model(model: nn.Module, batch: Any, caller: str = "batch") -> Any:
                 f"{caller}: {text[:40]!r} is a text. Give its token ids, as "
                 f'tokenizer(text, return_tensors="pt") does.'
             )
+    if not _is_input(batch):
+        raise ArgumentError(
+            f"{caller}: {shortened(batch)} holds no tensor. Give the model's inputs, as "
+            f'tokenizer(text, return_tensors="pt") does.'
+        )
     # The generators of the model's devices alone: others are not the model's to draw from.
     cuda = sorted({x.device.index for x in model.parameters() if x.is_cuda})
     with torch.random.fork_rng(cuda):
@@ -52,6 +59,14 @@ def call_model(model: nn.Module, batch: Any, caller: str = "batch") -> Any:
         if isinstance(batch, Mapping):
             return model(**batch)
         return model(*batch) if isinstance(batch, tuple) else model(batch)
+
+
+def _is_input(batch: Any) -> bool:
+    """Whether a model may read a batch: what it is made of is not all texts, numbers and paths."""
+    if isinstance(batch, Mapping | list | tuple):
+        parts = batch.values() if isinstance(batch, Mapping) else batch
+        return not parts or any(map(_is_input, parts))
+    return not isinstance(batch, str | bytes | bytearray | float | int | PurePath | None)
 
 
 def first_batch(model: nn.Module, reference: Any, caller: str) -> Any:
@@ -70,7 +85,9 @@ def batches_of(reference: Any, caller: str, name: str = "reference") -> list[Any
     Args:
         name: The name of the argument, for error messages.
     """
-    if isinstance(reference, Mapping | str | Tensor):
+    if isinstance(reference, Mapping | str | bytes | Tensor) or not isinstance(
+        reference, Iterable | None
+    ):
         reference = [reference]
     batches = [model_inputs(batch) for batch in ([] if reference is None else reference)]
     if reference is not None and not batches:
@@ -80,6 +97,11 @@ def batches_of(reference: Any, caller: str, name: str = "reference") -> list[Any
             raise ArgumentError(
                 f"{caller}: {name} holds the text {batch[:40]!r}. Give batches, such as a "
                 f"tokenizer makes of texts."
+            )
+        if not _is_input(batch):
+            raise ArgumentError(
+                f"{caller}: {name} holds {shortened(batch)}. Give batches, such as a tokenizer "
+                f"makes of texts."
             )
     return batches
 

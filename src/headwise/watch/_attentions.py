@@ -136,7 +136,8 @@ def _ranges(queries: Queries, T: int) -> list[range]:
     if queries is None or isinstance(queries, slice):
         columns: Sequence[Any] = range(T)[queries or slice(None)]
     else:
-        columns = list(queries) if isinstance(queries, Iterable) else [queries]
+        numbers: Any = queries.tolist() if hasattr(queries, "tolist") else queries
+        columns = list(numbers) if isinstance(numbers, Iterable) else [numbers]
     ranges: list[range] = []
     for column in columns:
         if not isinstance(column, Integral) or not -T <= int(column) < T:
