@@ -48,6 +48,20 @@ CALLS: dict[str, tuple[Callable[[Any, Any, Path], Any], str]] = {
         lambda model, tokenizer, out: hw.Role("x", "", len, score="sum"),
         "Role: score='sum'. Choose one of 'top', 'choice', 'mass'",
     ),
+    "a choice among nothing": (
+        lambda model, tokenizer, out: hw.Role("x", "", len, score="choice"),
+        "Role: score='choice' with candidates=None. Give candidates for score='choice'",
+    ),
+    "a probe of one's own": (
+        lambda model, tokenizer, out: hw.find_roles(
+            model, tokenizer, TEXTS, relations={"x": hw.Role("x", "", len, kind="probe")}
+        ),
+        "find_roles: x is of kind='probe', .* random tokens. Choose another kind",
+    ),
+    "a batch without a text": (
+        lambda model, tokenizer, out: hw.study(model, tokenizer, TEXTS, batch_size=0),
+        "study: batch_size=0. Give 1 or more texts",
+    ),
     "the tokenizer's folder": (
         lambda model, tokenizer, out: hw.importance(model, TEXTS, tokenizer=str(MINILM)),
         "tokenizer=.* is a str. Open it with headwise.load_tokenizer",

@@ -120,7 +120,9 @@ def drawn_item(rng, n_units):
 def test_a_choice_equals_its_definition(seed, incoming, causal):
     rng = np.random.default_rng(seed)
     items = [drawn_item(rng, int(rng.integers(2, 6))) for _ in range(2)]
-    role = Role("r", "", lambda text: (), "mention", score="choice", incoming=incoming)
+    role = Role(
+        "r", "", lambda text: (), "mention", score="choice", candidates=tuple, incoming=incoming
+    )
     visible = torch.ones(2, 1, 16, 16, dtype=torch.bool)
     visible = visible.tril() if causal else visible
     weights = torch.tensor(rng.integers(1, 4, (2, 1, 16, 16))).float() * visible
@@ -162,7 +164,7 @@ def rules(nodes, query, right, mentions=(), text=""):
         mentions=mentions,
         text=text,
     )
-    role = Role("r", "", lambda text: (), "mention", score="choice")
+    role = Role("r", "", lambda text: (), "mention", score="choice", candidates=tuple)
     eligible = EligiblePairs(
         RelationIndex(Nodes("mention", [item], 20), [role]),
         torch.ones(1, 1, 20, 20, dtype=torch.bool),

@@ -14,6 +14,7 @@ from headwise import _progress
 from headwise._progress import progress_bar, shows_progress
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.roles import Evidence
+from oracles import assert_tables_close
 from planted import TOKENIZER, lines
 
 
@@ -123,3 +124,17 @@ def test_progress_never_changes_a_result() -> None:
             results.append(scores.per_text)
     assert (results[0] == results[1]).all()
     assert (results[0] == results[2]).all()
+
+
+def test_a_study_reads_so_many_texts_at_a_time() -> None:
+    size = len(TOKENIZER.get_vocab())
+    model = MiniGPT(MiniGPTConfig(vocab_size=size, n_layers=1, n_heads=2, d_model=16, context=48))
+    texts, steps = ["a b c d", "b c a", "c c b a d", "d a", "a a b"], []
+
+    def note(done: int, total: int) -> None:
+        steps.append((done, total))
+
+    known = hw.study(model, TOKENIZER, texts).table
+    table = hw.study(model, TOKENIZER, texts, batch_size=2, on_progress=note).table
+    assert steps == [(2, 5), (4, 5), (5, 5)]
+    assert_tables_close(table, known, rtol=1e-5, atol=1e-6)

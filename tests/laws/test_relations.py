@@ -716,7 +716,7 @@ def test_special_tokens_may_be_candidates_and_keep_their_places_in_another_order
 
 
 OWN = """
-from headwise.roles import ChoiceRelation
+from headwise.roles import ChoiceRelation, Role
 
 def two_back(text):
     words = [i for i, special in enumerate(text.special) if not special]
@@ -737,6 +737,7 @@ def two(text, more):
 first = ChoiceRelation(right, among)
 fails = ChoiceRelation(right, broken)
 takes_two = ChoiceRelation(two, among)
+by_mass = Role("", "two tokens back", two_back, score="mass", kind="class")
 number = 7
 """
 
@@ -761,11 +762,12 @@ def run(files: Path, source: str, *more: str) -> Any:
     )  # fmt: skip
 
 
-def test_the_command_takes_a_function_of_a_file(files: Path, tmp_path: Path) -> None:
-    done = run(files, "own.py:two_back", "-o", str(tmp_path / "roles.json"))
+@pytest.mark.parametrize("name", ["two_back", "by_mass"])
+def test_the_command_takes_a_relation_of_a_file(name: str, files: Path, tmp_path: Path) -> None:
+    done = run(files, f"own.py:{name}", "-o", str(tmp_path / "roles.json"))
     assert done.code == 0, done.err
-    assert "two_back" in (tmp_path / "roles.json").read_text("utf-8")
-    for role in ("two_back", "previous token"):  # the outcomes are printed beside the file
+    assert name in (tmp_path / "roles.json").read_text("utf-8")
+    for role in (name, "previous token"):  # the outcomes are printed beside the file
         assert re.search(rf"^{role} +not", done.out, re.MULTILINE), done.out
     assert not list(files.glob("__pycache__"))
 

@@ -39,7 +39,7 @@ def roles(
         opt(
             "Your own relation: a function in a Python file, which is executed. It maps a "
             "TokenText to pairs of tokens (query, key); a ChoiceRelation in its place chooses "
-            "among candidates. Repeatable.",
+            "among candidates, and a Role has its own score and kind. Repeatable.",
             "--relation",
             metavar="FILE.py:NAME",
         ),
@@ -189,7 +189,7 @@ def _load_relations(sources: Sequence[str], model: str) -> "dict[str, Relation]"
         ArgumentError: a source is not FILE.py:NAME, lies in the model's folder, or two have one
             name.
         InputError: the file cannot be read or fails, or has no such function of one argument and
-            no such `ChoiceRelation`.
+            no such `ChoiceRelation` or `Role`.
     """
     relations: dict[str, Relation] = {}
     for source in sources:
@@ -212,7 +212,7 @@ def _load_relations(sources: Sequence[str], model: str) -> "dict[str, Relation]"
 
 
 def _relation(path: Path, name: str) -> "Relation":
-    from headwise.roles import ChoiceRelation
+    from headwise.roles import ChoiceRelation, Role
 
     if not path.is_file():
         raise InputError(f"--relation: {path} is not a file. Give FILE.py:NAME.")
@@ -225,26 +225,30 @@ def _relation(path: Path, name: str) -> "Relation":
             f"--relation: {path} fails ({type(error).__name__}: {error}). Correct it."
         ) from error
     relation = getattr(module, name, None)
-    if isinstance(relation, ChoiceRelation):
-        return replace(
-            relation,
-            pairs=_checked(relation.pairs, path, f"{name}.pairs"),
-            candidates=_checked(relation.candidates, path, f"{name}.candidates"),
-        )
+    if isinstance(relation, ChoiceRelation | Role):
+        functions = {"pairs": relation.pairs, "candidates": relation.candidates}
+        checked: dict[str, Any] = {
+            part: _checked(function, path, f"{name}.{part}")
+            for part, function in functions.items()
+            if function is not None
+        }
+        return replace(relation, **checked)
     if not callable(relation):
-        functions = [key for key, value in vars(module).items() if _is_relation(value)]
+        names = [key for key, value in vars(module).items() if _is_relation(value)]
         raise InputError(
-            f"--relation: {path} has no function {name}.{did_you_mean(name, functions)} It has "
-            f"{', '.join(functions) or 'none'}."
+            f"--relation: {path} has no function {name}.{did_you_mean(name, names)} It has "
+            f"{', '.join(names) or 'none'}."
         )
     return _checked(relation, path, name)
 
 
 def _is_relation(value: Any) -> bool:
-    """Whether a name of a file may be a relation: a function or a choice, and no class."""
-    from headwise.roles import ChoiceRelation
+    """Whether a name of a file may be a relation: a function, a choice or a role, and no class."""
+    from headwise.roles import ChoiceRelation, Role
 
-    return isinstance(value, ChoiceRelation) or (callable(value) and not isinstance(value, type))
+    return isinstance(value, ChoiceRelation | Role) or (
+        callable(value) and not isinstance(value, type)
+    )
 
 
 def _checked(function: Callable[..., Any], path: Path, name: str) -> "Callable[[TokenText], Any]":

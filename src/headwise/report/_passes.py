@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from headwise._evaluation import in_evaluation
-from headwise._memory import halving
 from headwise._progress import Progress
 from headwise.corpora import list_pairs, list_texts
 from headwise.errors import ArgumentError
@@ -27,7 +26,7 @@ from headwise.tables import HeadTable, TextSums, Totals
 from headwise.watch import Request, observe
 
 # Texts in one batch.
-_BATCH_SIZE = 16
+BATCH_SIZE = 16
 
 Pair = tuple[str, str | None]
 
@@ -76,11 +75,18 @@ def observe_texts(
     request: Request,
     max_tokens: int | None,
     on_progress: Progress | None,
+    size: int = BATCH_SIZE,
 ) -> tuple[HeadTable, list[Piece]]:
-    """The statistics of every head on some texts, by whole text, and the pieces of these."""
+    """The statistics of every head on some texts, by whole text, and the pieces of these.
+
+    Raises:
+        ArgumentError: the size of a batch is no number of texts.
+    """
+    if size < 1:
+        raise ArgumentError(f"{caller}: batch_size={size}. Give 1 or more texts.")
     pieces = as_pieces(tokenizer, pairs, model, max_tokens)
     with in_evaluation(model):
-        table = watch_pieces(model, pieces, request, on_progress)
+        table = watch_pieces(model, pieces, request, on_progress, size)
     if request.per_text and len(pieces) > len(pairs):
         per_text = (iter_pieces(tokenizer, [pair], model, max_tokens) for pair in pairs)
         table = by_whole_text(table, [number for number, each in enumerate(per_text) for _ in each])
@@ -88,16 +94,16 @@ def observe_texts(
 
 
 def watch_pieces(
-    model: nn.Module, pieces: Sequence[Piece], request: Request, on_progress: Progress | None
+    model: nn.Module,
+    pieces: Sequence[Piece],
+    request: Request,
+    on_progress: Progress | None,
+    size: int = BATCH_SIZE,
 ) -> HeadTable:
-    """The statistics of every head over all pieces. Batches are halved if memory runs out."""
-
-    def watched(size: int) -> HeadTable:
-        with observe(model, request) as watch:
-            run("study", model, pieces, on_progress, size)
-            return watch.table()
-
-    return halving("study", watched, min(_BATCH_SIZE, len(pieces)))
+    """The statistics of every head over all pieces, `size` of them at a time."""
+    with observe(model, request) as watch:
+        run("study", model, pieces, on_progress, size)
+        return watch.table()
 
 
 @torch.no_grad()
@@ -106,7 +112,7 @@ def run(
     model: nn.Module,
     pieces: Sequence[Piece],
     on_progress: Progress | None = None,
-    size: int = _BATCH_SIZE,
+    size: int = BATCH_SIZE,
 ) -> None:
     """Run the model on all pieces, those of similar length together, `size` at a time."""
     done = 0

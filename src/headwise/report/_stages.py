@@ -19,7 +19,7 @@ from headwise.models.texts import (
     token_classes,
     tokenizer_of,
 )
-from headwise.report._passes import observe_texts, pairs_for, sizes_of
+from headwise.report._passes import BATCH_SIZE, observe_texts, pairs_for, sizes_of
 from headwise.report._samples import heads_to_show_first, sample_texts
 from headwise.report._study import Study
 from headwise.roles import Roles, agreement, find_roles, repetition, translation
@@ -61,6 +61,7 @@ def study(
     max_tokens: int | None = None,
     show: Texts | None = None,
     full: bool = False,
+    batch_size: int = BATCH_SIZE,
     on_progress: Progress | None = None,
 ) -> Study:
     """Measure every head of a model on some texts, and record attention maps of a few short ones.
@@ -85,12 +86,13 @@ def study(
             the studied texts. A long text has exact maps for no head, and its strongest pairs for
             the 64 heads that differ most from uniform attention.
         full: Whether to keep the strongest pairs of all heads for long texts.
+        batch_size: How many texts the model reads at a time, fewer where memory is short.
         on_progress: Called after each batch with the number of finished texts and of all texts.
     Returns:
         The study: a table, samples and facts, without the model.
     Raises:
-        ArgumentError: an item is not a text, texts and targets differ in number, or there are
-            targets for a model that reads one text.
+        ArgumentError: an item is not a text, texts and targets differ in number, there are
+            targets for a model that reads one text, or a batch has no text.
         InputError: the texts hold no token, or a pair is longer than the model's context.
         UnsupportedError: the model cannot be watched exactly, or reads more than text.
     """
@@ -105,7 +107,7 @@ def study(
         meanings |= {name: meaning for name, (_, meaning) in classes.items()}
     pairs = pairs_for("study", model, texts, targets)
     table, pieces = observe_texts(
-        "study", model, tokenizer, pairs, request, max_tokens, on_progress
+        "study", model, tokenizer, pairs, request, max_tokens, on_progress, batch_size
     )
     with in_evaluation(model):
         if show is None:  # texts spread evenly over the corpus

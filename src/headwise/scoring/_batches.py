@@ -1,6 +1,6 @@
 """The batches on which heads are scored: made from texts, or checked when they are ready."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from inspect import signature
 from typing import Any, TypeAlias
@@ -66,22 +66,6 @@ def read_batches(
         return _batches_of_texts(texts, model, tokenizer, max_tokens)
     device = device_of(model)
     return [_on_device(batch, device) for batch in items]
-
-
-def split_batches(batches: Sequence[Inputs], size: int) -> list[Inputs]:
-    """The same texts with at most `size` in a batch; ready batches that are small enough stay."""
-    parts: list[Inputs] = []
-    for batch in batches:
-        texts = texts_in(batch)
-        for start in range(0, texts, size):
-            rows = slice(start, start + size)
-            parts.append(
-                {
-                    name: x[rows] if isinstance(x, Tensor) and x.shape[:1] == (texts,) else x
-                    for name, x in batch.items()
-                }
-            )
-    return parts
 
 
 def paired(

@@ -11,17 +11,16 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from headwise._evaluation import differentiable_evaluation
-from headwise._memory import halving
 from headwise._methods import METHODS
 from headwise._progress import Progress, shows_progress
 from headwise.checkpoints import originals_of
-from headwise.errors import ArgumentError, UnsupportedError
+from headwise.errors import ArgumentError
 from headwise.models import check_model, device_of, fingerprint, without_compiler
 from headwise.models.texts import tokenizer_of
 from headwise.ownership import find_attentions
-from headwise.scoring._batches import BatchesLike, read_batches, split_batches
+from headwise.scoring._batches import BatchesLike, read_batches
 from headwise.scoring._gated_model import GatedModel
-from headwise.scoring._loss import Inputs, Loss, find_loss, texts_in
+from headwise.scoring._loss import Inputs, Loss, find_loss
 from headwise.scoring.methods import Gates, ScoreHeads, function_of
 from headwise.tables import Scores
 
@@ -55,13 +54,13 @@ def importance(
       `Gates` has the settings. Hundreds of backward passes, with intervals over seeds.
 
     The model runs in evaluation mode. Its weights, gradients and flags are unchanged when this
-    returns or raises. If memory runs out, scoring starts again with half as many texts in a batch,
-    and a warning says so once.
+    returns or raises.
 
     Args:
         model: Any model whose output projections can be found, or a `SentenceTransformer`
             around one.
-        batches: Texts, or batches: mappings of the model's inputs by name.
+        batches: Texts, 16 at a time, or batches of your own, smaller where memory is short:
+            mappings of the model's inputs by name.
         method: One of those above, or `Gates(...)`.
         loss: `lm`, `masked-lm`, `label`, `embedding`, or a function of the model's output and
             the batch that returns the loss of each text. None takes the loss of the model's
@@ -79,28 +78,16 @@ def importance(
         The scores, in units of the loss; never below 0, except for the ablations.
     Raises:
         ArgumentError: the method, loss or number of rounds does not exist or does not fit.
-        UnsupportedError: the heads of the model cannot be gated exactly, or memory ran out with
-            batches whose rows are parts of texts.
+        UnsupportedError: the heads of the model cannot be gated exactly.
     """
     outer, model = without_compiler(model), check_model("importance", model)
     method_name, score_heads = _method(method)
     inputs = read_batches(batches, outer, tokenizer_of(outer, tokenizer), max_tokens)
     resolved_loss = find_loss(loss, outer, inputs[0])
-    largest = max(map(texts_in, inputs))
-
-    def score(size: int) -> tuple[GatedModel, Float[np.ndarray, "M N"], Int64[np.ndarray, " N"]]:
-        parts = inputs if size == largest else split_batches(inputs, size)
-        gated = GatedModel(model, find_attentions(model, parts[0]), resolved_loss, parts)
-        if size < largest and gated.rows_per_text > 1:
-            raise UnsupportedError(
-                f"importance: out of memory, and {gated.rows_per_text} rows of a batch are one "
-                f"text, so batches are not halved. Give fewer texts in a batch."
-            )
-        progress = on_progress or (lambda done, total: None)
-        return gated, *_in_rounds(gated, score_heads, rounds, progress)
-
     with differentiable_evaluation(outer, weights=False):
-        gated, values, round_of_heads = halving("importance", score, largest)
+        gated = GatedModel(model, find_attentions(model, inputs[0]), resolved_loss, inputs)
+        progress = on_progress or (lambda done, total: None)
+        values, round_of_heads = _in_rounds(gated, score_heads, rounds, progress)
     return Scores(
         heads=gated.heads,
         kv_heads=gated.kv_heads,

@@ -42,7 +42,7 @@ class Role:
             attention weight on the relation; `entropy`, how evenly attention spreads over all
             keys: 0 on a single key, 1 for equal weights; `content entropy`, the same over all keys
             but the first token and special tokens.
-        kind: Which nulls apply.
+        kind: Which nulls apply. `probe` is for the library's own sequences of random tokens.
         bar: The least lift over the strongest null, the share of the range above it.
         points: The least difference to the strongest null, from 0 to 1.
         ahead: Whether the role makes sense in causal models only.
@@ -51,7 +51,8 @@ class Role:
             with the largest weight on it is chosen. Pairs are (query, candidate) either way.
         lexical: Whether the words alone make the relation, whatever their order.
     Raises:
-        ArgumentError: the score, the kind or the level is unknown.
+        ArgumentError: the score, the kind or the level is unknown, a choice has no candidates, or
+            another score has some.
     """
 
     name: str
@@ -75,6 +76,11 @@ class Role:
                     f"Role: {name}={shortened(value)}. Choose one of "
                     f"{', '.join(map(repr, get_args(known)))}."
                 )
+        if (self.score == "choice") != (self.candidates is not None):
+            raise ArgumentError(
+                f"Role: score={self.score!r} with candidates={shortened(self.candidates)}. Give "
+                f"candidates for score='choice', and for no other score."
+            )
 
     @property
     def depends_on_order(self) -> bool:
@@ -154,7 +160,7 @@ def own_roles(who: str, relations: Relations) -> list[Role]:
     """The roles of the user's own relations.
 
     Raises:
-        ArgumentError: they are not relations by name.
+        ArgumentError: they are not relations by name, or of the kind of probes.
     """
     if not isinstance(relations, Mapping) or not all(
         isinstance(relation, ChoiceRelation | Role) or callable(relation)
@@ -169,6 +175,11 @@ def own_roles(who: str, relations: Relations) -> list[Role]:
         if isinstance(relation, ChoiceRelation):
             roles.append(relation.role(name))
         elif isinstance(relation, Role):
+            if relation.kind == "probe":
+                raise ArgumentError(
+                    f"{who}: {name} is of kind='probe', which is for sequences of random tokens. "
+                    f"Choose another kind."
+                )
             roles.append(replace(relation, name=name))
         else:
             roles.append(Role(name, f"your relation {name}", relation))

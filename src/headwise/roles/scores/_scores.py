@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.functional import pad as pad_columns
 
 from headwise._evaluation import in_evaluation
-from headwise._memory import halving
 from headwise._progress import Progress
 from headwise._torch_private import without_function_modes
 from headwise.errors import UnsupportedError
@@ -78,16 +77,18 @@ class Evaluator:
         """Index the items; `tags` are the parts of speech, or other classes, for rules."""
         self.roles, self.tags = tuple(roles), tuple(tags)
         self.items = tuple(items)
-        self._use_batches_of(len(self.items))
+        rows = rows_of_batches([len(item.ids) for item in self.items], _TOKENS)
+        self.batches = [_Batch([self.items[row] for row in batch], self.roles) for batch in rows]
+        self._order = [row for batch in rows for row in batch]
 
+    @torch.no_grad()
     def scores(
         self, model: nn.Module, on_progress: Progress | None = None, *, detailed: bool = False
     ) -> RoleScores:
         """Run a model over all texts once and score every head on every role.
 
         Weights are computed for some heads of one layer at a time, in a block that fits into
-        the CPU cache. The model is in evaluation mode meanwhile. Later passes keep the batches for
-        which there was memory.
+        the CPU cache. The model is in evaluation mode meanwhile.
 
         Args:
             on_progress: Called after each batch with the number of texts done and of all.
@@ -96,25 +97,6 @@ class Evaluator:
             UnsupportedError: the model reads no text, or two, or cannot be observed exactly.
         """
         check_reads_one_text("find_roles", model)
-
-        def scored(most: int) -> RoleScores:
-            if most < self._most:
-                self._use_batches_of(most)
-            return self._score_batches(model, on_progress, detailed)
-
-        return halving("find_roles", scored, self._most)
-
-    def _use_batches_of(self, most: int) -> None:
-        """Put at most this many texts into a batch."""
-        rows = rows_of_batches([len(item.ids) for item in self.items], _TOKENS, most)
-        self.batches = [_Batch([self.items[row] for row in batch], self.roles) for batch in rows]
-        self._order = [row for batch in rows for row in batch]
-        self._most = max(map(len, rows), default=0)
-
-    @torch.no_grad()
-    def _score_batches(
-        self, model: nn.Module, on_progress: Progress | None, detailed: bool
-    ) -> RoleScores:
         parts: list[_Sums] = []
         rows: list[TagRows] = []
         done, causal = 0, True
@@ -239,14 +221,12 @@ class _Batch:
         return joined | _counts(levels, len(layer.heads))
 
 
-def rows_of_batches(
-    lengths: Sequence[int], tokens: int, most: int | None = None
-) -> list[list[int]]:
-    """Group texts of about equal length: at most so many tokens, and so many texts, in a batch."""
+def rows_of_batches(lengths: Sequence[int], tokens: int) -> list[list[int]]:
+    """Group texts of about equal length, at most so many tokens in a batch."""
     batches: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lengths.__getitem__):
         size = len(batches[-1]) + 1 if batches else 0
-        if not batches or size * lengths[row] > tokens or (most is not None and size > most):
+        if not batches or size * lengths[row] > tokens:
             batches.append([])
         batches[-1].append(row)
     return batches
