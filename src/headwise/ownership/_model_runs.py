@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from math import prod
 from pathlib import PurePath
 from reprlib import repr as shortened
 from typing import Any
@@ -169,7 +170,7 @@ def _layer_input(model: nn.Module, like: Tensor) -> tuple[Tensor, ...] | None:
 
 def _argument(name: str, model: nn.Module, like: Tensor) -> Tensor | None:
     """A value for an argument by its name; None if it is optional or cannot be guessed."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     encoder_decoder = getattr(config, "is_encoder_decoder", False)
     if name == "input_ids" or (name == "decoder_input_ids" and encoder_decoder):
         return _ids(model).to(device_of(model))
@@ -181,6 +182,10 @@ def _argument(name: str, model: nn.Module, like: Tensor) -> Tensor | None:
     elif name == "input_features":  # two convolutions, the second of stride 2
         frames = getattr(config, "max_source_positions", None)
         shape = getattr(config, "num_mel_bins", None), frames and 2 * frames
+    elif name == "input_values" and hasattr(config, "conv_stride"):  # a sound
+        shape = (4 * _TOKENS * prod(config.conv_stride),)
+    elif name == "input_values":  # a spectrogram
+        shape = getattr(config, "max_length", None), getattr(config, "num_mel_bins", None)
     sizes = [size for size in shape if isinstance(size, int)]
     if len(sizes) < len(shape):
         return None
