@@ -103,7 +103,8 @@ def prune(
     with edit_heads(model, attentions, without_removed):
         expected = float_outputs(model, batch)
     _check_equal(model, small, expected, batch)
-    # A short text makes a BigBird compute full attention for good; its configuration tells no one.
+    # A short text makes a BigBird compute full attention for good, unlike what its configuration
+    # says.
     config: Any = getattr(small, "config", None)
     kinds = {getattr(module, "attention_type", None) for module in small.modules()} - {None}
     if len(kinds) == 1 and isinstance(getattr(config, "attention_type", None), str):
