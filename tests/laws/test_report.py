@@ -8,7 +8,6 @@ import unicodedata
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -514,12 +513,11 @@ def test_a_head_is_placed_by_what_most_of_its_attention_does() -> None:
         (2, "show nothing detectable in these texts"),
     ]
     assert sum(count for count, _ in clauses) == len(study.table.heads)
-    picture = ElementTree.fromstring(shown.maps)
-    squares = [*picture.iter("rect")]
-    assert ["fill" in x.attrib for x in squares] == [False, True, True, False, False, False]
-    letters = [x.text for x in picture.iter("text") if x.attrib["class"] != "axis"]
-    assert letters == ["○A", "B", "A", "○"]
-    assert "self more than chance" in squares[0].attrib["data-text"]
+    (picture,) = shown.maps
+    squares = picture["squares"]
+    assert [bool(x["color"]) for x in squares] == [False, True, True, False, False, False]
+    assert [x["letter"] for x in squares if x["letter"]] == ["○A", "B", "A", "○"]
+    assert "self more than chance" in squares[0]["text"]
 
 
 def test_the_sentence_counts_roles_that_were_not_tested() -> None:

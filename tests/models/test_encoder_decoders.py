@@ -296,11 +296,11 @@ def test_models_of_speech_and_images_are_refused(name: str, tmp_path: Path) -> N
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS), "utf-8")
-    for command, page in (("report", "page.html"), ("observe", "table.csv")):
+    for command, verb, page in (("report", "study", "page.html"), ("observe", "observe", "t.csv")):
         arguments = (command, tmp_path, "--text", tmp_path / "texts.txt", "-o", tmp_path / page)
         done = headwise(*arguments)
         assert (done.code, done.out) == (2, "")
-        assert f"study: {said}" in done.err
+        assert f"{verb}: {said}" in done.err
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as by_name
 
 import headwise as hw
+from headwise.attention import _fast_attention as _fast
 from headwise.errors import UnsupportedError
-from headwise.models import _fast_attention as _fast
 from headwise.watch import observe
 from on_our_kernel import at_any_size as at_any_size
 from on_our_kernel import count_queries

@@ -185,7 +185,7 @@ def _measure_both(
     progress = _stages(on_progress, 2)  # the models take equally long
     for model, own, stage in zip(inner, pieces, progress, strict=True):
         with in_evaluation(model):
-            table = watch_pieces(model, own, request, stage)
+            table = watch_pieces("compare", model, own, request, stage)
         tables.append(by_whole_text(table, owners))
     return tables
 

@@ -86,7 +86,7 @@ def observe_texts(
         raise ArgumentError(f"{caller}: batch_size={size}. Give 1 or more texts.")
     pieces = as_pieces(tokenizer, pairs, model, max_tokens)
     with in_evaluation(model):
-        table = watch_pieces(model, pieces, request, on_progress, size)
+        table = watch_pieces(caller, model, pieces, request, on_progress, size)
     if request.per_text and len(pieces) > len(pairs):
         per_text = (iter_pieces(tokenizer, [pair], model, max_tokens) for pair in pairs)
         table = by_whole_text(table, [number for number, each in enumerate(per_text) for _ in each])
@@ -94,6 +94,7 @@ def observe_texts(
 
 
 def watch_pieces(
+    caller: str,
     model: nn.Module,
     pieces: Sequence[Piece],
     request: Request,
@@ -102,7 +103,7 @@ def watch_pieces(
 ) -> HeadTable:
     """The statistics of every head over all pieces, `size` of them at a time."""
     with observe(model, request) as watch:
-        run("study", model, pieces, on_progress, size)
+        run(caller, model, pieces, on_progress, size)
         return watch.table()
 
 
