@@ -24,12 +24,13 @@ pytestmark = pytest.mark.usefixtures("fresh")
 UNKNOWN = ("VivitModel",)
 _ALSO = (
     "LlavaForConditionalGeneration",
-    "Wav2Vec2Model",
     "BlipForConditionalGeneration",
     "PaliGemmaForConditionalGeneration",
     "VideoMAEModel",
+    "MoonshineForConditionalGeneration",
 )
-_ALSO += ("Data2VecAudioModel", "MoonshineForConditionalGeneration", "SpeechT5ForSpeechToText")
+# Sounds are made up.
+SOUNDS = ("Wav2Vec2Model", "Data2VecAudioModel", "SpeechT5ForSpeechToText")
 
 Verb = Callable[[nn.Module, Path, list[Inputs] | None], Any]
 
@@ -50,14 +51,21 @@ FIRST = {
     "MoonshineForConditionalGeneration": "encoder.L0.H0",
     "SpeechT5ForSpeechToText": "encoder.L0.H0",
 }
-# One reads images by the width of all heads, one has position biases as wide as a head.
-UNCUT = {"BlipForConditionalGeneration", "SpeechT5ForSpeechToText"}
+# It reads images by the width of all heads.
+UNCUT = {"BlipForConditionalGeneration"}
 VERBS: dict[str, Verb] = {
     "ablate": _ablate,
     "prune": lambda model, _, reference: hw.prune(model, _first(model), reference=reference),
     "costs": lambda model, _, reference: hw.costs(model, reference),
     "save": lambda model, folder, reference: hw.save(model, folder / "x", reference=reference),
 }
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", SOUNDS)
+def test_an_input_is_made_up_for_models_of_sounds(name: str, tmp_path: Path) -> None:
+    model, batch = CASES[name].make()
+    assert _ablate(model, tmp_path, None) == _ablate(model, tmp_path, [batch])
 
 
 @pytest.mark.parametrize(

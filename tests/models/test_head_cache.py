@@ -242,7 +242,7 @@ ARCHITECTURES = ("moshi", "afmoe", "dory", "gemma2")
 )
 def test_full_heads_of_every_architecture_equal_the_stock_cache(name: str) -> None:
     model = make_decoder(name)
-    if model is None:
+    if model is None or not hasattr(model, "generate"):
         return
     try:
         plan = hw.cache_plan(model, full={}, window=3)
