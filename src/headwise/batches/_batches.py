@@ -10,7 +10,6 @@ from operator import add
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from headwise._display import first_line
@@ -19,21 +18,17 @@ from headwise._methods import METHODS
 from headwise.checkpoints import load, load_tokenizer
 from headwise.corpora import list_texts
 from headwise.errors import ArgumentError, InputError, UnsupportedError
-from headwise.models import check_model, device_of
+from headwise.models import check_model
 from headwise.models.texts import (
     check_reads_text,
-    inputs_of,
     iter_pieces,
     reads_two_texts,
-    text_alone,
     tokenizer_of,
-    without_logits,
 )
 from headwise.scoring import Inputs, Loss, importance
 from headwise.tables import HeadTable, Scores
-from headwise.watch import Request, observe
+from headwise.watch import Request, watch_pieces
 
-_TEXTS = 16  # in one pass of the model
 # Parts of a request that are given or read pass by pass.
 _OF_A_PASS = ("pairs", "spans", "received", "per_query", "maps")
 
@@ -157,18 +152,14 @@ class BatchObserver(_Batches):
                 )
         super().__init__(model, **options)
 
-    @torch.no_grad()
     def _measure(self, texts: Sequence[Any]) -> HeadTable | None:
         model, two = self._model, reads_two_texts(self._model)
         pairs = [(text, text if two else None) for text in list_texts(self._name, texts)]
         pieces = [*iter_pieces(self._tokenizer, pairs, model, self._max_tokens)]
         if not pieces:
             return None
-        with in_evaluation(model), observe(model, self._request) as watch:
-            for inputs in inputs_of(pieces, _TEXTS, device_of(model)):
-                with text_alone(self._name, model):
-                    model(**inputs, **without_logits(model))
-        return watch.table()
+        with in_evaluation(model):
+            return watch_pieces(self._name, model, pieces, self._request, None)
 
 
 class BatchImportance(_Batches):

@@ -23,11 +23,11 @@ from headwise.models.texts import (
 )
 from headwise.report._compare_tables import compare_tables
 from headwise.report._comparison import Comparison
-from headwise.report._passes import Pair, by_whole_text, pairs_for, watch_pieces
+from headwise.report._passes import Pair, by_whole_text, pairs_for
 from headwise.report._study import Study, load_study
 from headwise.roles import Roles, find_roles
 from headwise.tables import HeadTable
-from headwise.watch import DEFAULT, Request
+from headwise.watch import DEFAULT, Request, watch_pieces
 
 Side = nn.Module | Study | HeadTable | str | os.PathLike[str]
 

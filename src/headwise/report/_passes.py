@@ -5,28 +5,20 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from headwise._evaluation import in_evaluation
 from headwise._progress import Progress
 from headwise.corpora import list_pairs, list_texts
 from headwise.errors import ArgumentError
-from headwise.models import device_of
 from headwise.models.texts import (
     Piece,
     as_pieces,
-    inputs_of,
     iter_pieces,
     reads_two_texts,
-    text_alone,
-    without_logits,
 )
 from headwise.tables import HeadTable, TextSums, Totals
-from headwise.watch import Request, observe
-
-# Texts in one batch.
-BATCH_SIZE = 16
+from headwise.watch import BATCH_SIZE, Request, watch_pieces
 
 Pair = tuple[str, str | None]
 
@@ -91,38 +83,6 @@ def observe_texts(
         per_text = (iter_pieces(tokenizer, [pair], model, max_tokens) for pair in pairs)
         table = by_whole_text(table, [number for number, each in enumerate(per_text) for _ in each])
     return table, pieces
-
-
-def watch_pieces(
-    caller: str,
-    model: nn.Module,
-    pieces: Sequence[Piece],
-    request: Request,
-    on_progress: Progress | None,
-    size: int = BATCH_SIZE,
-) -> HeadTable:
-    """The statistics of every head over all pieces, `size` of them at a time."""
-    with observe(model, request) as watch:
-        run(caller, model, pieces, on_progress, size)
-        return watch.table()
-
-
-@torch.no_grad()
-def run(
-    caller: str,
-    model: nn.Module,
-    pieces: Sequence[Piece],
-    on_progress: Progress | None = None,
-    size: int = BATCH_SIZE,
-) -> None:
-    """Run the model on all pieces, those of similar length together, `size` at a time."""
-    done = 0
-    for batch in inputs_of(pieces, size, device_of(model)):
-        with text_alone(caller, model):
-            model(**batch, **without_logits(model))
-        done += len(batch["input_ids"])
-        if on_progress is not None:
-            on_progress(done, len(pieces))
 
 
 def by_whole_text(table: HeadTable, owners: Sequence[int]) -> HeadTable:

@@ -10,9 +10,9 @@ from jaxtyping import Float32, Int32
 from torch import nn
 
 from headwise.models.texts import Piece, beginning_of, token_strings
-from headwise.report._passes import Pair, run
+from headwise.report._passes import Pair
 from headwise.tables import Head, HeadTable
-from headwise.watch import Request, Stretch, observe
+from headwise.watch import Request, Stretch, observe, run_pieces
 
 # Longer texts have the strongest pairs instead of exact maps: of so many heads, so many per query.
 EXACT_TOKENS = 64
@@ -114,7 +114,7 @@ def sample_piece(
     source, target = (token_strings(tokenizer, ids) for ids in (piece.source, piece.decoder))
     is_long = max(len(source), len(target)) > EXACT_TOKENS
     with observe(model, Request(statistics=(), maps=True, received=is_long)) as watch:
-        run(caller, model, [piece])
+        run_pieces(caller, model, [piece])
         heads = [head for site in watch.sites() for head in site.heads()]
         if not is_long:
             weights = {head: watch.weights(head)[0].float().cpu().numpy() for head in heads}

@@ -19,12 +19,12 @@ from headwise.models.texts import (
     token_classes,
     tokenizer_of,
 )
-from headwise.report._passes import BATCH_SIZE, observe_texts, pairs_for, sizes_of
+from headwise.report._passes import observe_texts, pairs_for, sizes_of
 from headwise.report._samples import heads_to_show_first, sample_texts
 from headwise.report._study import Study
 from headwise.roles import Roles, agreement, find_roles, repetition, translation
 from headwise.tables import HeadTable
-from headwise.watch import Relation, Request
+from headwise.watch import BATCH_SIZE, Relation, Request
 
 # The beginnings of this many texts are shown, each of this many tokens.
 _SAMPLES, _SAMPLE_TOKENS = 3, 24

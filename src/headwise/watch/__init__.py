@@ -8,6 +8,9 @@ from headwise.watch._links import word_tokens as word_tokens
 from headwise.watch._maps import Layer as Layer
 from headwise.watch._observe import check_arguments as check_arguments
 from headwise.watch._observe import observe as observe
+from headwise.watch._pieces import BATCH_SIZE as BATCH_SIZE
+from headwise.watch._pieces import run_pieces as run_pieces
+from headwise.watch._pieces import watch_pieces as watch_pieces
 from headwise.watch._recorder import Recorder as Recorder
 from headwise.watch._request import DEFAULT as DEFAULT
 from headwise.watch._request import Relation as Relation
