@@ -208,10 +208,8 @@ def check_statistics(statistics: str | None) -> None:
         Request.of(_names_in(statistics), classes=dict.fromkeys(TOKEN_CLASSES, ()))
 
 
-def request_of(statistics: str | None, per_text: bool, tokenizer: Any) -> Request | None:
+def request_of(statistics: str | None, per_text: bool, tokenizer: Any) -> Request:
     """What --statistics and --per-text request, with the token classes of a vocabulary."""
-    if statistics is None and not per_text:
-        return None
     classes = {name: ids for name, (ids, _) in token_classes(tokenizer).items()}
     names = (*DEFAULT, *classes) if statistics is None else _names_in(statistics)
     return Request.of(names, per_text, classes)

@@ -1,7 +1,7 @@
 """`headwise observe`: the statistics of every head on some texts, as a table."""
 
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from headwise._display import counted
 from headwise.cli import _options
@@ -68,7 +68,7 @@ def observe(
             data,
             model=model,
             tokenizer=tokenizer,
-            request=_request(statistics, per_text, tokenizer),
+            request=_inputs.request_of(statistics, per_text, tokenizer),
             column=column,
             address=address,
             workers=workers,
@@ -85,7 +85,7 @@ def observe(
         opened, tokenizer = _inputs.open_model(model, device, dtype, attention, text_for="observe")
         if not reads_two_texts(opened):
             _inputs.note_split_texts(texts, opened, tokenizer, max_tokens)
-        request = _request(statistics, per_text, tokenizer)
+        request = _inputs.request_of(statistics, per_text, tokenizer)
         with progress_bar(f"Observing {model}") as on_progress:
             table, _ = observe_texts(
                 "observe",
@@ -101,15 +101,3 @@ def observe(
     draw = partial(_inputs.draw_figure, means, table.plot)
     _options.write_output("A map of each statistic", draw, figure, force)
     _options.show_rows(table.frame(), as_json, out, print_heads)
-
-
-def _request(statistics: str | None, per_text: bool, tokenizer: Any) -> Any:
-    """What the options name; without names every statistic, and the mass on classes of tokens."""
-    from headwise.cli._inputs import request_of
-    from headwise.models.texts import token_classes
-    from headwise.watch import Request
-
-    request = request_of(statistics, per_text, tokenizer)
-    if request is not None:
-        return request
-    return Request(classes={name: ids for name, (ids, _) in token_classes(tokenizer).items()})

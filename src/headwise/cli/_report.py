@@ -143,7 +143,7 @@ def report(
                 tokenizer,
                 texts,
                 targets=targets,
-                request=_inputs.request_of(None, per_text, tokenizer),
+                request=_inputs.request_of(None, True, tokenizer) if per_text else None,
                 about=About(title=_inputs.title_of(model), source=source),
                 max_tokens=max_tokens,
                 show=shown,
