@@ -1,22 +1,18 @@
 """Give broken files to every loader, and count what happens.
 
-Run as `python tests/soak/fuzz.py INPUTS RESULTS.json [EARLIER.json [LOADER ...]]`, with `tests` on
-the path; all loaders if none is named. A loader either reads a file or raises a
-`HeadwiseError` that names it. It runs no code, opens no file elsewhere and takes no memory far
-beyond the file's size. With the results of an earlier run, only what that run did not read is
-read, and the results are those of both.
+Run as `python tests/soak/fuzz.py INPUTS RESULTS.json`, with `tests` on the path. A loader either
+reads a file or raises a `HeadwiseError` that names it. It runs no code, opens no file elsewhere and
+takes no memory far beyond the file's size.
 """
 
 import hashlib
 import json
 import os
 import resource
-import shutil
 import signal
 import sys
 import tempfile
-import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -49,7 +45,6 @@ class Outcomes:
         refused: Those that raised a `HeadwiseError` with the file's name.
         problems: Everything else that is not a usable object, with an input that shows it.
         megabytes: The largest growth of the process while it read some hundred of them.
-        seconds: The longest time for one input.
     """
 
     inputs: int = 0
@@ -57,20 +52,9 @@ class Outcomes:
     refused: int = 0
     problems: dict[str, str] = field(default_factory=dict)
     megabytes: float = 0.0
-    seconds: float = 0.0
 
     def problem(self, description: str, content: bytes) -> None:
         self.problems.setdefault(description[:300], repr(content[:400]))
-
-    def __add__(self, other: "Outcomes") -> "Outcomes":
-        return Outcomes(
-            self.inputs + other.inputs,
-            self.loaded + other.loaded,
-            self.refused + other.refused,
-            self.problems | other.problems,
-            max(self.megabytes, other.megabytes),
-            max(self.seconds, other.seconds),
-        )
 
 
 class Guard:
@@ -122,32 +106,22 @@ class Fuzzer:
         """The number of different broken versions so far."""
         return len(self._digests)
 
-    def pass_over(self, inputs: int, seed: int) -> None:
-        """Count this many broken versions as those of an earlier run, without reading them."""
-        for _ in self._new(inputs, seed):
-            pass
-
     def feed(self, inputs: int, seed: int) -> None:
         """Read this many broken versions; those that came before are left out."""
         before = _memory("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-        for content in self._new(inputs, seed):
-            self._read(content)
-        self.outcomes.megabytes = max(self.outcomes.megabytes, _memory("VmHWM") - before)
-        self._loader.path.write_bytes(self._whole)
-
-    def _new(self, inputs: int, seed: int) -> Iterator[bytes]:
         for content in mutations(self._whole, inputs, seed=crc32(self.name.encode()) + seed):
             digest = hashlib.blake2b(content, digest_size=8).digest()
             if digest not in self._digests:
                 self._digests.add(digest)
-                yield content
+                self._read(content)
+        self.outcomes.megabytes = max(self.outcomes.megabytes, _memory("VmHWM") - before)
+        self._loader.path.write_bytes(self._whole)
 
     def _read(self, content: bytes) -> None:
         outcomes, path = self.outcomes, self._loader.path
         path.write_bytes(content)
         outcomes.inputs += 1
-        started = time.perf_counter()
         with self._guard(self._folder):
             try:
                 self._loader.use(self._loader.read(path))
@@ -160,40 +134,22 @@ class Fuzzer:
                 outcomes.problem(f"{type(error).__name__}: {error}", content)
                 if isinstance(error, KeyboardInterrupt):
                     raise
-        outcomes.seconds = max(outcomes.seconds, time.perf_counter() - started)
         for event in self._guard.events:
             outcomes.problem(event, content)
 
 
-def fuzz_kind(
-    kind: str,
-    folder: Path,
-    inputs: int,
-    guard: Guard,
-    earlier: Mapping[str, int] | None = None,
-    names: Collection[str] = (),
-) -> Iterator[Fuzzer]:
-    """Feed every loader of a kind with its share of all inputs; yields after some hundred.
-
-    Args:
-        earlier: How many inputs each loader has read before; they are passed over.
-        names: The loaders to feed; none is all.
-    """
+def fuzz_kind(kind: str, folder: Path, inputs: int, guard: Guard) -> Iterator[Fuzzer]:
+    """Feed every loader of a kind with its share of all inputs; yields after some hundred."""
     for name, loader in KINDS[kind](folder).items():
-        if names and name not in names:
-            continue
         fuzzer = Fuzzer(name, loader, guard, folder)
-        share, done = -(-inputs * SHARES[kind] // 1000), (earlier or {}).get(name, 0)
+        share = -(-inputs * SHARES[kind] // 1000)
         for seed in range(0, 4 * share, _CHUNK):
             # Small files have few distinct broken versions: each chunk adds fewer.
             missing = share - fuzzer.distinct
             if missing <= 0:
                 break
-            if fuzzer.distinct < done:
-                fuzzer.pass_over(min(_CHUNK, missing + 1), seed)
-            else:
-                fuzzer.feed(min(_CHUNK, missing + 1), seed)
-                yield fuzzer
+            fuzzer.feed(min(_CHUNK, missing + 1), seed)
+            yield fuzzer
 
 
 def _memory(name: str) -> float:
@@ -214,41 +170,31 @@ def _limit() -> None:
     signal.signal(signal.SIGALRM, late)
 
 
-def _fuzz(
-    kind: str, inputs: int, earlier: Mapping[str, int], results: Path, names: Collection[str]
-) -> None:
-    folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
-    try:
-        guard = Guard()
-        is_limited = False
-        found: dict[str, dict[str, Any]] = {}
-        for fuzzer in fuzz_kind(kind, folder, inputs, guard, earlier, names):
+def _fuzz(kind: str, inputs: int, results: Path) -> None:
+    guard = Guard()
+    found: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+        for fuzzer in fuzz_kind(kind, Path(folder), inputs, guard):
+            if not found:  # what is imported late has been imported
+                _limit()
             found[fuzzer.name] = asdict(fuzzer.outcomes)
             results.write_text(json.dumps(found))
             signal.alarm(_SECONDS * _CHUNK)
-            if not is_limited:
-                _limit()
-                is_limited = True
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
-def main(inputs: int, results: Path, earlier: Path | None = None, *names: str) -> None:
+def main(inputs: int, results: Path) -> None:
     torch.set_num_threads(1)
-    found: dict[str, dict[str, Any]] = json.loads(earlier.read_text()) if earlier else {}
-    done = {name: outcomes["inputs"] for name, outcomes in found.items()}
+    found: dict[str, dict[str, Any]] = {}
+    part = results.with_suffix(".part.json")
     for kind in sorted(KINDS, key=lambda kind: SHARES[kind]):
-        part = results.with_suffix(f".{crc32(kind.encode()):x}.json")
-        status = exit_status(start_child(partial(_fuzz, kind, inputs, done, part, names)))
-        read = json.loads(part.read_text()) if part.exists() else {}
-        for name, outcomes in read.items():
-            before = Outcomes(**found[name]) if name in done else Outcomes()
-            found[name] = asdict(before + Outcomes(**outcomes))
+        part.write_text("{}")
+        status = exit_status(start_child(partial(_fuzz, kind, inputs, part)))
+        found |= json.loads(part.read_text())
         if status:
             found[f"{kind}, the process"] = asdict(Outcomes(problems={f"ended with {status}": ""}))
         results.write_text(json.dumps(found, indent=1))
-        part.unlink(missing_ok=True)
+    part.unlink()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *map(Path, sys.argv[2:4]), *sys.argv[4:])
+    main(int(sys.argv[1]), Path(sys.argv[2]))
