@@ -47,7 +47,7 @@ coverage: .venv/dev
 test-without-native: .venv/dev
 	HEADWISE_NATIVE=0 $(PYTEST) -m "not full" $(KERNELS)
 
-# The kernel's tests under the address and undefined-behaviour sanitizers: for the AVX2 build, and
+# The kernel's tests under the address and undefined-behavior sanitizers: for the AVX2 build, and
 # for the one of most instructions on this processor, which may multiply bfloat16 in pairs.
 test-sanitized: .venv/dev $(NATIVE)
 	@mkdir -p build

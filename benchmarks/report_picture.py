@@ -34,8 +34,8 @@ def main() -> None:
     texts = [text.text for text in annotated]
     model, tokenizer = hw.load(MODEL), hw.load_tokenizer(MODEL)
     about = About(title="all-MiniLM-L6-v2", source=arguments.conllu.stem)
-    study = hw.study(model, tokenizer, texts, about=about, show=[SENTENCE])
-    study = study.with_roles(hw.find_roles(model, tokenizer, annotated))
+    study = hw.study(model, texts, tokenizer=tokenizer, about=about, show=[SENTENCE])
+    study = study.with_roles(hw.find_roles(model, annotated, tokenizer=tokenizer))
     with tempfile.TemporaryDirectory() as folder:
         take_picture(study.report(Path(folder) / "report.html"), arguments.into)
 

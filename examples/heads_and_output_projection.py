@@ -52,7 +52,7 @@ def train_and_evaluate(settings: TrainSettings, *, W_O: str, lines: int) -> Row:
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    scores = evaluate(model, tokenizer, grammar, lines=lines, seed=settings.seed).held_out
+    scores = evaluate(model, grammar, tokenizer=tokenizer, lines=lines, seed=settings.seed).held_out
     return {
         "loss": scores.loss,
         "conjugation": scores.conjugation,

@@ -65,7 +65,7 @@ def encoder_figures(out: Path) -> None:
     for name, axes in figures.items():
         axes.figure.savefig(out / f"{name}.svg", bbox_inches="tight")
     small = hw.prune(model, plan)
-    hw.study(small, tokenizer, texts).report(out / "pruned-encoder.html")
+    hw.study(small, texts, tokenizer=tokenizer).report(out / "pruned-encoder.html")
 
 
 def _table(model, tokenizer, texts: list[str]) -> HeadTable:  # type: ignore[no-untyped-def]

@@ -43,18 +43,18 @@ TOPICS = {
         "Smaller caches", ("caching",), ("caching.compare_caches", "caching.retrieval_batches")
     ),
     "roles.md": Topic(
-        "Roles and behaviours",
+        "Roles and behaviors",
         ("roles",),
         (
             "roles.AlignedBatch",
             "roles.agreement",
-            "roles.behaviour",
+            "roles.behavior",
             "roles.name_moving",
-            "roles.repetition",
+            "roles.induction",
             "roles.task_examples",
             "roles.translation",
-            "roles.Behaviour",
-            "roles.BehaviourBatch",
+            "roles.Behavior",
+            "roles.BehaviorBatch",
             "roles.Effects",
             "roles.ChoiceRelation",
             "roles.TokenText",

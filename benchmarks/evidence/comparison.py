@@ -47,7 +47,7 @@ def read(path: str, n: int) -> list[str]:
 def measured(model: nn.Module, tokenizer: Any, texts: list[str]) -> HeadTable:
     classes = {name: ids for name, (ids, _) in token_classes(tokenizer).items()}
     request = hw.Request((*DEFAULT, "output_norm"), classes=classes, per_text=True)
-    return hw.study(model, tokenizer, texts, request=request).table
+    return hw.study(model, texts, tokenizer=tokenizer, request=request).table
 
 
 def of_rows(table: HeadTable, other: HeadTable, swapped: np.ndarray, rows: np.ndarray) -> HeadTable:

@@ -77,9 +77,9 @@ def measure(options: argparse.Namespace) -> None:
         print(name, facts, flush=True)
         path.write_text(json.dumps(facts), "utf-8")
         if texts[0].pairs:
-            roles = hw.find_roles(model, tokenizer, one_masked(language, texts))
+            roles = hw.find_roles(model, one_masked(language, texts), tokenizer=tokenizer)
             roles.save(path.with_suffix(".masked.json"))
-        hw.find_roles(model, tokenizer, texts).save(path.with_suffix(".roles.json"))
+        hw.find_roles(model, texts, tokenizer=tokenizer).save(path.with_suffix(".roles.json"))
 
 
 def sentences(language: Language, n: int, seed: int) -> list[AnnotatedText]:

@@ -56,7 +56,7 @@ def clark(options: argparse.Namespace) -> None:
     order = np.random.default_rng(0).permutation(len(distinct))[: options.texts]
     texts = [distinct[i] for i in order]
     kept = options.found and options.found / "MiniLM-trees.json"
-    roles = hw.Roles.load(kept) if kept else hw.find_roles(model, tokenizer, texts)
+    roles = hw.Roles.load(kept) if kept else hw.find_roles(model, texts, tokenizer=tokenizer)
     shapes, outcomes = roles.shapes(), roles.outcomes().set_index("role")["outcome"]
     found = {
         "surface": surface(model, tokenizer, pieces),

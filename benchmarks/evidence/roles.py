@@ -58,7 +58,9 @@ def find_in_model(options: argparse.Namespace) -> None:
             path = options.keep / f"{options.name}-{name}.json"
             if not path.exists():
                 chosen = [texts[i] for i in indices]
-                hw.find_roles(model, tokenizer, chosen, on_progress=print_progress).save(path)
+                hw.find_roles(model, chosen, tokenizer=tokenizer, on_progress=print_progress).save(
+                    path
+                )
 
 
 def readable(texts: Sequence[AnnotatedText], model: Any, tokenizer: Any) -> list[AnnotatedText]:
@@ -325,13 +327,13 @@ def part_rows(runs: dict[str, hw.Roles]) -> list[list[str]]:
 
 
 def effect_rows(runs: dict[str, hw.Roles]) -> list[list[str]]:
-    behaviours = next(iter(runs.values())).ablation_effects.says
+    behaviors = next(iter(runs.values())).ablation_effects.says
     rows = []
-    for name, says in behaviours.items():
+    for name, says in behaviors.items():
         cells = []
         for roles in runs.values():
             frame = roles.ablation_effects.frame()
-            worst = frame[frame["behaviour"] == name].nlargest(1, "effect").iloc[0]
+            worst = frame[frame["behavior"] == name].nlargest(1, "effect").iloc[0]
             ends = f"[{worst['ci_low']:+.2f}, {worst['ci_high']:+.2f}]"
             cells.append(f"{worst['name']} {worst['effect']:+.2f} {ends}")
         rows.append([f"{name} ({says})", *cells])
@@ -341,7 +343,7 @@ def effect_rows(runs: dict[str, hw.Roles]) -> list[list[str]]:
 def groups(roles: hw.Roles) -> list[str]:
     return [
         f"{', '.join(group.together.heads)} ({group.role}): ablating all of them costs "
-        f"{group.together.behaviour} {group.together.effect:+.2f} "
+        f"{group.together.behavior} {group.together.effect:+.2f} "
         f"[{group.together.low:+.2f}, {group.together.high:+.2f}], ablating each alone "
         f"{group.alone:+.2f} in sum"
         for group in roles.ablation_effects.groups

@@ -198,7 +198,7 @@ def corpora(options: argparse.Namespace) -> None:
     found = json.loads(path.read_text("utf-8")) if path.exists() else {}
     for name in options.parts:
         texts = parts[name]
-        roles = kept_roles(options, name) or hw.find_roles(model, tokenizer, texts)
+        roles = kept_roles(options, name) or hw.find_roles(model, texts, tokenizer=tokenizer)
         roles.save(options.keep / f"{file_of(name)}.json")
         with_roles, shapes = roles.found(), roles.shapes()
         strings = [text.text for text in texts[:64]]

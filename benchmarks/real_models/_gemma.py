@@ -24,7 +24,7 @@ import transformers
 import headwise as hw
 from benchmarks._report import cpu_name, table, titled
 from benchmarks.real_models._packages import FOLDER, fetch, stored
-from headwise.roles import repetition, task_examples
+from headwise.roles import induction, task_examples
 
 TASKS = ("needle", "passage", "instruction")
 # What would count as found, as it was written down before any head was measured; the answers of
@@ -185,7 +185,7 @@ def _means(model: Any, rows: list[list[int]], request: hw.Request) -> dict[str, 
 
 def roles(model: Any, tokenizer: Any, texts: Sequence[str]) -> dict[str, Any]:
     """Roles with evidence; beside each role the best heads of models that learned nothing."""
-    found = hw.find_roles(model, tokenizer, texts, evidence=EVIDENCE, max_tokens=TOKENS)
+    found = hw.find_roles(model, texts, tokenizer=tokenizer, evidence=EVIDENCE, max_tokens=TOKENS)
     return {"rows": _records(found.frame()), "notes": list(map(str, found.notes))}
 
 
@@ -197,7 +197,7 @@ def without_matching(model: Any, tokenizer: Any, texts: Sequence[str]) -> dict[s
     """What repetition loses without the heads that match prefixes, and without random ones."""
     rows = stored("gemma-roles", dict)["rows"]
     names = [row["name"] for row in rows if row["role"] == INDUCTION and row["found"]]
-    again = repetition(model, tokenizer, texts, sequences=12)
+    again = induction(model, texts, tokenizer=tokenizer, sequences=12)
     rng, heads = Random(0), list(dict.fromkeys(row["name"] for row in rows))
     draws = [rng.sample(heads, len(names)) for _ in range(2)]
     return {
@@ -208,17 +208,17 @@ def without_matching(model: Any, tokenizer: Any, texts: Sequence[str]) -> dict[s
 
 
 @torch.no_grad()
-def _nats(model: Any, behaviour: Any, heads: list[str]) -> float:
+def _nats(model: Any, behavior: Any, heads: list[str]) -> float:
     """The loss of a behavior without some heads, whose output is their mean."""
-    reference = [batch.inputs for batch in behaviour.batches]
+    reference = [batch.inputs for batch in behavior.batches]
     if not heads:
-        return _mean_loss(model, behaviour)
+        return _mean_loss(model, behavior)
     with hw.ablate(model, heads, mode="mean", reference=reference):
-        return _mean_loss(model, behaviour)
+        return _mean_loss(model, behavior)
 
 
-def _mean_loss(model: Any, behaviour: Any) -> float:
-    return torch.cat([x.loss(model(**x.inputs)) for x in behaviour.batches]).mean().item()
+def _mean_loss(model: Any, behavior: Any) -> float:
+    return torch.cat([x.loss(model(**x.inputs)) for x in behavior.batches]).mean().item()
 
 
 def of_task(model: Any, tokenizer: Any, task: str, texts: Sequence[str]) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def of_task(model: Any, tokenizer: Any, task: str, texts: Sequence[str]) -> dict
     n_tokens = 2 * TOKENS if task == "passage" else TOKENS  # which hold two sentences or more
     examples = [
         replace(example, answer="")  # whose loss `answers` measures
-        for example in task_examples(task, tokenizer, texts, n=64, n_tokens=n_tokens)
+        for example in task_examples(task, texts, tokenizer=tokenizer, n=64, n_tokens=n_tokens)
     ]
     found = hw.find_heads(model, examples, tokenizer=tokenizer, evidence=EVIDENCE)
     negative = hw.find_heads(model, _mistaken(examples), tokenizer=tokenizer, evidence=LIBERAL)
@@ -235,7 +235,7 @@ def of_task(model: Any, tokenizer: Any, task: str, texts: Sequence[str]) -> dict
 
 def answers(model: Any, tokenizer: Any, texts: Sequence[str]) -> dict[str, Any]:
     """The answers to other needles without a set that is chosen on half of them."""
-    examples = task_examples("needle", tokenizer, texts, n=64, n_tokens=TOKENS, seed=1)
+    examples = task_examples("needle", texts, tokenizer=tokenizer, n=64, n_tokens=TOKENS, seed=1)
     found = hw.find_heads(model, examples, tokenizer=tokenizer, evidence=LIBERAL)
     return _summary(found) | {"answers": vars(found.answers)}
 

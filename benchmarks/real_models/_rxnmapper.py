@@ -90,7 +90,7 @@ def role_rows(
         EXCHANGED: lambda text: exchanged[text.text.text],
     }
     texts = [each["text"] for each in sample]
-    roles = hw.find_roles(model, tokenizer, texts, relations=relations, evidence=evidence)
+    roles = hw.find_roles(model, texts, tokenizer=tokenizer, relations=relations, evidence=evidence)
     rows = roles.frame().query("role in @relations").sort_values("effect", ascending=False)
     columns = ("name", "role", "outcome", "effect", "null", "baseline", "p_adj", "stability")
     return json.loads(rows[[*columns]].to_json(orient="records"))

@@ -143,7 +143,7 @@ def thread_of(event: dict[str, Any]) -> tuple[int, int]:
 def look(model: torch.nn.Module, tokenizer: object, path: Path) -> tuple[float, float]:
     """Seconds of the processor and of the wall clock, from the sentence to the written page."""
     cpu, wall = time.process_time(), time.perf_counter()
-    hw.look(model, tokenizer, SENTENCE).save(path)
+    hw.look(model, SENTENCE, tokenizer=tokenizer).save(path)
     return time.process_time() - cpu, time.perf_counter() - wall
 
 

@@ -38,7 +38,7 @@ def model():
 
 @pytest.fixture
 def folder(model, tmp_path):
-    return save(model, TOKENIZER, tmp_path / "saved")
+    return save(model, tmp_path / "saved", tokenizer=TOKENIZER)
 
 
 # Sizes and settings.
@@ -116,14 +116,14 @@ def test_a_model_that_does_not_fit_its_sizes(model, tmp_path):
     with pytest.raises(
         ArgumentError, match=r"_proj.weight is \(.*\), .*heads may have been pruned"
     ):
-        save(resized, None, tmp_path / "cut")
+        save(resized, tmp_path / "cut")
     assert not (tmp_path / "cut").exists()
 
 
 def test_a_file_that_cannot_be_written(model, tmp_path):
     (tmp_path / "model.safetensors").mkdir()
     with pytest.raises(OutputError, match=r"model\.safetensors is a folder"):
-        save(model, TOKENIZER, tmp_path)
+        save(model, tmp_path, tokenizer=TOKENIZER)
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
@@ -191,17 +191,17 @@ def test_broken_json(folder, name, text, message):
 @pytest.mark.parametrize("word", ["frobnicate", "work,", "<unk>"])
 def test_a_word_that_the_model_does_not_know(model, word):
     with pytest.raises(InputError, match=f"does not know the word '{word}'"):
-        sample(model, TOKENIZER, f"I {word} always")
+        sample(model, f"I {word} always", tokenizer=TOKENIZER)
 
 
 def test_a_prompt_that_is_too_long(model):
     with pytest.raises(InputError, match="the prompt has 8 tokens but the context holds 7"):
-        sample(model, TOKENIZER, "I work , you work , he")
+        sample(model, "I work , you work , he", tokenizer=TOKENIZER)
 
 
 def test_a_negative_number_of_tokens(model):
     with pytest.raises(ArgumentError, match="sample: max_new_tokens is -1"):
-        sample(model, TOKENIZER, "I", max_new_tokens=-1)
+        sample(model, "I", tokenizer=TOKENIZER, max_new_tokens=-1)
 
 
 # A broken checkpoint of a training run is refused by name before the optimizer sees it. Those of a

@@ -300,7 +300,7 @@ SIZES |= {"vocab_size": 13, "hidden_size": 8, "max_position_embeddings": 20}
 def _mini_gpt(folder: Path) -> Path:
     tokenizer = make_tokenizer(Grammar().vocabulary)
     config = MiniGPTConfig(len(Grammar().vocabulary), context=7, d_model=6, n_heads=2)
-    return save(MiniGPT(config), tokenizer, folder) / "headwise.json"
+    return save(MiniGPT(config), folder, tokenizer=tokenizer) / "headwise.json"
 
 
 def _layer(folder: Path) -> Path:

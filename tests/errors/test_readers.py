@@ -141,9 +141,9 @@ HALF = ["w1 w2", "w1 \ud800 w2"]
 def test_half_of_a_surrogate_pair() -> None:
     why = r"[a-z]+\[1\] holds '\\ud800' at 3, half of a surrogate pair"
     with pytest.raises(ArgumentError, match=why):
-        hw.study(MODEL, TOKENIZER, HALF)
+        hw.study(MODEL, HALF, tokenizer=TOKENIZER)
     with pytest.raises(ArgumentError, match=why):
-        hw.find_roles(MODEL, TOKENIZER, HALF)
+        hw.find_roles(MODEL, HALF, tokenizer=TOKENIZER)
     with pytest.raises(ArgumentError, match=why):
         hw.importance(MODEL, HALF, tokenizer=TOKENIZER)
 

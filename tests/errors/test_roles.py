@@ -31,10 +31,10 @@ from headwise.roles import (
     Roles,
     TokenText,
     agreement,
-    behaviour,
+    behavior,
     find_roles,
+    induction,
     name_moving,
-    repetition,
     translation,
 )
 from headwise.roles.relations import tokenize
@@ -66,23 +66,23 @@ FAST = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER)  # which cannot read 
 def test_a_corpus_without_tokens(corpus, tokenizer):
     distinct = len(corpus)
     with pytest.raises(InputError, match=rf"find_roles: {distinct} texts hold no token"):
-        find_roles(MODEL, tokenizer, corpus)
+        find_roles(MODEL, corpus, tokenizer=tokenizer)
 
 
 def test_a_corpus_that_is_no_list_of_texts():
-    with pytest.raises(ArgumentError, match=r"find_roles: corpus is 7, a int\. Give a str or A"):
-        find_roles(MODEL, TOKENIZER, 7)
+    with pytest.raises(ArgumentError, match=r"find_roles: texts is 7, a int\. Give a str or A"):
+        find_roles(MODEL, 7, tokenizer=TOKENIZER)
 
 
 @pytest.mark.parametrize("name", ["self", "induction", "prefix matching"])
 def test_a_custom_role_with_a_taken_name(name):
     with pytest.raises(ArgumentError, match=rf"find_roles: '{name}' is a role already"):
-        find_roles(MODEL, TOKENIZER, lines(3), relations={name: lambda text: []})
+        find_roles(MODEL, lines(3), tokenizer=TOKENIZER, relations={name: lambda text: []})
 
 
 def test_a_pair_outside_the_text():
     with pytest.raises(ArgumentError, match=r"'far' gives \(0, 99\) for a text of 2[0-9] tokens"):
-        find_roles(MODEL, TOKENIZER, lines(3), relations={"far": lambda text: [(0, 99)]})
+        find_roles(MODEL, lines(3), tokenizer=TOKENIZER, relations={"far": lambda text: [(0, 99)]})
 
 
 class Weightless(torch.nn.Module):
@@ -124,7 +124,7 @@ class Both(Planted):
 )
 def test_a_model_that_cannot_be_scored(model: Any, nulls: Any, message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):
-        find_roles(model, TOKENIZER, lines(3), evidence=Evidence(nulls))
+        find_roles(model, lines(3), tokenizer=TOKENIZER, evidence=Evidence(nulls))
 
 
 def test_a_slow_tokenizer():
@@ -143,7 +143,7 @@ def test_a_word_longer_than_the_context():
 
 @pytest.fixture(scope="module")
 def roles():
-    return find_roles(MODEL, TOKENIZER, lines(6), evidence=Evidence(nulls=()))
+    return find_roles(MODEL, lines(6), tokenizer=TOKENIZER, evidence=Evidence(nulls=()))
 
 
 @pytest.mark.parametrize("ask", [Roles.why, Roles.examples, Roles.of])
@@ -165,7 +165,7 @@ def test_a_file_that_holds_no_roles(roles, tmp_path):
 
 def test_texts_of_mostly_unknown_tokens():
     with pytest.raises(InputError, match=r"find_roles: 80% of the tokens .* are unknown to the"):
-        find_roles(MODEL, TOKENIZER, ["una frase que nadie ,"])
+        find_roles(MODEL, ["una frase que nadie ,"], tokenizer=TOKENIZER)
 
 
 def right(text: TokenText) -> Pairs:
@@ -187,29 +187,29 @@ CHOICE = Choice("w1 w2 w1", "w2", "w3")
 
 @pytest.fixture(scope="module")
 def predicting():
-    return find_roles(PREDICTS, TOKENIZER, lines(6), evidence=Evidence(nulls=()))
+    return find_roles(PREDICTS, lines(6), tokenizer=TOKENIZER, evidence=Evidence(nulls=()))
 
 
-def test_a_behaviour_without_texts():
-    with pytest.raises(ArgumentError, match="behaviour: batches holds no batch"):
-        behaviour("mine", [], lambda output, batch: output)
+def test_a_behavior_without_texts():
+    with pytest.raises(ArgumentError, match="behavior: batches holds no batch"):
+        behavior("mine", [], lambda output, batch: output)
     with pytest.raises(
-        ArgumentError, match=r"behaviour: none of these texts has a target for PlantedGPT"
+        ArgumentError, match=r"behavior: none of these texts has a target for PlantedGPT"
     ):
-        translation(PREDICTS, TOKENIZER, [AnnotatedText("w1 w2")])
+        translation(PREDICTS, [AnnotatedText("w1 w2")], tokenizer=TOKENIZER)
     with pytest.raises(ArgumentError, match=r"none of these texts has a target for PlantedGPT"):
-        repetition(PREDICTS, TOKENIZER, ["w1 w2"])
+        induction(PREDICTS, ["w1 w2"], tokenizer=TOKENIZER)
     # One text has no other name for its control.
     for texts in ([AnnotatedText("w1 w2")], name_texts(1, names=["w1", "w2"])):
         with pytest.raises(ArgumentError, match=r"none of these texts has a target for PlantedGPT"):
-            name_moving(PREDICTS, TOKENIZER, texts)
+            name_moving(PREDICTS, texts, tokenizer=TOKENIZER)
 
 
 def test_two_choices_with_the_same_tokens():
     with pytest.raises(
         InputError, match=r"'w2' and 'w2' after 'w1' do not differ within .* first 48"
     ):
-        agreement(PREDICTS, TOKENIZER, [Choice("w1", "w2", "w2")])
+        agreement(PREDICTS, [Choice("w1", "w2", "w2")], tokenizer=TOKENIZER)
 
 
 def test_a_choice_longer_than_the_context():
@@ -217,7 +217,7 @@ def test_a_choice_longer_than_the_context():
     with pytest.raises(
         InputError, match=r"'w2' and 'w3' after ' w1.* first 48 tokens\. Give .* fewer"
     ):
-        agreement(PREDICTS, TOKENIZER, [far])
+        agreement(PREDICTS, [far], tokenizer=TOKENIZER)
 
 
 def test_a_model_that_looks_ahead():
@@ -225,8 +225,8 @@ def test_a_model_that_looks_ahead():
         def forward(self, input_ids, attention_mask=None):
             return super().forward(input_ids.flip(1)).flip(1)
 
-    with pytest.raises(UnsupportedError, match=r"behaviour: Ahead looks ahead"):
-        agreement(Ahead([("before",), ("induction",)]), TOKENIZER, [CHOICE])
+    with pytest.raises(UnsupportedError, match=r"behavior: Ahead looks ahead"):
+        agreement(Ahead([("before",), ("induction",)]), [CHOICE], tokenizer=TOKENIZER)
 
 
 def test_a_model_without_logits():
@@ -234,29 +234,27 @@ def test_a_model_without_logits():
         def forward(self, input_ids, attention_mask=None):
             return SimpleNamespace(last_hidden_state=super().forward(input_ids))
 
-    with pytest.raises(UnsupportedError, match=r"behaviour: Headless gives no logits for each"):
-        agreement(Headless([("offset -1",)], causal=True), TOKENIZER, [CHOICE])
+    with pytest.raises(UnsupportedError, match=r"behavior: Headless gives no logits for each"):
+        agreement(Headless([("offset -1",)], causal=True), [CHOICE], tokenizer=TOKENIZER)
 
 
-def test_behaviours_need_distinct_names(predicting):
-    chosen = agreement(PREDICTS, TOKENIZER, [CHOICE])
-    with pytest.raises(
-        ArgumentError, match=r"effects: behaviours are named agreement, agreement\."
-    ):
+def test_behaviors_need_distinct_names(predicting):
+    chosen = agreement(PREDICTS, [CHOICE], tokenizer=TOKENIZER)
+    with pytest.raises(ArgumentError, match=r"effects: behaviors are named agreement, agreement\."):
         predicting.effects(PREDICTS, [chosen, chosen])
-    with pytest.raises(ArgumentError, match=r"effects: behaviours are named nothing"):
+    with pytest.raises(ArgumentError, match=r"effects: behaviors are named nothing"):
         predicting.effects(PREDICTS, [])
 
 
 def test_a_loss_that_is_nan(predicting):
     batches = [{"input_ids": torch.tensor([[8, 9, 8], [9, 8, 9]])}]
-    broken = behaviour("broken", batches, lambda output, batch: output[:, 0, 0].log())
+    broken = behavior("broken", batches, lambda output, batch: output[:, 0, 0].log())
     with pytest.raises(ArgumentError, match=r"effects: 'broken' is not finite on 2 of 2 texts"):
         predicting.effects(PREDICTS, [broken])
 
 
 def test_a_loss_that_is_not_one_number_for_each_text(predicting):
-    mean = behaviour(
+    mean = behavior(
         "mean", [{"input_ids": torch.tensor([[8, 9]])}], lambda output, _: output.mean()
     )
     with pytest.raises(ShapeError, match=r"effects: 'mean' gives a loss of shape \(\)\. Give one"):
@@ -268,27 +266,29 @@ def test_roles_of_another_model(predicting):
     with pytest.raises(
         ArgumentError, match=rf"effects: these are roles of the model {predicting.model}"
     ):
-        predicting.effects(model, [agreement(model, TOKENIZER, [CHOICE])])
+        predicting.effects(model, [agreement(model, [CHOICE], tokenizer=TOKENIZER)])
 
 
 def test_effects_of_a_missing_head(predicting):
     with pytest.raises(HeadError, match=r"L7\.H0"):
-        predicting.effects(PREDICTS, [agreement(PREDICTS, TOKENIZER, [CHOICE])], heads=["L7.H0"])
+        predicting.effects(
+            PREDICTS, [agreement(PREDICTS, [CHOICE], tokenizer=TOKENIZER)], heads=["L7.H0"]
+        )
 
 
 def test_labels_without_a_control(predicting):
-    task = repetition(PREDICTS, TOKENIZER, lines(6), sequences=4)
-    with pytest.raises(ArgumentError, match=r"'repetition' has labels \{'prefix.* no control"):
+    task = induction(PREDICTS, lines(6), tokenizer=TOKENIZER, sequences=4)
+    with pytest.raises(ArgumentError, match=r"'induction' has labels \{'prefix.* no control"):
         replace(task, control=())
     batches = [{"input_ids": torch.tensor([[8, 9, 8]])}]
-    with pytest.raises(ArgumentError, match=r"Behaviour: 'mine' has labels \{'r': 'moving'\}"):
-        behaviour("mine", batches, lambda output, _: output[:, 0, 0], labels={"r": "moving"})
+    with pytest.raises(ArgumentError, match=r"Behavior: 'mine' has labels \{'r': 'moving'\}"):
+        behavior("mine", batches, lambda output, _: output[:, 0, 0], labels={"r": "moving"})
 
 
 def test_a_control_of_another_size(predicting):
-    task = repetition(PREDICTS, TOKENIZER, lines(6), sequences=4)
-    fewer = repetition(PREDICTS, TOKENIZER, lines(6), sequences=3)
-    with pytest.raises(ArgumentError, match=r"'repetition' has 4 texts and 3 of its control"):
+    task = induction(PREDICTS, lines(6), tokenizer=TOKENIZER, sequences=4)
+    fewer = induction(PREDICTS, lines(6), tokenizer=TOKENIZER, sequences=3)
+    with pytest.raises(ArgumentError, match=r"'induction' has 4 texts and 3 of its control"):
         predicting.effects(PREDICTS, [replace(task, control=fewer.control)])
 
 

@@ -1,5 +1,6 @@
 """Arguments of another kind are refused by name, before anything is computed or written."""
 
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,12 +14,13 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 import headwise as hw
+import headwise.roles
 from headwise.caching import compare_caches
 from headwise.corpora import SPECIALS
 from headwise.errors import ArgumentError, HeadError, InputError, OutputError
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
 from headwise.report import Comparison, compare_tables
-from headwise.roles import repetition, task_examples
+from headwise.roles import induction, task_examples
 from planted import TOKENIZER, WORDS, lines
 from studies import make_roles, make_study
 from tables_of_texts import make_table, with_heads
@@ -37,11 +39,15 @@ def opened() -> tuple[Any, Any]:
 
 CALLS: dict[str, tuple[Callable[[Any, Any, Path], Any], str]] = {
     "relations in a list": (
-        lambda model, tokenizer, out: hw.find_roles(model, tokenizer, TEXTS, relations=[len]),
+        lambda model, tokenizer, out: hw.find_roles(
+            model, TEXTS, tokenizer=tokenizer, relations=[len]
+        ),
         "find_roles: relations is .*Give functions by name",
     ),
     "relations as text": (
-        lambda model, tokenizer, out: hw.find_roles(model, tokenizer, TEXTS, relations={"x": "f"}),
+        lambda model, tokenizer, out: hw.find_roles(
+            model, TEXTS, tokenizer=tokenizer, relations={"x": "f"}
+        ),
         "find_roles: relations is .*Give functions by name",
     ),
     "an unknown score": (
@@ -54,12 +60,12 @@ CALLS: dict[str, tuple[Callable[[Any, Any, Path], Any], str]] = {
     ),
     "a probe of one's own": (
         lambda model, tokenizer, out: hw.find_roles(
-            model, tokenizer, TEXTS, relations={"x": hw.Role("x", "", len, kind="probe")}
+            model, TEXTS, tokenizer=tokenizer, relations={"x": hw.Role("x", "", len, kind="probe")}
         ),
         "find_roles: x is of kind='probe', .* random tokens. Choose another kind",
     ),
     "a batch without a text": (
-        lambda model, tokenizer, out: hw.study(model, tokenizer, TEXTS, batch_size=0),
+        lambda model, tokenizer, out: hw.study(model, TEXTS, tokenizer=tokenizer, batch_size=0),
         "study: batch_size=0. Give 1 or more texts",
     ),
     "the tokenizer's folder": (
@@ -126,14 +132,50 @@ def _spans_of(model: Any, tokenizer: Any, text: Any) -> None:
         watch.spans([text], tokenizer, a=[(0, 1)])
 
 
+# What public functions took before, beside what they take now.
+EARLIER: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = {
+    "links: argument 2": (
+        lambda model, tokenizer: hw.links(model, tokenizer, "a b c", "a", target="b"),
+        lambda model, tokenizer: hw.links(model, "a b c", "a", "b", tokenizer=tokenizer),
+    ),
+    "find_roles: corpus=": (
+        lambda model, tokenizer: hw.find_roles(model, tokenizer=tokenizer, corpus=TEXTS),
+        lambda model, tokenizer: hw.find_roles(model, TEXTS, tokenizer=tokenizer),
+    ),
+    "importance: batches=": (
+        lambda model, tokenizer: hw.importance(model, batches=TEXTS, tokenizer=tokenizer),
+        lambda model, tokenizer: hw.importance(model, TEXTS, tokenizer=tokenizer),
+    ),
+    "task_examples: argument 2": (
+        lambda model, tokenizer: task_examples("needle", tokenizer, n=2),
+        lambda model, tokenizer: task_examples("needle", tokenizer=tokenizer, n=2),
+    ),
+    "headwise.roles.repetition": (
+        lambda model, tokenizer: headwise.roles.repetition,
+        lambda model, tokenizer: induction,
+    ),
+}
+
+
+@pytest.mark.parametrize("warning", EARLIER)
+def test_earlier_names_work_with_a_warning(warning: str, opened: tuple[Any, Any]) -> None:
+    earlier, now = EARLIER[warning]
+    with pytest.warns(FutureWarning, match=f"^{re.escape(warning)} is called"):
+        result = earlier(*opened)
+    assert str(result) == str(now(*opened))
+
+
 TEXT_DOORS: dict[str, Callable[[Any, Any, Any], Any]] = {
-    "links": lambda model, tokenizer, text: hw.links(model, tokenizer, text, "a", "b"),
-    "look": lambda model, tokenizer, text: hw.look(model, tokenizer, text),
+    "links": lambda model, tokenizer, text: hw.links(model, text, "a", "b", tokenizer=tokenizer),
+    "attentions": lambda model, tokenizer, text: hw.attentions(
+        model, ["a", text], tokenizer=tokenizer
+    ),
+    "look": lambda model, tokenizer, text: hw.look(model, text, tokenizer=tokenizer),
     "Watch.spans": _spans_of,
     "find_heads": lambda model, tokenizer, text: hw.find_heads(
         model, [hw.Example(text, (0, 1), [(1, 2)], [(2, 3)])], tokenizer=tokenizer
     ),
-    "find_roles": lambda model, tokenizer, text: hw.find_roles(model, tokenizer, [text]),
+    "find_roles": lambda model, tokenizer, text: hw.find_roles(model, [text], tokenizer=tokenizer),
     "importance": lambda model, tokenizer, text: hw.importance(
         model, ["a", text], tokenizer=tokenizer
     ),
@@ -143,10 +185,12 @@ TEXT_DOORS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "recover": lambda model, tokenizer, text: hw.recover(
         model, hw.load(MINILM), ["a", text], tokenizer=tokenizer
     ),
-    "study": lambda model, tokenizer, text: hw.study(model, tokenizer, [text]),
+    "study": lambda model, tokenizer, text: hw.study(model, [text], tokenizer=tokenizer),
     "compare": lambda model, tokenizer, text: hw.compare(model, model, [text], tokenizer=tokenizer),
-    "task_examples": lambda model, tokenizer, text: task_examples("needle", tokenizer, [text]),
-    "repetition": lambda model, tokenizer, text: repetition(model, tokenizer, ["a", text]),
+    "task_examples": lambda model, tokenizer, text: task_examples(
+        "needle", [text], tokenizer=tokenizer
+    ),
+    "induction": lambda model, tokenizer, text: induction(model, ["a", text], tokenizer=tokenizer),
     "cache_plan": lambda model, tokenizer, text: hw.cache_plan(
         DECODER, ["a", text], keep=0.5, tokenizer=tokenizer
     ),
@@ -179,13 +223,13 @@ DOORS: dict[str, Callable[[Any], Any]] = {
     "HeadMonitor": hw.HeadMonitor,
     "ablate": lambda model: ExitStack().enter_context(hw.ablate(model, (0, 1))),
     "costs": hw.costs,
-    "find_roles": lambda model: hw.find_roles(model, None, ["a"]),
+    "find_roles": lambda model: hw.find_roles(model, ["a"]),
     "importance": lambda model: hw.importance(model, ["a"]),
     "observe": lambda model: ExitStack().enter_context(hw.observe(model)),
     "prune": lambda model: hw.prune(model, (0, 1)),
     "prune_curves": lambda model: hw.prune_curves(model, ["a"], {"mine": [(0, 1)]}),
     "recover": lambda model: hw.recover(nn.Linear(2, 2), model, ["a"]),
-    "study": lambda model: hw.study(model, None, ["a"]),
+    "study": lambda model: hw.study(model, ["a"]),
 }
 
 

@@ -19,10 +19,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     size = len(TOKENIZER.get_vocab())
     model = MiniGPT(MiniGPTConfig(size, n_layers=2, n_heads=2, d_model=16, context=48))
-    save(model, TOKENIZER, folder / "before")
+    save(model, folder / "before", tokenizer=TOKENIZER)
     with torch.no_grad():
         model.blocks[1].attention.q_proj.weight[:8] *= 3
-    save(model, TOKENIZER, folder / "after")
+    save(model, folder / "after", tokenizer=TOKENIZER)
     (folder / "texts.txt").write_text("\n".join(lines(32)), "utf-8")
     for name in ("before", "after"):
         done = headwise(

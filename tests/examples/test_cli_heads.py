@@ -21,7 +21,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     vocabulary = Grammar().vocabulary
     torch.manual_seed(0)
     config = MiniGPTConfig(len(vocabulary), n_layers=2, n_heads=2, d_model=16)
-    save(MiniGPT(config), make_tokenizer(vocabulary), folder / "model")
+    save(MiniGPT(config), folder / "model", tokenizer=make_tokenizer(vocabulary))
     lines = [
         {"ids": [1, 5 + n % 7, 6, 7, 8 + n % 5, 9], "query": [5, 6], "right": [1, 3],
          "wrong": [[3, 4], [4, 5]], "answer": [10]}
@@ -64,7 +64,7 @@ def test_a_task_generates_its_examples(place: Path) -> None:
     done = headwise(*arguments, "--task", "needle", "--save-examples", saved, "-o", out)
     assert done.code == 0, done.err
     model, tokenizer = hw.load(place / "model"), hw.load_tokenizer(place / "model")
-    examples = task_examples("needle", tokenizer, n=60, n_tokens=40)
+    examples = task_examples("needle", tokenizer=tokenizer, n=60, n_tokens=40)
     assert [vars(one) | {"source": ""} for one in read_examples(saved)] == [
         vars(one) for one in map(_lists, examples)
     ]

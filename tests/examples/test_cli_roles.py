@@ -21,7 +21,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     grammar, rng = Grammar(), np.random.default_rng(0)
     torch.manual_seed(0)
     config = MiniGPTConfig(len(grammar.vocabulary), n_layers=1, n_heads=2, d_model=16)
-    save(MiniGPT(config), make_tokenizer(grammar.vocabulary), folder / "model")
+    save(MiniGPT(config), folder / "model", tokenizer=make_tokenizer(grammar.vocabulary))
     texts = [annotate(grammar.sentence(rng)) for _ in range(12)]
     lines = [
         json.dumps(

@@ -96,3 +96,15 @@ def test_every_folder_and_file_has_a_docstring() -> None:
     files = [path for path in PACKAGE.rglob("*.py") if path.name != "__main__.py"]
     for path in files:
         assert path.read_text("utf-8").startswith('"""'), path
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_functions_of_a_model_call_texts_and_tokenizer_the_same(folder: str) -> None:
+    room = importlib.import_module(f"headwise.{folder}")
+    for name, thing in vars(room).items():
+        if inspect.isfunction(thing) and [*inspect.signature(thing).parameters][:1] == ["model"]:
+            parameters = inspect.signature(thing).parameters
+            assert not {"corpus", "behaviour", "behaviours"} & parameters.keys(), name
+            if "tokenizer" in parameters:  # without one there may be batches alone
+                assert parameters["tokenizer"].kind is inspect.Parameter.KEYWORD_ONLY, name
+                assert "batches" not in parameters, name

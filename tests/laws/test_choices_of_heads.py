@@ -35,7 +35,7 @@ def found(roles):
 @pytest.mark.parametrize(("kind", "role"), [("agree", FORWARD), ("agree back", BACK)])
 def test_a_head_is_found_in_its_own_direction_alone(kind, role):
     model = Planted([(kind, "any", "even")], causal=False)
-    roles = find_roles(model, TOKENIZER, pronouns(90))
+    roles = find_roles(model, pronouns(90), tokenizer=TOKENIZER)
     assert ("L0.H0", role) in found(roles)
     # Queries of other words are even.
     assert {name for _, name in found(roles)} <= {role, "diffuse"}
@@ -52,7 +52,7 @@ def test_a_head_that_looks_to_the_nearest_name_does_not_find_the_antecedent():
     token = model.blocks["token"].start
     weights[0, :, token] = weights[0, :, token + 1] = weights[0, :, [token, token + 1]].amax(-1)
     # With these texts no other null is by chance better than the rule that the head follows.
-    roles = find_roles(model, TOKENIZER, pronouns(90, seed=4))
+    roles = find_roles(model, pronouns(90, seed=4), tokenizer=TOKENIZER)
     row = roles.frame().set_index("role").loc[FORWARD]
     assert row["null"] in ("nearest candidate", "candidate -1")
     assert row["baseline"] == pytest.approx(row["effect"])
@@ -66,7 +66,7 @@ UNDECIDED = "not tested: no held-out text has both a right and a wrong candidate
 @pytest.fixture(scope="module")
 def undecided():
     model = Planted([("agree", "agree back")], causal=False)
-    return find_roles(model, TOKENIZER, pronouns(90, both_right=True))
+    return find_roles(model, pronouns(90, both_right=True), tokenizer=TOKENIZER)
 
 
 def test_texts_that_cannot_decide_are_not_tested(undecided):
@@ -98,7 +98,7 @@ def test_every_view_names_the_choices_that_texts_cannot_decide(undecided, capsys
 
 
 def test_a_causal_model_cannot_attend_from_a_name_to_a_later_pronoun():
-    roles = find_roles(Planted([("agree back",)], causal=True), TOKENIZER, pronouns(70))
+    roles = find_roles(Planted([("agree back",)], causal=True), pronouns(70), tokenizer=TOKENIZER)
     assert roles.frame().set_index("role").loc[BACK, "outcome"].startswith("not tested: ")
 
 

@@ -225,7 +225,7 @@ def test_a_role_that_a_rule_explains_is_not_tested():
         spans = tuple((s, s + len(word)) for s, word in zip(starts, words, strict=False))
         arcs = tuple(Arc(word, word - 1, "obj") for word in range(1, len(words), 2))
         corpus.append(AnnotatedText(line, spans, ("X",) * len(words), arcs))
-    roles = find_roles(Planted([("offset -1", "even")], causal=True), TOKENIZER, corpus)
+    roles = find_roles(Planted([("offset -1", "even")], causal=True), corpus, tokenizer=TOKENIZER)
     rows = roles.frame().set_index(["role", "name"]).loc["obj → head"]
     assert rows.loc["L0.H0", "effect"] == 1.0
     message = "not tested: offset -1 scores 1.00, and no score is as far above it as a label needs"

@@ -12,15 +12,15 @@ from headwise.corpora import AnnotatedText, Choice, Mention, name_texts
 from headwise.layer import MultiHeadAttention
 from headwise.ownership import ablate
 from headwise.roles import (
-    Behaviour,
+    Behavior,
     Effects,
     Evidence,
     Roles,
     agreement,
-    behaviour,
+    behavior,
     find_roles,
+    induction,
     name_moving,
-    repetition,
     translation,
 )
 from headwise.roles._effects import copying_scores
@@ -37,8 +37,8 @@ ALL = ["L0.H0", "L0.H1", "L1.H0", "L1.H1"]
 
 def tried(layers, heads=None) -> Roles:
     model = PlantedGPT(layers)
-    roles = find_roles(model, TOKENIZER, TEXTS, evidence=Evidence(nulls=()))
-    return roles.effects(model, [repetition(model, TOKENIZER, TEXTS)], heads=heads)
+    roles = find_roles(model, TEXTS, tokenizer=TOKENIZER, evidence=Evidence(nulls=()))
+    return roles.effects(model, [induction(model, TEXTS, tokenizer=TOKENIZER)], heads=heads)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def effects(roles: Roles) -> pd.DataFrame:
     return roles.ablation_effects.frame().set_index("name")
 
 
-def test_ablation_separates_heads_that_repetition_needs_from_others(roles: Roles) -> None:
+def test_ablation_separates_heads_that_induction_needs_from_others(roles: Roles) -> None:
     frame = effects(roles)
     guess = np.log(len(IDS))  # the next token is not predicted at all
     assert frame.loc[["L0.H0", "L1.H0"], "effect"].between(0.8 * guess, 1.5 * guess).all()
@@ -70,14 +70,14 @@ def test_ablation_separates_heads_that_repetition_needs_from_others(roles: Roles
     assert roles.ablation_effects.groups == ()
 
 
-def test_effects_stand_beside_the_roles_that_the_behaviour_names(roles: Roles) -> None:
+def test_effects_stand_beside_the_roles_that_the_behavior_names(roles: Roles) -> None:
     rows = roles.frame().set_index(["name", "role"])
-    costs, effect = rows["without.repetition"], effects(roles)["effect"]
+    costs, effect = rows["without.induction"], effects(roles)["effect"]
     assert costs["L1.H0", "prefix matching"] == effect["L1.H0"]
     assert costs["L0.H0", "previous token"] == effect["L0.H0"]
     assert np.isnan(costs["L1.H0", "first token"])
     ends = rows.loc[
-        ("L1.H0", "prefix matching"), ["without.repetition.low", "without.repetition.high"]
+        ("L1.H0", "prefix matching"), ["without.induction.low", "without.induction.high"]
     ]
     assert ends.iloc[0] < costs["L1.H0", "prefix matching"] < ends.iloc[1]
 
@@ -87,7 +87,7 @@ def test_a_head_with_a_role_may_have_no_effect(two: Roles) -> None:
     assert abs(effects(two).loc["L1.H2", "effect"]) < 1e-6  # but its output is never read
 
 
-def test_a_head_is_called_induction_only_if_repetition_needs_it(roles: Roles, two: Roles) -> None:
+def test_a_head_is_called_induction_only_if_induction_needs_it(roles: Roles, two: Roles) -> None:
     assert roles.of("L1.H0") == ["induction"]
     found = roles.frame().set_index(["name", "role"])["label"]
     assert found["L0.H0", "previous token"] == "previous token"  # needed, and not named after it
@@ -103,20 +103,20 @@ def test_a_head_is_called_induction_only_if_repetition_needs_it(roles: Roles, tw
 
 
 def test_before_effects_are_measured_a_pattern_has_its_own_name(model: PlantedGPT) -> None:
-    found = find_roles(model, TOKENIZER, TEXTS, evidence=Evidence(nulls=()))
+    found = find_roles(model, TEXTS, tokenizer=TOKENIZER, evidence=Evidence(nulls=()))
     assert found.of("L1.H0") == ["prefix matching"]
 
 
 def test_a_loss_on_the_control_as_well_earns_no_label(model: PlantedGPT, roles: Roles) -> None:
-    task = repetition(model, TOKENIZER, TEXTS)
+    task = induction(model, TEXTS, tokenizer=TOKENIZER)
     unspecific = replace(task, control=task.batches)
     again = roles.effects(model, [unspecific], heads=["L1.H0"])
     assert effects(again).loc["L1.H0", "excess_low"] == 0
     assert again.of("L1.H0") == ["prefix matching"]
 
 
-def test_a_behaviour_of_the_user_names_its_heads(model: PlantedGPT, roles: Roles) -> None:
-    task = repetition(model, TOKENIZER, TEXTS)
+def test_a_behavior_of_the_user_names_its_heads(model: PlantedGPT, roles: Roles) -> None:
+    task = induction(model, TEXTS, tokenizer=TOKENIZER)
     mine = replace(task, name="mine", labels={"prefix matching": "name moving"})
     assert roles.effects(model, [mine], heads=["L1.H0"]).of("L1.H0") == ["name moving"]
 
@@ -133,7 +133,7 @@ def test_a_behaviour_of_the_user_names_its_heads(model: PlantedGPT, roles: Roles
         ("previous token", 0.2, 0.9, "previous token"),
     ],
 )
-def test_the_copying_score_names_a_behaviour_if_its_whole_interval_has_the_sign(
+def test_the_copying_score_names_a_behavior_if_its_whole_interval_has_the_sign(
     role: str, low: float, high: float, label: str
 ) -> None:
     row = {"name": "L0.H0", "role": role, "copying.low": low, "copying.high": high, "found": True}
@@ -220,8 +220,8 @@ class BareLayer(torch.nn.Module):
 def test_effects_where_the_output_projection_is_a_bare_parameter(roles: Roles, style: str) -> None:
     model = PlantedGPT(ONE)
     model.layers = torch.nn.ModuleList(BareLayer(layer, style) for layer in model.layers)
-    found = find_roles(model, TOKENIZER, TEXTS, evidence=Evidence(nulls=()))
-    out = found.effects(model, [repetition(model, TOKENIZER, TEXTS)], heads=ALL)
+    found = find_roles(model, TEXTS, tokenizer=TOKENIZER, evidence=Evidence(nulls=()))
+    out = found.effects(model, [induction(model, TEXTS, tokenizer=TOKENIZER)], heads=ALL)
     expected = effects(roles)["effect"]
     np.testing.assert_allclose(effects(out)["effect"], expected, atol=1e-3)
     assert out.of("L1.H0") == ["induction"]
@@ -234,7 +234,7 @@ def test_two_copies_of_a_head_back_each_other_up(two: Roles) -> None:
         "L1.H0",
         "L1.H1",
     )  # the head whose output is never read is not part of it
-    assert (group.role, group.together.behaviour) == ("prefix matching", "repetition")
+    assert (group.role, group.together.behavior) == ("prefix matching", "induction")
     assert group.together.low > 1.0 > 100 * abs(group.alone)
     assert "L1.H0 and L1.H1 (prefix matching) back each other up" in two.why("L1.H0")
     assert "back each other up" not in two.why("L1.H2")
@@ -243,7 +243,7 @@ def test_two_copies_of_a_head_back_each_other_up(two: Roles) -> None:
 def test_an_effect_equals_mean_ablation_over_the_same_texts(
     model: PlantedGPT, roles: Roles
 ) -> None:
-    task = repetition(model, TOKENIZER, TEXTS, sequences=40)
+    task = induction(model, TEXTS, tokenizer=TOKENIZER, sequences=40)
     effect = roles.effects(model, [task], heads=["L1.H0"]).ablation_effects.alone[0]
     reference = [batch.inputs for batch in task.batches]
 
@@ -258,7 +258,7 @@ def test_an_effect_equals_mean_ablation_over_the_same_texts(
 
 
 def test_too_few_texts_have_no_p(model: PlantedGPT, roles: Roles) -> None:
-    task = repetition(model, TOKENIZER, TEXTS, sequences=29)
+    task = induction(model, TEXTS, tokenizer=TOKENIZER, sequences=29)
     effect = roles.effects(model, [task], heads=["L1.H0"]).ablation_effects.alone[0]
     assert effect.low > 1
     assert np.isnan(effect.p)
@@ -272,7 +272,7 @@ def after_earlier(n: int) -> list[Choice]:
 
 
 def test_ablating_the_deciding_head_loses_the_choice(model: PlantedGPT, roles: Roles) -> None:
-    chosen = agreement(model, TOKENIZER, after_earlier(40))
+    chosen = agreement(model, after_earlier(40), tokenizer=TOKENIZER)
     alone = roles.effects(model, [chosen], heads=ALL).ablation_effects.alone
     by_head = {effect.heads[0]: effect.effect for effect in alone}
     # A model without information chooses at random.
@@ -284,22 +284,22 @@ def test_translation_tests_linked_words_only(model: PlantedGPT) -> None:
     words = [(0, 2), (3, 5), (6, 8), (9, 11), (12, 14)]
     # The word after the second w1 is predicted; the last word has no link.
     text = AnnotatedText("w1 w2 w3 w1 w2", tuple(words), links=((4, 1),))
-    task = translation(model, TOKENIZER, [text])
+    task = translation(model, [text], tokenizer=TOKENIZER)
     (batch,) = task.batches
     assert batch.loss(model(**batch.inputs)).item() < 0.01
     unlike = replace(text, links=((2, 1),))
-    (batch,) = translation(model, TOKENIZER, [unlike]).batches
+    (batch,) = translation(model, [unlike], tokenizer=TOKENIZER).batches
     assert batch.loss(model(**batch.inputs)).item() > 1.0
 
 
-def test_a_custom_behaviour(model: PlantedGPT, roles: Roles) -> None:
+def test_a_custom_behavior(model: PlantedGPT, roles: Roles) -> None:
     ids = torch.tensor([[8, 9, 10, 8], [20, 21, 22, 21]])
 
     def unlikely(output: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         follows = batch["input_ids"][[0, 1], [1, 2]]
         return -output[:, -1].log_softmax(-1)[[0, 1], follows]
 
-    task = behaviour("mine", [{"input_ids": ids}], unlikely, roles=["prefix matching"])
+    task = behavior("mine", [{"input_ids": ids}], unlikely, roles=["prefix matching"])
     out = roles.effects(model, [task], heads=["L1.H0"])
     assert out.ablation_effects.alone[0].effect > 1
     assert (out.ablation_effects.alone[0].texts, out.ablation_effects.says["mine"]) == (
@@ -317,10 +317,10 @@ def test_a_saved_file_loads_equal(two: Roles, tmp_path, ending: str) -> None:
 
 
 def test_measuring_again_replaces_earlier_effects(model: PlantedGPT, roles: Roles) -> None:
-    again = roles.effects(model, [repetition(model, TOKENIZER, TEXTS)], heads=ALL)
+    again = roles.effects(model, [induction(model, TEXTS, tokenizer=TOKENIZER)], heads=ALL)
     pd.testing.assert_frame_equal(again.frame(), roles.frame())
-    replaced = roles.effects(model, [agreement(model, TOKENIZER, after_earlier(40))])
-    assert "without.repetition" not in replaced.frame()
+    replaced = roles.effects(model, [agreement(model, after_earlier(40), tokenizer=TOKENIZER)])
+    assert "without.induction" not in replaced.frame()
 
 
 def test_heads_with_a_role_are_ablated_by_default(two: Roles) -> None:
@@ -345,13 +345,13 @@ def mover() -> PlantedGPT:
 
 
 @pytest.fixture(scope="module")
-def task(mover: PlantedGPT) -> Behaviour:
-    return name_moving(mover, TOKENIZER, NAME_TEXTS)
+def task(mover: PlantedGPT) -> Behavior:
+    return name_moving(mover, NAME_TEXTS, tokenizer=TOKENIZER)
 
 
 @pytest.fixture(scope="module")
 def found(mover: PlantedGPT) -> Roles:
-    return find_roles(mover, TOKENIZER, NAME_TEXTS, evidence=Evidence(("shuffled",)))
+    return find_roles(mover, NAME_TEXTS, tokenizer=TOKENIZER, evidence=Evidence(("shuffled",)))
 
 
 def test_two_names_come_in_either_order_and_the_one_that_does_not_repeat_follows() -> None:
@@ -412,7 +412,7 @@ def test_a_head_that_chooses_the_name_has_the_role_before_any_effect(found: Role
     assert row.loc["L1.H0", "control"] > 0.5
 
 
-def test_the_control_differs_in_the_last_name_alone(task: Behaviour) -> None:
+def test_the_control_differs_in_the_last_name_alone(task: Behavior) -> None:
     names = {TOKENIZER.get_vocab()[name] for name in MOVED}
     for batch, control in zip(task.batches, task.control, strict=True):
         rows = zip(batch.inputs["input_ids"], control.inputs["input_ids"], strict=True)
@@ -423,9 +423,7 @@ def test_the_control_differs_in_the_last_name_alone(task: Behaviour) -> None:
             assert int(other[place]) in names
 
 
-def test_moving_needs_attention_and_effect(
-    mover: PlantedGPT, task: Behaviour, found: Roles
-) -> None:
+def test_moving_needs_attention_and_effect(mover: PlantedGPT, task: Behavior, found: Roles) -> None:
     heads = ["L1.H0", "L1.H1", "L1.H2"]
     roles = found.effects(mover, [task], heads=heads)
     assert roles.of("L1.H0") == ["name moving"]
@@ -443,7 +441,7 @@ def test_moving_needs_attention_and_effect(
 
 
 def test_a_loss_on_its_control_as_well_is_no_name_moving(
-    mover: PlantedGPT, task: Behaviour, found: Roles
+    mover: PlantedGPT, task: Behavior, found: Roles
 ) -> None:
     unspecific = replace(task, control=task.batches)
     assert found.effects(mover, [unspecific], heads=["L1.H0"]).of("L1.H0") == ["next name"]
@@ -464,8 +462,8 @@ def test_a_copying_score_above_zero_shows_the_effect_as_well(
 def test_names_of_several_tokens_move(mover: PlantedGPT) -> None:
     names = [f"{one} {two}" for one, two in zip(MOVED[::2], MOVED[1::2], strict=True)]
     texts = name_texts(120, names=names, patterns=PATTERNS)
-    task = name_moving(mover, TOKENIZER, texts)
+    task = name_moving(mover, texts, tokenizer=TOKENIZER)
     for batch, control in zip(task.batches, task.control, strict=True):
         assert ((batch.inputs["input_ids"] != control.inputs["input_ids"]).sum(1) == 2).all()
-    roles = find_roles(mover, TOKENIZER, texts, evidence=Evidence(()))
+    roles = find_roles(mover, texts, tokenizer=TOKENIZER, evidence=Evidence(()))
     assert roles.outcomes().set_index("role").loc["next name", "n"] > 20

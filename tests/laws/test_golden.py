@@ -188,7 +188,9 @@ def _changed_models() -> pd.DataFrame:
 
 def _roles_minilm() -> pd.DataFrame:
     model, tokenizer = _minilm()
-    roles = hw.find_roles(model, tokenizer, SHORT, evidence=hw.Evidence(nulls=(), splits=1))
+    roles = hw.find_roles(
+        model, SHORT, tokenizer=tokenizer, evidence=hw.Evidence(nulls=(), splits=1)
+    )
     return _judged(roles)
 
 
@@ -196,7 +198,9 @@ def _roles_mini_gpt() -> pd.DataFrame:
     model, tokenizer = _mini_gpt()
     rng = np.random.default_rng(7)
     texts = [annotate(Grammar().sentence(rng)) for _ in range(64)]
-    return _judged(hw.find_roles(model, tokenizer, texts, evidence=hw.Evidence(models=1, splits=2)))
+    return _judged(
+        hw.find_roles(model, texts, tokenizer=tokenizer, evidence=hw.Evidence(models=1, splits=2))
+    )
 
 
 _TOLD = ["name", "role", "found", "outcome", "effect", "lift", "p_adj", "null", "baseline"]
@@ -353,13 +357,13 @@ def _results() -> dict[str, Any]:
         "scores": scores,
         "plan": hw.plan(scores, remove=0.5),
         "roles": hw.find_roles(
-            gpt, tokenizer, [str(line) for line in _lines(12)], evidence=evidence
+            gpt, [str(line) for line in _lines(12)], tokenizer=tokenizer, evidence=evidence
         ),
         "task-heads": hw.find_heads(PlantedGPT(layers).eval(), _retrieval(24), evidence=evidence),
         "cache-plan": hw.cache_plan(_llama(), full={0: [1], 1: [0]}, sinks=2, window=6),
         "comparison": hw.compare(*tables),
         "costs": hw.costs(_llama()),
-        "study": hw.study(gpt, tokenizer, [str(line) for line in _lines(3)]),
+        "study": hw.study(gpt, [str(line) for line in _lines(3)], tokenizer=tokenizer),
     }
 
 

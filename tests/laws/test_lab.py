@@ -225,7 +225,7 @@ def test_the_learning_rate_rises_then_falls_to_a_tenth(steps, warmup):
 @pytest.mark.parametrize("sizes", [{}, {"n_kv_heads": 1, "n_layers": 1, "mlp_ratio": 3}])
 def test_a_saved_file_loads_equal(tmp_path, sizes):
     model = small_model(3, **sizes)
-    save(model, TOKENIZER, tmp_path / "a" / "b")
+    save(model, tmp_path / "a" / "b", tokenizer=TOKENIZER)
     again, tokenizer = load(tmp_path / "a" / "b")
     assert again.config == model.config
     assert_same_weights(again, model)
@@ -235,8 +235,8 @@ def test_a_saved_file_loads_equal(tmp_path, sizes):
 
 
 def test_saving_over_a_model_replaces_it(tmp_path):
-    save(small_model(1), TOKENIZER, tmp_path)
-    save(small_model(2, n_layers=1), TOKENIZER, tmp_path)
+    save(small_model(1), tmp_path, tokenizer=TOKENIZER)
+    save(small_model(2, n_layers=1), tmp_path, tokenizer=TOKENIZER)
     assert_same_weights(load(tmp_path)[0], small_model(2, n_layers=1))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "headwise.json",
@@ -268,7 +268,7 @@ class Knowing(MiniGPT):
 
 
 def test_a_perfect_predictor_scores_one_everywhere():
-    judged = evaluate(Knowing(), TOKENIZER, GRAMMAR, lines=37)
+    judged = evaluate(Knowing(), GRAMMAR, tokenizer=TOKENIZER, lines=37)
     for scores in (judged.held_out, judged.seen):
         assert dataclasses.asdict(scores) == {
             name: pytest.approx(0 if name == "loss" else 1) for name in dataclasses.asdict(scores)
@@ -277,21 +277,21 @@ def test_a_perfect_predictor_scores_one_everywhere():
 
 
 def test_a_predictor_wrong_after_pronouns_fails_without_adverbs():
-    judged = evaluate(Knowing(wrong_after="he"), TOKENIZER, GRAMMAR, lines=211)
+    judged = evaluate(Knowing(wrong_after="he"), GRAMMAR, tokenizer=TOKENIZER, lines=211)
     assert judged.held_out.conjugation_with_adverb == 1
     assert 0.5 < judged.held_out.conjugation_without_adverb < 0.95
     assert judged.held_out.translation == 1
 
 
 def test_a_predictor_wrong_after_the_equals_sign_translates_nothing():
-    judged = evaluate(Knowing(wrong_after="="), TOKENIZER, GRAMMAR, lines=29)
+    judged = evaluate(Knowing(wrong_after="="), GRAMMAR, tokenizer=TOKENIZER, lines=29)
     assert judged.seen.translation == judged.held_out.translation == 0
     assert judged.seen.conjugation == 1
 
 
 def test_evaluation_is_repeatable_and_keeps_the_mode():
     model = small_model().train()
-    judged = [evaluate(model, TOKENIZER, GRAMMAR, lines=5) for _ in range(2)]
+    judged = [evaluate(model, GRAMMAR, tokenizer=TOKENIZER, lines=5) for _ in range(2)]
     assert dataclasses.astuple(judged[0].held_out)[0] == dataclasses.astuple(judged[1].held_out)[0]
     assert model.training
 
@@ -300,15 +300,15 @@ def test_evaluation_is_repeatable_and_keeps_the_mode():
 @given(seeds, st.sampled_from([0, 1, 40]))
 def test_a_sample_continues_its_prompt_repeatably(seed, words):
     model = small_model(seed)
-    text = sample(model, TOKENIZER, "I work , y'all", max_new_tokens=words)
-    assert text == sample(model, TOKENIZER, "I work , y'all", max_new_tokens=words)
+    text = sample(model, "I work , y'all", tokenizer=TOKENIZER, max_new_tokens=words)
+    assert text == sample(model, "I work , y'all", tokenizer=TOKENIZER, max_new_tokens=words)
     assert text.startswith("I work , y'all")
     assert len(text.split()) <= min(4 + words, model.config.context)
 
 
 def test_the_likeliest_words_are_those_of_the_logits():
     model = small_model(2)
-    text = sample(model, TOKENIZER, "I work", max_new_tokens=5)
+    text = sample(model, "I work", tokenizer=TOKENIZER, max_new_tokens=5)
     ids = torch.tensor([TOKENIZER.encode(text).ids])
     likeliest = model(ids)[0].argmax(-1)
     assert torch.equal(likeliest[2:-1], ids[0, 3:])

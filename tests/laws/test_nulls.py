@@ -90,8 +90,8 @@ def test_without_tags_the_nearest_token_that_looks_like_a_key_is_a_null():
 
     relations = {"one person": subject_of(0), "two persons": subject_of(0, 1)}
     roles = find_roles(
-        Planted([("agree", "even")], causal=True), TOKENIZER, [text.text for text in clauses(70)],
-        relations=relations, evidence=Evidence(("shuffled",), splits=1),
+        Planted([("agree", "even")], causal=True), [text.text for text in clauses(70)],
+        tokenizer=TOKENIZER, relations=relations, evidence=Evidence(("shuffled",), splits=1),
     )  # fmt: skip
     rows = roles.frame().query("name == 'L0.H0'").set_index("role").loc[[*relations]]
     assert rows["effect"].tolist() == pytest.approx([1.0, 1.0])
@@ -109,7 +109,9 @@ def test_every_null_states_its_cost():
         (Evidence(), r"^5 passes .* own, 3 with permuted weights, one of shuffled words$"),
         (Evidence(("permuted",), models=2), r"^3 passes .*: the model's own, 2 with permuted"),
     ):
-        roles = find_roles(model, TOKENIZER, lines(8), relations=relations, evidence=evidence)
+        roles = find_roles(
+            model, lines(8), tokenizer=TOKENIZER, relations=relations, evidence=evidence
+        )
         (note,) = (note for note in roles.notes if "about equally long" in note)
         assert re.search(tells, note), note
 
@@ -133,7 +135,12 @@ def test_a_null_head_sees_as_many_keys():
 def test_more_null_models_only_raise_the_baseline():
     model = MiniGPT(CONFIG)
     few, many = (
-        find_roles(model, TOKENIZER, lines(12), evidence=Evidence(("permuted", "random"), models=m))
+        find_roles(
+            model,
+            lines(12),
+            tokenizer=TOKENIZER,
+            evidence=Evidence(("permuted", "random"), models=m),
+        )
         for m in (1, 3)
     )
     for name in ("null.permuted", "null.random"):

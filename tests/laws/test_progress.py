@@ -94,7 +94,11 @@ def test_passes_over_texts_are_one_progress() -> None:
     calls: list[tuple[int, int]] = []
     evidence = Evidence(("permuted",), models=2, splits=1)
     hw.find_roles(
-        model, TOKENIZER, lines(8), evidence=evidence, on_progress=lambda *now: calls.append(now)
+        model,
+        lines(8),
+        tokenizer=TOKENIZER,
+        evidence=evidence,
+        on_progress=lambda *now: calls.append(now),
     )
     done, total = zip(*calls, strict=True)
     assert set(total) == {3 * 8 + 4 * 100}  # texts, sequences and one contrast of the sequences
@@ -134,7 +138,7 @@ def test_a_study_reads_so_many_texts_at_a_time() -> None:
     def note(done: int, total: int) -> None:
         steps.append((done, total))
 
-    known = hw.study(model, TOKENIZER, texts).table
-    table = hw.study(model, TOKENIZER, texts, batch_size=2, on_progress=note).table
+    known = hw.study(model, texts, tokenizer=TOKENIZER).table
+    table = hw.study(model, texts, tokenizer=TOKENIZER, batch_size=2, on_progress=note).table
     assert steps == [(2, 5), (4, 5), (5, 5)]
     assert_tables_close(table, known, rtol=1e-5, atol=1e-6)

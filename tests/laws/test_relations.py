@@ -483,7 +483,7 @@ def test_pairs_of_a_file_are_the_relation_that_arcs_and_a_function_give(tmp_path
         return [(words[pair.query][0], words[pair.key][0]) for pair in text.text.pairs]
 
     roles = find_roles(
-        Planted([("agree", "even")], causal=True), TOKENIZER, read,
+        Planted([("agree", "even")], causal=True), read, tokenizer=TOKENIZER,
         relations={"by function": actor}, evidence=WITHOUT_NULLS,
     )  # fmt: skip
     effects = roles.frame().set_index(["role", "name"])["effect"]
@@ -498,7 +498,7 @@ def test_pairs_of_a_file_are_the_relation_that_arcs_and_a_function_give(tmp_path
 def test_a_function_that_returns_no_pairs_is_named(result: object) -> None:
     with pytest.raises(ArgumentError, match=r"find_roles: 'mine' returns .* Return pairs"):
         find_roles(
-            Planted([("any",)], causal=True), TOKENIZER, lines(4),
+            Planted([("any",)], causal=True), lines(4), tokenizer=TOKENIZER,
             relations={"mine": lambda text: result}, evidence=WITHOUT_NULLS,
         )  # fmt: skip
 
@@ -543,7 +543,7 @@ def roles() -> Roles:
     """Annotated and own relations of the same choices, for heads of both directions."""
     relations = {"own": CHOICE, "own back": ChoiceRelation(antecedent, names, incoming=True)}
     model = Planted([("agree", "agree back", "even")], causal=False)
-    return find_roles(model, TOKENIZER, pronouns(90), relations=relations)
+    return find_roles(model, pronouns(90), tokenizer=TOKENIZER, relations=relations)
 
 
 @pytest.mark.parametrize(("own", "annotated"), [("own", FORWARD), ("own back", BACK)])
@@ -564,7 +564,7 @@ def test_an_own_role_has_its_score_and_kind() -> None:
     own = Role("", "a token → the first token", first, score="mass", kind="sink")
     model = Planted([("first", "even")], causal=False)
     roles = find_roles(
-        model, TOKENIZER, pronouns(90), relations={"own": own, "plain": first},
+        model, pronouns(90), tokenizer=TOKENIZER, relations={"own": own, "plain": first},
         evidence=WITHOUT_NULLS,
     )  # fmt: skip
     frame = roles.frame().set_index(["role", "name"])
@@ -587,7 +587,7 @@ def test_a_head_that_picks_the_nearest_is_not_found() -> None:
     token = model.blocks["token"].start
     weights[0, :, token] = weights[0, :, token + 1] = weights[0, :, [token, token + 1]].amax(-1)
     texts = [text.text for text in pronouns(90, seed=4)]
-    roles = find_roles(model, TOKENIZER, texts, relations={"own": CHOICE})
+    roles = find_roles(model, texts, tokenizer=TOKENIZER, relations={"own": CHOICE})
     row = roles.frame().set_index("role").loc["own"]
     assert row["null"] in ("nearest candidate", "candidate -1")
     assert row["effect"] == pytest.approx(row["rule.nearest"])
@@ -641,7 +641,7 @@ def test_the_length_and_the_repetitions_of_a_phrase_are_those_of_its_characters(
     texts = [f"{text} w3" + " w3" * (n % 2) for n, text in enumerate(words)]
     relation = ChoiceRelation(lambda text: phrases(text)[2:], phrases)
     roles = find_roles(
-        Planted([("any",)], True), TOKENIZER, texts, relations={"own": relation},
+        Planted([("any",)], True), texts, tokenizer=TOKENIZER, relations={"own": relation},
         evidence=WITHOUT_NULLS,
     )  # fmt: skip
     rules = rules_of(row_of(roles, "own"))
@@ -663,7 +663,7 @@ def test_candidates_that_leave_no_choice_are_not_tested(
     pairs: Callable[..., Any], candidates: Callable[..., Any]
 ) -> None:
     roles = find_roles(
-        Planted([("any",)], True), TOKENIZER, [text.text for text in pronouns(60)],
+        Planted([("any",)], True), [text.text for text in pronouns(60)], tokenizer=TOKENIZER,
         relations={"own": ChoiceRelation(pairs, candidates)}, evidence=WITHOUT_NULLS,
     )  # fmt: skip
     row = roles.outcomes().set_index("role").loc["own"]
@@ -677,7 +677,11 @@ def results_of(pairs: Any, candidates: Any) -> Roles:
     texts = [text.text for text in pronouns(4)]
     relations = {"own": relation}
     return find_roles(
-        Planted([("any",)], True), TOKENIZER, texts, relations=relations, evidence=WITHOUT_NULLS
+        Planted([("any",)], True),
+        texts,
+        tokenizer=TOKENIZER,
+        relations=relations,
+        evidence=WITHOUT_NULLS,
     )
 
 
@@ -707,7 +711,7 @@ def test_special_tokens_may_be_candidates_and_keep_their_places_in_another_order
 
     relation = ChoiceRelation(lambda text: among(text)[1:3], among)
     roles = find_roles(
-        Planted([("any",)], True), TOKENIZER, [text.text for text in pronouns(60)],
+        Planted([("any",)], True), [text.text for text in pronouns(60)], tokenizer=TOKENIZER,
         relations={"own": relation}, evidence=Evidence(("shuffled",)),
     )  # fmt: skip
     row = roles.frame().set_index("role").loc["own"]
@@ -747,7 +751,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own")
     torch.manual_seed(0)
     config = MiniGPTConfig(len(TOKENIZER.get_vocab()), n_layers=1, n_heads=2, d_model=16)
-    save(MiniGPT(config), TOKENIZER, folder / "model")
+    save(MiniGPT(config), folder / "model", tokenizer=TOKENIZER)
     (folder / "model" / "own.py").write_text("raise SystemExit", "utf-8")
     (folder / "own.py").write_text(OWN, "utf-8")
     (folder / "broken.py").write_text("1 / 0", "utf-8")

@@ -46,7 +46,7 @@ DECODER = (("offset -1", "first", "even"), ("induction", "same", "offset -3", "s
 @pytest.fixture(scope="module")
 def encoder():
     model = Planted(ENCODER, causal=False, order=by_frequency(TEXTS))
-    return find_roles(model, TOKENIZER, TEXTS)
+    return find_roles(model, TEXTS, tokenizer=TOKENIZER)
 
 
 def truth(layers):
@@ -97,7 +97,7 @@ def test_induction_in_an_encoder_is_nan_and_not_zero(encoder):
 
 def test_exactly_the_planted_heads_of_a_decoder_are_found():
     model = Planted(DECODER, causal=True)
-    roles = find_roles(model, TOKENIZER, TEXTS)
+    roles = find_roles(model, TEXTS, tokenizer=TOKENIZER)
     # No token follows the last one, so a decoder has no separator to attend to.
     assert found(roles) == truth(DECODER)
     assert shapes(roles) == {"L0.H1": "sink", "L0.H2": "diffuse"}
@@ -105,7 +105,7 @@ def test_exactly_the_planted_heads_of_a_decoder_are_found():
 
 def test_an_agreement_head_is_found_but_no_nearest_subject_or_same_person_head():
     model = Planted([("agree", "even"), ("any", "offset -1")], causal=True)
-    roles = find_roles(model, TOKENIZER, clauses(90))
+    roles = find_roles(model, clauses(90), tokenizer=TOKENIZER)
     assert found(roles) == {
         ("L0.H0", "head → nsubj"),
         ("L0.H0", "head → nsubj, apart"),
@@ -124,7 +124,9 @@ def test_an_agreement_head_is_found_but_no_nearest_subject_or_same_person_head()
     [("translate", "translation → source"), ("translate back", "source → translation")],
 )
 def test_a_head_that_knows_translations_is_found_in_its_own_direction(kind, role):
-    roles = find_roles(Planted([(kind, "even")], causal=False), TOKENIZER, translations(70))
+    roles = find_roles(
+        Planted([(kind, "even")], causal=False), translations(70), tokenizer=TOKENIZER
+    )
     assert found(roles) == {("L0.H0", role)}
     row = roles.frame().set_index(["role", "name"]).loc[(role, "L0.H0")]
     assert np.isnan(row["null.shuffled"])  # the order of words makes no difference
@@ -136,7 +138,9 @@ def test_a_head_that_depends_on_words_alone_has_no_structural_role():
         return [(position, target) for position in ones for target in ones if position != target]
 
     model = Planted([("same", "any")], causal=False)
-    roles = find_roles(model, TOKENIZER, clauses(70), relations={"same person": same_person})
+    roles = find_roles(
+        model, clauses(70), tokenizer=TOKENIZER, relations={"same person": same_person}
+    )
     row = roles.frame().set_index(["role", "name"]).loc[("same person", "L0.H0")]
     assert row["effect"] == pytest.approx(1.0, abs=0.01)
     assert row["null.shuffled"] == pytest.approx(1.0, abs=0.01)
@@ -162,7 +166,7 @@ def test_a_model_that_knows_one_period_has_no_induction():
     scores = Evaluator([one_period], PROBED).scores(model)
     column = PROBED.index(PREFIX_MATCHING)
     assert scores.value[0, column, 0] / scores.count[0, column, 0] > 0.95  # explained by it
-    assert found(find_roles(model, TOKENIZER, TEXTS)) == set()
+    assert found(find_roles(model, TEXTS, tokenizer=TOKENIZER)) == set()
 
 
 def random_model(seed):
@@ -208,7 +212,7 @@ def test_a_nearest_pronoun_head_is_no_subject_head():
     tokenizer = make_tokenizer(grammar.vocabulary)
     ids = tokenizer.get_vocab()
     pronouns = [ids[word] for word in (*PRONOUNS, *PRONOUNS.values())]
-    roles = find_roles(Nearest(len(ids), pronouns), tokenizer, corpus)
+    roles = find_roles(Nearest(len(ids), pronouns), corpus, tokenizer=tokenizer)
     row = roles.frame().set_index("role").loc["next subject"]
     assert (row["effect"], row["null"]) == (1.0, "nearest PRON to the left or itself")
     assert found(roles) == set()
@@ -232,7 +236,7 @@ def test_a_head_that_seeks_a_set_of_classes_has_no_syntactic_role():
         spans = tuple((s, s + len(word)) for s, word in zip(starts, words, strict=False))
         corpus.append(AnnotatedText(" ".join(words), spans, tuple(tags), tuple(arcs)))
     nouns = [IDS[word] for word, tag in tag_of.items() if tag != "X"]
-    roles = find_roles(Nearest(len(IDS), nouns), TOKENIZER, corpus)
+    roles = find_roles(Nearest(len(IDS), nouns), corpus, tokenizer=TOKENIZER)
     row = roles.frame().set_index("role").loc["obj → head"]
     assert row["null"] == "nearest NOUN/PROPN to the left"
     assert row["effect"] == pytest.approx(row["baseline"])
@@ -277,8 +281,8 @@ def test_a_text_annotated_twice_counts_once():
     trees = [AnnotatedText(bare, ((0, 2),), tags=(tag,)) for tag in "XY"]
     roles = find_roles(
         Planted([("offset -1",)], causal=True),
-        TOKENIZER,
         iter([bare, *trees, bare, TEXTS[1]]),
+        tokenizer=TOKENIZER,
         evidence=Evidence(()),
     )
     assert roles.notes[0].startswith("2 distinct texts of 5;")
@@ -291,15 +295,15 @@ def test_the_encoder_of_an_encoder_decoder_is_evaluated_alone():
     )  # fmt: skip
     with torch.random.fork_rng():
         encoder = T5ForConditionalGeneration(config).get_encoder()
-    roles = find_roles(encoder, TOKENIZER, TEXTS[:4], evidence=Evidence(()))
+    roles = find_roles(encoder, TEXTS[:4], tokenizer=TOKENIZER, evidence=Evidence(()))
     assert set(roles.frame()["name"]) == {"L0.H0", "L0.H1"}
 
 
 def test_names_of_roles_are_escaped():
     roles = find_roles(
         Planted([("offset -1",)], causal=True),
-        TOKENIZER,
         TEXTS[:4],
+        tokenizer=TOKENIZER,
         relations={"a\x1b[31m": lambda text: [(2, 1)]},
         evidence=Evidence(()),
     )
@@ -318,7 +322,7 @@ def test_relations_drawn_at_random_are_no_roles(encoder):
 
     model = Planted(ENCODER, causal=False, order=by_frequency(TEXTS))
     relations = {f"shuffle {seed}": at_random(seed) for seed in range(20)}
-    roles = find_roles(model, TOKENIZER, TEXTS, relations=relations)
+    roles = find_roles(model, TEXTS, tokenizer=TOKENIZER, relations=relations)
     assert found(roles) == truth(ENCODER)
 
 
@@ -327,7 +331,7 @@ def test_a_relation_of_the_user_is_a_role():
         return [(position, position - 2) for position in range(3, len(text.ids) - 1)]
 
     model = Planted([("offset -2", "even")], causal=True)
-    roles = find_roles(model, TOKENIZER, TEXTS, relations={"two before": two_before})
+    roles = find_roles(model, TEXTS, tokenizer=TOKENIZER, relations={"two before": two_before})
     rows = roles.frame().set_index(["role", "name"])
     # A fixed offset explains it, which is the baseline to beat.
     assert rows.loc[("two before", "L0.H0"), "effect"] == pytest.approx(1.0)
@@ -339,7 +343,7 @@ def test_a_relation_of_the_user_is_a_role():
 
 
 def test_too_few_texts_are_reported_as_not_tested():
-    roles = find_roles(Planted([("offset -1",)], causal=True), TOKENIZER, TEXTS[:50])
+    roles = find_roles(Planted([("offset -1",)], causal=True), TEXTS[:50], tokenizer=TOKENIZER)
     assert found(roles) == set()
     assert any("25 held-out texts, not 30" in note for note in roles.notes)
     row = roles.frame().set_index("role").loc["previous token"]
@@ -354,7 +358,7 @@ def test_too_few_texts_are_reported_as_not_tested():
 def test_a_single_text_is_reported_as_not_tested():
     model = Planted([("offset -1",)], causal=True)
     few = " ".join(TEXTS[0].split()[:3] * 4)  # and too few different tokens for repeated sequences
-    roles = find_roles(model, TOKENIZER, few)
+    roles = find_roles(model, few, tokenizer=TOKENIZER)
     message = "not tested: 1 held-out text, 30 needed"
     outcomes = set(roles.frame()["outcome"])
     assert outcomes == {message, "not tested: no held-out text has a query for it"}
@@ -392,7 +396,7 @@ def test_why_and_examples_show_the_evidence(encoder):
 def test_the_same_seed_finds_the_same():
     model = Planted([("offset -1", "even")], causal=True)
     first, second = (
-        find_roles(model, TOKENIZER, TEXTS, evidence=Evidence(seed=4)) for _ in range(2)
+        find_roles(model, TEXTS, tokenizer=TOKENIZER, evidence=Evidence(seed=4)) for _ in range(2)
     )
     pd.testing.assert_frame_equal(first.frame(), second.frame())
 
@@ -401,7 +405,7 @@ def test_long_texts_are_cut_and_count_once():
     # A planted model has 48 positions.
     joined = [" ".join(TEXTS[start : start + 4]) for start in range(0, 88, 4)]
     model = Planted([("offset -1",)], causal=True)
-    roles = find_roles(model, TOKENIZER, joined, max_tokens=48)
+    roles = find_roles(model, joined, tokenizer=TOKENIZER, max_tokens=48)
     row = roles.frame().set_index("role").loc["previous token"]
     assert (row["effect"], row["texts"]) == (1.0, 11)
     assert any("22 texts were longer" in note for note in roles.notes)

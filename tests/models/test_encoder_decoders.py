@@ -142,7 +142,7 @@ _FEW = ("T5", "two BERTs")
 )
 def test_a_study_of_pairs_is_that_of_each_pair_alone(name: str) -> None:
     model, tokenizer = _make(MODELS[name]), _tokenizer()
-    table = study(model, tokenizer, TEXTS, targets=TARGETS).table
+    table = study(model, TEXTS, tokenizer=tokenizer, targets=TARGETS).table
     with torch.no_grad(), observe(model) as watch:
         for text, target in zip(TEXTS, TARGETS, strict=True):
             decoder = decoder_ids(model, _ids(target))
@@ -165,7 +165,9 @@ def test_a_study_of_pairs_is_that_of_each_pair_alone(name: str) -> None:
 
 def test_without_targets_each_text_is_its_own() -> None:
     model, tokenizer = _make(MODELS["T5"]), _tokenizer()
-    alone, named = (study(model, tokenizer, TEXTS, targets=targets) for targets in (None, TEXTS))
+    alone, named = (
+        study(model, TEXTS, tokenizer=tokenizer, targets=targets) for targets in (None, TEXTS)
+    )
     for statistic in alone.table.statistics:
         np.testing.assert_array_equal(alone.table.mean(statistic), named.table.mean(statistic))
     assert alone.text["targets"] == "the texts themselves"
@@ -176,14 +178,14 @@ def test_without_targets_each_text_is_its_own() -> None:
 
 
 def test_a_long_text_that_is_its_own_target_is_cut_like_any_other() -> None:
-    result = study(_make(MODELS["T5"]), _tokenizer(), "a b c d e f g h i j", max_tokens=6)
+    result = study(_make(MODELS["T5"]), "a b c d e f g h i j", tokenizer=_tokenizer(), max_tokens=6)
     assert (result.text["texts"], result.text["pieces of texts"]) == (1, 2)
     assert result.findings()[0].startswith("Shares of attention not tested: 1 text, 5 needed")
 
 
 def test_every_kind_of_map_has_its_own_tokens() -> None:
     model, tokenizer = _make(MODELS["BART"]), _tokenizer()
-    result = study(model, tokenizer, TEXTS[:1], targets=TARGETS[:1])
+    result = study(model, TEXTS[:1], tokenizer=tokenizer, targets=TARGETS[:1])
     (sample,) = result.samples
     source, target = ["a", "b", "c", "d", "</s>"], ["</s>", "c", "d"]
     assert (list(sample.tokens), list(sample.targets)) == (source, target)
@@ -207,7 +209,7 @@ def test_every_kind_of_map_has_its_own_tokens() -> None:
 
 
 def test_classes_of_keys_come_from_the_attended_text() -> None:
-    result = study(_make(MODELS["T5"]), _tokenizer(), ["a , b"], targets=["c d"])
+    result = study(_make(MODELS["T5"]), ["a , b"], tokenizer=_tokenizer(), targets=["c d"])
     table = result.table
     # The text ends with a special token; the decoder's own begins with one.
     assert [_count(table, stack, "special") for stack in STACKS] == [4, 2, 3]
@@ -229,23 +231,23 @@ def test_importance_takes_texts_as_their_own_targets() -> None:
 def test_pairs_that_do_not_fit_are_refused() -> None:
     model, tokenizer = _make(MODELS["T5"]), _tokenizer()
     with pytest.raises(ArgumentError, match="study: 4 texts and 3 targets"):
-        study(model, tokenizer, TEXTS, targets=TARGETS[:3])
+        study(model, TEXTS, tokenizer=tokenizer, targets=TARGETS[:3])
     with pytest.raises(
         InputError, match=r"pair 1 does not fit into 6 tokens .* 2 pieces, its target 2"
     ):
-        study(model, tokenizer, TEXTS[:2], targets=TARGETS[:2], max_tokens=6)
+        study(model, TEXTS[:2], tokenizer=tokenizer, targets=TARGETS[:2], max_tokens=6)
     gpt = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(n_embd=24, n_layer=1, n_head=4, vocab_size=len(WORDS))
     )
     with pytest.raises(ArgumentError, match=r"targets are for .* GPT2LMHeadModel reads one text"):
-        study(gpt, tokenizer, TEXTS, targets=TARGETS)
+        study(gpt, TEXTS, tokenizer=tokenizer, targets=TARGETS)
 
 
 def test_a_decoder_without_a_start_token_is_refused() -> None:
     model = _make(MODELS["T5"])
     model.config.decoder_start_token_id = model.config.pad_token_id = None
     with pytest.raises(ArgumentError, match=r"T5ForCond.* does not say how its decoder begins"):
-        study(model, _tokenizer(), TEXTS)
+        study(model, TEXTS, tokenizer=_tokenizer())
 
     class Other(nn.Module):
         def __init__(self) -> None:
@@ -290,9 +292,9 @@ def test_models_of_speech_and_images_are_refused(name: str, tmp_path: Path) -> N
     make, said = OTHERS[name]
     model, tokenizer = _make(make), _tokenizer()
     with pytest.raises(UnsupportedError, match=f"study: {said}"):
-        study(model, tokenizer, TEXTS)
+        study(model, TEXTS, tokenizer=tokenizer)
     with pytest.raises(UnsupportedError, match=f"find_roles: {said}"):
-        find_roles(model, tokenizer, TEXTS)
+        find_roles(model, TEXTS, tokenizer=tokenizer)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS), "utf-8")

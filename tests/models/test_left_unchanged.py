@@ -19,7 +19,7 @@ from headwise._evaluation import in_evaluation
 from headwise.corpora import Grammar
 from headwise.lab import MiniGPT, MiniGPTConfig, evaluate, make_tokenizer, sample
 from headwise.models import fingerprint
-from headwise.roles import behaviour, repetition
+from headwise.roles import behavior, induction
 from headwise.surgery import time_passes
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -105,9 +105,11 @@ def _observe(model: nn.Module, folder: Path) -> None:
 
 
 def _effects(model: nn.Module, folder: Path) -> None:
-    roles = hw.find_roles(model, TOKENIZER, TEXTS, evidence=hw.Evidence(nulls=()))
-    lost = behaviour("loss", BATCHES, lambda output, batch: output.logits.mean((1, 2)))
-    roles.effects(model, [lost, repetition(model, TOKENIZER, TEXTS, sequences=4)], heads=[(0, 0)])
+    roles = hw.find_roles(model, TEXTS, tokenizer=TOKENIZER, evidence=hw.Evidence(nulls=()))
+    lost = behavior("loss", BATCHES, lambda output, batch: output.logits.mean((1, 2)))
+    roles.effects(
+        model, [lost, induction(model, TEXTS, tokenizer=TOKENIZER, sequences=4)], heads=[(0, 0)]
+    )
 
 
 def _curves(model: nn.Module, folder: Path) -> None:
@@ -116,8 +118,8 @@ def _curves(model: nn.Module, folder: Path) -> None:
 
 
 VERBS: dict[str, Callable[[nn.Module, Path], object]] = {
-    "study": lambda model, folder: hw.study(model, TOKENIZER, TEXTS),
-    "find_roles": lambda model, folder: hw.find_roles(model, TOKENIZER, TEXTS),
+    "study": lambda model, folder: hw.study(model, TEXTS, tokenizer=TOKENIZER),
+    "find_roles": lambda model, folder: hw.find_roles(model, TEXTS, tokenizer=TOKENIZER),
     **{
         f"importance by {method}": lambda model, folder, method=method: hw.importance(
             model, BATCHES, method
@@ -169,7 +171,7 @@ def test_what_reads_attention_alone_computes_no_logits() -> None:
         tables.append((hw.HeadTable.sum([row]).frame(), hw.find_heads(reader, examples).frame()))
         if not number:
             assert set(sizes) == {1}
-            hw.find_roles(model, TOKENIZER, TEXTS)
+            hw.find_roles(model, TEXTS, tokenizer=TOKENIZER)
             assert sum(size > 1 for size in sizes) == 1  # the pass that finds the unembedding
     for known, got in zip(*tables, strict=True):
         pd.testing.assert_frame_equal(known, got)
@@ -206,9 +208,11 @@ GRAMMAR = Grammar()
 GRAMMAR_TOKENIZER = make_tokenizer(GRAMMAR.vocabulary)
 
 OF_MINI_GPT: dict[str, Callable[[MiniGPT], object]] = {
-    "study": lambda model: hw.study(model, GRAMMAR_TOKENIZER, ["I work , you work"]),
-    "sample": lambda model: sample(model, GRAMMAR_TOKENIZER, "I work ,", max_new_tokens=3),
-    "evaluate": lambda model: evaluate(model, GRAMMAR_TOKENIZER, GRAMMAR, lines=5),
+    "study": lambda model: hw.study(model, ["I work , you work"], tokenizer=GRAMMAR_TOKENIZER),
+    "sample": lambda model: sample(
+        model, "I work ,", tokenizer=GRAMMAR_TOKENIZER, max_new_tokens=3
+    ),
+    "evaluate": lambda model: evaluate(model, GRAMMAR, tokenizer=GRAMMAR_TOKENIZER, lines=5),
 }
 
 

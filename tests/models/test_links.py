@@ -41,7 +41,7 @@ def decoder() -> nn.Module:
 
 
 def test_weights_between_words_of_several_tokens(model: nn.Module, tokenizer) -> None:
-    table = hw.links(model, tokenizer, _TEXT, "overcrossed", "animals")
+    table = hw.links(model, _TEXT, "overcrossed", "animals", tokenizer=tokenizer)
     encoded = tokenizer([_TEXT], return_tensors="pt")
     words = encoded.word_ids()
     queries = [i for i, word in enumerate(words) if word == 2]
@@ -63,7 +63,7 @@ def test_a_head_that_sends_every_token_to_a_word_does_not_come_first(
     model: nn.Module, tokenizer
 ) -> None:
     text = "The animal crossed the road because it was tired."
-    table = hw.links(model, tokenizer, text, "it", "animal").set_index("name")
+    table = hw.links(model, text, "it", "animal", tokenizer=tokenizer).set_index("name")
     assert table["weight"].idxmax() == "L5.H11"  # but the other tokens give it .44 too
     assert table.loc["L5.H11", "others"] > 0.4
     assert table.index[0] == "L3.H1"
@@ -71,12 +71,14 @@ def test_a_head_that_sends_every_token_to_a_word_does_not_come_first(
 
 def test_a_word_may_be_given_by_its_characters(model: nn.Module, tokenizer) -> None:
     start = _TEXT.index("they")
-    by_name = hw.links(model, tokenizer, _TEXT, "they", "animals")
-    assert by_name.equals(hw.links(model, tokenizer, _TEXT, (start, start + 4), "animals"))
+    by_name = hw.links(model, _TEXT, "they", "animals", tokenizer=tokenizer)
+    assert by_name.equals(
+        hw.links(model, _TEXT, (start, start + 4), "animals", tokenizer=tokenizer)
+    )
 
 
 def test_a_decoder_links_a_word_to_earlier_ones(decoder: nn.Module, tokenizer) -> None:
-    table = hw.links(decoder, tokenizer, _TEXT, "they", "animals")
+    table = hw.links(decoder, _TEXT, "they", "animals", tokenizer=tokenizer)
     assert len(table) == 8
     before = tokenizer([_TEXT]).tokens().index("they") + 1  # itself too
     assert table["uniform"].to_numpy() == pytest.approx(1 / before)
@@ -87,10 +89,10 @@ def test_a_decoder_links_a_word_to_earlier_ones(decoder: nn.Module, tokenizer) -
         expected = (given.sum() - given[-after - 1]) / (len(given) - 1)
         assert row.others == pytest.approx(float(expected), abs=1e-5)
     with pytest.raises(ArgumentError, match="from 'animals' to 'they': a decoder"):
-        hw.links(decoder, tokenizer, _TEXT, "animals", "they")
+        hw.links(decoder, _TEXT, "animals", "they", tokenizer=tokenizer)
     bare = copy.deepcopy(tokenizer)
     bare.backend_tokenizer.post_processor = None  # no special token before or after
-    alone = hw.links(decoder, bare, "they slept", "slept", "slept")  # no token follows
+    alone = hw.links(decoder, "they slept", "slept", "slept", tokenizer=bare)  # no token follows
     assert alone["others"].isna().all()
     assert alone["weight"].is_monotonic_decreasing
 
@@ -110,7 +112,9 @@ def test_a_decoder_links_a_word_to_earlier_ones(decoder: nn.Module, tokenizer) -
 def test_words_that_are_not_there(model: nn.Module, tokenizer, word: object, match: str) -> None:
     text = "She said that that was that."
     with pytest.raises(ArgumentError, match=match) as caught:
-        hw.links(model, tokenizer, text if word != (9, 12) else " " * 20 + text, word, "said")
+        hw.links(
+            model, text if word != (9, 12) else " " * 20 + text, word, "said", tokenizer=tokenizer
+        )
     assert "links" in str(caught.value)
 
 
@@ -140,23 +144,25 @@ def test_words_are_those_of_unicode(text: str, word: str, place: tuple[int, int]
 def test_a_text_longer_than_the_model_is_refused(model: nn.Module, tokenizer) -> None:
     text = "The animals slept. " + "long " * 8000
     with pytest.raises(ArgumentError, match="the text has 8,006 tokens, and BertModel reads 512"):
-        hw.links(model, tokenizer, text, "slept", "animals")
-    shown = hw.look(model, tokenizer, text, source="slept", target="animals")  # which is cut
+        hw.links(model, text, "slept", "animals", tokenizer=tokenizer)
+    shown = hw.look(
+        model, text, tokenizer=tokenizer, source="slept", target="animals"
+    )  # which is cut
     assert shown.sample.linked is not None
     with pytest.raises(ArgumentError, match="'end' or 'animals' stands beyond the 512 tokens"):
-        hw.look(model, tokenizer, f"{text} end", source="end", target="animals")
+        hw.look(model, f"{text} end", tokenizer=tokenizer, source="end", target="animals")
 
 
 def test_a_model_of_two_texts_is_refused(tokenizer) -> None:
     with pytest.raises(UnsupportedError, match="links: T5ForConditionalGeneration reads two texts"):
-        hw.links(sharp_t5(), tokenizer, _TEXT, "they", "animals")
+        hw.links(sharp_t5(), _TEXT, "they", "animals", tokenizer=tokenizer)
     with pytest.raises(UnsupportedError, match="look: source='they' for T5ForConditional"):
-        hw.look(sharp_t5(), tokenizer, _TEXT, source="they", target="animals")
+        hw.look(sharp_t5(), _TEXT, tokenizer=tokenizer, source="they", target="animals")
 
 
 def test_a_word_that_occurs_twice(model: nn.Module, tokenizer) -> None:
     with pytest.raises(ArgumentError, match=r"'that' occurs at \(9, 13\), \(14, 18\), \(23, 27\)"):
-        hw.links(model, tokenizer, "She said that that was that.", "that", "She")
+        hw.links(model, "She said that that was that.", "that", "She", tokenizer=tokenizer)
 
 
 def test_the_command_prints_links_and_writes_no_page(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def _made(make: Callable[[], nn.Module]) -> nn.Module:
 @pytest.mark.parametrize("make", [_causal, _encoder])
 def test_the_maps_are_the_models_own(make: Callable[[], nn.Module]) -> None:
     model, tokenizer = _made(make), _tokenizer()
-    result = hw.look(model, tokenizer, TEXT)
+    result = hw.look(model, TEXT, tokenizer=tokenizer)
     assert result.sample.tokens == tuple(TEXT.split())
     with observe(model, Request(statistics=(), maps=True)) as watch:
         model(**tokenizer(TEXT, return_tensors="pt"))
@@ -90,16 +90,16 @@ def test_tokens_of_sentencepiece_keep_their_spaces() -> None:
 
 def test_an_encoder_decoder_reads_its_own_output_or_the_target() -> None:
     model = _made(_t5)
-    generated = hw.look(model, _tokenizer(), TEXT)
+    generated = hw.look(model, TEXT, tokenizer=_tokenizer())
     assert len(generated.sample.targets) >= 1
-    given = hw.look(model, _tokenizer(), TEXT, target="c d")
+    given = hw.look(model, TEXT, tokenizer=_tokenizer(), target="c d")
     assert given.sample.targets == ("<pad>", "c")
     assert {head.stack for head in given.sample.weights} == {"encoder", "decoder", "decoder.cross"}
 
 
 def test_a_long_text_has_the_strongest_pairs() -> None:
     model = _made(_causal)
-    sample = hw.look(model, _tokenizer(), "a b c d e " * 20).sample
+    sample = hw.look(model, "a b c d e " * 20, tokenizer=_tokenizer()).sample
     assert (sample.weights, len(sample.pairs), len(sample.received)) == ({}, 8, 2)
     with observe(model, Request(statistics=(), maps=True)) as watch:
         model(**_tokenizer()("a b c d e " * 20, return_tensors="pt"))
@@ -114,7 +114,9 @@ def test_a_long_text_has_the_strongest_pairs() -> None:
 
 
 def test_the_view_in_a_notebook_is_sandboxed_and_escaped() -> None:
-    view = hw.look(_made(_encoder), _tokenizer(), TEXT, title="</iframe><b>")._repr_html_()
+    view = hw.look(
+        _made(_encoder), TEXT, tokenizer=_tokenizer(), title="</iframe><b>"
+    )._repr_html_()
     assert view.startswith('<iframe sandbox="allow-scripts" srcdoc="')
     assert view.count("<") == 2  # the frame alone: all else is its text
     assert "allow-same-origin" not in view
@@ -132,11 +134,11 @@ def test_the_view_in_a_notebook_is_sandboxed_and_escaped() -> None:
 )
 def test_bad_input_is_refused(arguments: dict[str, Any], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
-        hw.look(_made(_encoder), _tokenizer(), **arguments)
+        hw.look(_made(_encoder), tokenizer=_tokenizer(), **arguments)
 
 
 def test_a_page_must_end_in_html(tmp_path: Path) -> None:
-    result = hw.look(_made(_encoder), _tokenizer(), TEXT)
+    result = hw.look(_made(_encoder), TEXT, tokenizer=_tokenizer())
     with pytest.raises(ArgumentError, match=r"look: .*look.txt does not end in .html"):
         result.save(tmp_path / "look.txt")
     assert "24 tokens" not in repr(result)

@@ -551,7 +551,7 @@ def test_roles_keep_the_original_heads_in_files(tmp_path: Path) -> None:
     size = len(TOKENIZER.get_vocab())
     model = MiniGPT(MiniGPTConfig(size, n_layers=2, n_heads=4, d_model=16, context=48))
     small = prune(model, GONE_FIRST)
-    roles = find_roles(small, TOKENIZER, lines(8), evidence=Evidence(()))
+    roles = find_roles(small, lines(8), tokenizer=TOKENIZER, evidence=Evidence(()))
     found = roles.frame().drop_duplicates("name")
     assert found["original"].tolist() == LEFT
     for ending in ("csv", "json", "parquet"):

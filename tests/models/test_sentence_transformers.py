@@ -104,7 +104,7 @@ def test_a_pruned_sentence_model_recovers(model: SentenceTransformer) -> None:
 
 
 def test_studies_use_its_tokenizer(model: SentenceTransformer) -> None:
-    study = hw.study(model, None, TEXTS)
+    study = hw.study(model, TEXTS)
     assert study.text["longest piece"] == 6  # its own limit, not that of the transformer
 
 
@@ -123,19 +123,23 @@ VERBS: dict[str, Verb] = {
         hw.find_heads(model, EXAMPLES, tokenizer=tokenizer, evidence=EVIDENCE).frame().to_csv()
     ),
     "find_roles": lambda model, tokenizer, _: (
-        hw.find_roles(model, tokenizer, TEXTS * 3, evidence=EVIDENCE).frame().to_csv()
+        hw.find_roles(model, TEXTS * 3, tokenizer=tokenizer, evidence=EVIDENCE).frame().to_csv()
     ),
     "importance": lambda model, tokenizer, batch: (
         hw.importance(model, [batch], loss=_states).frame().to_csv()
     ),
-    "links": lambda model, tokenizer, _: hw.links(model, tokenizer, TEXTS[1], "cat", "The"),
-    "look": lambda model, tokenizer, _: vars(hw.look(model, tokenizer, TEXTS[1]).sample),
+    "links": lambda model, tokenizer, _: hw.links(
+        model, TEXTS[1], "cat", "The", tokenizer=tokenizer
+    ),
+    "look": lambda model, tokenizer, _: vars(hw.look(model, TEXTS[1], tokenizer=tokenizer).sample),
     "monitor": lambda model, *_: hw.HeadMonitor(model).close(),
     "prune": lambda model, *_: hw.costs(hw.prune(model, GONE)).model,
     "recover": lambda model, _, batch: recover(
         hw.prune(model, GONE), model, [batch], steps=2
     ).tolist(),
-    "study": lambda model, tokenizer, _: hw.study(model, tokenizer, TEXTS).table.frame().to_csv(),
+    "study": lambda model, tokenizer, _: (
+        hw.study(model, TEXTS, tokenizer=tokenizer).table.frame().to_csv()
+    ),
 }
 
 

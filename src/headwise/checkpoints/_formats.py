@@ -120,7 +120,7 @@ def _own_class(format: str, model: nn.Module, base: type[nn.Module]) -> Write:
         return partial(write_layer, model)
     cut = differences_of(model)
     cut = cut and cut | {ORIGINAL: original_heads(model)}
-    return lambda folder: save_lab(cast(MiniGPT, model), None, folder, cut=cut)
+    return lambda folder: save_lab(cast(MiniGPT, model), folder, cut=cut)
 
 
 def as_it_is(model: Any, changes: dict[str, Any] | None, *_: Any) -> Write:

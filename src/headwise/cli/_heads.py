@@ -95,7 +95,7 @@ def heads(
     if task is not None:
         n_tokens = context_of(opened, tokenizer, max_tokens or _TOKENS)
         drawn = task_examples(
-            task, tokenizer, texts, n=max_texts or _EXAMPLES, n_tokens=n_tokens,
+            task, texts, tokenizer=tokenizer, n=max_texts or _EXAMPLES, n_tokens=n_tokens,
             seed=evidence.seed,
         )  # fmt: skip
     write_examples = partial(_write_examples, drawn)

@@ -32,10 +32,10 @@ STANDARD_INPUT = Path("-")
 # The first line of a saved CSV file, or the first key of a JSON file.
 _TABLE_STARTS = ('# {"headwise', '{\n "headwise', '{\n  "format": "headwise')
 _TEXT_ADVICE = {
-    "JSON": "Write its texts to a file, one per line. headwise corpus --data reads the texts of "
+    "JSON": "Write its texts to a file, one per line. headwise observe --data reads the texts of "
     "JSON lines, and roles --spans annotated texts.",
     "a table": "Write its column of texts to a file, one per line. prune --pairs and importance "
-    "--pairs read sentence,sentence,similarity, and headwise corpus --data a column of Parquet.",
+    "--pairs read sentence,sentence,similarity, and headwise observe --data a column of Parquet.",
     "CoNLL-U": "Name it with roles --conllu, or write its sentences to a file, one per line.",
 }
 _KINDS = {".csv": "a table", ".tsv": "a table", ".conllu": "CoNLL-U"}

@@ -140,8 +140,8 @@ def report(
         with progress_bar(f"Studying {model}") as on_progress:
             result = study(
                 opened,
-                tokenizer,
                 texts,
+                tokenizer=tokenizer,
                 targets=targets,
                 request=_inputs.request_of(None, True, tokenizer) if per_text else None,
                 about=About(title=_inputs.title_of(model), source=source),

@@ -139,8 +139,8 @@ def find_roles_of(
 
         return find_roles(
             model,
-            tokenizer,
             texts,
+            tokenizer=tokenizer,
             relations=relations,
             evidence=evidence,
             max_tokens=max_tokens,

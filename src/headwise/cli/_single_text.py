@@ -64,13 +64,13 @@ def look(
         text = "\n".join(plain_texts(STANDARD_INPUT, paragraphs=False))
     opened, tokenizer = open_model(model, device, dtype, attention, text_for="look")
     if source is not None and to is not None:
-        links = watch.links(opened, tokenizer, text, source, to)
+        links = watch.links(opened, text, source, to, tokenizer=tokenizer)
         print_heads(links.head(_LINKS))
         if out is None:
             print_note("Add --out look.html for a page.")
             return
     result = report.look(
-        opened, tokenizer, text, source=source, target=to or target, title=title_of(model)
+        opened, text, tokenizer=tokenizer, source=source, target=to or target, title=title_of(model)
     )
     out = out or Path(mkdtemp(prefix="headwise-")) / "look.html"
     in_browser = result.open(out)

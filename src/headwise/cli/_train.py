@@ -55,7 +55,7 @@ def train(
     names = [field.name for field in fields(TrainSettings)]
     settings = {name: values[name] for name in names if values.get(name) is not None}
     trained = train_mini_gpt(out, settings, prompt)
-    sampled = None if prompt is None else sample(trained.model, trained.tokenizer, prompt)
+    sampled = None if prompt is None else sample(trained.model, prompt, tokenizer=trained.tokenizer)
     if as_json:
         print_json({"folder": str(out), **trained.facts(), "sample": sampled})
     elif sampled is not None:

@@ -63,7 +63,7 @@ def list_corpus(who: str, corpus: Any) -> list[AnnotatedText]:
         ArgumentError: as for `list_texts`.
         InputError: as for `list_texts`.
     """
-    listed = _strings(who, "corpus", corpus, str, AnnotatedText)
+    listed = _strings(who, "texts", corpus, str, AnnotatedText)
     annotated = [AnnotatedText(str(text)) if isinstance(text, str) else text for text in listed]
     filled = set(_filled(who, [text.text for text in annotated]))
     return [text for text in annotated if text.text in filled]

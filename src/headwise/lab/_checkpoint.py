@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headwise._extras import require
+from headwise._renamed import renamed
 from headwise._tensors import build_to_fit, misfits, read_tensors, write_tensors
 from headwise.errors import ArgumentError, InputError
 from headwise.files import build_from, files_beside, make_folder, read_object
@@ -25,11 +26,12 @@ _CONFIG, _WEIGHTS, _TOKENIZER = "headwise.json", "model.safetensors", "tokenizer
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
+@renamed(tokenizer=1)
 def save(
     model: MiniGPT,
-    tokenizer: "tokenizers.Tokenizer | None",
     folder: str | os.PathLike[str],
     *,
+    tokenizer: "tokenizers.Tokenizer | None" = None,
     cut: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a model and its tokenizer into a folder, which is created if it does not exist.

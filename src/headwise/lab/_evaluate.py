@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from headwise._evaluation import in_evaluation
+from headwise._renamed import renamed
 from headwise.corpora import BOS, EOS, PAD, Grammar, Line, relations
 from headwise.lab._data import encode_lines, number_of
 from headwise.lab._model import MiniGPT
@@ -61,11 +62,12 @@ class Evaluation:
     lines: int
 
 
+@renamed(tokenizer=1)
 def evaluate(
     model: MiniGPT,
-    tokenizer: "tokenizers.Tokenizer",
     grammar: Grammar,
     *,
+    tokenizer: "tokenizers.Tokenizer",
     lines: int = 512,
     seed: int = 0,
 ) -> Evaluation:

@@ -6,6 +6,7 @@ import torch
 
 from headwise._evaluation import in_evaluation
 from headwise._extras import untruncated
+from headwise._renamed import renamed
 from headwise.corpora import EOS, UNK
 from headwise.errors import ArgumentError, InputError
 from headwise.files import is_unicode
@@ -17,11 +18,12 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
+@renamed(tokenizer=1)
 def sample(
     model: MiniGPT,
-    tokenizer: "tokenizers.Tokenizer",
     prompt: str,
     *,
+    tokenizer: "tokenizers.Tokenizer",
     max_new_tokens: int = 40,
 ) -> str:
     """Continue a prompt until the end of the line, the context limit or `max_new_tokens`.

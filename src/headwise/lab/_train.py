@@ -91,8 +91,10 @@ def train(
         if on_progress is not None:
             on_progress(run.step, settings.steps, loss)
     model = run.model.eval()
-    judged = evaluate(model, run.tokenizer, run.grammar, lines=lines_judged, seed=settings.seed)
+    judged = evaluate(
+        model, run.grammar, tokenizer=run.tokenizer, lines=lines_judged, seed=settings.seed
+    )
     trained = Trained(model, run.tokenizer, settings, judged, run.checkpoint.seconds)
-    save(model, run.tokenizer, folder)
+    save(model, folder, tokenizer=run.tokenizer)
     write_json({"settings": asdict(settings), "facts": trained.facts()}, folder / _FACTS)
     return trained

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from headwise._checkpoint import TrainingCheckpoint
 from headwise._evaluation import differentiable_evaluation, in_evaluation
 from headwise._progress import Progress, shows_progress
+from headwise._renamed import renamed
 from headwise.capture import AttentionCall, capture_calls
 from headwise.errors import ArgumentError, ShapeError
 from headwise.lab import MiniGPT
@@ -33,11 +34,12 @@ _WARMUP = 0.1
 _CLIP = 1.0
 
 
+@renamed(texts="batches")
 @shows_progress("Recovering the smaller model")
 def recover(
     model: nn.Module,
     teacher: nn.Module,
-    batches: BatchesLike,
+    texts: BatchesLike,
     *,
     steps: int = 100,
     rate: float = 1e-4,
@@ -60,7 +62,7 @@ def recover(
         model: The smaller model, as from `prune`. Of a `SentenceTransformer`, the transformer
             inside is trained.
         teacher: The full model, which is not changed.
-        batches: Texts or batches, read in a new random order in each epoch.
+        texts: Texts or batches, read in a new random order in each epoch.
         steps: The number of batches to train on.
         rate: The highest learning rate: it rises for a tenth of the steps, then falls to 0. With
             few steps a high rate is harmful, since each step moves every weight by about the rate.
@@ -85,7 +87,7 @@ def recover(
     outer, tokenizer = without_compiler(model), tokenizer_of(model, tokenizer)
     model, teacher = (check_model("recover", module) for module in (model, teacher))
     _check(model, teacher, steps, rate)
-    inputs = read_batches(batches, outer, tokenizer)
+    inputs = read_batches(texts, outer, tokenizer)
     _check_order(model, teacher, inputs[0])
     settings = {"steps": str(steps), "rate": str(rate), "seed": str(seed)}
     about = settings if resume is None else _about(model, teacher, inputs) | settings
@@ -202,7 +204,7 @@ def _check_order(model: nn.Module, teacher: nn.Module, batch: Inputs) -> None:
         kind, which = ("heads", 0) if full[0] < student[0] else ("kv heads", 1)
         raise ArgumentError(
             f"recover: the model to train has {student[which]} {kind}, and its teacher "
-            f"{full[which]}. Give the smaller model first: recover(small, full, batches)."
+            f"{full[which]}. Give the smaller model first: recover(small, full, texts)."
         )
 
 

@@ -95,7 +95,7 @@ def compare(
         stages = _stages(on_progress, 3 if roles is True else 1)
         tables = _measure_both([before, after], tokenizers, texts, request, max_tokens, stages[0])
         known = [
-            find_roles(model, each, texts, on_progress=stage)
+            find_roles(model, texts, tokenizer=each, on_progress=stage)
             for model, each, stage in zip((before, after), tokenizers, stages[1:], strict=False)
         ]
     else:

@@ -14,6 +14,7 @@ from torch import nn
 
 from headwise._display import counted, printable
 from headwise._evaluation import in_evaluation
+from headwise._renamed import renamed
 from headwise.corpora import one_text
 from headwise.errors import ArgumentError, InputError, UnsupportedError
 from headwise.files import as_path
@@ -107,11 +108,12 @@ class Look:
         return render_look(self.title, self.summary(), self.sample, self.versions)
 
 
+@renamed(tokenizer=1)
 def look(
     model: nn.Module,
-    tokenizer: Any,
     text: Any,
     *,
+    tokenizer: Any = None,
     source: Word | None = None,
     target: Word | None = None,
     title: str = "",
@@ -123,8 +125,8 @@ def look(
     Args:
         model: A Mini-GPT, a Hugging Face model, or any model that takes `input_ids` and
             `attention_mask`.
-        tokenizer: Its tokenizer. None uses that of a `SentenceTransformer`.
         text: The text, a string.
+        tokenizer: Its tokenizer. None uses that of a `SentenceTransformer`.
         source: With `target`, two words of the text, as `hw.links` takes them: the page opens on
             them, and on the head with the strongest link from this one to `target`.
         target: The word that is attended to. Or, for an encoder-decoder and without `source`, what

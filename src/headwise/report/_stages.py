@@ -9,6 +9,7 @@ from torch import nn
 
 from headwise._evaluation import in_evaluation
 from headwise._progress import Progress, shows_progress
+from headwise._renamed import renamed
 from headwise.corpora import EOS, RELATIONS, Texts, annotate, choices, relations
 from headwise.errors import ArgumentError
 from headwise.lab import Trained
@@ -22,7 +23,7 @@ from headwise.models.texts import (
 from headwise.report._passes import observe_texts, pairs_for, sizes_of
 from headwise.report._samples import heads_to_show_first, sample_texts
 from headwise.report._study import Study
-from headwise.roles import Roles, agreement, find_roles, repetition, translation
+from headwise.roles import Roles, agreement, find_roles, induction, translation
 from headwise.tables import HeadTable
 from headwise.watch import BATCH_SIZE, Relation, Request
 
@@ -49,12 +50,13 @@ class About:
     training: Mapping[str, str | int | float] | None = None
 
 
+@renamed(tokenizer=1)
 @shows_progress("Studying heads")
 def study(
     model: nn.Module,
-    tokenizer: Any,
     texts: Texts,
     *,
+    tokenizer: Any = None,
     targets: Texts | None = None,
     request: Request | None = None,
     about: About | None = None,
@@ -73,8 +75,8 @@ def study(
     Args:
         model: A Mini-GPT, a Hugging Face model, or any model that takes `input_ids` and
             `attention_mask`.
-        tokenizer: Its tokenizer. None uses that of a `SentenceTransformer`.
         texts: The texts to study the model on; a string is one text.
+        tokenizer: Its tokenizer. None uses that of a `SentenceTransformer`.
         targets: For an encoder-decoder, the output for each text: the decoder reads it, shifted
             to the right. None takes each text as its own target.
         request: The statistics to compute. None is every statistic, and the mass on special
@@ -172,8 +174,8 @@ def study_lab(
     )
     lab_study = study(
         trained.model,
-        trained.tokenizer,
         [f"{line} {EOS}" for line in drawn],
+        tokenizer=trained.tokenizer,
         request=request,
         about=about,
         on_progress=on_progress,
@@ -197,16 +199,20 @@ def roles_of_lab(
     rng = np.random.default_rng([trained.settings.seed, 3])
     role_lines, effect_lines = ([grammar.sentence(rng) for _ in range(lines)] for _ in range(2))
     roles = find_roles(
-        model, tokenizer, [annotate(line) for line in role_lines], on_progress=on_progress
+        model, [annotate(line) for line in role_lines], tokenizer=tokenizer, on_progress=on_progress
     )
-    behaviours = [
-        agreement(model, tokenizer, choices(effect_lines, apart=False), name="agreement, beside"),
-        agreement(model, tokenizer, choices(effect_lines, apart=True), name="agreement, apart"),
-        translation(model, tokenizer, [annotate(line) for line in effect_lines]),
-        repetition(model, tokenizer, [str(line) for line in effect_lines]),
+    behaviors = [
+        agreement(
+            model, choices(effect_lines, apart=False), tokenizer=tokenizer, name="agreement, beside"
+        ),
+        agreement(
+            model, choices(effect_lines, apart=True), tokenizer=tokenizer, name="agreement, apart"
+        ),
+        translation(model, [annotate(line) for line in effect_lines], tokenizer=tokenizer),
+        induction(model, [str(line) for line in effect_lines], tokenizer=tokenizer),
     ]
     heads = list(dict.fromkeys(roles.frame()["name"]))
-    return roles.effects(model, behaviours, heads=heads, on_progress=on_progress)
+    return roles.effects(model, behaviors, heads=heads, on_progress=on_progress)
 
 
 def _facts(model: nn.Module, table: HeadTable) -> dict[str, str | int]:

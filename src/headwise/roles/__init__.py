@@ -1,12 +1,15 @@
 """What each head attends to, with evidence against baselines on held-out texts."""
 
-from headwise.roles._behaviours import Behaviour as Behaviour
-from headwise.roles._behaviours import BehaviourBatch as BehaviourBatch
-from headwise.roles._behaviours import agreement as agreement
-from headwise.roles._behaviours import behaviour as behaviour
-from headwise.roles._behaviours import name_moving as name_moving
-from headwise.roles._behaviours import repetition as repetition
-from headwise.roles._behaviours import translation as translation
+from typing import Any
+
+from headwise._renamed import warn_renamed as _warn_renamed
+from headwise.roles._behaviors import Behavior as Behavior
+from headwise.roles._behaviors import BehaviorBatch as BehaviorBatch
+from headwise.roles._behaviors import agreement as agreement
+from headwise.roles._behaviors import behavior as behavior
+from headwise.roles._behaviors import induction as induction
+from headwise.roles._behaviors import name_moving as name_moving
+from headwise.roles._behaviors import translation as translation
 from headwise.roles._effects import WITHOUT as WITHOUT
 from headwise.roles._effects import Effect as Effect
 from headwise.roles._effects import Effects as Effects
@@ -40,3 +43,17 @@ from headwise.roles.relations import Relations as Relations
 from headwise.roles.relations import Role as Role
 from headwise.roles.relations import TokenText as TokenText
 from headwise.roles.scores import check_reads_one_text as check_reads_one_text
+
+_EARLIER = {
+    "Behaviour": "Behavior",
+    "BehaviourBatch": "BehaviorBatch",
+    "behaviour": "behavior",
+    "repetition": "induction",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EARLIER:
+        raise AttributeError(f"module 'headwise.roles' has no attribute {name!r}")
+    _warn_renamed(f"headwise.roles.{name}", _EARLIER[name])
+    return globals()[_EARLIER[name]]

@@ -1,4 +1,4 @@
-"""Effects of heads: what ablating them costs behaviours, and whether they copy what they read."""
+"""Effects of heads: what ablating them costs behaviors, and whether they copy what they read."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from headwise._display import counted
 from headwise._evaluation import in_evaluation
 from headwise._progress import Progress
+from headwise._renamed import warn_renamed
 from headwise.errors import ArgumentError, ShapeError
 from headwise.files import without_nan
 from headwise.models import device_of, hooked
@@ -25,7 +26,7 @@ from headwise.ownership import (
     mean_heads,
     replace_heads,
 )
-from headwise.roles._behaviours import Behaviour, BehaviourBatch
+from headwise.roles._behaviors import Behavior, BehaviorBatch
 from headwise.roles._hypotheses import FEWEST_TEXTS
 from headwise.roles._significance import step_down
 from headwise.tables import Head, ratio_interval
@@ -43,24 +44,24 @@ Losses = Float64[np.ndarray, " M"]
 
 @dataclass(frozen=True)
 class Effect:
-    """How much the loss of a behaviour grows when some heads are mean-ablated.
+    """How much the loss of a behavior grows when some heads are mean-ablated.
 
     Attributes:
         heads: The heads, by name: one, or a group.
-        behaviour: The name of the behaviour.
-        effect: The mean growth of the loss over texts, in the behaviour's unit.
+        behavior: The name of the behavior.
+        effect: The mean growth of the loss over texts, in the behavior's unit.
         low: The lower end of its interval (95 %, bootstrap over texts).
         high: The upper end.
         texts: The number of texts.
-        p: For the null hypothesis of no growth, adjusted over all heads and behaviours tried;
+        p: For the null hypothesis of no growth, adjusted over all heads and behaviors tried;
             NaN below 30 texts, and for a group, because groups are selected by their effect.
-        control: The mean growth of the loss on the behaviour's control; NaN without one.
+        control: The mean growth of the loss on the behavior's control; NaN without one.
         excess_low: The lower end of the interval of the growth minus that on the control, text by
             text.
     """
 
     heads: tuple[str, ...]
-    behaviour: str
+    behavior: str
     effect: float
     low: float
     high: float
@@ -68,6 +69,12 @@ class Effect:
     p: float = float("nan")
     control: float = float("nan")
     excess_low: float = float("nan")
+
+    @property
+    def behaviour(self) -> str:
+        """The earlier name of `behavior`."""
+        warn_renamed("Effect.behaviour", "behavior")
+        return self.behavior
 
 
 @dataclass(frozen=True)
@@ -87,14 +94,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Effects:
-    """The ablation effects of heads on behaviours; empty where nothing was tried.
+    """The ablation effects of heads on behaviors; empty where nothing was tried.
 
     Attributes:
-        alone: The effect of each head that was tried on each behaviour.
+        alone: The effect of each head that was tried on each behavior.
         groups: Redundant heads of one role.
-        says: What the loss of each behaviour is, by its name.
-        roles: The roles that each behaviour may depend on.
-        labels: For each behaviour, by role, the label of a head with the role that it needs.
+        says: What the loss of each behavior is, by its name.
+        roles: The roles that each behavior may depend on.
+        labels: For each behavior, by role, the label of a head with the role that it needs.
     """
 
     alone: tuple[Effect, ...] = ()
@@ -104,29 +111,29 @@ class Effects:
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def frame(self) -> pd.DataFrame:
-        """A row per behaviour and head: the effect with its interval, texts, p, and the control."""
+        """A row per behavior and head: the effect with its interval, texts, p, and the control."""
         rows = [asdict(effect) | {"heads": effect.heads[0]} for effect in self.alone]
-        columns = ["name", "behaviour", "effect", "ci_low", "ci_high", "texts", "p_adj"]
+        columns = ["name", "behavior", "effect", "ci_low", "ci_high", "texts", "p_adj"]
         columns += ["control", "excess_low"]
         frame = pd.DataFrame(rows, columns=list(Effect.__dataclass_fields__))
         return frame.set_axis(columns, axis=1)
 
     def of(self, name: str) -> list[Effect]:
-        """The effects of one head, in the order of the behaviours."""
+        """The effects of one head, in the order of the behaviors."""
         return [effect for effect in self.alone if effect.heads == (name,)]
 
     def joined(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Add the effect on each behaviour to the rows of the roles that it may depend on.
+        """Add the effect on each behavior to the rows of the roles that it may depend on.
 
         NaN stands in the rows of other roles, and where the head was not tried.
         """
         rows = rows.drop(columns=[name for name in rows if str(name).startswith(WITHOUT)])
         frame = self.frame()
-        for behaviour, roles in self.roles.items():
-            by_head = frame[frame["behaviour"] == behaviour].set_index("name")
+        for behavior, roles in self.roles.items():
+            by_head = frame[frame["behavior"] == behavior].set_index("name")
             for column, end in (("effect", ""), ("ci_low", ".low"), ("ci_high", ".high")):
                 values = rows["name"].map(by_head[column].astype(float).to_dict()).astype(float)
-                rows[f"{WITHOUT}{behaviour}{end}"] = values.where(rows["role"].isin(list(roles)))
+                rows[f"{WITHOUT}{behavior}{end}"] = values.where(rows["role"].isin(list(roles)))
         return rows
 
     def lines(self, name: str) -> Iterator[str]:
@@ -135,9 +142,9 @@ class Effects:
             p = "" if effect.p != effect.p else f", adjusted p {effect.p:.2g}"
             if effect.control == effect.control:
                 p += f"; {effect.control:+.3f} on its control"
-            behaviour = effect.behaviour
+            behavior = effect.behavior
             yield (
-                f"without it {behaviour} loses {_signed(effect)} ({self.says[behaviour]}; "
+                f"without it {behavior} loses {_signed(effect)} ({self.says[behavior]}; "
                 f"{counted(effect.texts, 'text')}{p})"
             )
         for group in self.groups:
@@ -170,7 +177,7 @@ def group_line(group: Group) -> str:
     *first, last = together.heads
     return (
         f"{', '.join(first)} and {last} ({group.role}) back each other up: without all of them "
-        f"{together.behaviour} loses {_signed(together)}, without each alone "
+        f"{together.behavior} loses {_signed(together)}, without each alone "
         f"{group.alone:+.3f} in sum"
     )
 
@@ -181,58 +188,59 @@ def _signed(effect: Effect) -> str:
 
 def _from_json(saved: Mapping[str, Any]) -> Effect:
     numbers: dict[str, Any] = {
-        name: np.nan if value is None else value for name, value in saved.items()
+        name.replace("behaviour", "behavior"): np.nan if value is None else value
+        for name, value in saved.items()  # in earlier files with a "u"
     }
     return Effect(**(numbers | {"heads": tuple(saved["heads"])}))
 
 
 def ablate_each(
     model: nn.Module,
-    behaviours: Sequence[Behaviour],
+    behaviors: Sequence[Behavior],
     heads: Sequence[Head],
     sharing: Mapping[str, Sequence[Head]],
     *,
     seed: int = 0,
     on_progress: Progress | None = None,
 ) -> Effects:
-    """Measure the effect of each head on each behaviour, and find groups of redundant heads.
+    """Measure the effect of each head on each behavior, and find groups of redundant heads.
 
     Args:
         sharing: The heads of each role, the strongest first.
         on_progress: Called after each head with the number of heads done and of all.
     Raises:
-        ArgumentError: there is no behaviour, two have one name, or a loss is not finite.
+        ArgumentError: there is no behavior, two have one name, or a loss is not finite.
     """
-    names = [behaviour.name for behaviour in behaviours]
+    names = [behavior.name for behavior in behaviors]
     if len(set(names)) < len(names) or not names:
         raise ArgumentError(
-            f"effects: behaviours are named {', '.join(names) or 'nothing'}. Give at least one, "
+            f"effects: behaviors are named {', '.join(names) or 'nothing'}. Give at least one, "
             f"and each a name of its own."
         )
-    ablations = [AblationLosses(model, behaviour) for behaviour in behaviours]
+    ablations = [AblationLosses(model, behavior) for behavior in behaviors]
     alone = _each_alone(ablations, heads, seed, on_progress)
     groups = [
         group
         for ablation in ablations
         for group in find_groups(
-            ablation, {role: sharing.get(role, ()) for role in ablation.behaviour.roles}, seed=seed
+            ablation, {role: sharing.get(role, ()) for role in ablation.behavior.roles}, seed=seed
         )
     ]
     return Effects(
         alone=tuple(alone),
         groups=tuple(groups),
-        says={behaviour.name: behaviour.says for behaviour in behaviours},
-        roles={behaviour.name: tuple(behaviour.roles) for behaviour in behaviours},
-        labels={behaviour.name: dict(behaviour.labels) for behaviour in behaviours},
+        says={behavior.name: behavior.says for behavior in behaviors},
+        roles={behavior.name: tuple(behavior.roles) for behavior in behaviors},
+        labels={behavior.name: dict(behavior.labels) for behavior in behaviors},
     )
 
 
 class AblationLosses:
-    """The losses of a behaviour, intact and with heads ablated, on the same texts."""
+    """The losses of a behavior, intact and with heads ablated, on the same texts."""
 
-    def __init__(self, model: nn.Module, behaviour: Behaviour) -> None:
-        self._model, self.behaviour = model, behaviour
-        inputs = [batch.inputs for batch in behaviour.batches]
+    def __init__(self, model: nn.Module, behavior: Behavior) -> None:
+        self._model, self.behavior = model, behavior
+        inputs = [batch.inputs for batch in behavior.batches]
         self._attentions = find_attentions(model, inputs[0], needs_projections=False)
         self._means = mean_heads(model, self._attentions, inputs)
         # The search for groups asks for the same sets again, and each costs a pass over all texts:
@@ -240,11 +248,11 @@ class AblationLosses:
         self._known: dict[frozenset[Head], Losses] = {}
         check_edits_reach(model, self._attentions, inputs[0])
         self.heads = tuple(heads_of(self._attentions))
-        self.intact = self._losses((), behaviour.batches)
-        self._intact_control = self._losses((), behaviour.control)
+        self.intact = self._losses((), behavior.batches)
+        self._intact_control = self._losses((), behavior.control)
         if len(self._intact_control) not in (0, len(self.intact)):
             raise ArgumentError(
-                f"effects: {behaviour.name!r} has {len(self.intact)} texts and "
+                f"effects: {behavior.name!r} has {len(self.intact)} texts and "
                 f"{len(self._intact_control)} of its control. Give as many of both."
             )
 
@@ -252,15 +260,15 @@ class AblationLosses:
         """By how much the loss of each text grows when these heads are ablated."""
         ablated = frozenset(heads)
         if ablated not in self._known:
-            self._known[ablated] = self._losses(heads, self.behaviour.batches) - self.intact
+            self._known[ablated] = self._losses(heads, self.behavior.batches) - self.intact
         return self._known[ablated]
 
     def control_growth(self, heads: Sequence[Head]) -> Losses:
         """By how much the loss of each text of the control grows; empty without a control."""
-        return self._losses(heads, self.behaviour.control) - self._intact_control
+        return self._losses(heads, self.behavior.control) - self._intact_control
 
     @torch.no_grad()
-    def _losses(self, heads: Sequence[Head], batches: Sequence[BehaviourBatch]) -> Losses:
+    def _losses(self, heads: Sequence[Head], batches: Sequence[BehaviorBatch]) -> Losses:
         if not batches:
             return np.zeros(0)
         chosen = by_attention(sorted(heads), self._attentions)
@@ -272,14 +280,14 @@ class AblationLosses:
         for part in parts:
             if part.ndim != 1:
                 raise ShapeError(
-                    f"effects: {self.behaviour.name!r} gives a loss of shape {tuple(part.shape)}. "
+                    f"effects: {self.behavior.name!r} gives a loss of shape {tuple(part.shape)}. "
                     f"Give one number for each text."
                 )
         losses = torch.cat(parts).double().cpu().numpy()
         bad = ~np.isfinite(losses)
         if bad.any():
             raise ArgumentError(
-                f"effects: {self.behaviour.name!r} is not finite on {bad.sum()} of {len(bad)} "
+                f"effects: {self.behavior.name!r} is not finite on {bad.sum()} of {len(bad)} "
                 f"texts. Leave them out."
             )
         return losses
@@ -291,7 +299,7 @@ def _each_alone(
     seed: int,
     on_progress: Progress | None,
 ) -> list[Effect]:
-    """The effects of every head on one behaviour after the other, tested as one family."""
+    """The effects of every head on one behavior after the other, tested as one family."""
     growths: list[Float64[np.ndarray, "M N"]] = []
     for ablation in ablations:
         growth = np.zeros((len(ablation.intact), len(heads)))
@@ -315,7 +323,7 @@ def _each_alone(
 def find_groups(
     ablation: AblationLosses, sharing: Mapping[str, Sequence[Head]], *, seed: int = 0
 ) -> list[Group]:
-    """Find the heads of each role that a behaviour can lose one by one, but not all together.
+    """Find the heads of each role that a behavior can lose one by one, but not all together.
 
     The search starts from the first eight heads at most, leaves out those that cannot be lost
     alone, and then drops, least first, each head that adds nothing to the others. The cost of
@@ -369,7 +377,7 @@ def _effect(
 ) -> Effect:
     names = tuple(str(head) for head in heads)
     ends, control = _interval(growth, seed), ablation.control_growth(heads)
-    effect = Effect(names, ablation.behaviour.name, float(growth.mean()), *ends, len(growth), p)
+    effect = Effect(names, ablation.behavior.name, float(growth.mean()), *ends, len(growth), p)
     if not len(control):
         return effect
     excess = _interval(growth - control, seed)[0]

@@ -16,6 +16,7 @@ from torch import nn
 
 from headwise._display import counted
 from headwise._progress import Passes, Progress, shows_progress
+from headwise._renamed import renamed
 from headwise.checkpoints import originals_of
 from headwise.corpora import Corpus
 from headwise.errors import ArgumentError, InputError
@@ -26,7 +27,7 @@ from headwise.roles._effects import copying_scores
 from headwise.roles._hypotheses import FEWEST_TEXTS, Hypotheses, has_role, is_promising, run_tests
 from headwise.roles._nulls import Baseline, Evidence, hypotheses_of, null_head_baseline, strongest
 from headwise.roles._rows import (
-    BEHAVIOUR_LABELS,
+    BEHAVIOR_LABELS,
     BY_COPYING,
     labels_of_rows,
     length_measures,
@@ -52,12 +53,13 @@ _EXAMPLES = 3  # texts where a role is strongest, and as many where it is weakes
 _EXCERPT = 200  # characters of a text shown as an example
 
 
+@renamed(tokenizer=1, texts="corpus")
 @shows_progress("Finding the roles of heads")
 def find_roles(
     model: nn.Module,
-    tokenizer: Any,
-    corpus: Corpus,
+    texts: Corpus,
     *,
+    tokenizer: Any = None,
     relations: Relations | None = None,
     evidence: Evidence | None = None,
     max_tokens: int | None = None,
@@ -89,10 +91,10 @@ def find_roles(
 
     Args:
         model: Any model that takes `input_ids` and `attention_mask`.
+        texts: Texts, with or without annotations; trees, mentions and links add their roles.
+            A string is one text.
         tokenizer: Its tokenizer, a fast one that reports character offsets. None takes the
             tokenizer of a `SentenceTransformer`.
-        corpus: Texts, with or without annotations; trees, mentions and links add their roles.
-            A string is one text.
         relations: Your own roles, by name: a function from a text to its pairs of tokens
             (query, key), a `headwise.roles.ChoiceRelation` among candidates that you name, or a
             `Role` with a score and a kind.
@@ -103,7 +105,7 @@ def find_roles(
     Returns:
         A row per head and role, found or not.
     Raises:
-        ArgumentError: two roles have one name, or something in the corpus is not a text.
+        ArgumentError: two roles have one name, or one of the texts is none.
         InputError: no text has a token, or most tokens are unknown to the tokenizer.
         UnsupportedError: the model cannot be observed exactly, the tokenizer does not report
             character offsets, or a null named in `evidence` is not available.
@@ -112,12 +114,12 @@ def find_roles(
     tokenizer = tokenizer_of(wrapper, tokenizer, "find_roles")
     evidence = evidence or Evidence()
     seed = evidence.seed
-    n_texts, texts = texts_of("find_roles", corpus)
+    n_texts, read = texts_of("find_roles", texts)
     limit = context_of(model, tokenizer, max_tokens)
-    tokenized = tokenize(tokenizer, texts, limit)
+    tokenized = tokenize(tokenizer, read, limit)
     pieces = tokenized.pieces
     if not pieces:
-        of = counted(len(texts), "text")
+        of = counted(len(read), "text")
         raise InputError(f"find_roles: {of} without a token. Give texts with words.")
     if tokenized.unknown > _MOST_UNKNOWN:
         raise InputError(
@@ -126,10 +128,10 @@ def find_roles(
         )
     own = own_roles("find_roles", relations or {})
     roles = [*token_roles(pieces), *gold_roles(pieces), *own]
-    times = Counter([*(role.name for role in (*roles, *PROBED)), *BEHAVIOUR_LABELS])
+    times = Counter([*(role.name for role in (*roles, *PROBED)), *BEHAVIOR_LABELS])
     if duplicates := sorted(name for name in times if times[name] > 1):
         raise ArgumentError(f"find_roles: {duplicates[0]!r} is a role already. Rename yours.")
-    samples = [text_sample(pieces, texts, roles, seed, shuffles=evidence.wants("shuffled"))]
+    samples = [text_sample(pieces, read, roles, seed, shuffles=evidence.wants("shuffled"))]
     probed = probe_sample(*probe(pieces, limit, SEQUENCES, seed), seed)
     samples += [] if probed is None else [probed]
     # Each model reads everything in one pass, whatever the number of splits.
@@ -181,7 +183,7 @@ def find_roles(
         rows["original"] = rows["name"].map(names)
     held = [
         text
-        for text, selected in zip(distinct_texts(texts), samples[0].split.selection, strict=True)
+        for text, selected in zip(distinct_texts(read), samples[0].split.selection, strict=True)
         if not selected
     ]
     return Roles(

@@ -1,6 +1,6 @@
 """The rows of the table of roles: the evidence of every test, its outcome, and labels.
 
-A pattern of attention is labeled as a behaviour only if the head has that effect.
+A pattern of attention is labeled as a behavior only if the head has that effect.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,14 +34,14 @@ FURTHER = (
 FOUND, NOT_FOUND = "found", "not found"
 UNDECIDED = "not tested: no held-out text has both a right and a wrong candidate for it"
 _CONTROL_SHARE = 0.1  # of the effect, the most that ablation may cost on the control
-# The behaviour that a pattern is named after, and the sign of the copying score that shows it.
+# The behavior that a pattern is named after, and the sign of the copying score that shows it.
 BY_COPYING = {
     PREFIX_MATCHING.name: ("induction", 1.0),
     SAME.name: ("duplicate suppression", -1.0),
     NEXT_NAME: ("name moving", 1.0),
 }
-# No relation may take the name of a behaviour: attention alone does not show one.
-BEHAVIOUR_LABELS = tuple(label for label, _ in BY_COPYING.values())
+# No relation may take the name of a behavior: attention alone does not show one.
+BEHAVIOR_LABELS = tuple(label for label, _ in BY_COPYING.values())
 _THIRDS = 3  # of the texts, by their length
 
 
@@ -163,11 +163,11 @@ def evidence_rows(heads: Sequence[Head], family: Hypotheses, tested: pd.DataFram
 
 
 def labels_of_rows(rows: pd.DataFrame, effects: Effects | None = None) -> list[str]:
-    """The label of each row: "" unless found, its role, or the behaviour that was shown as well.
+    """The label of each row: "" unless found, its role, or the behavior that was shown as well.
 
-    A behaviour is shown by the copying score, if its whole interval has the right sign, or by
-    ablation: it costs the behaviour significantly and specifically. An effect is specific if it
-    exceeds that on the behaviour's control, and the control loses at most a tenth of it. For
+    A behavior is shown by the copying score, if its whole interval has the right sign, or by
+    ablation: it costs the behavior significantly and specifically. An effect is specific if it
+    exceeds that on the behavior's control, and the control loses at most a tenth of it. For
     heads that back each other up, the effect of their group counts.
     """
     shown = {} if effects is None else _shown_by_ablation(effects)
@@ -184,14 +184,14 @@ def _label(row: Mapping[Any, Any], shown: Mapping[tuple[str, str], str]) -> str:
 
 
 def _shown_by_ablation(effects: Effects) -> dict[tuple[str, str], str]:
-    """The label of each head and role whose behaviour depends on the head, and specifically."""
+    """The label of each head and role whose behavior depends on the head, and specifically."""
     tried = [(effect, effect.p < LEVEL) for effect in effects.alone]
     tried += [(group.together, True) for group in effects.groups]
     shown: dict[tuple[str, str], str] = {}
     for effect, significant in tried:
         specific = effect.excess_low > 0 and effect.control <= _CONTROL_SHARE * effect.effect
         if significant and effect.low > 0 and specific:
-            for role, label in effects.labels.get(effect.behaviour, {}).items():
+            for role, label in effects.labels.get(effect.behavior, {}).items():
                 shown |= dict.fromkeys(((name, role) for name in effect.heads), label)
     return shown
 

@@ -9,10 +9,11 @@ from torch import nn
 
 from headwise._display import counted
 from headwise._progress import Progress, shows_progress
+from headwise._renamed import renamed
 from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
 from headwise.models import check_model, fingerprint
-from headwise.roles._behaviours import Behaviour
+from headwise.roles._behaviors import Behavior
 from headwise.roles._effects import WITHOUT, Effects, ablate_each
 from headwise.roles._nulls import NULLS
 from headwise.roles._rows import FURTHER, labels_of_rows
@@ -61,9 +62,9 @@ class Roles(TableFile):
 
     Attributes:
         rows: A row per head and role, the `shapes` included. `label` is the name of the role,
-            or of the behaviour that it was shown to have as well: `prefix matching` is labeled
+            or of the behavior that it was shown to have as well: `prefix matching` is labeled
             `induction`, and `next name` `name moving`, if the `copying` score (−1 to 1, with its
-            interval) is above 0, or if `effects` showed that the behaviour needs the head;
+            interval) is above 0, or if `effects` showed that the behavior needs the head;
             `same token` with a score below 0 is `duplicate suppression`. `outcome` is
             `found` (then `found` is true), `not found`, or `not tested: ` and what is missing.
             `smallest` is the smallest effect for which a head is labeled in four cases of five
@@ -83,15 +84,15 @@ class Roles(TableFile):
             norm of its projected value, `‖v_j W_O‖`: a head may attend to keys that add little
             to its output. Both are from 0 to 1, and NaN for a role without a relation or a head
             without an output projection. A role that a head cannot have is NaN. After
-            `effects`, `without.…` is the growth of a behaviour's loss without the head, for the
-            roles that the behaviour may depend on. `original` is a head's name before pruning.
+            `effects`, `without.…` is the growth of a behavior's loss without the head, for the
+            roles that the behavior may depend on. `original` is a head's name before pruning.
         meanings: A description of each role.
         notes: How the numbers were obtained: texts, split, what was left out.
         texts: For each role of a head, the texts that show it most and least: text, score,
             queries.
         model: The fingerprint of the model's weights.
         versions: The versions of the packages that computed the table.
-        ablation_effects: The effects of ablating heads on behaviours; empty before `effects`.
+        ablation_effects: The effects of ablating heads on behaviors; empty before `effects`.
     """
 
     _schema = ("headwise_roles", 2)
@@ -177,27 +178,28 @@ class Roles(TableFile):
         lines = {name: list(self.ablation_effects.lines(name)) for name in heads}
         return explanations(self._role_rows, self.shapes(), lines, self.meanings)
 
+    @renamed(behaviors="behaviours")
     @shows_progress("Measuring the effects of heads")
     def effects(
         self,
         model: nn.Module,
-        behaviours: Several[Behaviour],
+        behaviors: Several[Behavior],
         *,
         heads: HeadsLike | None = None,
         seed: int = 0,
         on_progress: Progress | None = None,
     ) -> "Roles":
-        """Measure how much behaviours of the model depend on heads, by ablating the heads.
+        """Measure how much behaviors of the model depend on heads, by ablating the heads.
 
-        A role says what a head attends to; its effect says whether a behaviour needs it. An
-        ablated head outputs its mean over the texts of the behaviour, and the loss is compared
+        A role says what a head attends to; its effect says whether a behavior needs it. An
+        ablated head outputs its mean over the texts of the behavior, and the loss is compared
         on the same texts with and without the ablation. Each head costs a pass over the texts
-        of each behaviour; groups of redundant heads cost further passes.
+        of each behavior; groups of redundant heads cost further passes.
 
         Args:
             model: The model in which the roles were found.
-            behaviours: Made by functions of `headwise.roles`, such as `repetition` or
-                `behaviour`. The rows of the roles that a behaviour names get the growth of
+            behaviors: Made by functions of `headwise.roles`, such as `induction` or
+                `behavior`. The rows of the roles that a behavior names get the growth of
                 its loss as `without.NAME`, with the interval (95 %, over texts) in `.low` and
                 `.high`.
             heads: Which heads to ablate. None is every head that has a role.
@@ -206,7 +208,7 @@ class Roles(TableFile):
         Returns:
             The same roles with `ablation_effects` filled in.
         Raises:
-            ArgumentError: the roles are of another model, something is not a behaviour or there
+            ArgumentError: the roles are of another model, something is not a behavior or there
                 is none, two have one name, or a loss is not finite.
             HeadError: there is no such head.
         """
@@ -222,7 +224,7 @@ class Roles(TableFile):
         found = self.found().groupby("role")["name"]
         effects = ablate_each(
             model,
-            list_items("effects", "behaviours", behaviours, Behaviour),
+            list_items("effects", "behaviors", behaviors, Behavior),
             sorted(resolve_heads(tried, known)),
             {str(role): [Head.parse(name) for name in names] for role, names in found},
             seed=seed,

@@ -10,6 +10,7 @@ from torch import nn
 
 from headwise._evaluation import in_evaluation
 from headwise._progress import Progress, shows_progress
+from headwise._renamed import renamed
 from headwise.errors import ArgumentError
 from headwise.models import check_model, device_of, without_compiler
 from headwise.models.texts import tokenizer_of
@@ -33,10 +34,11 @@ Cut = Callable[[Sequence[Head]], nn.Module]
 _STEP = 5
 
 
+@renamed(texts="batches")
 @shows_progress("Drawing curves")
 def prune_curves(
     model: nn.Module,
-    batches: BatchesLike,
+    texts: BatchesLike,
     orders: Mapping[str, Sequence[HeadsLike]],
     *,
     reference: BatchesLike | None = None,
@@ -53,7 +55,7 @@ def prune_curves(
     orders, random orders are added as `random`, since a curve means little without that baseline.
 
     Args:
-        batches: Texts or batches, other than those that the orders were computed from.
+        texts: Texts or batches, other than those that the orders were computed from.
         orders: By name one order of heads, or several: `scores.order()`,
             `random_orders(scores.heads)`.
         reference: Texts or batches; the mean output of a head over them replaces a removed head.
@@ -79,7 +81,7 @@ def prune_curves(
             f"prune_curves: {len(orders)} orders, {cut=}, a reference: {reference is not None}. "
             f"Give at least one order, and a reference only without cut=."
         )
-    inputs = read_batches(batches, outer, tokenizer)
+    inputs = read_batches(texts, outer, tokenizer)
     reference_inputs = None if reference is None else read_batches(reference, outer, tokenizer)
     with in_evaluation(outer), torch.no_grad():
         resolved_loss = find_loss(loss, outer, inputs[0])

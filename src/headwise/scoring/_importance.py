@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from headwise._evaluation import differentiable_evaluation
 from headwise._methods import METHODS
 from headwise._progress import Progress, shows_progress
+from headwise._renamed import renamed
 from headwise.checkpoints import originals_of
 from headwise.errors import ArgumentError
 from headwise.models import check_model, device_of, fingerprint, without_compiler
@@ -25,11 +26,12 @@ from headwise.scoring.methods import Gates, ScoreHeads, function_of
 from headwise.tables import Scores
 
 
+@renamed(texts="batches")
 @shows_progress("Scoring heads")
 @torch.inference_mode(False)
 def importance(
     model: nn.Module,
-    batches: BatchesLike,
+    texts: BatchesLike,
     method: str | Gates = "half-gate",
     *,
     loss: Loss | str | Callable[[Any, Inputs], Tensor] | None = None,
@@ -59,7 +61,7 @@ def importance(
     Args:
         model: Any model whose output projections can be found, or a `SentenceTransformer`
             around one.
-        batches: Texts, 16 at a time, or batches of your own, smaller where memory is short:
+        texts: Texts, 16 at a time, or batches of your own, smaller where memory is short:
             mappings of the model's inputs by name.
         method: One of those above, or `Gates(...)`.
         loss: `lm`, `masked-lm`, `label`, `embedding`, or a function of the model's output and
@@ -82,7 +84,7 @@ def importance(
     """
     outer, model = without_compiler(model), check_model("importance", model)
     method_name, score_heads = _method(method)
-    inputs = read_batches(batches, outer, tokenizer_of(outer, tokenizer), max_tokens)
+    inputs = read_batches(texts, outer, tokenizer_of(outer, tokenizer), max_tokens)
     resolved_loss = find_loss(loss, outer, inputs[0])
     with differentiable_evaluation(outer, weights=False):
         gated = GatedModel(model, find_attentions(model, inputs[0]), resolved_loss, inputs)

@@ -11,6 +11,7 @@ from torch import nn
 
 from headwise._display import counted
 from headwise._progress import Progress, shows_progress
+from headwise._renamed import renamed
 from headwise.errors import ArgumentError
 from headwise.scoring import BatchesLike, Inputs, Loss, in_fifths, prune_curves
 from headwise.surgery._costs import Costs
@@ -74,7 +75,7 @@ def plan(
     if (within is None) != (curves is None):
         has = f"within={within} without curves" if curves is None else "curves without within="
         raise ArgumentError(
-            f"plan: {has}. Give both: curves=plan_curves(model, batches, scores) and the loss "
+            f"plan: {has}. Give both: curves=plan_curves(model, texts, scores) and the loss "
             f"that may be lost."
         )
     if not isinstance(scores, Scores):
@@ -131,10 +132,11 @@ def removal_order(scores: Scores, *, uniform: bool = False) -> tuple[list[Head],
     return removed + kept, np.cumsum([len(step) for step in steps], dtype=int).tolist()
 
 
+@renamed(texts="batches")
 @shows_progress("Measuring plans")
 def plan_curves(
     model: nn.Module,
-    batches: BatchesLike,
+    texts: BatchesLike,
     scores: Scores,
     *,
     reference: BatchesLike | None = None,
@@ -147,7 +149,7 @@ def plan_curves(
     """Measure the loss of a model under plans of growing size, each about a fifth larger.
 
     Args:
-        batches: Texts or batches. The scores may come from the same, the quality of a pruned
+        texts: Texts or batches. The scores may come from the same, the quality of a pruned
             model from others.
         scores: Those that the plans are made of.
         reference: As for `prune_curves`: texts or batches whose mean output replaces a removed
@@ -161,7 +163,7 @@ def plan_curves(
     """
     order, ends = removal_order(scores, uniform=uniform)
     return prune_curves(
-        model, batches, {scores.method: order}, reference=reference, loss=loss,
+        model, texts, {scores.method: order}, reference=reference, loss=loss,
         tokenizer=tokenizer, points=in_fifths(ends), random=random, on_progress=on_progress,
     )  # fmt: skip
 
@@ -177,7 +179,7 @@ def _to_elbow(steps: list[Step], within: Any, curves: Curves, heads: int) -> tup
         raise ArgumentError(
             f"plan: the curves have points at {curves.removed.tolist()} of {curves.n_heads} heads, "
             f"and plans of these scores end at {ends} of {heads}. Give the curves of "
-            f"plan_curves(model, batches, scores), with the same uniform=."
+            f"plan_curves(model, texts, scores), with the same uniform=."
         )
     allowed = curves.allowance(float(within))
     elbow = curves.elbow(next(iter(curves.per_text)), allowed)

@@ -11,8 +11,17 @@ from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
 from headwise.capture import AttentionCall, Site
+from headwise.corpora import list_texts
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import check_model, model_inputs
+from headwise.models import check_model, device_of, model_inputs
+from headwise.models.texts import (
+    check_fits,
+    check_reads_text,
+    pad,
+    reads_two_texts,
+    token_offsets,
+    tokenizer_of,
+)
 from headwise.ownership import call_model
 from headwise.tables import HeadsLike, resolve_heads
 from headwise.watch._maps import weights_of_heads
@@ -28,6 +37,7 @@ def attentions(
     model: nn.Module,
     inputs: Any,
     *,
+    tokenizer: Any = None,
     layers: Collection[SupportsIndex] | None = None,
     heads: HeadsLike | None = None,
     queries: Queries = None,
@@ -42,7 +52,9 @@ def attentions(
 
     Args:
         model: Any model that `observe` takes.
-        inputs: One batch: what a tokenizer returns, a tuple of arguments, or a tensor.
+        inputs: One batch: a text, several, what a tokenizer returns, a tuple of arguments, or a
+            tensor. Texts are padded on the right; each must fit into the model's context.
+        tokenizer: The model's tokenizer, for texts; a `SentenceTransformer` has its own.
         layers: The layers, counted from 0 in each stack. None is all of them.
         heads: `"L5.H3"`, `(5, 3)`, a list of either, or `{5: [3]}`. A layer has these heads
             alone, in this order. None is all of them.
@@ -75,7 +87,7 @@ def attentions(
         )
     inner = check_model("attentions", model)
     check_arguments("attentions", layers)
-    inputs = model_inputs(inputs)
+    inputs = _read_inputs(model, inner, inputs, tokenizer)
     if isinstance(inputs, dict):  # some models compute the queries of these logits alone
         inputs.pop("logits_to_keep", None)
     with observe(model, Request(statistics=(), maps=True), layers) as watch, in_evaluation(inner):
@@ -98,6 +110,23 @@ def attentions(
         return tuple(*stacks.values())
     names = {stack: stack.rpartition(".")[2] or "self" for stack in stacks}
     return SimpleNamespace(**{names[stack]: tuple(layers) for stack, layers in stacks.items()})
+
+
+def _read_inputs(outer: nn.Module, model: nn.Module, inputs: Any, tokenizer: Any) -> Any:
+    """The batch of some inputs, which may be texts."""
+    texts = [inputs] if isinstance(inputs, str) else inputs
+    if not isinstance(texts, list | tuple) or not any(isinstance(text, str) for text in texts):
+        return model_inputs(inputs)
+    tokenizer = tokenizer_of(outer, tokenizer, "attentions")
+    check_reads_text("attentions", model)
+    if reads_two_texts(model):
+        raise UnsupportedError(
+            f"attentions: {type(model).__name__} reads two texts, and inputs={inputs!r:.60}. Give "
+            f"the batch of both."
+        )
+    pieces = [tokens.ids for tokens in token_offsets(tokenizer, list_texts("attentions", texts))]
+    check_fits("attentions", model, tokenizer, max(map(len, pieces)))
+    return vars(pad(pieces, device_of(model)))
 
 
 def _refuse_uncaptured(watch: Watch) -> None:

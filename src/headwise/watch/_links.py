@@ -11,6 +11,7 @@ from torch import nn
 
 from headwise._display import did_you_mean
 from headwise._evaluation import in_evaluation
+from headwise._renamed import renamed
 from headwise.corpora import one_text
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import check_model, device_of
@@ -35,7 +36,10 @@ _WITHOUT_SPACES = (
 _JOINERS = "\u200c\u200d"  # belong to the letters around them, as marks do
 
 
-def links(model: nn.Module, tokenizer: Any, text: str, source: Word, target: Word) -> pd.DataFrame:
+@renamed(tokenizer=1)
+def links(
+    model: nn.Module, text: str, source: Word, target: Word, *, tokenizer: Any = None
+) -> pd.DataFrame:
     """Which heads link two words of a text: how much of its attention one word gives to the other.
 
     The weights of a word of several tokens are summed over the tokens that attended to, and
@@ -44,12 +48,12 @@ def links(model: nn.Module, tokenizer: Any, text: str, source: Word, target: Wor
 
     Args:
         model: An encoder or a decoder that `observe` takes.
-        tokenizer: Its tokenizer, a fast one. None uses that of a `SentenceTransformer`.
         text: The text.
         source: The word that attends, as it stands in the text, or its characters `(start, end)`.
             A combining mark belongs to its letter; where a script puts no space between words, any
             whole letters are a word.
         target: The word that is attended to.
+        tokenizer: Its tokenizer, a fast one. None uses that of a `SentenceTransformer`.
     Returns:
         A row for each head, by `weight` − `others`, the largest first: `name`, `stack`, `layer`,
         `head`; `weight`, from 0 to 1; `uniform`, the weight under uniform attention; and
@@ -68,7 +72,7 @@ def links(model: nn.Module, tokenizer: Any, text: str, source: Word, target: Wor
     if reads_two_texts(model):
         raise UnsupportedError(
             f"links: {type(model).__name__} reads two texts. Give a model of one text, or "
-            f"hw.look(model, tokenizer, text, target=...) for both."
+            f"hw.look(model, text, tokenizer=tokenizer, target=...) for both."
         )
     ids, query, key = word_tokens(tokenizer, one_text("links", text), source, target)
     check_fits("links", model, tokenizer, len(ids))

@@ -33,13 +33,13 @@ Payload = dict[str, Any]
 def role_table(roles: Roles) -> Payload:
     """What the page says about all heads together, as text.
 
-    `behaviours` were measured with heads ablated, `rows` are the roles that were found (the
+    `behaviors` were measured with heads ablated, `rows` are the roles that were found (the
     strongest first; `none` is said if there are none), `outcomes` what became of each role.
     """
     rows, effects = roles.found().to_dict("records"), roles.ablation_effects
     shapes = shapes_summary(roles.shapes())
     return {
-        "behaviours": {visible(name): visible(text) for name, text in effects.says.items()},
+        "behaviors": {visible(name): visible(text) for name, text in effects.says.items()},
         "columns": COLUMNS,
         "rows": [_row(roles, row) for row in rows[:MAX_ROWS]],
         "none": _sentence(roles.none_found()),
@@ -111,8 +111,8 @@ def _effects_of_heads(roles: Roles) -> dict[str, list[Payload]]:
         numbers = [effect.effect, effect.low, effect.high]
         by_head.setdefault(effect.heads[0], []).append(
             {
-                "behaviour": visible(effect.behaviour),
-                "meaning": visible(roles.ablation_effects.says[effect.behaviour]),
+                "behavior": visible(effect.behavior),
+                "meaning": visible(roles.ablation_effects.says[effect.behavior]),
                 "values": [float(f"{number:.4g}") for number in numbers],
                 "text": (
                     f"{effect.effect:+.3f} [{effect.low:+.3f}, {effect.high:+.3f}], "
@@ -175,11 +175,11 @@ def _null_text(row: Mapping[Any, Any]) -> str:
     return visible(f"{strongest} (candidates: {rules})" if rules else strongest)
 
 
-def _without(row: Mapping[Any, Any], behaviours: Iterable[str]) -> list[str]:
+def _without(row: Mapping[Any, Any], behaviors: Iterable[str]) -> list[str]:
     """How ablating the head changes the behaviors that depend on the role, where measured."""
     lines = []
-    for behaviour in behaviours:
-        effect, low, high = (row[f"{WITHOUT}{behaviour}{end}"] for end in ("", ".low", ".high"))
+    for behavior in behaviors:
+        effect, low, high = (row[f"{WITHOUT}{behavior}{end}"] for end in ("", ".low", ".high"))
         if effect == effect:
-            lines.append(visible(f"{behaviour} {effect:+.3f} [{low:+.3f}, {high:+.3f}]"))
+            lines.append(visible(f"{behavior} {effect:+.3f} [{low:+.3f}, {high:+.3f}]"))
     return lines

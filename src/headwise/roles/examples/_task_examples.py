@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from headwise._renamed import renamed
 from headwise.corpora import Example, Texts, list_texts
 from headwise.errors import ArgumentError
 from headwise.models.texts import check_tokenizer, token_classes, token_offsets
@@ -28,11 +29,12 @@ _INSTRUCTIONS = (
 _ENDS = re.compile(r"(?<=[.!?\u3002\uff01\uff1f])\s+|\n+")  # of sentences, Chinese ones too
 
 
+@renamed(tokenizer=1)
 def task_examples(
     task: str,
-    tokenizer: Any,
     texts: Texts | None = None,
     *,
+    tokenizer: Any,
     n: int = 120,
     n_tokens: int = 256,
     seed: int = 0,
@@ -52,6 +54,7 @@ def task_examples(
     Args:
         texts: Where sentences and words are taken from. None makes sentences of random words of
             the vocabulary; the sentences of a passage share their words.
+        tokenizer: The model's tokenizer, a fast one.
         n: The number of examples.
         n_tokens: The most tokens in an example and its answer.
     Raises:

@@ -79,7 +79,7 @@ function drawEffects(effects) {
   ];
 }
 
-function drawEffect({ behaviour, meaning, values, text }, furthest) {
+function drawEffect({ behavior, meaning, values, text }, furthest) {
   const [effect, low, high] = values.map((value) => 100 + (value / furthest) * 95);
   const picture = makeSvg("svg", {
     class: "effect", viewBox: "0 0 200 14", width: 200, height: 14, "aria-hidden": "true",
@@ -89,7 +89,7 @@ function drawEffect({ behaviour, meaning, values, text }, furthest) {
     makeSvg("path", { class: "zero", d: "M100 0v14" }),
   ]);
   return make("div", { class: "effect-line" }, [
-    make("span", {}, [tokenText(behaviour)]), picture,
+    make("span", {}, [tokenText(behavior)]), picture,
     make("small", { text: `${text}; ${meaning}` }),
   ]);
 }

@@ -1,4 +1,4 @@
-"""Behaviours of a model, one loss per text, lower is better: of language models, or your own."""
+"""Behaviors of a model, one loss per text, lower is better: of language models, or your own."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
+from headwise._renamed import renamed
 from headwise.corpora import (
     AnnotatedText,
     Choice,
@@ -24,7 +25,7 @@ from headwise.corpora import (
 from headwise.errors import ArgumentError, InputError, UnsupportedError
 from headwise.models import device_of
 from headwise.models.texts import batches as padded_batches
-from headwise.models.texts import context_of
+from headwise.models.texts import context_of, tokenizer_of
 from headwise.ownership import batches_of
 from headwise.roles.relations import (
     NEXT_NAME,
@@ -50,8 +51,8 @@ _MOVING = {NEXT_NAME: "name moving"}
 
 
 @dataclass(frozen=True)
-class BehaviourBatch:
-    """A batch of texts and the loss that measures a behaviour on it.
+class BehaviorBatch:
+    """A batch of texts and the loss that measures a behavior on it.
 
     Attributes:
         inputs: The model's keyword arguments.
@@ -63,18 +64,18 @@ class BehaviourBatch:
 
 
 @dataclass(frozen=True)
-class Behaviour:
+class Behavior:
     """Something that a model does, measured by a loss, and the roles that may contribute to it.
 
-    `agreement`, `translation`, `repetition`, `name_moving` and `behaviour` make one.
+    `agreement`, `translation`, `induction`, `name_moving` and `behavior` make one.
 
     Attributes:
         name: Its name in tables.
         says: What the loss of a text is, with its unit.
         batches: The inputs and the loss.
         roles: The roles whose rows show its effects.
-        labels: By role, what a head with the role is called if the behaviour needs it.
-        control: The same number of texts without the behaviour, on which a head that has it
+        labels: By role, what a head with the role is called if the behavior needs it.
+        control: The same number of texts without the behavior, on which a head that has it
             costs little.
     Raises:
         ArgumentError: there is no batch.
@@ -82,24 +83,24 @@ class Behaviour:
 
     name: str
     says: str
-    batches: Sequence[BehaviourBatch]
+    batches: Sequence[BehaviorBatch]
     roles: Sequence[str] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
-    control: Sequence[BehaviourBatch] = ()
+    control: Sequence[BehaviorBatch] = ()
 
     def __post_init__(self) -> None:
         if not self.batches:
             raise ArgumentError(
-                f"Behaviour: {self.name!r} has no batch of texts. Give texts that show it."
+                f"Behavior: {self.name!r} has no batch of texts. Give texts that show it."
             )
         if self.labels and not self.control:
             raise ArgumentError(
-                f"Behaviour: {self.name!r} has labels {dict(self.labels)} and no control. Give "
-                f"texts without the behaviour as its control."
+                f"Behavior: {self.name!r} has labels {dict(self.labels)} and no control. Give "
+                f"texts without the behavior as its control."
             )
 
 
-def behaviour(
+def behavior(
     name: str,
     batches: Several[Inputs],
     loss: Callable[[Any, Inputs], Tensor],
@@ -108,16 +109,16 @@ def behaviour(
     says: str = "a loss of your own",
     labels: Mapping[str, str] | None = None,
     control: Several[Inputs] = (),
-) -> Behaviour:
-    """A behaviour of your own: its loss maps the model's output and the batch to one loss per text.
+) -> Behavior:
+    """A behavior of your own: its loss maps the model's output and the batch to one loss per text.
 
     Args:
         batches: The model's inputs by name, as for `headwise.importance`.
         loss: Lower is better.
         roles: The roles that it may depend on.
-        labels: By role, what a head with the role is called if the behaviour needs it and its
+        labels: By role, what a head with the role is called if the behavior needs it and its
             control does not: `{"to the verb": "agreement"}`.
-        control: As many texts without the behaviour, in the same order, with the same loss.
+        control: As many texts without the behavior, in the same order, with the same loss.
     Raises:
         ArgumentError: there is no batch, one is a text, or there are labels without a control.
     """
@@ -126,19 +127,20 @@ def behaviour(
         return lambda output: loss(output, batch)
 
     scored, controls = (
-        [BehaviourBatch(batch, loss_of(batch)) for batch in listed]
+        [BehaviorBatch(batch, loss_of(batch)) for batch in listed]
         for listed in (
-            batches_of(batches, "behaviour", "batches"),
-            batches_of(control, "behaviour", "control") if control else [],
+            batches_of(batches, "behavior", "batches"),
+            batches_of(control, "behavior", "control") if control else [],
         )
     )
     roles = tuple(dict.fromkeys([*roles, *(labels or {})]))
-    return Behaviour(name, says, scored, roles, labels or {}, controls)
+    return Behavior(name, says, scored, roles, labels or {}, controls)
 
 
+@renamed(tokenizer=1)
 def agreement(
-    model: nn.Module, tokenizer: Any, choices: Several[Choice], *, name: str = "agreement"
-) -> Behaviour:
+    model: nn.Module, choices: Several[Choice], *, tokenizer: Any = None, name: str = "agreement"
+) -> Behavior:
     """The probability of the wrong one of two words: `p(wrong) / (p(right) + p(wrong))`.
 
     Words that begin with the same tokens are compared at the first tokens that differ.
@@ -146,40 +148,51 @@ def agreement(
     Args:
         model: A causal language model.
         choices: One for each text: `headwise.corpora.choices` draws them from the grammar, with
-            an adverb between subject and verb or without. Two such behaviours need two names.
+            an adverb between subject and verb or without. Two such behaviors need two names.
+        tokenizer: Its tokenizer, a fast one.
     Raises:
         ArgumentError: there is no choice, or something is not a choice.
         InputError: the tokens of one word begin with those of the other, or a choice does not
             fit into the model's context.
         UnsupportedError: the model does not predict next tokens, or its tokenizer is slow.
     """
+    tokenizer = tokenizer_of(model, tokenizer, "agreement")
     listed = list_items("agreement", "choices", choices, Choice)
     rows = _choosing(tokenizer, listed, context_of(model, tokenizer))
     says = "p(wrong) / (p(right) + p(wrong)), from 0 to 1"
-    return Behaviour(name, says, _batches(model, rows, _wrong_share), _AGREEING)
+    return Behavior(name, says, _batches(model, rows, _wrong_share), _AGREEING)
 
 
-def translation(model: nn.Module, tokenizer: Any, corpus: Corpus) -> Behaviour:
+@renamed(tokenizer=1, texts="corpus")
+def translation(model: nn.Module, texts: Corpus, *, tokenizer: Any = None) -> Behavior:
     """The loss on words that translate earlier words, in nats per token.
 
     Args:
         model: A causal language model.
-        corpus: Texts with links, each source before its translation.
+        texts: Texts with links, each source before its translation.
+        tokenizer: Its tokenizer, a fast one.
     Raises:
         ArgumentError: no text has such a link, or something is not a text.
         InputError: a word is longer than the model's context.
         UnsupportedError: the model does not predict next tokens, or its tokenizer is slow.
     """
-    texts = list(dict.fromkeys(list_corpus("translation", corpus)))
-    pieces = tokenize(tokenizer, texts, context_of(model, tokenizer)).pieces
+    tokenizer = tokenizer_of(model, tokenizer, "translation")
+    distinct = list(dict.fromkeys(list_corpus("translation", texts)))
+    pieces = tokenize(tokenizer, distinct, context_of(model, tokenizer)).pieces
     rows = [(list(piece.ids), targets) for piece in pieces if (targets := _translated(piece))]
     says = "nats per token of the words that translate another"
-    return Behaviour("translation", says, _batches(model, rows, _nats), _TRANSLATING)
+    return Behavior("translation", says, _batches(model, rows, _nats), _TRANSLATING)
 
 
-def repetition(
-    model: nn.Module, tokenizer: Any, texts: Texts, *, sequences: int = 100, seed: int = 1
-) -> Behaviour:
+@renamed(tokenizer=1)
+def induction(
+    model: nn.Module,
+    texts: Texts,
+    *,
+    tokenizer: Any = None,
+    sequences: int = 100,
+    seed: int = 1,
+) -> Behavior:
     """The loss on the second occurrence of a random sequence, in nats per token.
 
     Each sequence has a random prefix and a random period. `find_roles` draws other sequences
@@ -190,20 +203,25 @@ def repetition(
     Args:
         model: A causal language model.
         texts: The source of the tokens; a string is one text.
+        tokenizer: Its tokenizer, a fast one.
     Raises:
         ArgumentError: the texts have too few different tokens, or the context is too short.
         UnsupportedError: the model does not predict next tokens, or its tokenizer is slow.
     """
+    tokenizer = tokenizer_of(model, tokenizer, "induction")
     limit = context_of(model, tokenizer)
-    annotated = [AnnotatedText(text) for text in list_texts("repetition", texts)]
+    annotated = [AnnotatedText(text) for text in list_texts("induction", texts)]
     pieces = tokenize(tokenizer, annotated, limit).pieces
     drawn = probe(pieces, limit, sequences, seed) if pieces else ([], [])
     says = "nats per token of the second occurrence"
     batches, control = (_batches(model, list(map(_second, part)), _nats) for part in drawn)
-    return Behaviour("repetition", says, batches, _REPEATING, _INDUCTION, control)
+    return Behavior("induction", says, batches, _REPEATING, _INDUCTION, control)
 
 
-def name_moving(model: nn.Module, tokenizer: Any, corpus: Corpus, *, seed: int = 1) -> Behaviour:
+@renamed(tokenizer=1, texts="corpus")
+def name_moving(
+    model: nn.Module, texts: Corpus, *, tokenizer: Any = None, seed: int = 1
+) -> Behavior:
     """The loss on a name that has to follow, because another one repeats, in nats per token.
 
     *When Mary and John went to the store, John gave a drink to* is followed by the name that does
@@ -215,18 +233,20 @@ def name_moving(model: nn.Module, tokenizer: Any, corpus: Corpus, *, seed: int =
 
     Args:
         model: A causal language model.
-        corpus: Texts with mentions: `headwise.corpora.name_texts` draws them.
+        texts: Texts with mentions: `headwise.corpora.name_texts` draws them.
+        tokenizer: Its tokenizer, a fast one.
         seed: The seed of the names of the control.
     Raises:
         ArgumentError: no text has such a name, or something is not a text.
         UnsupportedError: the model does not predict next tokens, or its tokenizer is slow.
     """
-    texts = list(dict.fromkeys(list_corpus("name_moving", corpus)))
-    pieces = tokenize(tokenizer, texts, context_of(model, tokenizer)).pieces
+    tokenizer = tokenizer_of(model, tokenizer, "name_moving")
+    distinct = list(dict.fromkeys(list_corpus("name_moving", texts)))
+    pieces = tokenize(tokenizer, distinct, context_of(model, tokenizer)).pieces
     rows = _with_other_names(pieces, np.random.default_rng(seed))
     says = "nats per token of the name that has to follow"
     batches, control = (_batches(model, part, _nats) for part in rows)
-    return Behaviour("name moving", says, batches, (NEXT_NAME,), _MOVING, control)
+    return Behavior("name moving", says, batches, (NEXT_NAME,), _MOVING, control)
 
 
 def _choosing(tokenizer: Any, choices: Sequence[Choice], limit: int) -> list[Row]:
@@ -306,12 +326,12 @@ def _batches(
     model: nn.Module,
     rows: Sequence[Row],
     loss: Callable[[nn.Module, Tensor, Sequence[Sequence[int]]], Loss],
-) -> list[BehaviourBatch]:
-    """The batches of a behaviour, with texts of about equal length together."""
+) -> list[BehaviorBatch]:
+    """The batches of a behavior, with texts of about equal length together."""
     if not rows:
         raise ArgumentError(
-            f"behaviour: none of these texts has a target for {type(model).__name__}. "
-            f"Give texts that show the behaviour."
+            f"behavior: none of these texts has a target for {type(model).__name__}. "
+            f"Give texts that show the behavior."
         )
     ordered = sorted(rows, key=lambda row: len(row[0]))
     with in_evaluation(model):
@@ -320,7 +340,7 @@ def _batches(
     for batch in padded_batches([ids for ids, _ in ordered], _BATCH, device_of(model)):
         targets = [target for _, target in ordered[done : done + len(batch.input_ids)]]
         done += len(targets)
-        scored.append(BehaviourBatch(vars(batch), loss(model, batch.input_ids, targets)))
+        scored.append(BehaviorBatch(vars(batch), loss(model, batch.input_ids, targets)))
     return scored
 
 
@@ -356,8 +376,8 @@ def _logits_of(output: Any, model: nn.Module) -> Float[Tensor, "B T V"]:
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if logits is None or logits.ndim != 3:
         raise UnsupportedError(
-            f"behaviour: {type(model).__name__} gives no logits for each token. Open a language "
-            f"model with its language-model head, or define a behaviour of your own."
+            f"behavior: {type(model).__name__} gives no logits for each token. Open a language "
+            f"model with its language-model head, or define a behavior of your own."
         )
     return logits
 
@@ -371,6 +391,6 @@ def _check_predicts(model: nn.Module, ids: Sequence[int]) -> None:
     before = logits[:, :-1].float()
     if not torch.allclose(before[0], before[1], rtol=1e-3, atol=1e-3):
         raise UnsupportedError(
-            f"behaviour: {type(model).__name__} looks ahead, so it sees the token that it "
-            f"should predict. Give a causal model, or define a behaviour of your own."
+            f"behavior: {type(model).__name__} looks ahead, so it sees the token that it "
+            f"should predict. Give a causal model, or define a behavior of your own."
         )
