@@ -19,6 +19,7 @@ import headwise as hw
 from headwise.report import Look, Sample, Study, TopPairs, compare_tables
 from headwise.surgery import Plan
 from headwise.tables import Curves, Head, Scores
+from pages import scrolled_to
 from studies import make_roles, make_sample, make_study
 from tables_of_texts import make_table
 
@@ -119,7 +120,7 @@ def test_the_map_of_roles_is_used_by_pointer_and_keyboard(open_page: Open) -> No
 def test_pointing_at_a_word_shades_what_it_attends_to(open_page: Open) -> None:
     study = make_study(2, 3)
     page = open_page(study)
-    page.select_option("#head", label="L0.H1")
+    scrolled_to(page, "#head").select_option(label="L0.H1")
     weights = study.samples[0].weights[study.table.heads[1]]
     words = page.locator("#words .word")
     for query in (3, 6):
@@ -140,9 +141,9 @@ def test_pointing_at_a_word_shades_what_it_attends_to(open_page: Open) -> None:
 
 def test_several_heads_are_drawn_together(open_page: Open) -> None:
     page = open_page(make_study(2, 3))
-    page.select_option("#text-head", label="L0.H1")
+    scrolled_to(page, "#text-head").select_option(label="L0.H1")
     page.get_by_role("button", name="Keep beside others").click()
-    page.select_option("#text-head", label="L1.H2")
+    scrolled_to(page, "#text-head").select_option(label="L1.H2")
     expect(page.locator("#kept .chip")).to_have_count(2)
     assert page.locator("#lines .hue-0").count() > 0
     assert page.locator("#lines .hue-1").count() > 0
@@ -181,7 +182,7 @@ def test_long_texts_have_lines_around_the_word_and_no_map(open_page: Open) -> No
     assert 1 <= drawn <= 8 < page.locator("#words .paragraph").count()
     expect(page.locator("#links tbody tr")).to_have_count(1)
     expect(page.locator("#links-note")).to_contain_text("only the strongest pairs")
-    page.select_option("#head", label="L0.H1")
+    scrolled_to(page, "#head").select_option(label="L0.H1")
     expect(page.locator("#words-readout")).to_contain_text("receives from all heads of layer 0")
 
 
@@ -246,7 +247,7 @@ def test_links_lead_to_a_head_and_a_statistic(open_page: Open) -> None:
     page.evaluate("location.hash = '#L1.H2/entropy'")
     expect(page.locator("#head-title")).to_have_text("L1.H2")
     expect(page.locator("#heatmap-readout")).to_contain_text("L1.H2: Entropy")
-    page.select_option("#head", label="L0.H1")
+    scrolled_to(page, "#head").select_option(label="L0.H1")
     assert page.evaluate("location.hash") == "#L0.H1/entropy"
     page.reload()
     expect(page.locator("#head-title")).to_have_text("L0.H1")
@@ -357,7 +358,7 @@ def test_a_look_starts_on_map_and_text(open_page: Open) -> None:
     expect(page.locator("#map td.cell").first).to_be_visible()
     expect(page.locator("#words .word")).to_have_count(len(study.samples[0].tokens))
     page.locator("#thumbs tbody td").nth(4).click()
-    expect(page.locator("#text-head option:checked")).to_have_text("L1.H1")
+    expect(scrolled_to(page, "#text-head").locator("option:checked")).to_have_text("L1.H1")
     assert _violations(page) == []
 
 
@@ -377,7 +378,7 @@ def test_a_look_opens_on_a_sharp_head_and_a_content_word(open_page: Open) -> Non
         for head, each in enumerate(maps)
     }
     page = open_page(Look("A look", "BertModel", Sample(tokens, weights), {"headwise": "0"}))
-    expect(page.locator("#text-head option:checked")).to_have_text("L0.H2")
+    expect(scrolled_to(page, "#text-head").locator("option:checked")).to_have_text("L0.H2")
     expect(page.locator("#words .word.query")).to_have_text("animal")
     expect(page.locator("#links-from")).to_have_text("animal")
 
@@ -445,7 +446,9 @@ def test_a_look_opens_on_the_two_words_that_it_was_given(before: str, open_page:
         table = hw.links(model, tokenizer, text, source, target)
         result = hw.look(model, tokenizer, text, source=source, target=target)
         page = open_page(result, viewport={"width": 390, "height": 800})
-        expect(page.locator("#text-head option:checked")).to_have_text(table["name"][0])
+        expect(scrolled_to(page, "#text-head").locator("option:checked")).to_have_text(
+            table["name"][0]
+        )
         expect(page.locator("#links-from")).to_have_text(source)
         expect(page.locator("#target option:checked")).to_have_text(target)
         if not before:

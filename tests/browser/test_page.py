@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from headwise.report import Sample, Study
+from pages import scrolled_to
 from studies import make_roles, make_sample, make_study
 
 pytestmark = pytest.mark.browser
@@ -139,12 +140,12 @@ def test_cells_that_do_not_apply_sort_last_both_ways(open_page: Open) -> None:
 def test_a_head_shows_its_roles_or_that_it_has_none(open_page: Open) -> None:
     study = make_study(2, 3)
     page = open_page(study.with_roles(make_roles(study, with_role=(0, 4))))
-    page.select_option("#head", label="L1.H1")
+    scrolled_to(page, "#head").select_option(label="L1.H1")
     card = page.locator("#head-roles .role-card")
     expect(card).to_contain_text("a token → the token before it")
     for text in ("0.875 [0.812, 0.938]", "0.250 of previous token", "0.875 on the other half"):
         expect(card).to_contain_text(text)
-    page.select_option("#head", label="L0.H1")
+    scrolled_to(page, "#head").select_option(label="L0.H1")
     expect(page.locator("#head-roles .none")).to_have_text("No role found.")
     expect(page.locator("#head-roles")).to_contain_text("Tested; nearest was previous token: 0.125")
     page.locator("#roles").get_by_role("button", name="L0.H0", exact=True).click()
@@ -182,7 +183,7 @@ def test_maps_of_two_texts_have_the_tokens_of_both(open_page: Open) -> None:
         ("decoder.L0.H0", target, target),
         ("decoder.cross.L0.H1", target, source),
     ):
-        page.select_option("#head", label=head)
+        scrolled_to(page, "#head").select_option(label=head)
         assert page.locator("#map thead th").all_inner_texts() == list(keys)
         assert page.locator("#map tbody th").all_inner_texts() == list(queries)
         sides = {source: "source", target: "target"}
@@ -196,7 +197,7 @@ def test_maps_of_two_texts_have_the_tokens_of_both(open_page: Open) -> None:
 def test_another_sample_has_its_own_map(open_page: Open) -> None:
     study = make_study(2, 3)
     page = open_page(study)
-    page.select_option("#head", label="L0.H1")
+    scrolled_to(page, "#head").select_option(label="L0.H1")
     page.select_option("#sample", index=1)
     sample = study.samples[1]
     weights = sample.weights[study.table.heads[1]].astype(float)
@@ -268,5 +269,5 @@ def test_the_policy_blocks_inline_scripts(browser: Browser, tmp_path: Path) -> N
 def test_a_study_without_samples_still_has_its_page(open_page: Open) -> None:
     page = open_page(replace(make_study(), samples=()))
     expect(page.locator("#sample-section")).to_contain_text("no text with maps")
-    page.select_option("#head", index=2)
+    scrolled_to(page, "#head").select_option(index=2)
     expect(page.locator("#head-title")).to_have_text("L0.H2")

@@ -1,7 +1,12 @@
 // The places of heads in a grid, and the select elements that choose a head.
 
+// Filled when it comes near the view: the options of 3,000 heads are half of what a browser styles first.
 for (const select of document.querySelectorAll("select[data-choose='head']")) {
-  bindSelect(select, "head", headGroups());
+  new IntersectionObserver(([{ isIntersecting }], sight) => {
+    if (!isIntersecting) return;
+    sight.disconnect();
+    bindSelect(select, "head", headGroups());
+  }, { rootMargin: "100%" }).observe(select);
 }
 
 // The layers of a stack, its number of columns, and the head at a place.

@@ -75,11 +75,13 @@ function contentOf(tokens) {
 
 // Subwords stand together as the text has them; the spaces that tokens begin with become gaps.
 function makeWords(tokens, kind) {
+  const first = make("span", {
+    class: kind === "keys" ? "word still" : "word", role: "option", "aria-selected": "false",
+  }, [make("bdi")]);
   return readTokens(tokens).flatMap(({ bare, joined }, index) => {
-    const word = make("span", {
-      class: kind === "keys" ? "word still" : "word", role: "option", "aria-selected": "false",
-      "data-at": index,
-    }, [make("bdi", { text: bare })]);
+    const word = first.cloneNode(true);
+    word.firstChild.textContent = bare;
+    word.dataset.at = index;
     // A real space lets the line break there.
     return joined ? [word] : [" ", word];
   });
