@@ -393,7 +393,7 @@ def test_two_words_show_the_heads_that_link_them(open_page: Open) -> None:
         )
     )  # fmt: skip
     text = "The animals overcrossed the road because they were tired."
-    page = open_page(hw.look(model, tokenizer, text))
+    page = open_page(hw.look(model, text, tokenizer=tokenizer))
     words = page.locator("#words .word")
 
     def shown() -> dict[str, list[float]]:
@@ -420,7 +420,7 @@ def test_two_words_show_the_heads_that_link_them(open_page: Open) -> None:
         else:
             page.get_by_label(f"From {source} to").select_option(target)
         expect(page.locator("#links-from")).to_have_text(source)
-        table = hw.links(model, tokenizer, text, source, target)
+        table = hw.links(model, text, source, target, tokenizer=tokenizer)
         found = shown()
         for row in table.itertuples():
             # A weight is a byte: half a step for each token of the target.
@@ -443,8 +443,8 @@ def test_a_look_opens_on_the_two_words_that_it_was_given(before: str, open_page:
     model, tokenizer = hw.load(folder), hw.load_tokenizer(folder)
     text = before + "The large animals overcrossed the road because they were tired."
     for source, target in (("they", "large animals"), ("tired", "overcrossed")):
-        table = hw.links(model, tokenizer, text, source, target)
-        result = hw.look(model, tokenizer, text, source=source, target=target)
+        table = hw.links(model, text, source, target, tokenizer=tokenizer)
+        result = hw.look(model, text, tokenizer=tokenizer, source=source, target=target)
         page = open_page(result, viewport={"width": 390, "height": 800})
         expect(scrolled_to(page, "#text-head").locator("option:checked")).to_have_text(
             table["name"][0]
