@@ -1,8 +1,10 @@
 """Which rows of which weights scale the attention logits of each head, and scaling them in place.
 
-Queries and keys are traced back by gradients to the last linear layer or norm before them, whatever
-the architecture calls it. Gradients also show whether these rows scale the logits as they should:
-no rule by names could be trusted with weights that are in training.
+An ownership map does not say this. Its gradients are of weights, which sharded training frees after
+each layer, and a norm between a weight and the queries undoes its scale. So the outputs of linear
+layers and norms are multiplied by scales of 1 in one pass. Gradients of these show the last rows
+that each head alone depends on, whatever the architecture calls them, and whether its logits grow
+with them: no rule by names could be trusted with weights that are in training.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -11,7 +13,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
 from headwise._evaluation import differentiable_evaluation
@@ -21,7 +23,7 @@ from headwise.errors import UnsupportedError
 from headwise.models import Hooks, is_sharded
 from headwise.ownership._attention import is_linear, is_transposed
 from headwise.ownership._model_runs import call_model
-from headwise.ownership._ownership_map import gradients, output_dependence, random_like
+from headwise.ownership._ownership_map import gradients, random_like
 
 # Relative tolerances of what is computed in a dtype; a wrong factor differs more.
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -32,11 +34,10 @@ _TINY = 1e-300
 #   query  g_h / c          key    c
 #   whole  g_h, as the keys they meet belong to all heads
 Share = Literal["query", "key", "whole"]
-# By module: per head, which of its outputs the head depends on.
-_Used = Mapping[str, Bool[Tensor, "_ _"]]
-# By module: what its calls returned, as leaves of autograd, so that queries and keys depend on the
-# last of these modules alone.
-_Outputs = Mapping[str, list[Tensor]]
+# By module: the logarithms of the scales of its outputs, as leaves of autograd.
+_Scales = Mapping[str, Float[Tensor, " _"]]
+# By module: how each head grows with each of these.
+_Rates = Mapping[str, Float64[Tensor, "_ _"]]
 # By site: its first call, with the logits by head.
 _Calls = Mapping[str, tuple[AttentionCall, Float[Tensor, "H B T S"]]]
 
@@ -103,15 +104,15 @@ def find_logit_rows(
                 f"clip_qkv={clamp}, so weights do not scale them. Set clip_qkv to None."
             )
     with differentiable_evaluation(model, weights=True):
-        calls, outputs, growth = _trace(model, batch, layers)
+        calls, scales, growth = _trace(model, batch, layers)
         if not calls:
             raise UnsupportedError(
                 f"QKClip: no attention was captured in {type(model).__name__}. Give a monitor of a "
                 f"model that headwise.observe can watch."
             )
-        rows = {site: _rows_of(model, site, *call, outputs) for site, call in calls.items()}
+        rows = {site: _rows_of(model, site, *call, scales) for site, call in calls.items()}
         _refuse_tied_or_frozen(model, rows)
-        _refuse_unscaled(rows, calls, outputs, growth)
+        _refuse_unscaled(rows, calls, scales, growth)
     return rows
 
 
@@ -190,10 +191,10 @@ def _logits_of(site: str, call: AttentionCall) -> Float[Tensor, "H B T S"]:
 
 def _trace(
     model: nn.Module, batch: Any, layers: Collection[int] | None
-) -> tuple[_Calls, _Outputs, dict[str, float]]:
-    """Run a model once and trace its attention logits back to its linear layers and norms."""
+) -> tuple[_Calls, _Scales, dict[str, float]]:
+    """Run a model once, with scales on the outputs of its linear layers and norms."""
     calls: dict[str, tuple[AttentionCall, Tensor]] = {}
-    outputs: dict[str, list[Tensor]] = {}
+    scales: dict[str, Tensor] = {}
     growth: dict[str, float] = {}
 
     @torch.enable_grad()  # callbacks run without gradients
@@ -202,24 +203,32 @@ def _trace(
         if (layers is None or site.layer in layers) and site.name not in calls:
             calls[site.name] = call, _logits_of(site.name, call)
 
-    def cut(name: str, module: nn.Module, _: Any, output: Any) -> Tensor | None:
-        """Continue with a copy of an output that autograd traces back to the module, no further."""
+    def scale(name: str, module: nn.Module, _: Any, output: Any) -> Tensor | None:
+        """Continue with a copy that autograd traces back to the scales, and no further."""
         if not isinstance(output, Tensor) or not output.is_floating_point():
             return None
-        growth.setdefault(name, _growth(module, output))
         # A gain of several axes, as one of each head, has its units along one.
         axes = 1 if is_linear(module) else module.get_parameter("weight").ndim
-        leaf = output.detach().flatten(-axes).requires_grad_()
-        outputs.setdefault(name, []).append(leaf)
-        return leaf.clone().view(output.shape)  # a copy, since some models change it in place
+        units = output.detach().flatten(-axes)
+        if name not in scales:
+            scales[name] = torch.zeros(units.shape[-1], device=units.device, requires_grad=True)
+            growth[name] = _growth(module, output)
+        return (units * scales[name].exp()).to(output.dtype).view(output.shape)
 
     with Hooks() as hooks:
         active = hooks.enter_context(capture_calls(model, record, keep_graph=True))
         for name, module in model.named_modules():
             if is_linear(module) or _is_norm(module):
-                hooks.after(module, partial(cut, name))
+                hooks.after(module, partial(scale, name))
         call_model(model, batch)
-    return calls, outputs, growth
+    return calls, scales, growth
+
+
+def _rates(heads: Float[Tensor, "n ..."], scales: _Scales) -> _Rates:
+    """How each head grows with the scales of the modules that it depends on."""
+    grads = zip(scales, gradients(heads, [*scales.values()]), strict=True)
+    # Heads are parts of one tensor: without one gradient there is none.
+    return {name: torch.stack(x).double().cpu() for name, x in grads if x[0] is not None}
 
 
 def _is_norm(module: nn.Module) -> bool:
@@ -243,38 +252,39 @@ def _growth(module: nn.Module, output: Tensor) -> float:
 
 
 def _rows_of(
-    model: nn.Module, site: str, call: AttentionCall, logits: Tensor, outputs: _Outputs
+    model: nn.Module, site: str, call: AttentionCall, logits: Tensor, scales: _Scales
 ) -> LogitRows:
     """The rows that scale the logits of each head of one site."""
     groups = torch.arange(len(logits))
-    parts: list[tuple[Share, _Used]]
+    parts: list[tuple[Share, _Rates]]
     if isinstance(call.module, nn.MultiheadAttention):
         return LogitRows(groups, tuple(_torch_rows(site, call.module)), call.rule.softcap)
     if isinstance(call, SoftmaxCall):
         # Queries and keys cannot be distinguished: with groups of one head both take a root.
-        both = output_dependence(logits, outputs)
-        own = {name: units & (units.sum(0) == 1) for name, units in both.items()}
-        is_shared = any((units.sum(0) > 1).any() for units in both.values())
+        both = _rates(logits, scales)
+        own = {name: rates * (rates.count_nonzero(0) == 1) for name, rates in both.items()}
+        is_shared = any((rates.count_nonzero(0) > 1).any() for rates in both.values())
         parts = [("whole" if is_shared else "query", own)]
     else:
         q, k = call.q.transpose(0, 1), call.k.transpose(0, 1)
-        queries = output_dependence(q, outputs)
+        queries = _rates(q, scales)
         if not queries:
             raise UnsupportedError(
                 f"QKClip: the queries of {site} come from no linear layer or norm whose weights "
                 f"can be scaled, as where they are packed by quantization. Clip the model before "
                 f"it is quantized, or leave its layer out with HeadMonitor(layers=...)."
             )
-        groups, keys, are_shared = _key_groups(output_dependence(k, outputs), len(q))
+        groups, keys, are_shared = _key_groups(_rates(k, scales), len(q))
         parts = [("query", queries), ("key", keys)]
         if are_shared:
-            whole = _met_by_shared_keys(q, k, keys, outputs)
-            rest = {name: units & ~whole[name] for name, units in queries.items()}
+            whole = _met_by_shared_keys(q, k, keys, scales)
+            rest = {name: rates * (whole[name] == 0) for name, rates in queries.items()}
             parts = [("query", rest), ("whole", whole), ("key", keys)]
     rows: list[ScaledRows] = []
-    for share, used in parts:
-        for name, units in used.items():
-            if (units.sum(0) > 1).any():
+    for share, of_part in parts:
+        for name, rates in of_part.items():
+            used = rates != 0
+            if (used.sum(0) > 1).any():
                 kind = type(model.get_submodule(name)).__name__
                 raise UnsupportedError(
                     f"QKClip: the heads of {site} share the weights of {name} ({kind}), the "
@@ -282,34 +292,35 @@ def _rows_of(
                     f"as the gain of a norm over all heads, so one head cannot be clipped "
                     f"alone. Leave its layer out with HeadMonitor(layers=...)."
                 )
-            if units.any():
-                owners = torch.where(units.any(0), units.int().argmax(0), -1)
+            if used.any():
+                owners = torch.where(used.any(0), used.int().argmax(0), -1)
                 rows += _parameters_of(model, name, share, owners)
     return LogitRows(groups, tuple(rows), call.rule.softcap)
 
 
-def _key_groups(used: _Used, n_heads: int) -> tuple[Int[Tensor, " H"], _Used, bool]:
-    """The key group of each query head, the outputs of one group alone, and if others exist.
+def _key_groups(rates: _Rates, n_heads: int) -> tuple[Int[Tensor, " H"], _Rates, bool]:
+    """The key group of each query head, the rates of one group alone, and if others exist.
 
     Keys that a group of queries shares may have been repeated for each of them.
     """
-    if not used:  # as where they come from packed weights
+    if not rates:  # as where they come from packed weights
         return torch.arange(n_heads), {}, True
-    distinct, groups = torch.unique(torch.cat([*used.values()], 1), dim=0, return_inverse=True)
+    used = torch.cat([*rates.values()], 1) != 0
+    distinct, groups = torch.unique(used, dim=0, return_inverse=True)
     users = distinct.sum(0)
-    own = (distinct & (users == 1)).split([units.shape[1] for units in used.values()], 1)
+    own = (distinct * (users == 1.0)).double().split([x.shape[1] for x in rates.values()], 1)
     groups = groups.repeat_interleave(n_heads // len(groups))
-    return groups, dict(zip(used, own, strict=True)), bool((users > 1).any())
+    return groups, dict(zip(rates, own, strict=True)), bool((users > 1).any())
 
 
-def _met_by_shared_keys(q: Tensor, k: Tensor, keys: _Used, outputs: _Outputs) -> _Used:
-    """Which outputs the queries depend on in the features of the keys that no head has to itself,
-    as in latent attention: queries take the whole factor there, and share it in the others."""
+def _met_by_shared_keys(q: Tensor, k: Tensor, keys: _Rates, scales: _Scales) -> _Rates:
+    """The rates of queries in the features of the keys that no head has to itself, as in latent
+    attention: queries take the whole factor there, and share it in the others."""
     features = torch.diag_embed(torch.ones(k.shape[-1])).to(k)[:, None, None]  # D 1 1 D
     shared = torch.full((k.shape[-1],), not keys)
-    for name, units in output_dependence(features * k[0], outputs).items():
-        shared |= (units & ~keys[name].any(0)).any(1)
-    return output_dependence(torch.where(shared.to(q.device), q, 0.0), outputs)
+    for name, rates in _rates(features * k[0], scales).items():
+        shared |= ((rates != 0) & ~keys[name].any(0)).any(1)
+    return _rates(torch.where(shared.to(q.device), q, 0.0), scales)
 
 
 def _parameters_of(
@@ -331,33 +342,28 @@ def _torch_rows(site: str, module: nn.MultiheadAttention) -> Iterator[ScaledRows
     dot = f"{site}." if site else ""
     heads = torch.arange(module.num_heads).repeat_interleave(module.head_dim)
     none = torch.full_like(heads, -1)
-    shares: tuple[tuple[Share, str, Tensor], ...] = (
-        ("query", "q_proj_weight", torch.cat([heads, none, none])),
-        ("key", "k_proj_weight", torch.cat([none, heads, none])),
-    )
-    for share, name, joined in shares:
+    shares: dict[Share, list[Tensor]] = {"query": [heads, none, none], "key": [none, heads, none]}
+    for share, parts in shares.items():
         if has_joined_weight(module):
-            yield ScaledRows(share, f"{dot}in_proj_weight", (-1, 1), joined)
+            yield ScaledRows(share, f"{dot}in_proj_weight", (-1, 1), torch.cat(parts))
         else:
-            yield ScaledRows(share, f"{dot}{name}", (-1, 1), heads)
+            yield ScaledRows(share, f"{dot}{share[0]}_proj_weight", (-1, 1), heads)
         if module.in_proj_bias is not None:
-            yield ScaledRows(share, f"{dot}in_proj_bias", (-1,), joined)
+            yield ScaledRows(share, f"{dot}in_proj_bias", (-1,), torch.cat(parts))
 
 
 def _refuse_tied_or_frozen(model: nn.Module, rows_by_site: Mapping[str, LogitRows]) -> None:
-    users: dict[int, list[str]] = {}
+    users: dict[nn.Parameter, list[str]] = {}
     for name, weight in model.named_parameters(remove_duplicate=False):
-        users.setdefault(id(weight), []).append(name)
+        users.setdefault(weight, []).append(name)
     for site, rows in rows_by_site.items():
         for part in rows.rows:
             weight = model.get_parameter(part.parameter)
-            parents = {id(model.get_submodule(x.rpartition(".")[0])) for x in users[id(weight)]}
-            if len(parents) > 1:
-                problem = f"tied to {' and '.join(users[id(weight)])}"
-            elif not weight.requires_grad:
-                problem = "frozen"
-            else:
+            modules = {model.get_submodule(x.rpartition(".")[0]) for x in users[weight]}
+            if len(modules) == 1 and weight.requires_grad:
                 continue
+            tied = f"tied to {' and '.join(users[weight])}"
+            problem = tied if len(modules) > 1 else "frozen"
             raise UnsupportedError(
                 f"QKClip: {part.parameter}, which scales the logits of {site}, is {problem}. "
                 f"Train a weight of its own, or leave its layer out with HeadMonitor(layers=...)."
@@ -367,7 +373,7 @@ def _refuse_tied_or_frozen(model: nn.Module, rows_by_site: Mapping[str, LogitRow
 def _refuse_unscaled(
     rows_by_site: Mapping[str, LogitRows],
     calls: _Calls,
-    outputs: _Outputs,
+    scales: _Scales,
     growth: Mapping[str, float],
 ) -> None:
     """Refuse heads whose logits would not be scaled by their factors, and by nothing else.
@@ -376,7 +382,8 @@ def _refuse_unscaled(
     at t = 0 is read from gradients, so that no weight has to change.
     """
     generator = torch.Generator().manual_seed(0)
-    rates: dict[str, Tensor] = {}  # by module, of its outputs
+    moved = {name: torch.zeros_like(scale, dtype=torch.float64, device="cpu")
+             for name, scale in scales.items()}  # fmt: skip
     logs: dict[str, Tensor] = {}  # by site, of its heads
     for site, rows in rows_by_site.items():
         factors = 0.3 + 0.4 * torch.rand(len(rows.groups), generator=generator).double()
@@ -384,22 +391,14 @@ def _refuse_unscaled(
         for part, factor in rows.scaled(factors):
             name, _, kind = part.parameter.rpartition(".")
             if kind == "weight":
-                rates[name] = rates.get(name, 0.0) + factor.log() * growth[name]
-    leaves = [(leaf, rate) for name, rate in rates.items() for leaf in outputs[name]]
+                moved[name] += growth[name] * factor.log()
     for site, (call, logits) in calls.items():
         if isinstance(call.module, nn.MultiheadAttention):
             continue  # its weights are known, and nothing lies between them and its logits
         weighted = (logits * random_like(logits[0])).detach().double().cpu().flatten(1)
-        expected = logs[site] * weighted.sum(1)
-        actual = torch.zeros_like(expected)
-        for (leaf, rate), grads in zip(
-            leaves, gradients(logits, [leaf for leaf, _ in leaves]), strict=True
-        ):
-            if grads[0] is not None:
-                moved = torch.stack([(grad * leaf.detach()).double().cpu() for grad in grads])
-                actual += (moved * rate).flatten(1).sum(1)
-        tolerance = _TOLERANCE.get(logits.dtype, _DEFAULT_TOLERANCE)
-        wrong = ((actual - expected).abs() > tolerance * weighted.norm(dim=1)).nonzero()
+        grown = sum(rates @ moved[name] for name, rates in _rates(logits, scales).items())
+        tolerance = _TOLERANCE.get(logits.dtype, _DEFAULT_TOLERANCE) * weighted.norm(dim=1)
+        wrong = ((grown - logs[site] * weighted.sum(1)).abs() > tolerance).nonzero()
         if len(wrong):
             raise UnsupportedError(
                 f"QKClip: scaling the queries and keys of head {int(wrong[0])} of {site} does not "

@@ -3,7 +3,7 @@
 Ownership is found by gradients, for any architecture: no names of weights are listed.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -207,28 +207,6 @@ def _dependence(parts: Parts, weights: dict[str, Tensor]) -> dict[str, Dependenc
                 nonzero = [(zeros if grad is None else grad) != 0 for grad in grads]
                 dependence[name][part] = torch.stack(nonzero)
     return dependence
-
-
-def output_dependence(
-    heads: Float[Tensor, "n ..."], outputs: Mapping[str, Sequence[Tensor]]
-) -> dict[str, Bool[Tensor, "n _"]]:
-    """Which outputs of each module each head depends on, by the last axis of the module.
-
-    Args:
-        heads: What is computed for each head, attached in autograd to the outputs.
-        outputs: What the calls of each module returned.
-    Returns:
-        The modules that any head depends on, in the order of `outputs`.
-    """
-    calls = [(name, output) for name, tensors in outputs.items() for output in tensors]
-    used: dict[str, Tensor] = {}
-    grads_by_call = gradients(heads, [output for _, output in calls])
-    for (name, _), grads in zip(calls, grads_by_call, strict=True):
-        if grads[0] is None:  # heads are parts of one tensor: without one gradient there is none
-            continue
-        units = torch.stack([(grad != 0).flatten(0, -2).any(0) for grad in grads]).cpu()
-        used[name] = used[name] | units if name in used else units
-    return used
 
 
 def random_like(x: Float[Tensor, "*_"]) -> Float[Tensor, "*_"]:
