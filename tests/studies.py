@@ -7,7 +7,7 @@ import pandas as pd
 
 from headwise.report import Sample, Study
 from headwise.roles import Effect, Effects, Group, Roles
-from headwise.roles._nulls import NULLS
+from headwise.roles.evidence._nulls import NULLS
 from headwise.tables import Head, HeadTable, Totals
 
 SENTENCES = (

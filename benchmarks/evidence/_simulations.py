@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from headwise.roles import step_down
-from headwise.roles._hypotheses import Hypotheses, has_role, run_tests
 from headwise.roles._samples import halves
+from headwise.roles.evidence._hypotheses import Hypotheses, has_role, run_tests
 from headwise.roles.examples._task_heads import task_hypotheses
 from headwise.roles.examples._task_scores import TokenExample
 from headwise.roles.relations import Role

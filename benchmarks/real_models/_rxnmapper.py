@@ -21,7 +21,7 @@ from benchmarks._report import table, titled
 from benchmarks.real_models._packages import FOLDER, fetch, pickled_weights, stored
 from benchmarks.real_models._reactions import CHOOSING, TOKENS, reactions
 from headwise.roles import ChoiceRelation
-from headwise.roles._nulls import initialized, permuted
+from headwise.roles.evidence._nulls import initialized, permuted
 
 KNOWN = "L10.H5"
 """The head that RXNMapper reads: `core.py` has head 5 of layer 10, and counts both from 0."""

@@ -23,7 +23,7 @@ from benchmarks._report import table, titled
 from benchmarks.real_models._packages import FOLDER, fetch, stored
 from benchmarks.real_models._speech import SYNTHESIZERS, Utterance, sentences
 from headwise.roles import AlignedBatch
-from headwise.roles._nulls import initialized, permuted
+from headwise.roles.evidence._nulls import initialized, permuted
 from headwise.roles.examples._align import cross_heads, head_weights
 from headwise.roles.examples._alignment_heads import known_examples
 from headwise.tables import ratio_interval

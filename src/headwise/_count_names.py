@@ -1,8 +1,6 @@
 """The names under which modules and configurations store their numbers of heads."""
 
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_attn_heads", "heads")
-# In a configuration file; as an attribute of a module it may be the modules of the heads.
-CONFIG_HEADS = (*HEADS, "attention_heads")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 QUERIES_PER_KV_HEAD = ("num_key_value_groups", "n_rep")
 # The number of query heads times the head dimension.

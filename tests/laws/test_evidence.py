@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwise.roles._hypotheses import (
+from headwise.roles._samples import halves
+from headwise.roles.evidence._hypotheses import (
     FEWEST_INSTANCES,
     FEWEST_TEXTS,
     Hypotheses,
@@ -18,8 +19,7 @@ from headwise.roles._hypotheses import (
     lift,
     run_tests,
 )
-from headwise.roles._samples import halves
-from headwise.roles._significance import step_down, tail_shares
+from headwise.roles.evidence._significance import step_down, tail_shares
 from headwise.roles.relations import Role
 from headwise.tables import ratio_interval
 

@@ -10,8 +10,8 @@ import torch
 
 from headwise.layer import MultiHeadAttention
 from headwise.roles import Evidence, Roles, find_roles
-from headwise.roles._hypotheses import Hypotheses
 from headwise.roles._rows import length_measures
+from headwise.roles.evidence._hypotheses import Hypotheses
 from headwise.roles.relations import Role
 from planted import CONTEXT, TOKENIZER, lines
 

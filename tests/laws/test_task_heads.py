@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 import headwise as hw
 from headwise.roles import FoundHeads, find_heads, load_heads, task_examples
-from headwise.roles._nulls import permuted
+from headwise.roles.evidence._nulls import permuted
 from headwise.roles.examples._task_scores import (
     TokenExample,
     best_set,

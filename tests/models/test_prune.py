@@ -35,7 +35,7 @@ from headwise.ownership import (
     find_attentions,
     heads_of,
 )
-from headwise.roles._nulls import permuted
+from headwise.roles.evidence._nulls import permuted
 from oracles import padded
 from planted import TOKENIZER, lines
 

@@ -16,9 +16,6 @@ from headwise.roles._effects import Effects as Effects
 from headwise.roles._effects import Group as Group
 from headwise.roles._effects import group_line as group_line
 from headwise.roles._find_roles import find_roles as find_roles
-from headwise.roles._hypotheses import FEWEST_TEXTS as FEWEST_TEXTS
-from headwise.roles._nulls import Evidence as Evidence
-from headwise.roles._significance import step_down as step_down
 from headwise.roles._summaries import by_nearness as by_nearness
 from headwise.roles._summaries import main_roles as main_roles
 from headwise.roles._summaries import rules_line as rules_line
@@ -28,6 +25,9 @@ from headwise.roles._summaries import shapes_summary as shapes_summary
 from headwise.roles._summaries import shown_outcomes as shown_outcomes
 from headwise.roles._summaries import signs_of as signs_of
 from headwise.roles._table import Roles as Roles
+from headwise.roles.evidence import FEWEST_TEXTS as FEWEST_TEXTS
+from headwise.roles.evidence import Evidence as Evidence
+from headwise.roles.evidence import step_down as step_down
 from headwise.roles.examples import AlignedBatch as AlignedBatch
 from headwise.roles.examples import Alignment as Alignment
 from headwise.roles.examples import FoundHeads as FoundHeads

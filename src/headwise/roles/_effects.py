@@ -27,8 +27,7 @@ from headwise.ownership import (
     replace_heads,
 )
 from headwise.roles._behaviors import Behavior, BehaviorBatch
-from headwise.roles._hypotheses import FEWEST_TEXTS
-from headwise.roles._significance import step_down
+from headwise.roles.evidence import FEWEST_TEXTS, step_down
 from headwise.tables import Head, ratio_interval
 from headwise.watch import Request, observe
 

@@ -22,10 +22,7 @@ from headwise.corpora import Corpus
 from headwise.errors import ArgumentError, InputError
 from headwise.models import check_model, fingerprint
 from headwise.models.texts import context_of, tokenizer_of
-from headwise.roles._control import plant
 from headwise.roles._effects import copying_scores
-from headwise.roles._hypotheses import FEWEST_TEXTS, Hypotheses, has_role, is_promising, run_tests
-from headwise.roles._nulls import Baseline, Evidence, hypotheses_of, null_head_baseline, strongest
 from headwise.roles._rows import (
     BEHAVIOR_LABELS,
     BY_COPYING,
@@ -35,6 +32,19 @@ from headwise.roles._rows import (
 )
 from headwise.roles._samples import SEQUENCES, RoleSample, distinct_texts, probe_sample, text_sample
 from headwise.roles._table import Roles
+from headwise.roles.evidence import (
+    FEWEST_TEXTS,
+    Baseline,
+    Evidence,
+    Hypotheses,
+    has_role,
+    hypotheses_of,
+    is_promising,
+    null_head_baseline,
+    plant,
+    run_tests,
+    strongest,
+)
 from headwise.roles.relations import (
     PROBED,
     Relations,

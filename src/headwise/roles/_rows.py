@@ -10,15 +10,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from headwise.roles._control import POWER
 from headwise.roles._effects import Effects
-from headwise.roles._hypotheses import (
-    FEWEST_TEXTS,
-    LEVEL,
-    Hypotheses,
-    has_role,
-)
-from headwise.roles._nulls import NULLS, RULE
+from headwise.roles.evidence import FEWEST_TEXTS, LEVEL, NULLS, POWER, RULE, Hypotheses, has_role
 from headwise.roles.relations import NEXT_NAME, PREFIX_MATCHING, SAME
 from headwise.roles.scores import RULES
 from headwise.tables import DRAWS, Head, address_columns, interval_of, rate, resample_counts

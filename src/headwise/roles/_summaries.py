@@ -11,9 +11,8 @@ import numpy as np
 import pandas as pd
 
 from headwise._display import counted, printable
-from headwise.roles._hypotheses import FEWEST_TEXTS, lift
-from headwise.roles._nulls import NULLS
 from headwise.roles._rows import FOUND, NOT_FOUND, RULE_COLUMNS, UNDECIDED, untested
+from headwise.roles.evidence import FEWEST_TEXTS, NULLS, lift
 from headwise.roles.relations import DIFFUSE, DIFFUSE_BESIDE_SINKS, SHAPES, SINKS
 from headwise.tables import Head
 

@@ -15,7 +15,6 @@ from headwise.errors import ArgumentError
 from headwise.models import check_model, fingerprint
 from headwise.roles._behaviors import Behavior
 from headwise.roles._effects import WITHOUT, Effects, ablate_each
-from headwise.roles._nulls import NULLS
 from headwise.roles._rows import FURTHER, labels_of_rows
 from headwise.roles._summaries import (
     categories_of,
@@ -27,6 +26,7 @@ from headwise.roles._summaries import (
     shapes_summary,
     signs_of,
 )
+from headwise.roles.evidence import NULLS
 from headwise.tables import (
     Head,
     HeadLike,

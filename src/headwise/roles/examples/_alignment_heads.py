@@ -16,8 +16,8 @@ from headwise.corpora import Several, Span, list_items, one_text
 from headwise.errors import ArgumentError
 from headwise.models import check_model
 from headwise.models.texts import TokenOffsets, token_offsets
-from headwise.roles._hypotheses import of_examples
 from headwise.roles._samples import grown_set, halves, sums_by_text
+from headwise.roles.evidence import of_examples
 from headwise.roles.examples._align import (
     Calls,
     aligned,

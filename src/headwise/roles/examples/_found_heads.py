@@ -18,8 +18,8 @@ from headwise._display import counted, printable
 from headwise.errors import ArgumentError
 from headwise.files import JsonFile, as_path, number, typed
 from headwise.models import check_model, fingerprint
-from headwise.roles._hypotheses import FEWEST_TEXTS, Hypotheses, run_tests, why_not
 from headwise.roles._rows import NOT_FOUND, evidence_rows
+from headwise.roles.evidence import FEWEST_TEXTS, Hypotheses, run_tests, why_not
 from headwise.roles.examples._head_files import ending_in, export_heads
 from headwise.roles.examples._task_scores import AnswerEffect
 from headwise.tables import Head, HeadsLike, at_prompt, resolve_heads

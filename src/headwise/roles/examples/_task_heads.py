@@ -13,9 +13,8 @@ from headwise.corpora import Example, Several
 from headwise.errors import ArgumentError
 from headwise.models import check_model
 from headwise.models.texts import context_of, tokenizer_of
-from headwise.roles._hypotheses import FEWEST_TEXTS, Hypotheses, of_examples
-from headwise.roles._nulls import NULLS, Evidence
 from headwise.roles._samples import halves
+from headwise.roles.evidence import FEWEST_TEXTS, NULLS, Evidence, Hypotheses, of_examples
 from headwise.roles.examples._found_heads import FoundHeads, heads_of_examples
 from headwise.roles.examples._task_scores import (
     POSITIONS,

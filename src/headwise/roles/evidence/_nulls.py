@@ -17,8 +17,8 @@ from torch import nn
 from headwise._display import did_you_mean
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import copy_model
-from headwise.roles._hypotheses import Hypotheses, best_of
 from headwise.roles._samples import RoleSample, Split
+from headwise.roles.evidence._hypotheses import Hypotheses, best_of
 from headwise.roles.relations import EVEN, Role
 from headwise.roles.scores import OFFSETS, RULES, RoleScores, fit_tag_rules, heuristic_names
 from headwise.tables import rate

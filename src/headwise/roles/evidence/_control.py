@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float
 
 from headwise._extras import require
-from headwise.roles._hypotheses import FEWEST_INSTANCES, FEWEST_TEXTS, LEVEL, Hypotheses
 from headwise.roles._samples import Split
+from headwise.roles.evidence._hypotheses import FEWEST_INSTANCES, FEWEST_TEXTS, LEVEL, Hypotheses
 from headwise.roles.relations import Role
 from headwise.roles.scores import RoleScores
 from headwise.tables import rate

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float, Int64
 
-from headwise.roles._significance import step_down
+from headwise.roles.evidence._significance import step_down
 from headwise.roles.relations import Role
 from headwise.tables import rate, ratio_interval
 
