@@ -40,6 +40,7 @@ def train(out: Path, report_to: Sequence[str], steps: int = 40) -> Trainer:
         use_cpu=True,
     )
     trainer = Trainer(model, args, train_dataset=data, eval_dataset=data[:4])
+    # Every head; without `log`, the monitor reports layers and the model by itself.
     monitor = hw.HeadMonitor(model, every=10, log=lambda scalars, _: trainer.log(scalars))
     trainer.add_callback(monitor)
     trainer.train()

@@ -246,6 +246,32 @@ def test_the_numbers_of_the_model_are_in_the_trainers_history(tmp_path: Path) ->
         assert row["attn/entropy/mean"] == scalars["attn/entropy/mean"]
 
 
+@pytest.mark.parametrize("log", [None, lambda scalars, step: None])
+def test_a_trainer_reports_a_monitor_without_a_log(
+    tmp_path: Path, log: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[tuple[int, set[str], bool]] = []
+
+    class Board(transformers.TrainerCallback):
+        logging_dir: str | None = None  # as TensorBoard's
+
+        def on_log(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+            is_apart = str(self.logging_dir).endswith(str(Path("runs", "heads")))
+            reported.append((state.global_step, {*named["logs"]}, is_apart))
+
+    integrations = transformers.integrations.integration_utils.INTEGRATION_TO_CALLBACK
+    monkeypatch.setitem(integrations, "board", Board)
+    monitor = HeadMonitor(_model(), 2, statistics=["entropy"], log=log)
+    _train(monitor.model, tmp_path, monitor, report_to="board")
+    steps = {
+        step for step, names, is_apart in reported if is_apart and "attn/L1/entropy/min" in names
+    }
+    assert steps == ({1, 2} if log is None else set())
+    heads = [names for _, names, _ in reported if any(".H" in name for name in names)]
+    assert not heads
+    assert any("eval_loss" in names and not is_apart for _, names, is_apart in reported)
+
+
 def test_a_monitor_reports_through_its_trainer(tmp_path: Path) -> None:
     model, reported = _model(), []
 

@@ -32,3 +32,4 @@ from headwise.models._transformers_private import leave_uninitialized as leave_u
 from headwise.models._transformers_private import (
     progress_bar_in_terminals_only as progress_bar_in_terminals_only,
 )
+from headwise.models._transformers_private import trainer_reporters as trainer_reporters

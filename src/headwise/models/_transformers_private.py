@@ -5,6 +5,7 @@ is missing in one has a fallback: no cache, no hooks, no classes, no progress ba
 """
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -131,3 +132,19 @@ def first_head_of(module: nn.Module, n_heads: int) -> int:
                 if place.is_shard(0) and n_heads * mesh.size(dim) == heads:
                     return int(mesh.get_local_rank(dim)) * n_heads
     return 0
+
+
+def trainer_reporters(args: Any) -> list[Any]:
+    """Callbacks like those that a trainer reports with, as `report_to` of its arguments says.
+
+    A trainer shows its own ones to nobody. Theirs and these share the run of W&B or MLflow. For
+    TensorBoard, which follows one file of a folder at a time, these write into a folder `heads`.
+    """
+    from transformers.integrations import get_reporting_integration_callbacks
+
+    reporters = [reporter() for reporter in get_reporting_integration_callbacks(args.report_to)]
+    for reporter in reporters:
+        if hasattr(reporter, "logging_dir"):
+            runs = reporter.logging_dir or os.path.join(args.output_dir, "runs")
+            reporter.logging_dir = os.path.join(runs, "heads")
+    return reporters

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from headwise._torch_private import call_forward_pre_hooks, forward_pre_hooks, wrapped_by_compiler
 from headwise.capture import Site
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import Hooks, check_model, device_of
+from headwise.models import Hooks, check_model, device_of, trainer_reporters
 from headwise.monitor._alarms import Alarm, AlarmRule, Alarms
 from headwise.monitor._step_statistics import StepStatistics, step_statistics
 from headwise.watch import Recorder, Request, check_arguments
@@ -62,8 +62,8 @@ class HeadMonitor(TrainerEvents):
     are called on rank 0 only. A compiled model runs uncompiled on watched steps.
 
     A monitor is a callback of `transformers.Trainer`, as in `callbacks=[HeadMonitor(model)]`. The
-    trainer then counts the steps, and its `state.log_history` gets the scalars of the model. With
-    `log=lambda scalars, step: trainer.log(scalars)` all scalars go wherever it reports to.
+    trainer then counts the steps, and its `state.log_history` gets the scalars of the model.
+    Without `log`, those of the model and of each layer go wherever its `report_to` says.
 
     Args:
         model: The module that training calls. Compile it, wrap it and freeze it first.
@@ -71,8 +71,8 @@ class HeadMonitor(TrainerEvents):
         statistics: Names from `headwise.tables.STATISTICS`.
         layers: The layers to watch, counted from 0. None is all of them.
         rules: `Above` and `Below`: bounds whose violation raises an alarm.
-        log: Receives the scalars of each watched step: a `SummaryWriter`, or any function of
-            the scalars and the step.
+        log: Receives all scalars of each watched step: a `SummaryWriter`, or any function of
+            the scalars and the step. None leaves them to a trainer.
         on_alarm: Called with each `Alarm` when it goes off, `print` for example.
         group: The ranks that train on different texts. None is all of them.
     Attributes:
@@ -118,6 +118,7 @@ class HeadMonitor(TrainerEvents):
         self._recorder = Recorder(self.model, Request(self.statistics), numbers, every=1)
         self._rules, self._alarms = tuple(rules), Alarms(rules)
         self._watched = 0
+        self._reporters: list[Any] = []
         self._step_watch = StepWatch(self.model, self._recorder)
         # A monitor that is dropped, or still open when Python ends, leaves no hooks.
         weakref.finalize(self, self._step_watch.close)
@@ -188,16 +189,20 @@ class HeadMonitor(TrainerEvents):
                 f"the {type(self.model).__name__} of this monitor. Give both the same model."
             )
         self.resume(state.global_step)
+        self._reporters = trainer_reporters(args) if self._log is None else []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by `transformers.Trainer` after an optimizer step.
 
         The scalars of the whole model go into the trainer's log history, unless `log` has put
-        some there itself with `trainer.log`.
+        some there itself with `trainer.log`; those of the model and of layers to its reporters.
         """
         is_loss_due, rows = control.should_log, len(state.log_history)
         of_model = (*self.statistics, "alarms")
-        scalars = {k: x for k, x in self.step().items() if k.split("/")[1] in of_model}
+        reported = {k: x for k, x in self.step().items() if ".H" not in k}
+        scalars = {k: x for k, x in reported.items() if k.split("/")[1] in of_model}
+        for reporter in self._reporters if reported else ():
+            reporter.on_log(args, state, control, logs=dict(reported), **kwargs)
         # The trainer takes any call of `trainer.log` for that of the loss, and would skip the loss.
         control.should_log = is_loss_due
         if scalars and len(state.log_history) == rows:
@@ -210,6 +215,8 @@ class HeadMonitor(TrainerEvents):
         The monitor stays open for another training.
         """
         self._step_watch.close()
+        for reporter in self._reporters:
+            reporter.on_train_end(args, state, control, **kwargs)
 
     def close(self) -> None:
         """Remove all hooks from the model. Reported values stay readable."""
