@@ -124,7 +124,7 @@ def _checkpoints(folder: Path) -> Loaders:
         layer = hw.save(hw.MultiHeadAttention(6, 2), folder / "layer")
     vocabulary = Grammar().vocabulary
     model = MiniGPT(MiniGPTConfig(len(vocabulary), 7, 6, 2, n_layers=1, mlp_ratio=1))
-    lab = save_lab(model, make_tokenizer(vocabulary), folder / "lab")
+    lab = save_lab(model, folder / "lab", tokenizer=make_tokenizer(vocabulary))
     loaders = {f"lab {p.name}": Loader(p, lambda p: load_lab(p.parent)) for p in _files(lab)}
     loaders |= {f"layer {p.name}": Loader(p, lambda p: hw.load(p.parent)) for p in _files(layer)}
     return loaders | {

@@ -14,12 +14,14 @@ class Format(NamedTuple):
             returns the function that writes into a folder.
         reader: What opens it in a fresh process, where its outputs are compared; None: nothing.
         marker: A file by which a folder is known to be a model's, so that it may be replaced.
+        trust: Whether Transformers opens it with `trust_remote_code=True` alone.
     """
 
     opened_by: str
     prepare: str
     reader: Literal["headwise", "transformers", "onnxruntime"] | None = "transformers"
     marker: str = "config.json"
+    trust: bool = False
 
 
 FORMATS: Mapping[str, Format] = {
@@ -29,7 +31,7 @@ FORMATS: Mapping[str, Format] = {
         "plain Transformers, at the original size, with zeros for removed heads",
         "_formats:as_padded",
     ),
-    "remote-code": Format("Transformers with trust_remote_code", "_formats:with_code"),
+    "remote-code": Format("Transformers with trust_remote_code", "_formats:with_code", trust=True),
     "gguf": Format("llama.cpp", "_gguf:as_gguf", None, "model.gguf"),
     "onnx": Format("ONNX runtimes, which run encoders", "_onnx:as_onnx", "onnxruntime"),
 }

@@ -38,7 +38,7 @@ def _lab(path: Path) -> Path:
     torch.manual_seed(len(list(path.parent.iterdir())))
     vocabulary = Grammar().vocabulary
     model = MiniGPT(MiniGPTConfig(len(vocabulary), 7, 6, 2, n_layers=1))
-    return save_lab(model, make_tokenizer(vocabulary), path)
+    return save_lab(model, path, tokenizer=make_tokenizer(vocabulary))
 
 
 def _heads(path: Path) -> Path:

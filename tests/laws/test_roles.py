@@ -180,9 +180,10 @@ def random_model(seed):
 def test_random_models_have_no_roles():
     grammar, rng = Grammar(), np.random.default_rng(0)
     corpus = [annotate(grammar.sentence(rng)) for _ in range(80)]
+    models = map(random_model, range(20))
     false = [
-        bool(found(find_roles(*random_model(seed), corpus, evidence=Evidence(seed=seed))))
-        for seed in range(20)
+        bool(found(find_roles(model, corpus, tokenizer=tokenizer, evidence=Evidence(seed=seed))))
+        for seed, (model, tokenizer) in enumerate(models)
     ]
     assert sum(false) <= 1  # 5 % of 20
 

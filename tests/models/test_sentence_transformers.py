@@ -198,7 +198,7 @@ def test_a_padded_save_encodes_the_same(model: SentenceTransformer, tmp_path: Pa
 
 def test_a_stock_save_encodes_the_same(folders: Path, tmp_path: Path) -> None:
     small = hw.prune(open_sentence_model(folders / "llama"), {0: [0, 1], 1: [1, 2]})
-    loaded = open_sentence_model(hw.save(small, tmp_path / "small", format="stock"))
+    loaded = open_sentence_model(hw.save(small, tmp_path / "small"))  # stock, since it fits
     np.testing.assert_allclose(loaded.encode(TEXTS), small.encode(TEXTS), atol=1e-6)
     assert loaded[0].model.config.num_attention_heads == 2
 
@@ -207,7 +207,7 @@ def test_a_headwise_save_loads_here_and_is_refused_elsewhere(
     model: SentenceTransformer, tmp_path: Path
 ) -> None:
     small = hw.prune(model, GONE)
-    folder = hw.save(small, tmp_path / "small")
+    folder = hw.save(small, tmp_path / "small", format="headwise")
     batch = example_input(small[0].model)
     with torch.no_grad():
         assert torch.equal(hw.load(folder)(**batch)[0], small[0].model(**batch)[0])
@@ -244,7 +244,7 @@ def test_a_sentence_model_without_a_transformer(folders: Path) -> None:
 @pytest.mark.parametrize("name", ["find_roles", "study"])
 def test_other_models_have_no_tokenizer(name: str, folders: Path) -> None:
     with pytest.raises(ArgumentError, match=f"{name}: tokenizer=None, and BertModel has none"):
-        getattr(hw, name)(hw.load(folders / "bert"), None, TEXTS)
+        getattr(hw, name)(hw.load(folders / "bert"), TEXTS)
 
 
 def test_a_source_is_refused_for_a_sentence_model(

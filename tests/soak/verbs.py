@@ -114,9 +114,9 @@ def _digest(folder: Path, *names: str) -> str:
 VERBS = {
     "train": Verb(_train, lambda folder: _read_lab(folder / "run"), named_by="headwise.json"),
     "save": Verb(
-        lambda folder: save_lab(_model(1), _tokenizer(), folder),
+        lambda folder: save_lab(_model(1), folder, tokenizer=_tokenizer()),
         _read_lab,
-        lambda folder: save_lab(_model(0), _tokenizer(), folder),
+        lambda folder: save_lab(_model(0), folder, tokenizer=_tokenizer()),
         named_by="headwise.json",
     ),
     "observe": Verb(

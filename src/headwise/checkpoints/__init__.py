@@ -15,6 +15,7 @@ from headwise.checkpoints._resize import is_bias_table as is_bias_table
 from headwise.checkpoints._resize import returns_biases as returns_biases
 from headwise.checkpoints._resize import set_count as set_count
 from headwise.checkpoints._resize import update_sizes as update_sizes
+from headwise.checkpoints._save import choose_format as choose_format
 from headwise.checkpoints._save import save as save
 from headwise.checkpoints._source_files import source_files as source_files
 from headwise.checkpoints._torch_layer import TorchCompatibleAttention as TorchCompatibleAttention

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def save(
     model: nn.Module,
     folder: str | Path,
     *,
-    format: str = "headwise",
+    format: str | None = None,
     tokenizer: Any = None,
     source: str | Path | None = None,
     reference: Any = None,
@@ -60,7 +61,8 @@ def save(
     come from `source` and sentence-transformers is installed.
 
     Args:
-        format: Which library can open the folder.
+        format: Which library can open the folder. None is `"headwise"`; for a model of
+            sentence-transformers, which refuses that, `"stock"` if it fits, or `"remote-code"`.
             `"headwise"`: `headwise.load`. Stock weights and configuration, and `headwise.json` with
             the heads that each layer has kept.
             `"stock"`: stock Transformers, and every tool that reads its models. Requires that each
@@ -99,6 +101,8 @@ def save(
         OutputError: `folder` exists and `force` is False or it is not a model's, it cannot be
             written, or the outputs of the checkpoint differ from those of the model.
     """
+    if format is None:
+        format = choose_format(model, source)
     if format not in FORMATS:
         raise ArgumentError(f"save: format={format!r}. Choose one of {', '.join(FORMATS)}.")
     target = as_path("save", folder)
@@ -132,6 +136,18 @@ def save(
             if whole is not None:
                 check_encoding(beside, whole)
     return target
+
+
+def choose_format(model: nn.Module, source: str | Path | None = None) -> str:
+    """The format that `save` writes a model in where none is named."""
+    inner = check_model("save", model)
+    is_whole = inner is not without_compiler(model)
+    if is_whole or (source is not None and (source_folder(source) / "modules.json").is_file()):
+        for format in ("stock", "remote-code"):  # which sentence-transformers opens
+            with suppress(UnsupportedError):
+                prepare(format, inner)
+                return format
+    return "headwise"
 
 
 def _check_weights(model: nn.Module) -> None:

@@ -198,6 +198,11 @@ def count_parameters(full: nn.Module, small: nn.Module) -> tuple[float, float]:
     return float(before), float(after)
 
 
+def size_of(model: nn.Module) -> float:
+    """The weights of a model in MiB."""
+    return sum(weight.numel() * weight.element_size() for weight in model.parameters()) / 2**20
+
+
 def _names_in(statistics: str) -> list[str]:
     return [name.strip() for name in statistics.split(",")]
 

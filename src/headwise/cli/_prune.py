@@ -1,8 +1,10 @@
 """`headwise prune`: a smaller model, without the heads that matter least."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from headwise._display import counted
 from headwise._formats import FORMATS, MODEL_FILES
 from headwise.cli import _options
 from headwise.cli._options import opt
@@ -16,6 +18,7 @@ else:
 
 _WHERE = "(on every second text; the others choose the heads, and fold and train the model)"
 _BATCH_SIZE = 16
+_TIMED = 5  # passes whose median is told
 
 
 def prune(
@@ -52,12 +55,13 @@ def prune(
         opt("Write curves.csv and curves.svg: the loss as heads are removed.", "--curve"),
     ] = False,
     format: Annotated[
-        FormatName,
+        FormatName | None,
         opt(
-            "What can load it. "
+            "What can load it: headwise if none is named, or for a folder of sentence-transformers "
+            "one that SentenceTransformer opens. "
             + " ".join(f"{name}: {format.opened_by}." for name, format in FORMATS.items()),
         ),
-    ] = "headwise",
+    ] = None,
     figure: _options.Figure = None,
     recover: Annotated[
         int, opt("Train the smaller model for this many steps to match the full one.", min=0)
@@ -85,12 +89,13 @@ def prune(
             "prune: --within, --curve and --recover need texts. Add --text FILE or --pairs FILE."
         )
     from headwise import surgery
-    from headwise.checkpoints import prepare, save, source_files
+    from headwise.checkpoints import choose_format, prepare, save, source_files
     from headwise.cli import _inputs
     from headwise.cli._curves import QualityInputs, check_texts_suffice
     from headwise.corpora import read_pairs
     from headwise.models import device_of
     from headwise.models.texts import batches, encode
+    from headwise.ownership import example_input
     from headwise.recovery import recover as recover_model
     from headwise.scoring import read_batches
     from headwise.tables import Curves, Scores, save_figure
@@ -129,8 +134,10 @@ def prune(
     plan = surgery.plan(
         scores, remove=remove, within=within, curves=curves, uniform=uniform, costs=costs
     )
-    print_note(str(plan))
-    prepare(format, full, tokenizer=tokenizer)
+    for line in str(plan).splitlines():
+        print_note(line)
+    if format is not None:
+        prepare(format, full, tokenizer=tokenizer)
     # The mean outputs are those on plain texts; `read_batches` would mask tokens of some models.
     sentences, reference = _inputs.sentences_of(texts[::2]), None
     if sentences:
@@ -138,6 +145,7 @@ def prune(
         pieces = encode(tokenizer, sentences, full, max_tokens)
         reference = [vars(batch) for batch in batches(pieces, _BATCH_SIZE, device_of(full))]
     small = surgery.prune(full, plan, fold="mean" if reference else None, reference=reference)
+    format = choose_format(small, model) if format is None else format
     prepare(format, small, tokenizer=tokenizer)  # refused before it is trained or measured
     partial = out.with_name(f"{out.name}.part")  # an interrupted recovery resumes
     distances: list[float] = []
@@ -161,12 +169,18 @@ def prune(
         allowed = drawn.allowance()
         drawn.frame(allowed).to_csv(out / "curves.csv", index=False)
         save_figure(drawn.plot(allowed=allowed), out / "curves.svg")
+    timed = reference[0] if reference else example_input(full)
     facts: dict[str, Any] = {
         "removed": [str(head) for head in plan.removed],
         "why": plan.why,
         "quality": quality,
         "costs": {f"{cost} of heads": change for cost, change in plan.costs.items()}
         | {"parameters": _inputs.count_parameters(full, small)},
+        "format": format,
+        "MiB": [_inputs.size_of(module) for module in (full, small)],
+        "seconds": [
+            times.whole for times in surgery.time_passes([full, small], timed, passes=_TIMED)
+        ],
         "recovery": distances,
     }
     if as_json:
@@ -174,11 +188,31 @@ def prune(
         return
     for name, (before, after) in quality.items():
         # Rounding errors of a distance from itself would read as a quality.
-        print_result(f"{name}: {round(before, 6):.4g} before, {round(after, 6):.4g} after {_WHERE}")
+        print_result(
+            f"{name}: {round(before, 6) + 0:.4g} before, {round(after, 6) + 0:.4g} after {_WHERE}"
+        )
     before, after = facts["costs"]["parameters"]
     print_result(
         f"parameters: {before:,.0f} before, {after:,.0f} after ({after / before - 1:+.1%})"
     )
     if recover:
         print_result(f"Distance from the full model: {distances[0]:.3g}, then {distances[-1]:.3g}")
+    (before, after), (slow, fast) = facts["MiB"], facts["seconds"]
+    print_result(f"weights: {before:,.1f} MiB before, {after:,.1f} MiB after")
+    on = counted(len(reference[0]["input_ids"]), "text") if reference else "a made-up text"
+    print_result(f"a pass over {on}: {slow:.3g} s before, {fast:.3g} s after")
     print_result(f"The smaller model is in {out}")
+    print_result(_opened_by(format, out))
+
+
+def _opened_by(format: str, folder: Path) -> str:
+    """A sentence that says what opens a folder."""
+    opened, whole = FORMATS[format], folder / "config_sentence_transformers.json"
+    if opened.reader not in ("headwise", "transformers"):
+        return f"It is for {opened.opened_by}"
+    calls = [f'headwise.load("{folder}")']
+    is_stock = not (folder / "headwise.json").is_file()
+    if whole.is_file() and (is_stock or opened.trust):
+        kind = json.loads(whole.read_text("utf-8")).get("model_type", "SentenceTransformer")
+        calls.insert(0, f'{kind}("{folder}"{"" if is_stock else ", trust_remote_code=True"})')
+    return f"Open it with {' or '.join(calls)}"
