@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 
 from headwise.roles import step_down
-from headwise.roles._samples import halves
 from headwise.roles.evidence._hypotheses import Hypotheses, has_role, run_tests
 from headwise.roles.examples._task_heads import task_hypotheses
 from headwise.roles.examples._task_scores import TokenExample
 from headwise.roles.relations import Role
-from headwise.tables import ratio_interval
+from headwise.tables import halves, ratio_interval
 
 ROLE = Role("simulated", "", lambda text: (), "word", bar=0.1, points=0.1)
 HEADS = 300

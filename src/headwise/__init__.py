@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from headwise.checkpoints import save as save
     from headwise.corpora import Example as Example
     from headwise.errors import HeadwiseError as HeadwiseError
+    from headwise.head_effects import effects as effects
     from headwise.kernels import attend as attend
     from headwise.layer import KVCache as KVCache
     from headwise.layer import MultiHeadAttention as MultiHeadAttention
@@ -75,6 +76,7 @@ _NAMES = {
     "checkpoints": "load load_tokenizer save",
     "corpora": "Example",
     "errors": "HeadwiseError",
+    "head_effects": "effects",
     "kernels": "attend",
     "layer": "KVCache MultiHeadAttention RoPE",
     "monitor": "HeadMonitor QKClip",

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwise.roles._samples import halves
 from headwise.roles.evidence._hypotheses import (
     FEWEST_INSTANCES,
     FEWEST_TEXTS,
@@ -21,7 +20,7 @@ from headwise.roles.evidence._hypotheses import (
 )
 from headwise.roles.evidence._significance import step_down, tail_shares
 from headwise.roles.relations import Role
-from headwise.tables import ratio_interval
+from headwise.tables import halves, ratio_interval
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -138,7 +138,10 @@ VERBS: dict[str, Callable[[nn.Module, Path], object]] = {
     "timed costs": lambda model, folder: hw.costs(model, BATCHES[0], timed=True),
     "time_passes": lambda model, folder: time_passes([model], BATCHES[0], passes=1),
     "recover": _recover,
-    "effects": _effects,
+    "effects": lambda model, folder: hw.effects(
+        model, [("w1 w2", " w3", " w4")], tokenizer=TOKENIZER
+    ),
+    "effects of roles": _effects,
     "fingerprint": lambda model, folder: fingerprint(model),
 }
 # The verbs that do not take a GPT-2 with its language head.

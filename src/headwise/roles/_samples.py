@@ -18,6 +18,7 @@ from headwise.roles.relations import (
     with_usual_keys,
 )
 from headwise.roles.scores import Evaluator
+from headwise.tables import halves
 
 SEQUENCES = 100  # of random tokens
 _DIGEST_SIZE = 16  # bytes
@@ -129,13 +130,6 @@ def sums_by_text(
 def distinct_texts(texts: Sequence[AnnotatedText]) -> list[str]:
     """The sampling units: distinct strings, however often one is annotated."""
     return list(dict.fromkeys(text.text for text in texts))
-
-
-def halves(texts: int, seed: int | Sequence[int] = 0) -> Bool[np.ndarray, " M"]:
-    """Draw the texts of the selection half at random; the others are held out for reporting."""
-    selection = np.zeros(texts, dtype=bool)
-    selection[np.random.default_rng(seed).permutation(texts)[: texts // 2]] = True
-    return selection
 
 
 def digest_of_text(text: str) -> bytes:

@@ -5,6 +5,7 @@ from headwise.scoring._batches import paired as paired
 from headwise.scoring._batches import read_batches as read_batches
 from headwise.scoring._curves import in_fifths as in_fifths
 from headwise.scoring._curves import prune_curves as prune_curves
+from headwise.scoring._gated_model import GatedModel as GatedModel
 from headwise.scoring._importance import importance as importance
 from headwise.scoring._loss import EMBEDDING as EMBEDDING
 from headwise.scoring._loss import Inputs as Inputs

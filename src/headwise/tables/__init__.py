@@ -2,7 +2,9 @@
 
 from headwise.tables._bootstrap import DRAWS as DRAWS
 from headwise.tables._bootstrap import bootstrap_means as bootstrap_means
+from headwise.tables._bootstrap import halves as halves
 from headwise.tables._bootstrap import interval_of as interval_of
+from headwise.tables._bootstrap import mean_interval as mean_interval
 from headwise.tables._bootstrap import rate as rate
 from headwise.tables._bootstrap import ratio_interval as ratio_interval
 from headwise.tables._bootstrap import resample_counts as resample_counts
@@ -13,6 +15,7 @@ from headwise.tables._curves import Curves as Curves
 from headwise.tables._curves import Elbow as Elbow
 from headwise.tables._figures import notebook_html as notebook_html
 from headwise.tables._figures import plot_categories as plot_categories
+from headwise.tables._figures import plot_effects as plot_effects
 from headwise.tables._figures import plot_heads as plot_heads
 from headwise.tables._figures import plot_removed as plot_removed
 from headwise.tables._figures import plot_weights as plot_weights
@@ -31,6 +34,7 @@ from headwise.tables._scores import removable as removable
 from headwise.tables._statistics import STATISTICS as STATISTICS
 from headwise.tables._statistics import statistic_label as statistic_label
 from headwise.tables._table_file import TableFile as TableFile
+from headwise.tables._table_file import heads_of_rows as heads_of_rows
 from headwise.tables._table_file import numbers_of as numbers_of
 from headwise.tables._table_file import texts_of as texts_of
 from headwise.tables._totals import COLUMNS as COLUMNS

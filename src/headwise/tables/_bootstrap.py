@@ -3,6 +3,8 @@
 Tokens of one text are not independent of each other, so the text is the unit.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 
@@ -128,3 +130,10 @@ def rate(above: np.ndarray, below: np.ndarray, empty: float = np.nan) -> np.ndar
     above, below = np.broadcast_arrays(above, below)
     out = np.full(above.shape, empty, dtype=np.result_type(above, np.float32))
     return np.divide(above, below, out=out, where=below > 0)
+
+
+def halves(texts: int, seed: int | Sequence[int] = 0) -> Bool[np.ndarray, " M"]:
+    """Draw the texts of the selection half at random; the others are held out for reporting."""
+    selection = np.zeros(texts, dtype=bool)
+    selection[np.random.default_rng(seed).permutation(texts)[: texts // 2]] = True
+    return selection

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float, Float64
 
 from headwise._display import printable
@@ -208,6 +209,26 @@ def plot_ranking(
         ax.set_xticks(ranks, [str(head) for head in heads], rotation=90, fontsize="small")
     else:
         ax.set_xlabel("heads, from the least to the most important")
+    return ax
+
+
+def plot_effects(function: str, rows: pd.DataFrame, ax: Any) -> Any:
+    """Draw the total against the direct effect of each head; those of a kind are named."""
+    ax = plot_axes(function, ax, 4.6, 4.0)
+    ends = rows[["direct", "total"]].to_numpy()
+    ax.axline((0.0, 0.0), slope=1.0, color="0.8", linewidth=0.8, zorder=0)
+    for kind, color in (("none", "0.6"), ("writer", "#0b6e99"), ("canceller", "#b4442a")):
+        of_kind = ends[rows["kind"] == kind]
+        label = f"{kind}, {len(of_kind)}"
+        ax.plot(*of_kind.T, "o", color=color, markersize=4, label=label)
+    for name, place in zip(rows["name"], ends, strict=True):
+        if rows.loc[rows["name"] == name, "kind"].item() != "none":
+            ax.annotate(
+                printable(name), place, (3, 3), textcoords="offset points", fontsize="small"
+            )
+    ax.set_xlabel("direct effect: what the head writes")
+    ax.set_ylabel("total effect: what is lost without it")
+    plain_legend(ax)
     return ax
 
 

@@ -23,6 +23,7 @@ _KINDS = {
     "headwise": "a table of statistics (HeadTable)",
     "headwise_scores": "the importance of heads (Scores)",
     "headwise_roles": "roles of heads (Roles)",
+    "headwise_effects": "effects of heads (HeadEffects)",
     "headwise_comparison": "a comparison of two models (Comparison)",
 }
 

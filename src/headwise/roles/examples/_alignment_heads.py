@@ -16,7 +16,7 @@ from headwise.corpora import Several, Span, list_items, one_text
 from headwise.errors import ArgumentError
 from headwise.models import check_model
 from headwise.models.texts import TokenOffsets, token_offsets
-from headwise.roles._samples import grown_set, halves, sums_by_text
+from headwise.roles._samples import grown_set, sums_by_text
 from headwise.roles.evidence import of_examples
 from headwise.roles.examples._align import (
     Calls,
@@ -28,7 +28,7 @@ from headwise.roles.examples._align import (
     source_columns,
 )
 from headwise.roles.examples._found_heads import FoundHeads, heads_of_examples
-from headwise.tables import Head, ratio_interval
+from headwise.tables import Head, halves, ratio_interval
 
 _CANDIDATES = 8  # heads that a set is chosen from
 _NULLS = {"chance": "chance", "line": "a straight line"}

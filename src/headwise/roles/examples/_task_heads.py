@@ -13,7 +13,6 @@ from headwise.corpora import Example, Several
 from headwise.errors import ArgumentError
 from headwise.models import check_model
 from headwise.models.texts import context_of, tokenizer_of
-from headwise.roles._samples import halves
 from headwise.roles.evidence import FEWEST_TEXTS, NULLS, Evidence, Hypotheses, of_examples
 from headwise.roles.examples._found_heads import FoundHeads, heads_of_examples
 from headwise.roles.examples._task_scores import (
@@ -32,6 +31,7 @@ from headwise.roles.examples._task_scores import (
     with_set,
 )
 from headwise.roles.scores import check_reads_one_text
+from headwise.tables import halves
 
 TASK_NULLS = ("chance", "position", "permuted", "random", "shuffled", "heads")
 _LARGEST_SET = 0.05  # of all heads

@@ -1,0 +1,358 @@
+"""Effects of heads: parts that sum to the difference of logits, in any model; planted heads."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+import zoo
+from architectures import CASES
+from torch import Tensor, nn
+
+import headwise as hw
+from headwise.errors import ArgumentError, InputError, UnsupportedError
+from headwise.head_effects import HeadEffects
+from headwise.head_effects._direct import Batch, DirectWay
+from headwise.head_effects._evidence import kinds_of, sign_flips
+from headwise.lab import MiniGPT, MiniGPTConfig
+from headwise.ownership import find_attentions
+from planted_writers import ANSWER, END, KINDS, RIGHT, PlantedWriters, cued, exchanged
+
+_SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+_SIZES |= {"intermediate_size": 32, "vocab_size": 23, "max_position_embeddings": 40}
+_GROUPED = _SIZES | {"num_key_value_heads": 2, "pad_token_id": 0}
+_CAPPED = {"head_dim": 8, "sliding_window": 3, "final_logit_softcapping": 0.5}
+
+
+def _of(name: str, **config: Any) -> nn.Module:
+    cls = getattr(transformers, name)
+    model: nn.Module = cls(cls.config_class(**config))
+    return model
+
+
+def _pruned() -> nn.Module:
+    return hw.prune(zoo.make("Llama"), [(0, 1), (0, 2)])
+
+
+# What is special about the way to the logits, or what else is added beside heads.
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "final softcap, norms after attention": lambda: _of("Gemma3ForCausalLM", **_GROUPED | _CAPPED),
+    "norms after attention alone": lambda: zoo.make("Olmo2"),
+    "scaled logits and residuals": lambda: _of(
+        "GraniteForCausalLM", **_GROUPED, logits_scaling=3.0, residual_multiplier=0.3
+    ),
+    "parallel blocks": lambda: zoo.make("GPTNeoX"),
+    "parallel, with biases of the unembedding": lambda: zoo.make("Phi"),
+    "tied weights, learned positions": lambda: zoo.make("GPT2"),
+    "norms on the residual stream": lambda: _of(
+        "OpenAIGPTLMHeadModel", n_embd=24, n_layer=2, n_head=4, n_positions=40, vocab_size=23
+    ),
+    "positions that are not learned": lambda: zoo.make("XGLMForCausalLM"),
+    "experts": lambda: zoo.make("Qwen3Moe"),
+    "experts and a shared one": lambda: CASES["Llama4ForCausalLM"].make()[0],
+    "latent attention": lambda: zoo.make("DeepseekV3"),
+    "sinks": lambda: zoo.make("GptOss"),
+    "hybrid": lambda: CASES["FalconH1ForCausalLM"].make()[0],
+    "convolutions between": lambda: CASES["Lfm2ForCausalLM"].make()[0],
+    "state spaces and experts": lambda: CASES["JambaForCausalLM"].make()[0],
+    "pruned": _pruned,
+    "ours": lambda: MiniGPT(MiniGPTConfig(23, 40, 20, 4, 2, 2)),
+}
+
+
+def _made(name: str) -> nn.Module:
+    torch.manual_seed(3)
+    model = MODELS[name]().eval()
+    for weight in model.parameters():  # gains of one and biases of zeros prove nothing
+        if weight.ndim == 1 and len(weight) in (20, 23, 24):
+            nn.init.normal_(weight, mean=0.3, std=0.3)
+    return model
+
+
+def _examples(n: int, seed: int = 0) -> list[tuple[list[int], int, int | None]]:
+    rng = np.random.default_rng(seed)
+    return [
+        (rng.integers(5, 23, rng.integers(3, 9)).tolist(), *rng.permutation(23)[:2].tolist())
+        for _ in range(n)
+    ]
+
+
+def _differences(model: nn.Module, examples: Any) -> list[float]:
+    """The difference of logits of each example, by a pass of its own."""
+    found = []
+    for ids, right, other in examples:
+        with torch.no_grad():
+            output = model(input_ids=torch.tensor([ids]))
+        logits = getattr(output, "logits", output)[0, -1].double()
+        found.append(float(logits[right] - (logits.mean() if other is None else logits[other])))
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_heads_and_everything_else_are_the_difference_of_logits(name: str) -> None:
+    model, examples = _made(name), _examples(19)
+    effects = hw.effects(model, examples, total=None)
+    direct = effects.frame()["direct"]
+    assert effects.difference == pytest.approx(np.mean(_differences(model, examples)), abs=1e-5)
+    size = direct.abs().sum() + abs(effects.rest)
+    assert direct.sum() + effects.rest == pytest.approx(effects.difference, abs=1e-4 * size)
+    assert (direct.abs() > 1e-5 * size).all()
+
+
+@torch.no_grad()
+def _by_hand(model: Any, example: tuple[list[int], int, int], layer: int, head: int) -> float:
+    """The direct effect of a head of a model of Gemma's kind, by its formulas."""
+    ids, right, other = example
+    held: dict[str, Tensor] = {}
+    block = model.model.layers[layer]
+    modules = {"heads": block.self_attn.o_proj, "after": block.post_attention_layernorm}
+    modules |= {"last": model.model.norm, "unembedding": model.lm_head}
+    hooks = [
+        module.register_forward_hook(
+            lambda m, args, out, name=name: held.update({name: args[0][0, -1], f"{name}.out": out})
+        )
+        for name, module in modules.items()
+    ]
+    logits = model(input_ids=torch.tensor([ids])).logits[0, -1]
+    for hook in hooks:
+        hook.remove()
+
+    def gain(name: str) -> Tensor:
+        rms = (held[name].square().mean() + model.config.rms_norm_eps).sqrt()
+        return (1 + modules[name].weight) / rms
+
+    width = block.self_attn.head_dim
+    part = slice(head * width, (head + 1) * width)
+    added = block.self_attn.o_proj.weight[:, part] @ held["heads"][part]
+    capped = logits / held["unembedding.out"][0, -1]
+    rows = model.lm_head.weight * capped[:, None]
+    return float((rows[right] - rows[other]) @ (added * gain("after") * gain("last")))
+
+
+def test_a_direct_effect_is_that_of_the_formulas_of_gemma() -> None:
+    model = _of("Gemma2ForCausalLM", **_GROUPED | _CAPPED).eval()
+    examples = _examples(3)
+    frame = hw.effects(model, examples, total=None).frame()
+    for name in ("L0.H1", "L1.H3"):
+        head = hw.Head.parse(name)
+        expected = np.mean([_by_hand(model, one, head.layer, head.head) for one in examples])
+        actual = frame.set_index("name").loc[name, "direct"]
+        assert actual == pytest.approx(expected, rel=1e-4, abs=1e-7)
+
+
+def test_an_answer_may_be_compared_with_the_mean_of_all() -> None:
+    model, examples = _made("sinks"), [(ids, right, None) for ids, right, _ in _examples(7)]
+    effects = hw.effects(model, examples, total=None)
+    assert effects.difference == pytest.approx(np.mean(_differences(model, examples)), abs=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["mean", "zero"])
+def test_a_total_effect_is_what_ablation_takes_away(mode: Any) -> None:
+    model, examples = zoo.make("Llama"), _examples(5)
+    effects = hw.effects(model, examples, total=mode)
+    batches = [{"input_ids": torch.tensor([ids])} for ids, _, _ in examples]
+    before = np.mean(_differences(model, examples))
+    for heads in (["L1.H2"], ["L0.H0", "L1.H3"]):
+        reference = batches if mode == "mean" else None
+        with hw.ablate(model, heads, mode=mode, reference=reference):
+            after = np.mean(_differences(model, examples))
+        removal = effects.remove(heads)
+        assert (removal.before, removal.after) == pytest.approx((before, after), abs=1e-5)
+        assert removal.ci_low <= removal.after <= removal.ci_high
+    row = effects.frame().set_index("name").loc["L1.H2"]
+    removal = effects.remove("L1.H2")
+    assert row["total"] == pytest.approx(removal.before - removal.after, abs=1e-6)
+    assert row["repair"] == pytest.approx(row["direct"] - row["total"], abs=1e-9)
+
+
+def _discoveries(draws: int) -> tuple[float, float, float]:
+    """The recall of planted heads, the share of false discoveries, and how often any head is found
+    where answers are exchanged at random."""
+    right = false = alarms = 0
+    for seed in range(draws):
+        model, examples = PlantedWriters(seed), cued(40, seed)
+        found = hw.effects(model, examples, total=None, seed=seed).found()
+        kinds = dict(zip(found["name"], found["kind"], strict=True))
+        right += sum(kinds.get(name) == kind for name, kind in KINDS.items())
+        false += sum(KINDS.get(name) != kind for name, kind in kinds.items())
+        random = hw.effects(model, exchanged(examples, seed), total=None, seed=seed)
+        alarms += len(random.found()) > 0
+    return right / (draws * len(KINDS)), false / max(1, right + false), alarms / draws
+
+
+def test_planted_writers_and_cancellers_are_found() -> None:
+    recall, false, _ = _discoveries(2)
+    assert (recall, false) == (1.0, 0.0)
+
+
+@pytest.mark.full
+def test_recall_and_false_discoveries_over_many_draws() -> None:
+    recall, false, alarms = _discoveries(200)
+    assert recall >= 0.9
+    assert false <= 0.05
+    assert alarms <= 0.05
+
+
+def test_chance_is_what_permuted_weights_give() -> None:
+    model, n = PlantedWriters(), 9
+    examples = cued(n)
+    ids = [text[:4] for text, _, _ in examples]
+    batch = Batch({"input_ids": torch.tensor(ids)}, torch.full((n,), 3))
+    first = Batch({"input_ids": torch.tensor(ids[:1])}, torch.tensor([3]))
+    answers = torch.tensor([pair for _, *pair in examples])
+    for weight in model.parameters():
+        weight.requires_grad_(False)
+    attentions = find_attentions(model, dict(first.inputs))
+    written = DirectWay(model, attentions, first).written(batch, [answers])
+    mean, deviation = written.by_chance(slice(None))
+    projection = model.layers[0].out_proj.weight.view(-1, 5, 7)
+    generator, effects = torch.Generator().manual_seed(0), []
+    for _ in range(600):
+        for head in range(5):
+            order = torch.randperm(projection[:, head].numel(), generator=generator)
+            projection[:, head] = projection[:, head].flatten()[order].view(-1, 7)
+        effects.append(written.of_heads()[0].mean(0)[:5])
+    error = deviation[:5] / 600**0.5
+    assert (np.abs(np.mean(effects, 0) - mean[:5]) < 4 * error).all()
+    assert np.std(effects, 0) == pytest.approx(deviation[:5], rel=0.15)
+
+
+def test_sign_flips_give_the_share_of_all_flips() -> None:
+    gains = np.random.default_rng(1).normal(0.5, 1.0, (9, 1))
+    signs = 1.0 - 2 * np.array(np.meshgrid(*[[0, 1]] * 9)).reshape(9, -1).T
+    exact = (signs @ gains >= gains.sum()).mean()
+    assert sign_flips(gains, 0)[0] == pytest.approx(exact, abs=0.01)
+
+
+def test_effects_without_a_direction_are_rarely_found() -> None:
+    rng, found = np.random.default_rng(0), 0
+    for seed in range(150):
+        # The gains of heads depend on each other, and have long tails.
+        direct = rng.standard_t(3, (40, 60)) + 0.5 * rng.standard_normal((40, 1))
+        none = np.zeros(60), np.full(60, 1e-3)  # permuted weights are always beaten
+        kinds = kinds_of(direct, np.zeros_like(direct), none, 20, seed)[1]
+        found += any(kind != "none" for kind in kinds)
+    assert found / 150 <= 0.09  # .05, and two standard errors
+
+
+def test_texts_are_read_before_the_first_token_that_differs() -> None:
+    from planted import IDS, TOKENIZER
+
+    model = MiniGPT(MiniGPTConfig(len(IDS), 40, 20, 4, 2, 2)).eval()
+    texts = [("w1 w2 ,", " w3", " w4"), ("w1", " w2 w5", " w2 w6"), ("w7 w8", " w9", None)]
+    ids = [(TOKENIZER.encode(text).ids, right, other) for text, right, other in (
+        ("w1 w2 ,", IDS["w3"], IDS["w4"]), ("w1 w2", IDS["w5"], IDS["w6"]),
+        ("w7 w8", IDS["w9"], None))]  # fmt: skip
+    by_text = hw.effects(model, texts, tokenizer=TOKENIZER, total=None).frame()
+    assert by_text.equals(hw.effects(model, ids, total=None).frame())
+
+
+def test_effects_are_saved_drawn_and_shown(tmp_path: Path) -> None:
+    effects = hw.effects(PlantedWriters(), cued(40))
+    assert str(effects).endswith("2 writers and 2 cancellers")
+    assert effects.found()["kind"].tolist() == ["writer", "writer", "canceller", "canceller"]
+    for ending in ("parquet", "csv", "json"):
+        loaded = HeadEffects.load(effects.save(tmp_path / f"effects.{ending}"))
+        assert loaded.frame().equals(effects.frame())
+        assert (str(loaded), loaded.notes) == (str(effects), effects.notes)
+    with pytest.raises(ArgumentError, match="effects of 10 heads were loaded from a file"):
+        loaded.remove("L0.H1")
+    names = {text.get_text() for text in effects.plot().texts}
+    assert names == set(KINDS)
+    assert "<img" in effects._repr_html_()
+    without = hw.effects(PlantedWriters(), cued(8), total=None)
+    assert without.frame()[["total", "repair", "p_adj"]].isna().all(axis=None)
+    assert "direct effect" in [ax.get_ylabel() for ax in without.plot().figure.axes]
+
+
+def test_answers_that_are_always_the_same_are_not_exchanged() -> None:
+    examples = [
+        ([*ids, END], ANSWER, ANSWER + 1) for ids in [[RIGHT, RIGHT + 1, n] for n in (22, 23)]
+    ]
+    effects = hw.effects(PlantedWriters(), examples * 12, total=None)
+    assert effects.notes[1] == "all examples have the same answers: none were permuted"
+    assert effects.frame()["answers"].isna().all()
+
+
+ONE = ([5, 6], 7, 8)
+WRONG: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
+    "no examples": ([], {}, ArgumentError, "0 examples"),
+    "no list": ("text", {}, ArgumentError, "examples is 'text', a str"),
+    "two parts": ([ONE, ([5], 6)], {}, ArgumentError, r"examples\[1\] is \(\[5\], 6\)"),
+    "mixed": ([([5], 6, " b")], {}, ArgumentError, "the answers 6 and ' b'"),
+    "below 0": ([([5], -6, 7)], {}, ArgumentError, r"is \(\[5\], -6, 7\)"),
+    "beyond": ([([5], 6, 99)], {}, ArgumentError, "token 99, and MiniGPT has 23 logits"),
+    "no tokenizer": ([("a", " b", " c")], {}, ArgumentError, r"examples\[0\] is a text"),
+    "total": ([ONE], {"total": "median"}, ArgumentError, "total='median'"),
+    "long": ([([5] * 41, 6, 7)], {}, InputError, "has 41 tokens, and MiniGPT reads 40"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_are_named(name: str) -> None:
+    examples, options, error, words = WRONG[name]
+    with pytest.raises(error, match=f"effects: .*{words}"):
+        hw.effects(_made("ours"), examples, **options)
+
+
+def test_answers_that_do_not_differ_are_refused() -> None:
+    from planted import IDS, TOKENIZER
+
+    model = MiniGPT(MiniGPTConfig(len(IDS), 40, 20, 4, 2, 2))
+    with pytest.raises(InputError, match="' w2' and ' w2 w3' after 'w1' do not differ"):
+        hw.effects(model, [("w1", " w2", " w2 w3")], tokenizer=TOKENIZER)
+
+
+class _Squared(nn.Module):
+    """A model that changes what is added to its residual stream, or its logits."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.inner, self.where = _made("ours"), where
+        if where == "residual":
+            self.inner.norm = nn.Sequential(_Square(), self.inner.norm)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.inner(input_ids)
+        return logits - 5 if self.where == "logits" else logits[:, 0]
+
+
+class _Square(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.square()
+
+
+def _t5() -> nn.Module:
+    sizes = {"d_model": 24, "num_layers": 1, "num_heads": 4, "d_kv": 6, "vocab_size": 23}
+    return _of("T5ForConditionalGeneration", **sizes)
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "two texts": (_t5, "T5ForConditionalGeneration reads two texts"),
+    "a layer after the norm": (
+        lambda: _of("BertLMHeadModel", **_SIZES, is_decoder=True),
+        "what bert.encoder.layer.0.attention.self adds does not reach the logits of Bert",
+    ),
+    "shifted logits": (lambda: _Squared("logits"), "_Squared adds to its logits after"),
+    "one logit": (lambda: _Squared("first"), r"logits of shape \(1, 23\), for inputs of shape"),
+    "no logits": (lambda: zoo.make("Bert"), "BaseModelOutput.*logits no logits"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_without_exact_direct_effects_is_refused(name: str) -> None:
+    make, words = REFUSED[name]
+    with pytest.raises(UnsupportedError, match=f"effects: .*{words}"):
+        hw.effects(make().eval(), [ONE, ([5, 6, 7], 7, 8)])
+
+
+def test_a_residual_stream_that_is_squared_is_refused() -> None:
+    model = _made("ours")
+    model.norm = nn.Sequential(_Square(), model.norm)
+    with pytest.raises(
+        UnsupportedError, match=r"MiniGPT add does not sum to its logits: [\d.]+ of"
+    ):
+        hw.effects(model, [ONE])
