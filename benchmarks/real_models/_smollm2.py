@@ -338,8 +338,9 @@ def _judge(model: Any, tokenizer: Any, texts: list[str], examples: list[Any]) ->
 def _tables(measured: dict[str, Any]) -> Iterator[tuple[str, str]]:
     outcomes = {claim: answer for claim, *answer in _outcomes(measured)}
     lines = [[claim, EXPECTED[claim], *outcomes.get(claim, ("", "open"))] for claim in EXPECTED]
-    yield "What was expected", table(
-        ("claim", "counts as found if", "measured", "holds"), lines, left_columns=3
+    yield (
+        "What was expected",
+        table(("claim", "counts as found if", "measured", "holds"), lines, left_columns=3),
     )
 
 

@@ -34,7 +34,9 @@ MODELS: dict[str, Callable[..., str]] = {
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("name", choices=MODELS)
-    parser.add_argument("--paragraphs", type=Path, help="a GAP table, which both language models read")
+    parser.add_argument(
+        "--paragraphs", type=Path, help="a GAP table, which both language models read"
+    )
     parser.add_argument("--text", type=Path, help="a long text, which both read")
     parser.add_argument("--only", nargs="+", help="the steps of either to measure")
     options = parser.parse_args()

@@ -93,7 +93,7 @@ DOORS: dict[str, Callable[[nn.Module], object]] = {
             for door in DOORS
         ),
         *((_empty, door, "has no values: it is on the meta device. Load the") for door in DOORS),
-        (_from_gguf, "save", "opened by SimpleNamespace, which writes nothing back.*delete"),
+        (_from_gguf, "save", "opened by SimpleNamespace, which writes nothing back.*headwise.load"),
         (_adapted, "save", "holds adapters. Merge them first"),
         (lambda: _packed("lm_head"), "save", "_packed_params.* is a dtype.*before it is quantized"),
         (lambda: _packed("q_proj"), "QKClip", "come from no linear layer or norm whose weights"),

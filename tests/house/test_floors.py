@@ -168,6 +168,7 @@ TRANSFORMERS = {
     "checkpoints/_folder_checks.py",
     "checkpoints/_formats.py",
     "checkpoints/_fresh_process.py",
+    "checkpoints/_gguf_load.py",
     "checkpoints/_load.py",
     "models/_transformers_private.py",
     "models/interface.py",

@@ -125,7 +125,7 @@ class BatchObserver(_Batches):
     rows up, in any order.
 
     Args:
-        model: A folder or a hub name, which is opened here, or a model in memory.
+        model: What `load` opens, or a model in memory.
         request: The statistics; None is `Request()`.
         tokenizer: The model's tokenizer. None is the one beside it.
         column: The column that holds the texts.
@@ -168,7 +168,7 @@ class BatchImportance(_Batches):
     Used as `BatchObserver` is; `Scores.sum` adds the rows up.
 
     Args:
-        model: A folder or a hub name, which is opened here, or a model in memory.
+        model: What `load` opens, or a model in memory.
         method: A method of `importance` that scores each text by itself: half-gate, gradient,
             curvature or zero-ablation.
         loss: The loss, as `importance` takes it.

@@ -24,8 +24,8 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # Keys of a configuration that choose the code of attention, or of the experts of a mixture.
 _KERNELS = re.compile(r"_?(attn|experts)_implementation")
 # Keys that count modules, for which objects are allocated; and keys that count rows of a weight.
-_LAYERS = re.compile(r"layers?$|depths?$|blocks$|stages$")
-_ROWS = re.compile(r"num_labels$|heads?$|experts$|groups$")
+_LAYERS = re.compile(r"layers?$|depths?$|blocks$|stages$|block_count$")
+_ROWS = re.compile(r"num_labels$|heads?$|experts$|groups$|expert_count$|head_count(_kv)?$")
 # More labels than any real configuration has without storing their classification head.
 _SPARE_ROWS = 2**20
 _SPARE_LAYERS = 4096  # in configurations whose weights are few, or shared by layers
@@ -80,7 +80,7 @@ def check_folder(folder: Path) -> StoredSize:
             of the hub, or far more layers than the weights allow.
         SafetensorError: a file of weights is broken.
     """
-    _refuse_adapter(folder)
+    refuse_adapter(folder)
     config = _checked_config(folder)
     files = _weight_files(folder, config)
     tensors, elements = _stored_size(files)
@@ -91,7 +91,7 @@ def check_folder(folder: Path) -> StoredSize:
     if any(key == "quantization_config" for key, _ in _entries(config)):
         elements *= _PACKED
     size = StoredSize(tensors, elements)
-    _check_counts(config, size, folder / CONFIG)
+    check_counts(config, size, folder / CONFIG)
     return size
 
 
@@ -109,7 +109,7 @@ def fetch(name: str) -> Path | None:
 
     adapter = fetched(name, ADAPTER)
     if adapter is not None:  # before anything else, since a folder of an adapter may hold no more
-        _refuse_adapter(adapter.parent)
+        refuse_adapter(adapter.parent)
     folder = Path(cached_file(name, CONFIG)).parent
     config = _checked_config(folder)
     named = _named_weights(folder, config)
@@ -136,7 +136,7 @@ def fetched(name: str, file: str) -> Path | None:
     return None if path is None else Path(path)
 
 
-def _refuse_adapter(folder: Path) -> None:
+def refuse_adapter(folder: Path) -> None:
     """Refuse adapters beside the weights, which transformers would apply silently."""
     path = folder / ADAPTER
     if path.exists():
@@ -216,8 +216,12 @@ def _check_weights_name(name: Any, source: Path, suffixes: tuple[str, ...]) -> N
         )
 
 
-def _check_counts(config: dict[str, Any], size: StoredSize, path: Path) -> None:
-    """Refuse counts that are too large for these weights: transformers allocates lists by them."""
+def check_counts(config: dict[str, Any], size: StoredSize, path: Path) -> None:
+    """Refuse counts that are too large for these weights: transformers allocates lists by them.
+
+    Raises:
+        InputError: there is one.
+    """
     limits = (_LAYERS, size.tensors + _SPARE_LAYERS), (_ROWS, max(size.elements, _SPARE_ROWS))
     for key, value in _entries(config):
         for pattern, limit in limits:

@@ -20,7 +20,7 @@ from headwise.checkpoints._fresh_process import (
     sentence_class,
 )
 from headwise.checkpoints._onnx import onnx_inputs
-from headwise.checkpoints._source_files import copy_source_files, source_folder
+from headwise.checkpoints._source_files import copy_source_files, source_files, source_folder
 from headwise.errors import ArgumentError, OutputError, UnsupportedError
 from headwise.files import as_path, folder_beside
 from headwise.models import (
@@ -142,7 +142,7 @@ def choose_format(model: nn.Module, source: str | Path | None = None) -> str:
     """The format that `save` writes a model in where none is named."""
     inner = check_model("save", model)
     is_whole = inner is not without_compiler(model)
-    if is_whole or (source is not None and (source_folder(source) / "modules.json").is_file()):
+    if is_whole or (source is not None and "modules.json" in source_files(source)):
         for format in ("stock", "remote-code"):  # which sentence-transformers opens
             with suppress(UnsupportedError):
                 prepare(format, inner)
@@ -166,8 +166,7 @@ def _check_weights(model: nn.Module) -> None:
         cls = type(model).__name__
         raise UnsupportedError(
             f"save: {cls} was opened by {type(quantizer).__name__}, which writes nothing back. If "
-            f"its weights are floats, as those read from a GGUF file, delete quantization_config "
-            f"from its config, and save a {cls}(config) with its state_dict()."
+            f"it came from a GGUF file, open it with headwise.load, whose weights are floats."
         )
     for name, value in model.state_dict().items():
         if type(value) is not Tensor or value.is_quantized:

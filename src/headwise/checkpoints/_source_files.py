@@ -8,6 +8,7 @@ from pathlib import Path
 
 from headwise._display import first_line
 from headwise._extras import require
+from headwise.checkpoints._gguf_load import find_gguf
 from headwise.errors import InputError
 from headwise.files import build_from, read_json
 
@@ -30,7 +31,12 @@ _KNOWN = "sentence_transformers."
 
 
 def source_files(source: str | Path) -> dict[str, Path]:
-    """The files of a model's folder to copy beside a pruned model, by relative path."""
+    """The files of a model's folder to copy beside a pruned model, by relative path.
+
+    What lies beside a GGUF file may belong to another model: it holds all of its own.
+    """
+    if find_gguf(source, "save"):
+        return {}
     folder = source_folder(source)
     root = folder.parents[1] if folder.parent.name == "snapshots" else folder
     files = {

@@ -22,7 +22,7 @@ from headwise.cli._train import train
 from headwise.errors import ArgumentError
 
 _OUTPUTS = ("--out", "--figure", "--save", "--save-examples", "--vllm-hook", "--qrhead")
-_MODELS = ("MODEL", "BEFORE", "AFTER")  # a folder, or a name on the hub
+_MODELS = ("MODEL", "BEFORE", "AFTER")  # a folder, a file, or a name on the hub
 
 
 class CheckedCommand(TyperCommand):

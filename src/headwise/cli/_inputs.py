@@ -187,9 +187,12 @@ def loading(device: str | None, dtype: str | None, attention: str | None) -> dic
 
 
 def title_of(model: str) -> str:
-    """A hub name as it is; for a folder its last two names, as many are called `hf` or `model`."""
-    folder = Path(model)
-    return str(Path(*folder.resolve().parts[-2:])) if folder.is_dir() else model
+    """A hub name as it is; for a folder its last two names, as many are called `hf` or `model`;
+    for a file its name."""
+    path = Path(model)
+    if path.is_dir():
+        return str(Path(*path.resolve().parts[-2:]))
+    return path.name if path.is_file() else model
 
 
 def count_parameters(full: nn.Module, small: nn.Module) -> tuple[float, float]:

@@ -26,7 +26,10 @@ def opt(help: str, *names: str, shown: str | bool = True, **settings: Any) -> An
 
 
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A folder or a name on the Hugging Face hub.")
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A folder, a GGUF file, or a name on the Hugging Face hub."
+    ),
 ]
 TextFile = Annotated[
     Path | None, opt("The texts: a UTF-8 file with one text per line, or - for standard input.")

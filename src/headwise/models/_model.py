@@ -21,6 +21,8 @@ _SENTENCE_MODELS = ("SentenceTransformer", "SparseEncoder", "CrossEncoder", "Mul
 # The transformer in one that saves it at the root of its folder; the last is in a CrossEncoder of
 # versions before 6.
 _TRANSFORMERS = ("0.model", "0.auto_model", "model")
+# The key of a configuration that says what kind of quantized weights the floats were read from.
+WEIGHTS_FROM = "weights_from"
 _TOKEN_OUTPUTS = ("last_hidden_state", "logits")
 
 
@@ -39,6 +41,18 @@ def check_model(caller: str, model: Any) -> nn.Module:
     if not is_sentence_transformer(model):
         return model
     return model.get_submodule(transformer_name(model, caller))
+
+
+def weights_from(model: nn.Module) -> str:
+    """The kind of quantized weights that a model was read from, such as Q4_1; empty for floats."""
+    kind = getattr(getattr(model, "config", None), WEIGHTS_FROM, "")
+    return kind if isinstance(kind, str) else ""
+
+
+def class_of(model: nn.Module) -> str:
+    """The name of a model's class, and what its weights were read from."""
+    kind, name = weights_from(model), type(model).__name__
+    return f"{name} from {kind}" if kind else name
 
 
 def check_weights(caller: str, model: nn.Module, *, offloaded: bool = False) -> None:

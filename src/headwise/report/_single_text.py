@@ -18,7 +18,7 @@ from headwise._renamed import renamed
 from headwise.corpora import one_text
 from headwise.errors import ArgumentError, InputError, UnsupportedError
 from headwise.files import as_path
-from headwise.models import check_model, device_of
+from headwise.models import check_model, class_of, device_of
 from headwise.models.texts import (
     beginning_of,
     check_reads_text,
@@ -180,7 +180,7 @@ def look(
         sample = sample_piece("look", model, tokenizer, piece)
     return Look(
         title=title or type(model).__name__,
-        model=type(model).__name__,
+        model=class_of(model),
         sample=replace(sample, linked=linked),
         versions={name: version(name) for name in ("headwise", "torch")},
     )

@@ -13,7 +13,7 @@ from headwise._renamed import renamed
 from headwise.corpora import EOS, RELATIONS, Texts, annotate, choices, relations
 from headwise.errors import ArgumentError
 from headwise.lab import Trained
-from headwise.models import check_model
+from headwise.models import check_model, class_of
 from headwise.models.texts import (
     check_reads_text,
     context_of,
@@ -222,7 +222,7 @@ def _facts(model: nn.Module, table: HeadTable) -> dict[str, str | int]:
         for head, kv in zip(table.heads, table.kv_heads, strict=True)
     }
     return {
-        "class": type(model).__name__,
+        "class": class_of(model),
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "layers": len(layers),
         "heads": len(table.heads),

@@ -45,7 +45,8 @@ class HeadTable(TableFile):
         covered: How many queries were captured, and how many tokens the layer received.
         queries: "eligible" or "all": the queries that the means are taken over (see `Request`).
         model: The fingerprint of the model's weights.
-        versions: The versions of the software that made the table.
+        versions: The versions of the software that made the table, and as `weights` the kind of
+            quantized weights that the model was read from, if they were quantized.
         original: In a pruned or grouped model, each head's address in the original model, None
             for a head of zeros. Empty if it is not known.
         skipped: The number of texts that the model refused (see `BatchObserver`).
@@ -274,8 +275,9 @@ class HeadTable(TableFile):
 
     def __repr__(self) -> str:
         frame = self.frame().drop(columns=["stack", "layer", "head"])
+        kind = f" from {self.versions['weights']}" if "weights" in self.versions else ""
         return at_prompt(
-            f"HeadTable of {counted(len(self.heads), 'head')}, model {self.model}", frame
+            f"HeadTable of {counted(len(self.heads), 'head')}, model {self.model}{kind}", frame
         )
 
     def plot(self, statistic: str, *, ax: Any = None) -> Any:

@@ -15,7 +15,7 @@ from headwise._torch_private import without_function_modes
 from headwise.capture import AttentionCall, Site
 from headwise.checkpoints import originals_of
 from headwise.errors import ArgumentError, HeadError, UnsupportedError
-from headwise.models import fingerprint
+from headwise.models import fingerprint, weights_from
 from headwise.tables import HeadLike, HeadTable, plot_weights
 from headwise.watch._maps import (
     Layer,
@@ -78,6 +78,7 @@ class Watch:
         sites, totals = self._recorder.totals()
         self._check_captured("observe", sites)
         heads = tuple(head for site in sites for head in site.heads())
+        kind = weights_from(self._model)
         covered = [self._recorder.covered[site][:2] for site in sites for _ in range(site.n_heads)]
         return HeadTable(
             heads=heads,
@@ -86,7 +87,7 @@ class Watch:
             covered=np.array(covered, dtype=np.float64).T,
             queries=self._request.queries,
             model=fingerprint(self._model),
-            versions=dict(_versions()),
+            versions=dict(_versions()) | ({"weights": kind} if kind else {}),
             original=originals_of(self._model, heads),
         )
 
