@@ -33,7 +33,7 @@ TOPICS = {
     "models.md": Topic(
         "Models and files", ("models", "attention", "cache", "capture", "checkpoints", "ownership")
     ),
-    "observe.md": Topic("Observe", ("watch", "tables")),
+    "observe.md": Topic("Observe", ("watch", "tables", "regions"), ("regions.ImageRegions",)),
     "training.md": Topic(
         "Train and monitor", ("monitor",), ("monitor.Above", "monitor.Below", "lab")
     ),

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from headwise.monitor import QKClip as QKClip
     from headwise.ownership import ablate as ablate
     from headwise.recovery import recover as recover
+    from headwise.regions import image_regions as image_regions
     from headwise.report import compare as compare
     from headwise.report import load_study as load_study
     from headwise.report import look as look
@@ -82,6 +83,7 @@ _NAMES = {
     "monitor": "HeadMonitor QKClip",
     "ownership": "ablate",
     "recovery": "recover",
+    "regions": "image_regions",
     "report": "compare load_study look study",
     "roles": "align Evidence find_alignment_heads find_heads find_roles load_heads Role Roles",
     "scoring": "importance prune_curves",

@@ -25,7 +25,7 @@ FLOORS = (
     ("ownership",),
     ("checkpoints",),
     ("watch", "scoring"),
-    ("roles", "surgery", "caching", "monitor", "head_effects"),
+    ("roles", "surgery", "caching", "monitor", "head_effects", "regions"),
     ("report", "recovery", "batches", "vllm"),
     ("cli",),
     ("__init__", "__main__"),
