@@ -1,9 +1,9 @@
-"""Row statistics of a kernel in float32, compared with plain PyTorch in float64."""
+"""What every kernel keeps: its row statistics are those of plain PyTorch in float64."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -23,7 +23,116 @@ from headwise.kernels import (
     make_rule,
     row_statistics,
 )
+from headwise.layer import ALiBi
+from headwise.layer._biases import PositionedBias
 from strategies import Problem
+
+CLOSE = 8e-5
+
+
+class Shape(NamedTuple):
+    """Texts, heads, heads of keys, queries, keys, and the widths of keys and values."""
+
+    B: int
+    H: int
+    Hkv: int
+    T: int
+    S: int
+    D: int
+    Dv: int
+
+
+def _random_mask(s: Shape, share: float) -> Tensor:
+    return torch.rand(s.B, s.H, s.T, s.S) < share
+
+
+def _lengths(s: Shape) -> list[int]:
+    return [max(1, s.S - 6), 0, s.S // 2][: s.B]
+
+
+def _alibi(s: Shape, more: bool = False) -> dict[str, Any]:
+    at = torch.arange(s.S - s.T, s.S)[None], torch.arange(s.S)[None]
+    bias: Any = PositionedBias(ALiBi(s.H), *at, torch.float32, in_steps=True)
+    if more:
+        bias = bias + make_rule(head_dim=1, bias=torch.randn(1, s.H, s.T, s.S)).bias
+    return {"bias": bias, "causal": not more}
+
+
+# What may hide keys or change logits, as arguments of `attend`.
+RULES: dict[str, Callable[[Shape], dict[str, Any]]] = {
+    "full": lambda s: {},
+    "causal": lambda s: {"causal": True},
+    "window": lambda s: {"window": (max(11, s.S // 4), 5)},
+    "lengths": lambda s: {"mask": masks.padding(_lengths(s)), "causal": True},
+    "left lengths": lambda s: {"mask": masks.padding([s.S // 2, s.S, 1][: s.B], side="left")},
+    "documents": lambda s: {
+        "mask": masks.documents((torch.arange(s.B * s.S).view(s.B, s.S) // 23) * 2**40)
+    },
+    "either": lambda s: {"mask": masks.causal() | masks.padding([s.S // 9, 1, 0][: s.B])},
+    "mask": lambda s: {"mask": _random_mask(s, 0.3)},
+    "two masks": lambda s: {"mask": masks.as_mask(_random_mask(s, 0.5)) & masks.window(9)},
+    "keys of a mask": lambda s: {"mask": torch.rand(1, 1, 1, s.S) < 0.5},
+    "blocks of a mask": lambda s: {"mask": torch.ones(1, 1, s.T, s.S, dtype=torch.bool).tril()},
+    "bias": lambda s: {"bias": torch.randn(1, s.H, s.T, s.S), "causal": True},
+    "alibi": _alibi,
+    "alibi and bias": lambda s: _alibi(s, more=True),
+    "sinks": lambda s: {"sinks": torch.tensor([0.5, -9.0, 90.0] * s.H)[: s.H], "causal": True},
+    "a sink of one head": lambda s: {
+        "sinks": torch.tensor([-torch.inf, -9.0] * s.H)[: s.H], "mask": masks.padding(_lengths(s)),
+    },
+    "softcap": lambda s: {"softcap": 1.5, "causal": True},
+    "softcap and scale": lambda s: {"softcap": 1.5, "scale": 0.4},
+    "scale": lambda s: {"scale": 0.3},
+    "scale 1": lambda s: {"scale": 1.0, "causal": True},
+    "negative scale": lambda s: {"scale": -0.25},
+}  # fmt: skip
+FEW = 8  # queries beside which keys lie as in a cache
+
+
+def problem_of(shape: Shape, rule: str) -> Problem:
+    """Heads next to one another, as a model has them; behind keys and values lies NaN."""
+    B, H, Hkv, T, S, D, Dv = shape
+    rooms = [torch.full((B, S + 9, Hkv, width), torch.nan) for width in (D, Dv)]
+    k, v = (room.transpose(1, 2)[:, :, :S] for room in rooms)
+    if T <= FEW:
+        k, v = (room.reshape(B, Hkv, S + 9, -1)[:, :, :S] for room in rooms)
+    for x in (k, v):
+        x.copy_(torch.randn(x.shape))
+    return Problem(torch.randn(B, T, H, D).transpose(1, 2), k, v, RULES[rule](shape))
+
+
+def assert_rule_holds(
+    backend: str,
+    shape: Shape,
+    rule: str,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    without: tuple[str, ...] = (),
+) -> None:
+    """Check every statistic of a kernel in a dtype, but those without which it gives the others."""
+    problem = problem_of(shape, rule)
+    rounded = Problem(*(x.to(dtype) for x in problem.qkv), problem.how)
+    rounded = cast(rounded, dtype, device) if device != "cpu" else rounded
+    # At a softcap float32 has ties that float64 does not have.
+    clear = "softcap" not in problem.how
+    request = everything(cast(rounded, dtype, device), 0, top=clear, argmax=clear)
+    request = replace(request, **{name: getattr(RowRequest(), name) for name in without})
+    ours = described(rounded, request, backend)
+    exact = described(cast(rounded, torch.float64, device), request, "rows")
+    assert ours.kernel.startswith(backend)
+    assert ours.heads.dtype == dtype
+    assert_heads_near(ours.heads, exact.heads, 1.0 if shape.T <= FEW else 2.0)
+    assert_same(replace(ours, heads=None), replace(exact, heads=None), CLOSE)
+
+
+def assert_heads_near(ours: Tensor, exact: Tensor, units: float = 2.0) -> None:
+    """Equal up to rounding; products of pairs in half precision also round the weights."""
+    if ours.dtype == torch.float32:
+        torch.testing.assert_close(ours.double(), exact, rtol=CLOSE, atol=CLOSE, equal_nan=True)
+        return
+    close = units * torch.finfo(ours.dtype).eps
+    most = max(1.0, exact.abs().nan_to_num().max().item()) if units > 1 else 1.0
+    torch.testing.assert_close(ours.double(), exact, rtol=close, atol=close * most, equal_nan=True)
 
 
 def choose(problem: AttentionProblem, backend: str = "auto") -> KernelChoice:

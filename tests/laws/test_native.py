@@ -8,7 +8,9 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +20,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from describing import (
+    CLOSE,
+    RULES,
+    Shape,
     assert_equals_definition,
+    assert_heads_near,
     assert_hidden_keys_change_nothing,
+    assert_rule_holds,
     assert_same,
     cast,
     described,
@@ -28,14 +35,11 @@ from describing import (
 )
 from headwise import _native_library, masks
 from headwise._native_library import BUILT, LAYOUT, SETS, layout_of, library, open_library
-from headwise.kernels import AttentionRule, RowRequest, attend, make_rule, row_statistics
+from headwise.kernels import RowRequest, attend, make_rule, row_statistics
 from headwise.kernels._rule import Lowered
 from headwise.kernels.native._problem import MOST_TOKENS, check_counts, compute_heads, reach
-from headwise.layer import ALiBi
-from headwise.layer._biases import PositionedBias
 from strategies import Problem, problems, seeds
 
-CLOSE = 8e-5
 HALVES = pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
 pytestmark = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
 
@@ -62,55 +66,42 @@ def test_heads_and_weights_equal_the_definition(problem: Problem) -> None:
     assert_equals_definition(problem, "native")
 
 
-RULES = {
-    "full": {},
-    "causal": {"is_causal": True},
-    "window": {"near": (11, 5)},
-    "lengths": {"mask": masks.padding([61, 0]), "is_causal": True},
-    "left lengths": {"mask": masks.padding([50, 67], side="left")},
-    "documents": {"mask": masks.documents((torch.arange(2 * 67).view(2, 67) // 23) * 2**40)},
-    "either": {"mask": masks.causal() | masks.padding([5, 9])},
-    "two masks": {"mask": masks.as_mask(torch.rand(2, 3, 67, 67) < 0.5) & masks.window(9)},
-    "blocks of a mask": {"mask": torch.ones(1, 1, 67, 67, dtype=torch.bool).tril()},
-    "alibi": {"bias": "alibi", "is_causal": True},
-    "alibi and bias": {"bias": "both"},
-    "sinks": {"sinks": torch.tensor([0.5, -9.0, 90.0]), "is_causal": True},
-    "softcap": {"softcap": 1.5},
-}
+BLOCKS = [
+    Shape(2, 3, 3, T, S, 19, 37)
+    for T, S in [(67, 67), (53, 67), (1, 67), (16, 64), (48, 65), (97, 67)]
+]
+FEW_QUERIES = [
+    Shape(1, 1, 1, 1, 300, 16, 16),
+    Shape(2, 12, 3, 1, 515, 64, 40),
+    Shape(2, 13, 13, 1, 700, 19, 37),
+    Shape(1, 71, 1, 1, 513, 16, 64),  # one group of many
+    Shape(1, 20, 1, 1, 260, 48, 48),  # a group over two vectors
+    Shape(2, 6, 2, 3, 77, 19, 37),
+    Shape(1, 17, 1, 8, 1030, 33, 1),  # a group over three strips
+    Shape(1, 1, 1, 8, 300, 5, 130),
+    Shape(1, 4, 2, 5, 5, 3, 3),
+    Shape(3, 8, 2, 1, 1, 128, 128),
+    Shape(1, 4, 2, 7, 3, 8, 8),
+]
+# Heads of whole AMX tiles in bfloat16: two whole blocks of keys and a part of a third.
+TILES = [Shape(2, 4, 2, 299, 300, 64, 32), Shape(2, 4, 2, 17, 300, 32, 64)]
+MORE_TILES = [Shape(2, 4, 2, 300, 300, 32, 64), Shape(2, 4, 2, 49, 300, 96, 96)]
+CASES = [
+    *product([torch.float32], [*BLOCKS, *FEW_QUERIES], RULES),
+    *product([torch.bfloat16, torch.float16], FEW_QUERIES, ["causal"]),
+    *product([torch.bfloat16], TILES, RULES),
+    *(
+        pytest.param(*x, marks=pytest.mark.full)
+        for x in product([torch.bfloat16], MORE_TILES, RULES)
+    ),
+]
 
 
-@pytest.mark.usefixtures("built")
-@pytest.mark.parametrize("sizes", [(67, 67), (53, 67), (1, 67), (16, 64), (48, 65), (97, 67)])
-@pytest.mark.parametrize("rule_name", RULES, ids=list(RULES))
-def test_every_rule_holds_across_blocks(rule_name: str, sizes: tuple[int, int]) -> None:
-    T, S = sizes
-    if rule_name in ("two masks", "blocks of a mask") and sizes != (67, 67):
-        return
-    if rule_name in ("documents", "lengths", "left lengths") and S != 67:
-        return
-    q, k, v = torch.randn(2, 3, T, 19), torch.randn(2, 3, S, 19), torch.randn(2, 3, S, 37)
-    given_ = RULES[rule_name]
-    if rule_name == "documents" and T > S:
-        return
-
-    def rule(dtype: torch.dtype) -> AttentionRule:
-        arguments = {n: x.to(dtype) if n == "sinks" else x for n, x in given_.items()}
-        if "bias" in arguments:
-            positions = torch.arange(S - T, S)[None], torch.arange(S)[None]
-            arguments["bias"] = PositionedBias(ALiBi(3), *positions, dtype, in_steps=True)
-            if given_["bias"] == "both":
-                values = torch.randn(1, 3, T, S, generator=torch.Generator().manual_seed(1))
-                arguments["bias"] = (
-                    arguments["bias"] + make_rule(head_dim=1, bias=values.to(dtype)).bias
-                )
-        return make_rule(head_dim=19, **arguments)
-
-    request = everything(
-        Problem(q, k, v, {}), 0, top=rule_name != "softcap", argmax=rule_name != "softcap"
-    )
-    ours = row_statistics(q, k, v, rule(torch.float32), request, backend="native")
-    wide = (x.double() for x in (q, k, v))
-    assert_same(ours, row_statistics(*wide, rule(torch.float64), request, backend="rows"), CLOSE)
+@pytest.mark.usefixtures("built_for_halves")
+@pytest.mark.parametrize(("dtype", "shape", "rule"), CASES, ids=str)
+def test_every_rule_holds_across_blocks(dtype: torch.dtype, shape: Shape, rule: str) -> None:
+    if rule != "documents" or shape.T <= shape.S:
+        assert_rule_holds("native", shape, rule, dtype)
 
 
 @pytest.mark.usefixtures("built")
@@ -348,13 +339,6 @@ def _halved(problem: Problem, half: torch.dtype) -> Problem:
     return Problem(*(x.to(half).float() for x in problem.qkv), cast(problem, torch.float32).how)
 
 
-def _heads_near(ours: Tensor, exact: Tensor, half: torch.dtype) -> None:
-    """Equal up to rounding; products of bfloat16 pairs also round the weights."""
-    unit = torch.finfo(half).eps
-    close = {"rtol": 2 * unit, "atol": 2 * unit * max(1.0, exact.abs().nan_to_num().max().item())}
-    torch.testing.assert_close(ours.double(), exact.double(), **close, equal_nan=True)
-
-
 @HALVES
 @pytest.mark.usefixtures("built_for_halves")
 @given(problem=problems(), seed=seeds)
@@ -367,7 +351,7 @@ def test_every_statistic_works_in_half_precision(
     ours = described(Problem(*(x.to(half) for x in problem.qkv), problem.how), request, "native")
     exact = described(cast(problem, torch.float64), request, "rows")
     assert ours.heads.dtype == half
-    _heads_near(ours.heads, exact.heads, half)
+    assert_heads_near(ours.heads, exact.heads)
     assert_same(replace(ours, heads=None), replace(exact, heads=None), CLOSE)
 
 
@@ -553,3 +537,68 @@ def test_a_library_whose_fields_are_swapped_is_not_loaded(
     swapped = LAYOUT | {first: LAYOUT[second], second: LAYOUT[first]}
     monkeypatch.setattr(_native_library, "LAYOUT", swapped)
     assert "built from other sources" in open_library(path).why
+
+
+# bfloat16 of whole AMX tiles, in every build: on a processor with AMX its own is among them.
+
+
+def _tiled(T: int, D: int, Dv: int, n_kv_heads: int = 2) -> list[Tensor]:
+    """Queries, keys and values of two texts, heads next to one another, as models have them."""
+    torch.manual_seed(T + D)
+    sizes = ((T, 4, D), (300, n_kv_heads, D), (300, n_kv_heads, Dv))
+    return [torch.randn(2, n, H, width).to(torch.bfloat16).transpose(1, 2) for n, H, width in sizes]
+
+
+@pytest.mark.usefixtures("built_for_halves")
+def test_any_number_of_threads_and_a_part_of_the_queries_give_the_same_bits() -> None:
+    """One thread copies keys and values; of many, and for few queries, each packs its own."""
+    q, k, v = _tiled(300, 64, 64)
+    options: dict[str, Any] = {"backend": "native", "need_lse": True}
+    with threads(1):
+        known = attend(q, k, v, **options)
+        part = attend(q[:, :, 48:96], k, v, **options)
+    with threads(7):
+        many = attend(q, k, v, **options)
+    for name in ("heads", "lse"):
+        assert torch.equal(getattr(many, name), getattr(known, name))
+        assert torch.equal(getattr(part, name), getattr(known, name)[:, :, 48:96])
+
+
+@pytest.mark.usefixtures("built_for_halves")
+@pytest.mark.parametrize("wild", [torch.nan, torch.inf])
+def test_hidden_numbers_change_nothing(wild: float) -> None:
+    q, k, v = _tiled(300, 64, 32)
+    options: dict[str, Any] = {
+        "mask": masks.padding([200, 33]), "backend": "native", "need_lse": True
+    }  # fmt: skip
+    known = attend(q, k, v, **options)
+    k[0, :, 200:], v[1, :, 33:] = wild, wild
+    found = attend(q, k, v, **options)
+    assert torch.equal(found.heads, known.heads)
+    assert torch.equal(found.lse, known.lse)
+
+
+@pytest.mark.usefixtures("built_for_halves")
+@pytest.mark.parametrize("rule", ["full", "causal", "window", "scale", "softcap"])
+def test_gradients_equal_those_of_the_definition(rule: str) -> None:
+    inputs = [x.detach().requires_grad_() for x in _tiled(300, 64, 32)]
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    options = RULES[rule](Shape(2, 4, 2, 300, 300, 64, 32))
+    grad = torch.randn(2, 4, 300, 32).to(torch.bfloat16)
+    ours = attend(*inputs, **options, backend="native")
+    exact = attend(*wide, **options, backend="rows")
+    ours.backward(grad)
+    exact.backward(grad.double())
+    for x, y in zip(inputs, wide, strict=True):
+        error = (x.grad.double() - y.grad).norm() / y.grad.norm()  # type: ignore[union-attr]
+        assert error < 2 * torch.finfo(torch.bfloat16).eps
+
+
+@pytest.mark.usefixtures("built_for_halves")
+def test_a_query_that_sees_one_key_has_no_gradient() -> None:
+    """Weights are recomputed from the same logits to the last bit, however large these are."""
+    q, k, v = (x.detach() for x in _tiled(300, 64, 64, n_kv_heads=4))
+    q = (100 * q).requires_grad_()
+    attend(q, k, v, window=(0, 0), backend="native").float().sum().backward()
+    assert q.grad is not None
+    assert not q.grad.any()
