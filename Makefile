@@ -61,8 +61,8 @@ test-sanitized: .venv/dev $(NATIVE)
 	        ASAN_OPTIONS=detect_leaks=0 HEADWISE_NATIVE=$(CURDIR)/build/sanitized/$$name.so \
 	        OMP_NUM_THREADS=1 $(BIN)/pytest -m "not full" -k "not pool and not without" \
 	        tests/laws/test_native.py tests/laws/test_native_gradients.py \
-	        tests/laws/test_native_decoding.py tests/laws/test_native_tiles.py \
-	        tests/laws/test_pages.py tests/errors/test_native.py || exit 1; \
+	        tests/laws/test_native_decoding.py tests/laws/test_pages.py \
+	        tests/errors/test_native.py || exit 1; \
 	done
 
 # Tests with the lowest version that pyproject.toml allows of each package but torch.
