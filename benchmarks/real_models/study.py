@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from benchmarks._report import parser_of, show, software
+from benchmarks.real_models._effects import smollm2_effects
 from benchmarks.real_models._gemma import gemma
 from benchmarks.real_models._rxnmapper import rxnmapper
 from benchmarks.real_models._smollm2 import smollm2
@@ -27,6 +28,7 @@ MODELS: dict[str, Callable[..., str]] = {
     "gemma": gemma,
     "rxnmapper": rxnmapper,
     "smollm2": smollm2,
+    "smollm2-effects": smollm2_effects,
     "whisper": whisper,
 }
 
