@@ -15,6 +15,8 @@ from headwise.files import _atomic
 FILES = {
     "observe": ("observe ./any --text good.txt -o", ".csv"),
     "importance": ("importance ./any --text good.txt -o", ".parquet"),
+    "effects": ("effects ./any --examples good.txt -o", ".csv"),
+    "effects --figure": ("effects ./any --examples good.txt --figure", ".svg"),
     "roles": ("roles ./any --text good.txt -o", ".json"),
     "heads": ("heads ./any --examples good.txt -o", ".json"),
     "heads --vllm-hook": ("heads ./any --examples good.txt --vllm-hook", ".json"),

@@ -10,6 +10,7 @@ from typer.core import TyperArgument, TyperCommand
 
 from headwise.cli._cache import cache
 from headwise.cli._compare import compare
+from headwise.cli._effects import effects
 from headwise.cli._explain import explain
 from headwise.cli._heads import heads
 from headwise.cli._importance import importance
@@ -127,6 +128,7 @@ _COMMANDS: dict[Any, str] = {
     observe: "headwise observe gpt2 --text texts.txt --out table.csv",
     roles: "headwise roles gpt2 --spans annotated.jsonl --out roles.parquet",
     heads: "headwise heads gpt2 --task needle --text texts.txt --out heads.json",
+    effects: "headwise effects gpt2 --examples answers.jsonl --out effects.parquet",
     importance: "headwise importance gpt2 --text texts.txt --out scores.parquet",
     prune: "headwise prune gpt2 --by scores.parquet --remove 0.3 --text texts.txt --out smaller",
     compare: "headwise compare gpt2 ./fine-tuned --text texts.txt --out compare.parquet",

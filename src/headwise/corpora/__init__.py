@@ -7,6 +7,7 @@ from headwise.corpora._gold import annotate as annotate
 from headwise.corpora._gold import choices as choices
 from headwise.corpora._grammar import Grammar as Grammar
 from headwise.corpora._grammar import Line as Line
+from headwise.corpora._jsonl import read_answers as read_answers
 from headwise.corpora._jsonl import read_examples as read_examples
 from headwise.corpora._jsonl import read_jsonl as read_jsonl
 from headwise.corpora._listing import Corpus as Corpus

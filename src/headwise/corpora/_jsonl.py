@@ -97,6 +97,39 @@ def read_examples(path: str | os.PathLike[str]) -> list[Example]:
     return check_filled(examples, path, _WHO, "example. Name a file of JSON lines")
 
 
+def read_answers(path: str | os.PathLike[str]) -> list[tuple[str, str, str | None]]:
+    """Read texts with two answers each from JSON lines, as `headwise.effects` takes them.
+
+    The keys are `{"text": "Mary and John left , and John called", "right": " Mary", "other":
+    " John"}`; the other answer may be left out.
+
+    Raises:
+        InputError: the file cannot be read or holds no example, or a line is not such an object.
+            The error names the line.
+    """
+    who = "read_answers"
+    answers = [
+        _answers(line, fault_at(who, path, number))
+        for number, line in enumerate(lines_of(path, who), 1)
+        if line.strip()
+    ]
+    return check_filled(answers, path, who, "example. Name a file of JSON lines")
+
+
+def _answers(line: str, fault: Fault) -> tuple[str, str, str | None]:
+    fields = json_line(line, fault)
+    is_object = isinstance(fields, dict)
+    unknown = sorted(fields.keys() - {"text", "right", "other"}) if is_object else []
+    text, right, other = (fields.get(x) if is_object else None for x in ("text", "right", "other"))
+    texts = isinstance(text, str) and isinstance(right, str) and isinstance(other, str | None)
+    if unknown or not texts:
+        raise fault(
+            f"{line[:40]!r} is not an object with the strings text, right and, where there is "
+            f"one, other. Give one object per line."
+        )
+    return str(text), str(right), other
+
+
 def _example(line: str, fault: Fault) -> Example:
     fields = json_line(line, fault)
     is_object = isinstance(fields, dict) and ("text" in fields) != ("ids" in fields)

@@ -1,0 +1,77 @@
+"""`headwise effects`: what each head writes of a difference of logits, as a table."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from headwise.cli import _options
+from headwise.cli._options import opt
+from headwise.cli._print import print_note, print_table, progress_bar
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SHOWN = 20  # heads that are printed
+
+
+def effects(
+    model: _options.Model,
+    examples: Annotated[
+        Path,
+        opt(
+            "JSON lines with text, right and other: what is right to follow the text, and what "
+            "its logit is compared with, which may be left out: the mean of all logits."
+        ),
+    ],
+    total: Annotated[
+        Literal["mean", "zero", "none"],
+        opt("What replaces a head that is removed. none leaves total effects out: one pass."),
+    ] = "mean",
+    out: _options.Out = None,
+    force: _options.Force = False,
+    as_json: _options.Json = False,
+    figure: _options.Figure = None,
+    device: _options.Device = None,
+    dtype: _options.Dtype = None,
+    attention: _options.Attention = None,
+    seed: _options.Seed = None,
+    max_texts: _options.MaxTexts = None,
+) -> None:
+    """Measure which heads write an answer, which cancel it, and what is lost without each.
+
+    Prints the heads with the largest direct effects. With -o, writes all heads; with --json,
+    prints JSON.
+    """
+    _options.check_output(out, *_options.TABLES, force=force)
+    _options.check_figure(figure, force)
+    from headwise import head_effects
+    from headwise.cli import _inputs
+    from headwise.corpora import read_answers
+    from headwise.tables import save_figure
+
+    read = _inputs.draw_texts(read_answers(examples), seed, max_texts)
+    opened, tokenizer = _inputs.open_model(model, device, dtype, attention)
+    with progress_bar(f"Measuring the effects of the heads of {model}") as on_progress:
+        measured = head_effects.effects(
+            opened,
+            read,
+            tokenizer=tokenizer,
+            total=None if total == "none" else total,
+            seed=seed or 0,
+            on_progress=on_progress,
+        )
+    for line in (str(measured), *measured.notes):
+        print_note(line)
+    _options.write_output("The effects of all heads", measured.save, out, force)
+    _options.write_output(
+        "Total against direct effects",
+        lambda path: save_figure(measured.plot(), path),
+        figure,
+        force,
+    )
+
+    def print_largest(rows: "pd.DataFrame") -> None:
+        largest = rows["direct"].abs().sort_values(ascending=False, kind="stable").index[:_SHOWN]
+        columns = ["name", "direct", "ci_low", "ci_high", "p_adj", "kind", "total", "repair"]
+        print_table(rows.loc[largest, columns])
+
+    _options.show_rows(measured.frame(), as_json, out, print_largest)
