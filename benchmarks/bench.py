@@ -118,6 +118,10 @@ STEPS = (
          ("statistics", "lacking")),
     Step("role-reading", 4.5, "speed.role_reading --sentences 150 --into {page}",
          f"{RESULTS}/roles-speed.md", ("", "importance")),
+    Step("batches", 3, "speed.batches --part throughput --into {page}", f"{RESULTS}/batches.md",
+         ("throughput",), threads=1),
+    Step("batches-memory", 2, "speed.batches --part memory --into {page}",
+         f"{RESULTS}/batches.md", ("memory",), threads=1),
     Step("pruning-time", 1, "speed.pruning_time --threads 1 --clock cpu --passes 7 --into {page}",
          f"{RESULTS}/smaller.md", ("random models",)),
 )

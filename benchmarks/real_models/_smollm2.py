@@ -336,13 +336,119 @@ def _judge(model: Any, tokenizer: Any, texts: list[str], examples: list[Any]) ->
 
 
 def _tables(measured: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The parts of the page, each with its title."""
     outcomes = {claim: answer for claim, *answer in _outcomes(measured)}
     lines = [[claim, EXPECTED[claim], *outcomes.get(claim, ("", "open"))] for claim in EXPECTED]
-    yield (
-        "What was expected",
-        table(("claim", "counts as found if", "measured", "holds"), lines, left_columns=3),
-    )
+    titles: tuple[str, ...] = ("claim", "counts as found if", "measured", "holds")
+    yield "What was expected", table(titles, lines, left_columns=3)
+    frame = pd.DataFrame(measured["roles"]).query("found and label != ''")
+    lines = []
+    for role, rows in frame.groupby("role", sort=False):
+        best = rows.sort_values("effect", ascending=False)
+        names = ", ".join(f"{x['name']} {x['effect']:.2f}" for _, x in best.head(3).iterrows())
+        nulls = (best.iloc[0][f"null.{kind}"] for kind in ("permuted", "random"))
+        lines.append([role, names, str(len(rows)), *map(_two_digits, nulls)])
+    titles = ("role", "the best heads", "heads", "best of permuted weights", "of initial ones")
+    yield "Roles, of 270 heads", table(titles, lines, left_columns=2)
+    lines = [[f"{n_tokens:,}", name, f"{read['named']} of {NEEDLES}", f"{read['loss']:.3f}"]
+             for name, n_tokens, read in measured["lengths"]]  # fmt: skip
+    titles = ("tokens", "heads", "needles named", "loss of the last 256 tokens")
+    yield "Needles in a play", table(titles, lines, left_columns=2)
+    lines = [
+        [f"{n_tokens:,}", row["plan"], f"{row['bytes'] / 2**20:.0f} MiB", f"{row['loss']:.3f}",
+         f"{row['loss'] - measured[f'cache-{n_tokens}'][0]['loss']:+.3f}",
+         f"{row['named']} of {NEEDLES}"]
+        for n_tokens in (2048, 8192) for row in measured[f"cache-{n_tokens}"]
+    ]  # fmt: skip
+    titles = ("tokens", "plan", "cache in float32", "loss", "growth", "needles named")
+    yield "A cache of each head's own", table(titles, lines, left_columns=2)
+    rows = measured["pruning"]["rows"]
+    lines = [[f"{n_heads}", name, f"{row['loss']:.3f}", f"{row['loss'] - rows[0][2]['loss']:+.3f}",
+              f"{row['named']} of 16", f"{row['right']} of {len(QUESTIONS)}"]
+             for name, n_heads, row in rows]  # fmt: skip
+    titles = ("heads removed", "order", "loss", "growth", "needles named", "chat answers")
+    yield "Without heads, none trained again", table(titles, lines, left_columns=2)
+    lines = [[question, expected, *(row["said"][n].replace("\n", " ") for _, _, row in rows[:3])]
+             for n, (question, expected) in enumerate(QUESTIONS.items())]  # fmt: skip
+    titles = ("question", "expected", "whole model", *(f"{row[0]}, {row[1]}" for row in rows[1:3]))
+    yield "What was answered, in eight tokens", table(titles, lines, left_columns=5)
+
+
+def _two_digits(value: float | None) -> str:
+    return "" if value is None or np.isnan(value) else f"{value:.2f}"
 
 
 def _outcomes(measured: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    yield from ()
+    """Each claim, what was measured, and whether it holds."""
+
+    def answer(claim: str, got: str, holds: bool) -> tuple[str, str, str]:
+        return claim, got, "yes" if holds else "no"
+
+    plain, weighted = (
+        sum(head[name] > 0.5 for head in measured["statistics"])
+        for name in ("first", "value(first)")
+    )
+    yield answer(
+        "sinks", f"{plain} heads; {weighted} weighted by value", plain >= 135 > 2 * weighted
+    )
+    matching = _found(measured["roles"], "prefix matching")
+    for role in ("previous token", "prefix matching"):
+        rows = [row for row in measured["roles"] if row["role"] == role]
+        names = _found(measured["roles"], role)
+        null = max(rows[0]["null.permuted"], rows[0]["null.random"])
+        few = role == "previous token" or len(names) <= 27
+        got = f"{len(names)} heads; nulls at most {null:.2f}"
+        yield answer(role, got, bool(names) and null < 0.25 and few)
+    lost = measured["repetition"]
+    growth, *random = (nats - lost["whole"] for nats in (lost["without"], *lost["random"]))
+    listed = ", ".join(f"{x:+.2f}" for x in random)
+    got = f"{growth:+.2f} nats of {lost['whole']:.2f}; {listed} without random heads"
+    yield answer("induction", got, growth > max(2, *random))
+    true, drawn = measured["needle"]["true"], measured["needle"]["at random"]
+    shared = sum(name in matching for name in true["set"])
+    outcomes = true["set_row"]["outcome"], drawn["set_row"]["outcome"]
+    got = (f"{outcomes[0]}: {', '.join(true['set'])} (of {len(true['found'])} heads); "
+           f"{outcomes[1]} at random; {shared} of {len(true['set'])} match prefixes")  # fmt: skip
+    holds = outcomes[0] == "found" != outcomes[1] and 2 * shared >= len(true["set"])
+    yield answer("needle", got, holds)
+    named = {(name, n): read["named"] for name, n, read in measured["lengths"]}
+    caches = {n: {row["plan"]: row for row in measured[f"cache-{n}"]} for n in (2048, 8192)}
+    counts = named["whole", 512], named["whole", 2048], caches[8192]["every head full"]["named"]
+    holds = min(counts[:2]) >= 6 and counts[2] >= 4
+    yield answer("needle at length", "{} in 512, {} in 2,048, {} in 8,192".format(*counts), holds)
+    whole, without, others = (
+        named[name, 2048] for name in ("whole", "without the set", "without random heads")
+    )
+    holds = 2 * without <= whole <= others + 2
+    yield answer("retrieval is used", f"{whole}; {without} without the set; {others}", holds)
+    for n, plans in caches.items():
+        full, ours, other = plans.values()
+        growths = [row["loss"] - full["loss"] for row in (ours, other)]
+        got = (f"{growths[0]:+.3f} nats, {ours['named']} of {full['named']} needles; "
+               f"{growths[1]:+.3f}, {other['named']} with the other half")  # fmt: skip
+        better = growths[0] < growths[1] and ours["named"] > other["named"]
+        holds = growths[0] <= 0.05 and 4 * ours["named"] >= 3 * full["named"] and better
+        yield answer(f"cache of {n:,}", got, holds)
+    yield from _of_pruning(measured["pruning"]["rows"], answer)
+
+
+def _of_pruning(rows: list[Any], answer: Any) -> Iterator[tuple[str, str, str]]:
+    whole = rows[0][2]
+    losses: dict[int, list[float]] = {}
+    exact: dict[int, list[int]] = {}
+    for _, size, row in rows[1:]:  # half-gate, magnitude, and random sets
+        losses.setdefault(size, []).append(row["loss"] - whole["loss"])
+        exact.setdefault(size, []).append(row["named"] + row["right"])
+    total = whole["named"] + whole["right"]
+    ours, *others = losses[27]
+    listed = ", ".join(f"{x:+.3f}" for x in others)
+    yield answer("pruning", f"{ours:+.3f} nats; magnitude and random {listed}",
+                 ours <= 0.1 and ours < min(others))  # fmt: skip
+    mine, least, *random = exact[27]
+    got = f"{mine} of {total} are left; {least} by magnitude; {', '.join(map(str, random))} random"
+    yield answer("exact answers", got, 10 * mine >= 9 * total and mine > max(random))
+    best, *more = losses[81]
+    listed = ", ".join(f"{x:+.3f}" for x in more)
+    got = f"{best:+.3f} nats; {listed}; {', '.join(map(str, exact[81]))} of {total} answers"
+    same = np.argsort(losses[81][:3]).tolist() == np.argsort(losses[27][:3]).tolist()
+    yield answer("pruning 81", got, same and 2 * max(exact[81]) <= total)

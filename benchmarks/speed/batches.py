@@ -1,6 +1,7 @@
 """Texts per second of two workers of Ray beside one process, and memory of a worker.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.speed.batches --into benchmarks/results/batches.md
+    OMP_NUM_THREADS=1 python -m benchmarks.speed.batches --part throughput \\
+        --into benchmarks/results/batches.md
 
 A Llama of 4 layers with 8 heads of 32 reads texts of 40 words. Rates count from the first row of a
 worker to the last, so that the start of Ray and of the models, told apart, is left out; rounds
@@ -10,7 +11,7 @@ alternate. Memory is that of one process over 100,000 texts of a tiny Llama, aft
 import resource
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -35,35 +36,58 @@ LARGE = {"hidden_size": 256, "num_attention_heads": 8, "num_hidden_layers": 4}
 
 def main() -> None:
     parser = parser_of(__doc__, rounds=3)
-    parser.add_argument("--texts", type=int, default=4096, help="texts of a round")
-    parser.add_argument("--memory-texts", type=int, default=100_000)
+    parser.add_argument("--part", choices=PARTS, required=True)
+    parser.add_argument("--texts", type=int, help="texts of a round, or of the whole for memory")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    measure, texts = PARTS[options.part]
     with tempfile.TemporaryDirectory() as place:
-        large, small = _write_model(Path(place, "a"), LARGE), _write_model(Path(place, "b"), SMALL)
-        rates: dict[str, list[float]] = {"one process": [], "two workers of Ray": []}
-        ray.init("local", num_cpus=WORKERS, include_dashboard=False, log_to_driver=False)
-        ray.data.DataContext.get_current().enable_progress_bars = False
-        starts = []
-        for _ in range(options.rounds):
-            texts = [*_texts(options.texts)]
-            rates["one process"].append(_rate(_alone(large, texts))[0])
-            rate, start = _rate(_workers(large, texts))
-            rates["two workers of Ray"].append(rate)
-            starts.append(start)
-        ray.shutdown()
-        memory = _memory(small, options.memory_texts)
+        text = measure(Path(place), options.texts or texts, options.rounds)
+    show(f"{cpu_name()}, {software()}. {text}", options.into, options.part)
+
+
+def throughput(place: Path, n_texts: int, rounds: int) -> str:
+    """Texts per second in one process and in two workers, in alternating rounds."""
+    model = _write_model(place, LARGE)
+    rates: dict[str, list[float]] = {"one process": [], "two workers of Ray": []}
+    ray.init("local", num_cpus=WORKERS, include_dashboard=False, log_to_driver=False)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    starts = []
+    for _ in range(rounds):
+        texts = [*_texts(n_texts)]
+        rates["one process"].append(_rate(_alone(model, texts))[0])
+        rate, start = _rate(_workers(model, texts))
+        rates["two workers of Ray"].append(rate)
+        starts.append(start)
+    ray.shutdown()
     one, two = rates.values()
     ratio = median(b / a for a, b in zip(one, two, strict=True))
     rows = [[name, f"{median(found):.0f}"] for name, found in rates.items()]
-    growth = [[f"{texts:,}", f"{mib:.0f}"] for texts, mib in memory]
-    show(
-        f"{cpu_name()}, {software()}. {options.texts:,} texts in batches of {BATCH}, "
-        f"{options.rounds} rounds.\n\n{table(('', 'texts per second'), rows)}\n\n"
-        f"Two workers over one process: **{ratio:.2f}**. The first row of Ray came after "
-        f"{median(starts):.0f} s.\n\n{table(('texts', 'MiB of the process'), growth)}",
-        options.into,
+    return (
+        f"{n_texts:,} texts in batches of {BATCH}, {rounds} rounds.\n\n"
+        f"{table(('', 'texts per second'), rows)}\n\nTwo workers over one process: "
+        f"**{ratio:.2f}**. The first row of Ray came after {median(starts):.0f} s."
     )
+
+
+def memory(place: Path, n_texts: int, _: int) -> str:
+    """The memory of this process after each tenth of the texts; Linux only."""
+    model, rows, done, total = _write_model(place, SMALL), [], 0, None
+    for row in _alone(model, _texts(n_texts)):
+        part = hw.HeadTable.sum([row])
+        total = part if total is None else total + part
+        done += BATCH
+        if done // (n_texts // 10) > len(rows):
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            rows.append([f"{done:,}", f"{pages * resource.getpagesize() / 2**20:.0f}"])
+    return f"Batches of {BATCH}.\n\n{table(('texts', 'MiB of the process'), rows)}"
+
+
+# What is measured, and the texts that it needs.
+PARTS: dict[str, tuple[Callable[[Path, int, int], str], int]] = {
+    "throughput": (throughput, 2048),
+    "memory": (memory, 100_000),
+}
 
 
 def _write_model(folder: Path, sizes: dict[str, int]) -> str:
@@ -110,19 +134,6 @@ def _rate(rows: Iterator[Any]) -> tuple[float, float]:
     first = time.perf_counter()
     count = sum(1 for _ in rows)
     return count * BATCH / (time.perf_counter() - first), first - begin
-
-
-def _memory(model: str, count: int) -> list[tuple[int, float]]:
-    """The peak memory of this process, in MiB, after each tenth of the texts."""
-    points, done, total = [], 0, None
-    for row in _alone(model, _texts(count)):
-        part = hw.HeadTable.sum([row])
-        total = part if total is None else total + part
-        done += BATCH
-        if done // (count // 10) > len(points):
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-            points.append((done, peak))
-    return points
 
 
 if __name__ == "__main__":
