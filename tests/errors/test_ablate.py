@@ -1,6 +1,7 @@
 """Heads that cannot be ablated are refused by name, and the model is unchanged."""
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import peft
@@ -77,14 +78,14 @@ def test_a_model_with_unknown_inputs() -> None:
 
 
 class _Odd(nn.Module):
-    """Four heads of width 3, and what it does with them under names of its own."""
+    """Heads of width 3, and what it does with them under names of its own."""
 
-    def __init__(self, blend: nn.Module) -> None:
+    def __init__(self, blend: nn.Module, n_heads: int = 4) -> None:
         super().__init__()
-        self.read, self.blend = nn.Linear(12, 36), blend
+        self.read, self.blend, self.n_heads = nn.Linear(12, 9 * n_heads), blend, n_heads
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (4, 3)).transpose(1, 2) for part in self.read(x).chunk(3, -1))
+        q, k, v = self.read(x).unflatten(-1, (3, self.n_heads, 3)).permute(2, 0, 3, 1, 4)
         heads = nn.functional.scaled_dot_product_attention(q, k, v)
         return self.blend(heads.transpose(1, 2).flatten(2))
 
@@ -100,15 +101,76 @@ class _Beside(nn.Module):
         return self.base(x) + sum((part(x) for part in self.more.values()), 0.1 * x)
 
 
+Change = Callable[[Tensor], Tensor]  # of heads, B T H Dv
+
+
 class _Wrapped(nn.Module):
     """A linear layer behind changes of the heads."""
 
-    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, *changes: Change, n_heads: int = 4) -> None:
         super().__init__()
-        self.change, self.mix = change, nn.Linear(12, 12)
+        self.changes, self.n_heads = changes, n_heads
+        self.beside, self.mix = (nn.Linear(3 * n_heads, 3 * n_heads) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.mix(self.change(x))) + 1.0
+        gate = self.beside(torch.ones_like(x)).sigmoid()  # a linear layer that reads no head
+        heads = x.unflatten(-1, (self.n_heads, -1))
+        for change in self.changes:
+            heads = change(heads)
+        return torch.tanh(self.mix(gate * heads.flatten(-2))) + 1.0
+
+
+SEPARATE: tuple[Change, ...] = (
+    lambda x: 3 * x,
+    lambda x: x + 1,
+    lambda x: nn.functional.rms_norm(x, x.shape[-1:]),
+    lambda x: x * x.mean(-1, keepdim=True).sigmoid(),
+    lambda x: x.relu() + 0.1 * x,
+    lambda x: x * torch.arange(1.0, 1 + x.shape[-2])[:, None],
+    lambda x: x.flip(-1),
+    lambda x: x.cumsum(1),
+    lambda x: torch.where(x.sum(-1, keepdim=True) > 0, x, -x),
+)
+MIXING: tuple[Change, ...] = (
+    lambda x: x.roll(1, -2),
+    lambda x: x.flatten(-2).roll(1, -1).view(x.shape),
+    lambda x: nn.functional.rms_norm(x.flatten(-2), [x[0, 0].numel()]).view(x.shape),
+    lambda x: x.softmax(-2),
+    lambda x: x * x.amax(-2, keepdim=True).sigmoid(),
+    lambda x: x.mT.reshape(x.shape),
+    lambda x: torch.where(x[..., :1, :1] > x[..., 1:2, :1], x, x.flip(-1)),
+    lambda x: x + torch.cat([0 * x[..., :1, :], x[..., :-1, :]], -2),
+    lambda x: torch.cat([x[..., :-1, :], x[..., -1:, :] * x[..., :1, :].detach()], -2),
+)
+
+
+@pytest.mark.parametrize("seeds", [range(10), pytest.param(range(10, 110), marks=pytest.mark.full)])
+def test_heads_reach_their_projection_slice_by_slice_or_are_refused(seeds: range) -> None:
+    """Random changes of heads before their projection: every other one mixes heads."""
+    for seed in seeds:
+        draw, mixes = Random(seed), bool(seed % 2)
+        n_heads, changes = draw.randint(2, 6), draw.choices(SEPARATE, k=draw.randint(1, 3))
+        if mixes:
+            changes.insert(draw.randint(0, len(changes)), draw.choice(MIXING))
+        model = nn.Sequential(_Odd(_Wrapped(*changes, n_heads=n_heads), n_heads))
+        [attention] = find_attentions(model, X, needs_projections=False)
+        assert (attention.projection is None) == mixes
+        if not mixes:
+            with ablate(model, "L0.H1", reference=[X]):
+                ablated = model(X)
+            attention.output.per_head.data[1] = 0
+            torch.testing.assert_close(model(X), ablated)
+
+
+class _Bare(nn.Module):
+    """Multiplies heads by a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(12, 12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
 
 
 class _Packed(nn.Linear):
@@ -128,8 +190,7 @@ class _Packed(nn.Linear):
     [
         (nn.Linear(12, 7), "0.blend"),
         (nn.Sequential(nn.Dropout(0.1), nn.Linear(12, 12), nn.ReLU()), "0.blend.1"),
-        (_Wrapped(lambda x: x), "0.blend.mix"),
-        (_Wrapped(lambda x: x.flatten(0, 1)), "0.blend.mix"),
+        (nn.Sequential(nn.Flatten(0, 1), nn.Linear(12, 12)), "0.blend.1"),
     ],
 )
 def test_the_output_projection_is_the_linear_layer_that_receives_the_heads(
@@ -149,10 +210,19 @@ def test_the_output_projection_is_the_linear_layer_that_receives_the_heads(
     ("model", "found"),
     [
         (MultiHeadAttention(12, 4, out_proj=False), r"its heads go into out_proj \(Identity\)\. W"),
-        (_Odd(nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 12))), r"into blend\.0 \(LayerNorm\)"),
-        (_Odd(_Wrapped(lambda x: 2 * x)), r"into blend \(_Wrapped\)\. Watch this model"),
-        (_Odd(_Wrapped(lambda x: x.roll(3, -1))), r"into blend \(_Wrapped\)\. Watch"),
-        (_Odd(_Beside()), r"blend \(_Beside\) uses its heads beside blend\.base\. Watch"),
+        (
+            _Odd(nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 12))),
+            r"on their way into blend\.1",
+        ),
+        (
+            _Odd(_Wrapped(lambda x: x.roll(1, -2))),
+            r"mixed on their way into blend\.mix",
+        ),
+        (_Odd(_Beside()), r"its heads go elsewhere too than into blend\.base \(Linear\)\. Watch"),
+        (
+            _Odd(_Bare()),
+            r"its heads go into blend \(_Bare\)\. Watch",
+        ),
         (_Odd(_Beside(a=nn.Linear(12, 12))), r"blend\.base \(Linear\) and blend\.more\.a \(Linear"),
         (_Odd(_Packed()), r"into blend \(_Packed\)\. Its weights are packed: unpack them first"),
     ],

@@ -1,7 +1,6 @@
 """Which weights belong to which head, and editing or removing heads."""
 
 from headwise.ownership._attention import Attention as Attention
-from headwise.ownership._attention import OutputProjection as OutputProjection
 from headwise.ownership._attention import by_attention as by_attention
 from headwise.ownership._attention import find_attentions as find_attentions
 from headwise.ownership._attention import heads_of as heads_of
@@ -30,3 +29,4 @@ from headwise.ownership._ownership_map import find_ownership as find_ownership
 from headwise.ownership._ownership_map import keep_heads as keep_heads
 from headwise.ownership._ownership_map import kept_indices as kept_indices
 from headwise.ownership._ownership_map import spread as spread
+from headwise.ownership._projection import OutputProjection as OutputProjection

@@ -1,20 +1,24 @@
 """The attentions of a model, each with the output projection that mixes its heads."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
-import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from headwise._evaluation import in_evaluation
 from headwise.capture import AttentionCall, Site, capture_calls
 from headwise.errors import UnsupportedError
-from headwise.layer import MultiHeadAttention
-from headwise.models import Hooks, check_weights, hooked, is_sharded
+from headwise.models import Hooks, check_weights, is_sharded
 from headwise.ownership._model_runs import example_input, float_tensors, run
+from headwise.ownership._projection import (
+    HeadsOfCall,
+    OutputProjection,
+    find_projections,
+    is_linear,
+    is_whole_linear,
+)
 from headwise.tables import Head, HeadsLike, resolve_heads
 
 # Its usual names, beside the other projections or, in BERT and its relatives, one module above. A
@@ -25,51 +29,8 @@ _NAMES = (
 )  # fmt: skip
 _NAMES_ABOVE = ("output.dense", "out_proj")
 
-_BATCH_NORMS = (
-    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
-    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
-)  # fmt: skip
 _ONLY_WATCH = "Watch this model without editing its heads."
 _NO_PROJECTION = "heads: {} has no output projection of its own that is a plain linear layer: {}"
-
-
-@dataclass(frozen=True)
-class OutputProjection:
-    """The linear map that mixes the outputs of the heads of one attention.
-
-    Attributes:
-        name: Its qualified name in the model.
-        module: An `nn.Linear`, or a `Conv1D` of transformers, whose weight is transposed.
-        n_heads: How many heads share its inputs, `v_head_dim` consecutive ones each.
-    """
-
-    name: str
-    module: nn.Module
-    n_heads: int
-
-    @property
-    def in_axis(self) -> int:
-        """The axis of the weight that corresponds to its inputs."""
-        return 0 if is_transposed(self.module) else 1
-
-    @property
-    def weight(self) -> Tensor:
-        weight: Tensor = self.module.get_parameter("weight")
-        return weight
-
-    @property
-    def bias(self) -> Float[Tensor, " d_model"] | None:
-        bias: Tensor | None = getattr(self.module, "bias", None)
-        return bias
-
-    @property
-    def per_head(self) -> Float[Tensor, "H Dv d_model"]:
-        """The weight per head: head `h` adds `heads_h @ per_head[h]` to the output.
-
-        A view: writing into it changes the model.
-        """
-        weight = self.weight if self.in_axis == 0 else self.weight.T
-        return weight.view(self.n_heads, -1, weight.shape[1])
 
 
 def output_projection(model: nn.Module, site: Site) -> OutputProjection | None:
@@ -96,30 +57,6 @@ def output_projection(model: nn.Module, site: Site) -> OutputProjection | None:
             projection if projection.weight.shape[projection.in_axis] % site.n_heads == 0 else None
         )
     return None
-
-
-def is_linear(module: nn.Module) -> bool:
-    """Whether a module only multiplies by its weight and adds its bias."""
-    weight = getattr(module, "weight", None)
-    if not isinstance(weight, nn.Parameter) or not weight.is_floating_point():
-        return False
-    if is_transposed(module):
-        return True
-    # Packed weights have another shape than the module says.
-    return isinstance(module, nn.Linear) and weight.shape == (
-        module.out_features,
-        module.in_features,
-    )
-
-
-def is_batch_norm(module: nn.Module) -> bool:
-    """Whether a module is a batch or instance norm, which may keep statistics of its channels."""
-    return isinstance(module, _BATCH_NORMS)
-
-
-def is_transposed(module: nn.Module) -> bool:
-    """Whether the weight is `[in, out]`, as in the Conv1D of transformers."""
-    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
 @dataclass(frozen=True)
@@ -164,35 +101,6 @@ class Attention:
         return not isinstance(self.module, nn.MultiheadAttention)
 
 
-@dataclass
-class _Heads:
-    """The heads of one call of an attention, and the modules that received them.
-
-    Attributes:
-        keys: What they attended to.
-        outputs: What the heads computed; None once it cannot reach further modules.
-        receivers: The modules whose input was these outputs, in the order of their calls, each
-            with its arguments.
-    """
-
-    site: Site
-    module: nn.Module
-    nth: int
-    keys: Float[Tensor, "B Hkv S D"]
-    outputs: Float[Tensor, "B T H Dv"] | None
-    receivers: dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
-
-    def note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note a module that is called with the heads side by side, as they were computed."""
-        heads = self.outputs
-        if heads is None or not args or not isinstance(args[0], Tensor):
-            return
-        # By value: models transpose, join and copy heads on the way, which leaves no identity.
-        fits = args[0].numel() == heads.numel() and args[0].shape[-1] == heads[0, 0].numel()
-        if fits and args[0].reshape(heads.shape).equal(heads):
-            self.receivers.setdefault(module, (args, kwargs))
-
-
 def find_attentions(
     model: nn.Module, batch: Any = None, *, needs_projections: bool = True
 ) -> list[Attention]:
@@ -214,7 +122,7 @@ def find_attentions(
     """
     check_weights("heads", model, offloaded=True)
     batch = example_input(model) if batch is None else batch
-    calls = list[_Heads]()
+    calls = list[HeadsOfCall]()
 
     def record(call: AttentionCall) -> None:
         site = active.site_of(call)
@@ -226,24 +134,33 @@ def find_attentions(
         # Heads that a linear layer has mixed go no further, so that by the next attention they need
         # not be kept and compared with the inputs of all modules.
         for known in calls:
-            if any(map(_is_whole_linear, known.receivers)):
+            if any(map(is_whole_linear, known.receivers)):
                 known.outputs = None
         nth = sum(known.module is call.module for known in calls)
-        calls.append(_Heads(site, call.module, nth, call.k, call.heads.transpose(1, 2)))
+        calls.append(HeadsOfCall(site, call.module, nth, call.k, call.heads.transpose(1, 2)))
 
-    def check_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def note_input(module: nn.Module, args: tuple[Any, ...]) -> None:
         for heads in calls:
-            heads.note(module, args, kwargs)
+            heads.note_input(module, args)
+
+    def note_output(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if calls:
+            calls[-1].note_output(module, args, output)
 
     with in_evaluation(model):
         with Hooks() as hooks:
             active = hooks.enter_context(capture_calls(model, record))
             for module in model.modules():
                 # Before all other hooks, which may edit the heads.
-                hooks.before(module, check_inputs, prepend=True, with_kwargs=True)
-            run(model, batch)
+                hooks.before(module, note_input, prepend=True)
+                if is_linear(module):
+                    hooks.after(module, note_output)
+            outputs = float_tensors(run(model, batch))
         attentions = [
-            _with_projection(model, heads, calls[:index]) for index, heads in enumerate(calls)
+            _with_projection(model, heads, found, calls[:index])
+            for index, (heads, found) in enumerate(
+                zip(calls, find_projections(model, batch, calls, outputs), strict=True)
+            )
         ]
     attentions = _without_shared_projections(attentions)
     if not attentions:
@@ -278,10 +195,15 @@ def _without_shared_projections(attentions: list[Attention]) -> list[Attention]:
     return result
 
 
-def _with_projection(model: nn.Module, heads: _Heads, earlier: Sequence[_Heads]) -> Attention:
+def _with_projection(
+    model: nn.Module,
+    heads: HeadsOfCall,
+    found: tuple[nn.Module | None, str],
+    earlier: Sequence[HeadsOfCall],
+) -> Attention:
     """The attention, with the linear layer that its heads went into, or why there is none."""
+    module, why = found
     names = {module: name for name, module in model.named_modules()}
-    module, why = _mixing_module(names, heads)
     n_heads = heads.site.n_heads
     projection = None if module is None else OutputProjection(names[module], module, n_heads)
     # Layers that share keys hand on the very tensor; equal values alone could be chance.
@@ -290,72 +212,6 @@ def _with_projection(model: nn.Module, heads: _Heads, earlier: Sequence[_Heads])
     lender = lenders[0] if lenders else None
     rows = len(heads.keys)
     return Attention(heads.site, heads.module, projection, heads.nth, rows, why, lender)
-
-
-def _mixing_module(names: Mapping[nn.Module, str], heads: _Heads) -> tuple[nn.Module | None, str]:
-    """The one linear layer that heads went into, or else what was found and what can be done."""
-    receivers = [*heads.receivers]
-    if isinstance(heads.module, nn.MultiheadAttention):
-        receivers = [heads.module.out_proj]
-    for layer in names:
-        if isinstance(layer, MultiHeadAttention) and layer.attention is heads.module:
-            receivers = [layer.out_proj]  # its gate scales heads on the way, each by itself
-    if not receivers:
-        return None, (
-            "no module receives its heads as they are. They are changed on the way, as by a gate "
-            f"or a norm, or multiplied by a bare parameter. {_ONLY_WATCH}"
-        )
-    found = [f"{names[module]} ({type(module).__name__})" for module in receivers]
-    adapters = [m for m in receivers if type(m).__module__.startswith("peft.tuners.")]
-    if adapters:
-        kind = type(adapters[0]).__module__.split(".")[2]
-        return None, (
-            f"its heads go into {names[adapters[0]]}, an adapter ({kind}). Merge it first, as "
-            f"merge_and_unload() does where PEFT can."
-        )
-    linear = [module for module in receivers if _is_whole_linear(module)]
-    if len(linear) > 1:
-        both = " and ".join(found[receivers.index(module)] for module in linear)
-        return None, f"its heads go into {both}. {_ONLY_WATCH}"
-    if not linear:
-        last = receivers[-1]
-        tensors = [*last.parameters(), *last.buffers()]
-        advice = _ONLY_WATCH
-        if any(map(is_sharded, tensors)):
-            advice = "This process holds a part of its weight: gather it first."
-        elif any(not x.is_floating_point() for x in tensors):
-            advice = "Its weights are packed: unpack them first, or load the model unquantized."
-        return None, f"its heads go into {found[-1]}. {advice}"
-    outer = next((m for m in receivers if m is not linear[0] and linear[0] in m.modules()), None)
-    if outer is not None and not _reads_through(outer, *heads.receivers[outer], linear[0]):
-        name = found[receivers.index(outer)]
-        return None, f"{name} uses its heads beside {names[linear[0]]}. {_ONLY_WATCH}"
-    return linear[0], ""
-
-
-@torch.no_grad()
-def _reads_through(
-    outer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], linear: nn.Module
-) -> bool:
-    """Whether the output of a module depends on its first input through a linear layer alone."""
-    # The module runs on one input, and then on another one with the first put before the linear
-    # layer: the outputs are equal if nothing of the second went around it.
-    generator = torch.Generator().manual_seed(0)
-    first, second = (torch.randn(args[0].shape, generator=generator).to(args[0]) for _ in "ab")
-
-    def replace_input(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return first.view(inputs[0].shape), *inputs[1:]
-
-    expected = outer(first, *args[1:], **kwargs)
-    with hooked(before=[(linear, replace_input)]):
-        actual = outer(second, *args[1:], **kwargs)
-    pairs = zip(float_tensors(expected), float_tensors(actual), strict=True)
-    return all(torch.equal(x, y) for x, y in pairs)
-
-
-def _is_whole_linear(module: nn.Module) -> bool:
-    """Whether a module is a linear layer, and this process holds all of its weight."""
-    return is_linear(module) and not is_sharded(module.weight)
 
 
 def heads_of(attentions: Iterable[Attention]) -> list[Head]:

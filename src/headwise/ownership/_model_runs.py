@@ -9,7 +9,7 @@ from reprlib import repr as shortened
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from headwise._display import first_line
@@ -236,3 +236,8 @@ def output_difference(actual: list[Tensor], expected: list[Tensor], tolerance: f
         if not gap <= max(tolerance, _TOLERANCE.get(reference.dtype, 0.0)) * max(size, 1e-6):
             return f"off by {gap:.2g} at a size of {size:.2g}"
     return ""
+
+
+def random_like(x: Float[Tensor, "*_"]) -> Float[Tensor, "*_"]:
+    """Normal random numbers of the same shape, the same in each call."""
+    return torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)

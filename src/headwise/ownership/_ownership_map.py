@@ -17,8 +17,9 @@ from headwise._evaluation import differentiable_evaluation
 from headwise.capture import AttentionCall, capture_calls
 from headwise.errors import UnsupportedError
 from headwise.models import hooked
-from headwise.ownership._attention import Attention, is_batch_norm, is_linear, is_transposed
-from headwise.ownership._model_runs import call_model
+from headwise.ownership._attention import Attention
+from headwise.ownership._model_runs import call_model, random_like
+from headwise.ownership._projection import is_batch_norm, is_linear, is_transposed
 
 NO_HEAD = -1
 
@@ -75,13 +76,19 @@ def find_ownership(
     first: dict[nn.Module, Attention] = {}
     for attention in attentions:
         first.setdefault(attention.module, attention)
-    with attached_parts(model, first, batch) as parts:
-        maps = {module: _maps_of(model, a, parts[module]) for module, a in first.items()}
+    with attached_parts(model, first, batch) as (parts, origins):
+        maps = {
+            module: _maps_of(model, attention, parts[module], origins.get(module))
+            for module, attention in first.items()
+        }
     return {attention: maps[attention.module] for attention in attentions}
 
 
-# Queries, keys, values and "out", the outputs of the heads; heads lie along the first axis.
+# Queries, keys, values and "out", what the output projection receives of the heads; heads lie along
+# the first axis.
 Parts = dict[str, Tensor]
+# What computes the heads of an attention, in autograd.
+Origin = torch.autograd.graph.Node
 # For one weight, by part: per head, a mask of the entries that this part of the head depends on.
 Dependence = dict[str, Bool[Tensor, "_ ..."]]
 
@@ -89,8 +96,10 @@ Dependence = dict[str, Bool[Tensor, "_ ..."]]
 @contextmanager
 def attached_parts(
     model: nn.Module, first: dict[nn.Module, Attention], batch: Any
-) -> Iterator[dict[nn.Module, Parts]]:
+) -> Iterator[tuple[dict[nn.Module, Parts], dict[nn.Module, Origin]]]:
     """Run a model once, and yield the parts of each attention with their autograd graph.
+
+    With them come the origins of heads that are changed on their way to the output projection.
 
     Inside the block gradients reach every weight, including frozen ones and buffers.
 
@@ -122,13 +131,18 @@ def _all_attached(model: nn.Module) -> Iterator[None]:
 
 def _run_attached(
     model: nn.Module, first: dict[nn.Module, Attention], batch: Any
-) -> dict[nn.Module, Parts]:
+) -> tuple[dict[nn.Module, Parts], dict[nn.Module, Origin]]:
     """The queries, keys, values and joined heads of each attention, with their gradients."""
     parts: dict[nn.Module, Parts] = {module: {} for module in first}
+    computed: dict[nn.Module, tuple[Tensor, Origin | None]] = {}
+    origins: dict[nn.Module, Origin] = {}
 
     @torch.enable_grad()  # callbacks run without gradients
     def record(call: AttentionCall) -> None:
         inputs = {"q": call.q, "k": call.k, "v": call.v}
+        heads = call.heads if call.heads._base is None else call.heads._base
+        # Now, since a model may change them in place.
+        computed.setdefault(call.module, (call.heads.detach().transpose(1, 2), heads.grad_fn))
         for name, x in inputs.items():
             # The queries and keys of attention implemented by hand are unknown: width 0.
             if call.module in parts and call.q.shape[-1] and x.requires_grad:
@@ -137,14 +151,19 @@ def _run_attached(
     def note(attention: Attention, _: nn.Module, args: tuple[Any, ...]) -> None:
         heads = args[0].unflatten(-1, (attention.site.n_heads, -1))
         parts[attention.module].setdefault("out", heads.movedim(-2, 0))
+        before, origin = computed.get(attention.module, (heads, None))
+        if origin is not None and not before.reshape(heads.shape).equal(heads):
+            origins.setdefault(attention.module, origin)
 
     notes = [(attention.output.module, partial(note, attention)) for attention in first.values()]
     with hooked(before=notes), capture_calls(model, record, keep_graph=True):
         call_model(model, batch)
-    return parts
+    return parts, origins
 
 
-def _maps_of(model: nn.Module, attention: Attention, parts: Parts) -> list[OwnershipMap]:
+def _maps_of(
+    model: nn.Module, attention: Attention, parts: Parts, origin: Origin | None
+) -> list[OwnershipMap]:
     output = attention.output
     if not parts["out"].requires_grad:
         raise UnsupportedError(
@@ -153,7 +172,7 @@ def _maps_of(model: nn.Module, attention: Attention, parts: Parts) -> list[Owner
             f"heads instead."
         )
     weights = _weights_around(model, attention)
-    dependence = _dependence(parts, weights)
+    dependence = _dependence(parts, weights, origin)
     _follow_biases(model, dependence)
     maps = [
         owners
@@ -174,7 +193,7 @@ def _check_separable(attention: Attention, parts: Parts, matrices: list[Dependen
     """Refuse heads whose queries, keys or values cannot be removed from any weight matrix."""
     words = {"q": "queries", "k": "keys", "v": "values", "out": "outputs"}
     own = "q" if attention.lender is not None else "qkv"
-    for part in [part for part in parts if part in own] or ["out"]:
+    for part in [part for part in own if part in parts] or ["out"]:
         if len(parts[part]) > 1 and not any(part in dependence for dependence in matrices):
             raise UnsupportedError(
                 f"heads: the {words[part]} of the heads of {attention.site.name} depend on one "
@@ -192,26 +211,36 @@ def _weights_around(model: nn.Module, attention: Attention) -> dict[str, Tensor]
     return {dot + name: x for name, x in tensors.items() if x.requires_grad}
 
 
-def _dependence(parts: Parts, weights: dict[str, Tensor]) -> dict[str, Dependence]:
+def _dependence(
+    parts: Parts, weights: dict[str, Tensor], origin: Origin | None
+) -> dict[str, Dependence]:
     """Which entries of each weight the heads of each part depend on.
 
-    Outputs depend on queries, keys and values too, so they only decide about the weights that
-    none of those depends on.
+    Args:
+        origin: What computes the heads, if they are changed before the output projection. Then the
+            part "gate" is what this change depends on; its rows may lie among those of queries.
     """
     dependence: dict[str, Dependence] = {name: {} for name in weights}
-    for part in sorted(parts, key="qkv".find, reverse=True):  # "out", which is not found, is last
-        tested = {name: x for name, x in weights.items() if part != "out" or not dependence[name]}
-        for name, grads in zip(tested, gradients(parts[part], [*tested.values()]), strict=True):
+
+    def add(part: str, heads: Tensor, tested: dict[str, Tensor]) -> None:
+        for name, grads in zip(tested, gradients(heads, [*tested.values()]), strict=True):
             if any(grad is not None for grad in grads):
                 zeros = torch.zeros_like(tested[name])
                 nonzero = [(zeros if grad is None else grad) != 0 for grad in grads]
                 dependence[name][part] = torch.stack(nonzero)
+
+    for part in [part for part in "qkv" if part in parts]:
+        add(part, parts[part], weights)
+    if origin is not None:
+        hook = origin.register_prehook(lambda grads: tuple(None for _ in grads))
+        try:
+            add("gate", parts["out"], weights)
+        finally:
+            hook.remove()
+    # Outputs depend on all parts, so they only decide about the weights that no part depends on.
+    unused = [name for name, uses in dependence.items() if not any(map(Tensor.any, uses.values()))]
+    add("out", parts["out"], {name: weights[name] for name in unused})
     return dependence
-
-
-def random_like(x: Float[Tensor, "*_"]) -> Float[Tensor, "*_"]:
-    """Normal random numbers of the same shape, the same in each call."""
-    return torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
 
 
 def gradients(heads: Float[Tensor, "n ..."], tensors: list[Tensor]) -> list[tuple[Any, ...]]:
