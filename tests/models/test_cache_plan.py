@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import headwise as hw
 from double import Double, doubled
 from headwise.caching import CachePlan, LayerCachePlan, cache_scores, retrieval_batches
+from headwise.caching._head_cache import find_cache_layers
 from headwise.caching._scores import streamed_losses
 from headwise.models import fingerprint
-from headwise.ownership import find_attentions
 from headwise.scoring import find_loss
 
 SINKS, WINDOW = 2, 4
@@ -40,8 +40,8 @@ def streaming(layer: int, head: int) -> CachePlan:
 
 
 def gated_losses(model, loss, batch, gates):
-    attentions = find_attentions(model, batch)
-    return streamed_losses(model, attentions, loss, batch, gates, (SINKS, WINDOW))
+    layers = find_cache_layers(model)
+    return streamed_losses(model, layers, loss, batch, gates, (SINKS, WINDOW))
 
 
 @pytest.mark.parametrize("padding", [0, 5])

@@ -1,4 +1,3 @@
 """Caches whose kv heads keep different tokens, and attention to what is left in them."""
 
-from headwise.cache._attend import streaming_heads as streaming_heads
 from headwise.cache._grouped_keys import GroupedKeys as GroupedKeys

@@ -150,6 +150,12 @@ class GroupedKeys(Tensor):
         if func in DESCRIPTIONS:
             with without_tensor_subclasses():
                 return func(*args, **(kwargs or {}))
+        if func is torch.nn.functional.linear:
+            raise UnsupportedError(
+                "CachePlan.cache: the model makes the keys of all heads from what it caches, as "
+                "from the latents of MLA. No head can drop tokens that the others read: use the "
+                "cache of transformers for this model."
+            )
         raise UnsupportedError(
             f"CachePlan.cache: the model calls {getattr(func, '__name__', func)} on cached keys "
             f"outside of the attention interface of transformers, where heads that keep different "

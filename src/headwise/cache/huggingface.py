@@ -21,17 +21,26 @@ from transformers.cache_utils import (
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
 )
 
 from headwise.attention.huggingface import Call
+from headwise.cache._attend import streaming_heads
 from headwise.cache._grouped_keys import CallKeys, GroupedKeys
 from headwise.cache._storage import HeadGroup
 from headwise.errors import ArgumentError, ShapeError, UnsupportedError
 from headwise.models import Hooks, cache_argument, cache_in
-from headwise.models.interface import CACHES, wrapped_interface
+from headwise.models.interface import CACHES, STREAMS, wrapped_interface
 
 # The last tokens that each kv head keeps; None for all tokens.
 Windows = Sequence[int | None]
+_ATTEND = (DynamicLayer, DynamicSlidingWindowLayer)
+_ATTEND_BESIDE = (
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
 
 
 class CacheBlock:
@@ -175,6 +184,7 @@ class HeadCacheLayer(CacheLayerMixin):  # type: ignore[misc]
     """The cache of one layer: each kv head keeps all tokens, or the first and the latest.
 
     Attributes:
+        index: Its number among the layers that attend.
         batch: The number of rows in the batch, once there was one.
         windows: The last tokens that each kv head keeps; None before the first call of a layer
             without a plan, whose heads keep all tokens.
@@ -315,10 +325,55 @@ class HeadCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         self.batch = len(beam_idx) if self._groups else 0
 
 
+class HeadCacheBesideLinear(LinearAttentionLayer, HeadCacheLayer):  # type: ignore[misc]
+    """The cache of a layer whose attention runs beside a linear layer, with states of its own."""
+
+    def __init__(self, *args: Any, number_of_states: int) -> None:
+        HeadCacheLayer.__init__(self, *args)
+        LinearAttentionLayer.__init__(self, number_of_states)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the storages of all heads, and of the states."""
+        return HeadCacheLayer.nbytes.__get__(self) + _bytes_of_states(self)
+
+    def lazy_initialization(self, *keys_values: Any, **states: Any) -> None:
+        """Initialize what is cached first: keys and values, or a state."""
+        part = HeadCacheLayer if keys_values else LinearAttentionLayer
+        part.lazy_initialization(self, *keys_values, **states)
+
+    def activate_past_recording(self) -> None:
+        """Keep what leaves the windows and the states until the next `crop`."""
+        LinearAttentionLayer.activate_past_recording(self)
+        HeadCacheLayer.activate_past_recording(self)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last tokens; their number is negative, as in transformers."""
+        LinearAttentionLayer.crop(self, tokens_to_remove)
+        HeadCacheLayer.crop(self, tokens_to_remove)
+
+    def reset(self) -> None:
+        """Drop all tokens and states."""
+        LinearAttentionLayer.reset(self)
+        HeadCacheLayer.reset(self)
+
+    def reorder_cache(self, beam_idx: Int[Tensor, " beams"]) -> None:
+        """Keep the rows of some beams."""
+        LinearAttentionLayer.reorder_cache(self, beam_idx)
+        HeadCacheLayer.reorder_cache(self, beam_idx)
+
+
+def _bytes_of_states(layer: Any) -> int:
+    """The bytes of the states of a linear layer of transformers; 0 for a layer without any."""
+    states = [getattr(layer, name, {}) for name in ("conv_states", "recurrent_states")]
+    return sum(x.nbytes for each in states for x in each.values() if x is not None)
+
+
 class HeadCache(Cache):  # type: ignore[misc]
     """The keys and values of one batch of texts, each kv head with the tokens that it needs.
 
-    It is passed as the cache of the model that it was made for, while its block runs.
+    It is passed as the cache of the model that it was made for, while its block runs. Layers that
+    do not attend keep the caches that transformers gives them.
     """
 
     def __init__(
@@ -326,26 +381,39 @@ class HeadCache(Cache):  # type: ignore[misc]
         texts: TextBatch,
         windows: Mapping[int, Windows],
         sinks: int,
-        sliding: Sequence[int | None],
+        layers: Sequence[Any],
     ) -> None:
         self.texts = texts
-        super().__init__(
-            layers=[
-                HeadCacheLayer(layer, windows.get(layer), sinks, limit)
-                for layer, limit in enumerate(sliding)
-            ]
-        )
+        own: list[Any] = []
+        for layer in layers:
+            index = sum(isinstance(before, HeadCacheLayer) for before in own)
+            limit = getattr(layer, "sliding_window", None)
+            if isinstance(layer, _ATTEND_BESIDE):
+                states = {"number_of_states": layer.number_of_states}
+                layer = HeadCacheBesideLinear(index, windows.get(index), sinks, limit, **states)
+            elif isinstance(layer, _ATTEND):
+                layer = HeadCacheLayer(index, windows.get(index), sinks, limit)
+            own.append(layer)
+        super().__init__(layers=own)
+
+    @property
+    def attending(self) -> list[HeadCacheLayer]:
+        """The layers that attend; those of a plan."""
+        return [layer for layer in self.layers if isinstance(layer, HeadCacheLayer)]
 
     @property
     def nbytes(self) -> int:
-        """The bytes that the cache holds: of whole storages, reserved slots included."""
-        return sum(layer.nbytes for layer in self.layers)
+        """The bytes that the cache holds: of whole storages, reserved slots included, and of the
+        states of linear layers."""
+        attending = self.attending
+        others = [layer for layer in self.layers if layer not in attending]
+        return sum(layer.nbytes for layer in attending) + sum(map(_bytes_of_states, others))
 
     @property
     def batch_size(self) -> int:
         """The number of rows; −1 for an empty cache."""
-        filled = self.layers and self.layers[0].is_initialized
-        return self.layers[0].batch if filled else -1
+        first = self.attending[0]
+        return first.batch if first.is_initialized else -1
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -365,13 +433,21 @@ class HeadCache(Cache):  # type: ignore[misc]
         Raises:
             ArgumentError: the number is above 0 or beyond the text, or the windows have dropped
                 what came before those tokens.
+            UnsupportedError: a linear layer keeps a recurrent state, as in most hybrids.
         """
         if not -self.get_seq_length() <= tokens_to_remove <= 0:
             raise ArgumentError(
                 f"CachePlan.cache: crop({tokens_to_remove}) of {self.get_seq_length()} tokens. "
                 f"Give a number from {-self.get_seq_length()} to 0: how many to forget."
             )
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
+            if isinstance(layer, LinearAttentionLayer) and not layer.is_croppable:
+                raise UnsupportedError(
+                    f"CachePlan.cache: crop({tokens_to_remove}), but layer {index} of the model "
+                    f"keeps a state of all tokens, from which none can be taken back. Call "
+                    f"cache.reset() and run the text again."
+                )
+        for layer in self.attending:
             layer.check_crop(-tokens_to_remove)
         super().crop(tokens_to_remove)
 
@@ -398,14 +474,14 @@ class HeadCache(Cache):  # type: ignore[misc]
 
 @contextmanager
 def open_cache(
-    model: nn.Module, windows: Mapping[int, Windows], sinks: int, sliding: Sequence[int | None]
+    model: nn.Module, windows: Mapping[int, Windows], sinks: int, layers: Sequence[Any]
 ) -> Iterator[HeadCache]:
     """A cache for one batch of texts of a model, usable while the block runs.
 
     Args:
-        windows: For each layer the window of each kv head, None for all tokens; heads of layers
-            that are not named keep all tokens.
-        sliding: The tokens that each layer sees by itself, from `sliding_windows`.
+        windows: For each layer that attends the window of each kv head, None for all tokens; heads
+            of layers that are not named keep all tokens.
+        layers: The layers of the model's own cache, from `own_layers`.
     Raises:
         UnsupportedError: a layer of the model does not read the cache through the attention
             interface of transformers.
@@ -418,11 +494,15 @@ def open_cache(
         for module in {id(m): m for m in (model, getattr(model, "base_model", model))}.values():
             _follow(hooks, module, block)
         _check_prompts(hooks, model, block)
-        yield HeadCache(TextBatch(block), windows, sinks, sliding)
+        yield HeadCache(TextBatch(block), windows, sinks, layers)
 
 
-def sliding_windows(model: nn.Module) -> list[int | None]:
-    """The tokens that each layer of a model sees by itself; None for all."""
+def own_layers(model: nn.Module) -> list[Any]:
+    """The layers of the cache that transformers makes for a model.
+
+    Raises:
+        UnsupportedError: the model has no such cache, or a layer caches what no plan can cover.
+    """
     name = type(model).__name__
     config: Any = model.config
     if config.is_encoder_decoder:
@@ -432,19 +512,23 @@ def sliding_windows(model: nn.Module) -> list[int | None]:
         )
     if cache_argument(model) is None:
         raise UnsupportedError(f"CachePlan: {name} reads no cache. Give a decoder, not an encoder.")
-    layers = DynamicCache(config=config).layers
-    for layer, kind in enumerate(map(type, layers)):
-        if kind is DummyLayer:
+    layers: list[Any] = DynamicCache(config=config).layers
+    for index, layer in enumerate(layers):
+        if type(layer) not in (*_ATTEND, *_ATTEND_BESIDE, LinearAttentionLayer, DummyLayer):
+            indexed = hasattr(layer, "update_indexer")
+            why = "an indexer chooses the keys of" if indexed else "it holds entries shared by"
             raise UnsupportedError(
-                f"CachePlan: layer {layer} of {name} caches no keys of its own: it reads those of "
-                f"another layer, or none. Give a model whose layers all have their own."
+                f"CachePlan: layer {index} of {name} has a {type(layer).__name__}: {why} all "
+                f"heads, so none can keep tokens of its own. Use the cache of transformers."
             )
-        if kind not in (DynamicLayer, DynamicSlidingWindowLayer):
-            raise UnsupportedError(
-                f"CachePlan: layer {layer} of {name} has a {kind.__name__}, which holds more than "
-                f"keys and values of a text. Give a model whose layers all attend."
-            )
-    return [getattr(layer, "sliding_window", None) for layer in layers]
+    if not any(map(attends, layers)):
+        raise UnsupportedError(f"CachePlan: no layer of {name} caches keys. Give one that attends.")
+    return layers
+
+
+def attends(layer: Any) -> bool:
+    """Whether a layer of a cache of transformers holds keys and values."""
+    return isinstance(layer, (*_ATTEND, *_ATTEND_BESIDE))
 
 
 def _follow(hooks: Hooks, module: nn.Module, block: CacheBlock) -> None:
@@ -468,11 +552,11 @@ def _follow(hooks: Hooks, module: nn.Module, block: CacheBlock) -> None:
         cache = block.cache_in(inputs_of(args, kwargs))
         if cache is None:
             return
-        for layer in range(len(cache)):
-            length = cache.get_seq_length(layer)
+        for layer in cache.attending:
+            length = layer.get_seq_length()
             if length != cache.texts.n_columns:
                 raise UnsupportedError(
-                    f"CachePlan.cache: layer {layer} of {type(module).__name__} has cached "
+                    f"CachePlan.cache: layer {layer.index} of {type(module).__name__} has cached "
                     f"{length} of {cache.texts.n_columns} tokens. Give a decoder whose layers all "
                     f"cache their keys."
                 )
@@ -564,3 +648,56 @@ def attend_cached(
             )
     # Some models view the heads of a token as one vector.
     return key.call.attend(query, call.rule()).transpose(1, 2).contiguous(), None
+
+
+@contextmanager
+def streaming(
+    model: nn.Module,
+    gates: Sequence[Float[Tensor, "*B n"]],
+    kept: tuple[int, int],
+    first: Int[Tensor, " B"] | None,
+) -> Iterator[None]:
+    """Mix what kv heads read with what they would read if they streamed; differentiable.
+
+    The model runs without a cache while the block runs.
+
+    Args:
+        gates: For each layer that caches keys a gate for each kv head, optionally per text: 1
+            reads all tokens, 0 streams.
+        kept: How many of the first tokens a streaming head reads, and how many of the latest.
+        first: The column of the first token of each text; None if no row is padded.
+    Raises:
+        UnsupportedError: other layers attend than those that cache keys.
+    """
+    modules = {id(module) for module in model.modules()}
+    read: list[Tensor] = []  # kept alive, so that no other keys get their memory
+
+    def mix(
+        attend: Callable[..., Any], implementation: str, module: nn.Module, *args: Any, **more: Any
+    ) -> Any:
+        heads, *others = attend(module, *args, **more)
+        if id(module) not in modules:
+            return heads, *others
+        query, key, value, mask = args[:4]
+        # Layers that read the keys of an earlier one are gated with it.
+        known = [layer for layer, x in enumerate(read) if x.data_ptr() == key.data_ptr()]
+        layer = known[0] if known else len(read)
+        if not known:
+            read.append(key)
+        if layer >= len(gates) or gates[layer].shape[-1] != key.shape[1]:
+            raise UnsupportedError(
+                f"cache_plan: attention {len(read)} of {type(model).__name__} reads {key.shape[1]} "
+                f"kv heads, but its layers cache {[gate.shape[-1] for gate in gates]}. Name the "
+                f"heads: full={{layer: [kv heads]}}."
+            )
+        gate = gates[layer]
+        if not gate.requires_grad and bool((gate == 1).all()):
+            return heads, *others
+        call = Call.of(module, implementation, query, key, value, mask, more)
+        streamed = streaming_heads(*call.inputs(), call.rule(), kept, first).transpose(1, 2)
+        gate = gate.repeat_interleave(query.shape[1] // gate.shape[-1], -1)
+        gate = gate.reshape(-1, 1, gate.shape[-1], 1).to(heads.dtype)
+        return heads * gate + streamed.to(heads.dtype) * (1 - gate), *others
+
+    with wrapped_interface(mix, STREAMS):
+        yield

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from headwise._display import first_line
 from headwise._evaluation import in_evaluation
-from headwise.errors import ArgumentError, UnsupportedError
+from headwise.errors import ArgumentError, HeadwiseError, UnsupportedError
 from headwise.models import cache_argument, check_model
 from headwise.ownership import call_model, example_input
 
@@ -20,7 +21,7 @@ class CacheLayer:
     """A layer that caches keys and values.
 
     Attributes:
-        layer: Its index in the cache.
+        layer: Its number among the layers that attend, as in the names of heads.
         n_kv_heads: The number of kv heads.
         token_bytes: The bytes of one token in one kv head, its key and its value.
         sliding_window: The tokens that the model itself lets the layer see; None for all.
@@ -38,8 +39,8 @@ def head_cache(
     """A cache for one batch of texts of a Hugging Face model, usable while the block runs.
 
     Args:
-        windows: For each layer how many of the last tokens each kv head keeps, a query's own
-            included; None for all tokens. Without any layer all heads keep all.
+        windows: For each layer that attends how many of the last tokens each kv head keeps, a
+            query's own included; None for all tokens. Without any layer all heads keep all.
         sinks: How many of the first tokens of each text heads with a window keep besides.
     Raises:
         ArgumentError: other layers are named than the model has.
@@ -50,15 +51,16 @@ def head_cache(
     if transformers is None or not isinstance(model, transformers.PreTrainedModel):
         raise UnsupportedError(f"CachePlan: {name} is not a model of transformers. Give one.")
     # Not above, since models of other libraries should not import transformers.
-    from headwise.cache.huggingface import open_cache, sliding_windows
+    from headwise.cache.huggingface import attends, open_cache, own_layers
 
-    sliding = sliding_windows(model)
-    if windows and len(windows) != len(sliding):
+    layers = own_layers(model)
+    n_layers = sum(map(attends, layers))
+    if windows and len(windows) != n_layers:
         raise ArgumentError(
-            f"CachePlan.cache: the plan has {len(windows)} layers, {name} has {len(sliding)}. Use "
-            f"a plan for this model."
+            f"CachePlan.cache: the plan has {len(windows)} layers, {name} has {n_layers} that "
+            f"attend. Use a plan for this model."
         )
-    return open_cache(model, windows, sinks, sliding)
+    return open_cache(model, windows, sinks, layers)
 
 
 def find_cache_layers(model: nn.Module) -> list[CacheLayer]:
@@ -71,9 +73,17 @@ def find_cache_layers(model: nn.Module) -> list[CacheLayer]:
     with head_cache(model, {}, 0) as cache, torch.no_grad(), in_evaluation(model):
         batch = example_input(model)
         name = str(cache_argument(model))  # open_cache refuses a model without one
-        call_model(model, {**batch, name: cache, "use_cache": True})
+        try:
+            call_model(model, {**batch, name: cache, "use_cache": True})
+        except ValueError as error:  # what transformers raises; ours say what to do
+            if isinstance(error, HeadwiseError):
+                raise
+            raise UnsupportedError(
+                f"CachePlan: {type(model).__name__} takes no other cache than its own "
+                f"({first_line(error, 120)}). Use that of transformers."
+            ) from error
         # A layer that runs again, as in Dory, has another cache under the same index.
-        layers = {layer.index: layer for layer in cache.layers}
+        layers = {layer.index: layer for layer in cache.attending}
         return [
             CacheLayer(index, len(layer.windows), layer.token_bytes, layer.sliding_window)
             for index, layer in layers.items()

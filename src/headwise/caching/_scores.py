@@ -12,15 +12,11 @@ from torch import Tensor, nn
 
 from headwise._evaluation import differentiable_evaluation, in_evaluation
 from headwise._progress import Progress
-from headwise._torch_private import without_function_modes
-from headwise.cache import streaming_heads
 from headwise.caching._head_cache import CacheLayer, find_cache_layers
 from headwise.caching._plan import CachePlan
-from headwise.capture import AttentionCall, capture_calls
-from headwise.errors import ArgumentError, ShapeError, UnsupportedError
+from headwise.errors import ArgumentError, ShapeError
 from headwise.models import cache_argument
 from headwise.models.texts import tokenizer_of
-from headwise.ownership import Attention, edit_heads, find_attentions
 from headwise.scoring import BatchesLike, Inputs, Loss, find_loss, rank_correlation, read_batches
 
 KVHead = tuple[int, int]
@@ -120,15 +116,8 @@ class ScoringTexts:
                 f"the longest text. Give texts of over {sinks + window} tokens{smaller}."
             )
         slopes = []
+        counts = [layer.n_kv_heads for layer in self.layers]
         with differentiable_evaluation(self.model, weights=False):
-            attentions = find_attentions(self.model, self.batches[0])
-            counts = [attention.site.n_kv_heads for attention in attentions]
-            if counts != [layer.n_kv_heads for layer in self.layers]:
-                raise UnsupportedError(
-                    f"cache_plan: {type(self.model).__name__} attends with {counts} kv heads, but "
-                    f"caches {[layer.n_kv_heads for layer in self.layers]}. Name the heads: "
-                    f"full={{layer: [kv heads]}}."
-                )
             for done, inputs in enumerate(self.batches, 1):
                 ids = inputs["input_ids"]
                 # Gates of each text, so that one backward pass scores all texts of a batch. At 1/2
@@ -136,9 +125,8 @@ class ScoringTexts:
                 # of them out, which takes a pass for each head.
                 gates = torch.full((len(ids), sum(counts)), 0.5, dtype=torch.float64)
                 gates = gates.to(ids.device).requires_grad_()
-                losses = streamed_losses(
-                    self.model, attentions, self.loss, inputs, gates, (sinks, window)
-                )
+                kept = (sinks, window)
+                losses = streamed_losses(self.model, self.layers, self.loss, inputs, gates, kept)
                 slopes.append(-torch.autograd.grad(losses.sum(), gates)[0])
                 if on_progress is not None:
                     on_progress(done, len(self.batches))
@@ -172,7 +160,7 @@ def _one_text(batch: Inputs, row: int, real: torch.Tensor) -> Inputs:
 
 def streamed_losses(
     model: nn.Module,
-    attentions: Sequence[Attention],
+    layers: Sequence[CacheLayer],
     loss: Loss,
     inputs: Inputs,
     gates: Float[Tensor, "*B N"],
@@ -181,29 +169,14 @@ def streamed_losses(
     """The loss of each text of a batch in a model that mixes reading and streaming.
 
     Args:
-        attentions: Every attention of the model.
+        layers: The layers of the model that cache keys and values.
         gates: A gate for each kv head, optionally per text: 1 reads all tokens, 0 streams.
         kept: How many of the first tokens a streaming head reads, and how many of the latest.
     """
-    counts = [attention.site.n_kv_heads for attention in attentions]
-    gate_of = dict(zip(attentions, torch.split(gates, counts, -1), strict=True))
-    calls: dict[nn.Module, AttentionCall] = {}
-    first = _first_columns(inputs)
+    from headwise.cache.huggingface import streaming
 
-    def record(call: AttentionCall) -> None:
-        calls[call.module] = call
-
-    def mix(attention: Attention, heads: Float[Tensor, "B T H Dv"]) -> Tensor:
-        gate, call = gate_of[attention], calls.pop(attention.module)
-        if not gate.requires_grad and bool((gate == 1).all()):
-            return heads
-        gate = gate.repeat_interleave(heads.shape[2] // gate.shape[-1], -1)
-        gate = gate.reshape(-1, 1, gate.shape[-1], 1).to(heads.dtype)
-        with without_function_modes():
-            streamed = streaming_heads(call.q, call.k, call.v, call.rule, kept, first)
-        return heads * gate + streamed.transpose(1, 2).to(heads.dtype) * (1 - gate)
-
-    with capture_calls(model, record, keep_graph=True), edit_heads(model, attentions, mix):
+    by_layer = torch.split(gates, [layer.n_kv_heads for layer in layers], -1)
+    with streaming(model, by_layer, kept, _first_columns(inputs)):
         output = model(**inputs)
     return loss.per_text(output, inputs)
 

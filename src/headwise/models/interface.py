@@ -1,7 +1,8 @@
 """Wrappers around the attention functions of transformers, whatever implementation computes.
 
 The function that `AttentionInterface.get_interface` returns is wrapped, innermost first by the one
-that reads caches, then by the one that captures calls. So both may begin and end in any order.
+that reads caches, then by the one that lets heads stream, then by the one that captures calls. So
+all may begin and end in any order.
 """
 
 import weakref
@@ -17,10 +18,14 @@ from headwise.models._hooks import Block, SharedSetting
 # Gets the attention function, the name of the implementation, and the arguments of the call.
 Wrapper = Callable[..., Any]
 # The places of the wrappers, the innermost first.
-CACHES, CAPTURES = range(2)
+CACHES, STREAMS, CAPTURES = range(3)
 
-_wrappers: list[Wrapper | None] = [None, None]
-_blocks: tuple[weakref.WeakSet[Block], ...] = (weakref.WeakSet(), weakref.WeakSet())
+_wrappers: list[Wrapper | None] = [None, None, None]
+_blocks: tuple[weakref.WeakSet[Block], ...] = (
+    weakref.WeakSet(),
+    weakref.WeakSet(),
+    weakref.WeakSet(),
+)
 
 
 @contextmanager

@@ -245,12 +245,10 @@ def _call_order(calls: list[Attention], inputs: InputTracker) -> Callable[[], At
 def _before_projection(
     hooks: Hooks, first: Attention, following: Callable[[], Attention], edit: Edit
 ) -> None:
-    n_heads = first.site.n_heads
-
     def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        heads = args[0].unflatten(-1, (n_heads, -1))
+        heads = first.output.split(args[0])
         edited = edit(following(), heads)
-        return args if edited is heads else (edited.flatten(-2), *args[1:])
+        return args if edited is heads else (edited.reshape(args[0].shape), *args[1:])
 
     hooks.before(first.output.module, enter)
 

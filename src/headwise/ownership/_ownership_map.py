@@ -149,7 +149,7 @@ def _run_attached(
                 parts[call.module].setdefault(name, x.transpose(0, 1))
 
     def note(attention: Attention, _: nn.Module, args: tuple[Any, ...]) -> None:
-        heads = args[0].unflatten(-1, (attention.site.n_heads, -1))
+        heads = attention.output.split(args[0])
         parts[attention.module].setdefault("out", heads.movedim(-2, 0))
         before, origin = computed.get(attention.module, (heads, None))
         if origin is not None and not before.reshape(heads.shape).equal(heads):

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from headwise.capture import AttentionCall, Site, capture_calls
+from headwise.errors import UnsupportedError
 from headwise.models import hooked, is_sharded
 from headwise.ownership._model_runs import float_outputs, random_like
 
@@ -42,6 +43,16 @@ class OutputProjection:
     n_heads: int
 
     @property
+    def n_groups(self) -> int:
+        """In how many groups it maps heads, each by rows of its own (DeepSeek-V4); 1 for most."""
+        return _groups_of(self.module)
+
+    def split(self, x: Float[Tensor, "*_ n"]) -> Float[Tensor, "*lead H Dv"]:
+        """The heads in its input."""
+        joined = x if self.n_groups == 1 else x.flatten(-2)
+        return joined.unflatten(-1, (self.n_heads, -1))
+
+    @property
     def in_axis(self) -> int:
         """The axis of the weight that corresponds to its inputs."""
         return 0 if is_transposed(self.module) else 1
@@ -61,7 +72,15 @@ class OutputProjection:
         """The weight per head: head `h` adds `heads_h @ per_head[h]` to the output.
 
         A view: writing into it changes the model.
+
+        Raises:
+            UnsupportedError: heads are mapped in groups.
         """
+        if self.n_groups > 1:
+            raise UnsupportedError(
+                f"heads: {self.name} maps heads in {self.n_groups} groups, which share the columns "
+                f"of its weight, so that no head can be cut out by itself. Ablate heads instead."
+            )
         weight = self.weight if self.in_axis == 0 else self.weight.T
         return weight.view(self.n_heads, -1, weight.shape[1])
 
@@ -78,6 +97,11 @@ def is_linear(module: nn.Module) -> bool:
         module.out_features,
         module.in_features,
     )
+
+
+def _groups_of(module: nn.Module) -> int:
+    n_groups = getattr(module, "n_groups", 1)
+    return n_groups if isinstance(n_groups, int) else 1
 
 
 def is_batch_norm(module: nn.Module) -> bool:
@@ -130,16 +154,17 @@ class HeadsOfCall:
         heads, is_decided = self.outputs, [module] == [*self.receivers]
         if heads is None or is_decided or len(self.linear_calls) == _LINEAR_LAYERS:
             return
-        if is_whole_linear(module) and _fits(heads, args):
+        if is_whole_linear(module) and _fits(heads, args, _groups_of(module)):
             # Copies, since models add residuals in place.
             self.linear_calls.append(_LinearCall(module, args[0].clone(), output.clone()))
 
 
-def _fits(heads: Float[Tensor, "B T H Dv"], args: tuple[Any, ...]) -> bool:
+def _fits(heads: Float[Tensor, "B T H Dv"], args: tuple[Any, ...], n_groups: int = 1) -> bool:
     """Whether the first argument of a module may be these heads side by side."""
     if not args or not isinstance(args[0], Tensor):
         return False
-    return args[0].numel() == heads.numel() and args[0].shape[-1] == heads[0, 0].numel()
+    width = args[0].shape[-1] * n_groups
+    return args[0].numel() == heads.numel() and width == heads[0, 0].numel()
 
 
 # The output projection, or None and why there is none.
@@ -279,7 +304,8 @@ class _Trial:
             if current is None or not later or later[0].module is not module:
                 return None
             call, *later = later
-            slices = (args[0] != call.input).unflatten(-1, (current.site.n_heads, -1))
+            projection = OutputProjection("", module, current.site.n_heads)
+            slices = projection.split(args[0] != call.input)
             is_changed = slices.flatten(0, -3).any(-1).any(0).cpu()
             if not is_changed.any():
                 return None
