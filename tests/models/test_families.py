@@ -34,14 +34,6 @@ REASONS = (
     "which share the columns of its weight",
 )
 SINKS = 1
-QUICK = ("Qwen3.5",)
-each_family = pytest.mark.parametrize(
-    "name",
-    [
-        *QUICK,
-        *(pytest.param(name, marks=pytest.mark.full) for name in FAMILIES if name not in QUICK),
-    ],
-)
 
 
 def _ids() -> Tensor:
@@ -184,7 +176,8 @@ def test_the_page_has_every_family_and_reason() -> None:
     assert [*map(int, listed)] == [*range(1, len(REASONS) + 1)]
 
 
-@each_family
+@pytest.mark.full
+@pytest.mark.parametrize("name", FAMILIES)
 def test_the_page_is_true(name: str, tmp_path: Path) -> None:
     ids = _ids()
     steps: dict[str, Callable[[nn.Module], Any]] = {
@@ -203,6 +196,14 @@ def test_the_page_is_true(name: str, tmp_path: Path) -> None:
         with torch.enable_grad() if step == "importance" else torch.no_grad():
             results[step] = _works(lambda function=function, model=model: function(model))
     assert results == dict(zip(steps, _page()[name], strict=True))
+
+
+@torch.no_grad()
+def test_heads_are_cut_with_their_gates() -> None:
+    model = make_family("Qwen3.5")
+    small = _prune(model, _ids())
+    before, after = (each.model.layers[1].self_attn.q_proj.weight for each in (model, small))
+    assert (len(before), len(after)) == (4 * 2 * 8, 2 * 2 * 8)  # queries and gates, head by head
 
 
 @pytest.mark.full

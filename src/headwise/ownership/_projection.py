@@ -11,7 +11,7 @@ from itertools import chain, product
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
 from headwise.capture import AttentionCall, Site, capture_calls
@@ -47,10 +47,10 @@ class OutputProjection:
         """In how many groups it maps heads, each by rows of its own (DeepSeek-V4); 1 for most."""
         return _groups_of(self.module)
 
-    def split(self, x: Float[Tensor, "*_ n"]) -> Float[Tensor, "*lead H Dv"]:
+    def split(self, x: Shaped[Tensor, "... n"]) -> Shaped[Tensor, "... H Dv"]:
         """The heads in its input."""
         joined = x if self.n_groups == 1 else x.flatten(-2)
-        return joined.unflatten(-1, (self.n_heads, -1))
+        return joined.reshape(*joined.shape[:-1], self.n_heads, -1)
 
     @property
     def in_axis(self) -> int:
