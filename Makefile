@@ -168,7 +168,9 @@ build/zoo: Makefile | $(BIN)/pip
 	@touch $@
 
 # Rivals, in a folder of their own: nothing else imports them.
-RIVALS = zentorch==2.13.0.2 torch-pruning==1.6.1 deprecated==1.3.1 wrapt==2.0.1
+RIVALS = zentorch==2.13.0.2 torch-pruning==1.6.1 deprecated==1.3.1 wrapt==2.0.1 \
+    transformer-lens==4.3.0 fancy-einsum==0.0.3 einops==0.8.2 typeguard==4.6.1 wandb==0.31.0 \
+    transformers-stream-generator==0.0.5 sentencepiece==0.2.3
 
 build/rivals: Makefile | $(BIN)/pip
 	$(BIN)/pip install --quiet --no-deps --upgrade --target $@ $(RIVALS)
@@ -185,6 +187,7 @@ build/peers: Makefile | $(BIN)/pip
 # PAIRS: a CSV file of the STS benchmark, two sentences and their similarity in each row.
 rivals: .venv/dev build/rivals
 	PYTHONPATH=build/rivals $(BIN)/python -m benchmarks.evidence.torch_pruning_rival --pairs $(PAIRS) --into benchmarks/results/rivals.md
+	PYTHONPATH=build/rivals HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.evidence.transformer_lens_rival --into benchmarks/results/rivals.md
 
 # The site. Fails on code that does not run, links that lead nowhere, names without documentation.
 docs: .venv/dev build/gallery

@@ -101,9 +101,8 @@ class HeadEffects(TableFile):
     notes: tuple[str, ...] = ()
     model: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
-    _without: Callable[[Sequence[Head]], tuple[np.ndarray, np.ndarray]] | None = field(
-        default=None, repr=False
-    )
+    _differences: Float64[np.ndarray, " M"] = field(default=np.zeros(0), repr=False)
+    _without: Callable[[Sequence[Head]], np.ndarray] | None = field(default=None, repr=False)
 
     def frame(self) -> pd.DataFrame:
         """A row per head: name, stack, layer, head, direct, its interval, and what follows."""
@@ -127,7 +126,7 @@ class HeadEffects(TableFile):
                 f"HeadEffects.remove: these effects of {len(self.rows)} heads were loaded from a "
                 f"file. Compute them with headwise.effects, which keeps the model at hand."
             )
-        before, after = self._without(chosen)
+        before, after = self._differences, self._without(chosen)
         low, high = mean_interval(after[:, None])
         return Removal(
             tuple(map(str, chosen)),
@@ -305,6 +304,7 @@ def effects(
         notes=tuple(notes),
         model=fingerprint(model),
         versions={package: version(package) for package in ("headwise", "torch")},
+        _differences=written.differences[0][n:],
         _without=partial(_without, gated, total != "zero"),
     )
 
@@ -336,15 +336,10 @@ def _gated(model: nn.Module, attentions: list[Attention], read: Sequence[Read]) 
 
 
 @torch.no_grad()
-def _without(
-    gated: GatedModel, mean: bool, heads: Sequence[Head]
-) -> tuple[Float64[np.ndarray, " M"], Float64[np.ndarray, " M"]]:
-    """The difference of logits of each example, as it is and without some heads."""
-    gates = torch.ones(2, len(gated.heads), dtype=torch.float64)
-    gates[1, [gated.heads.index(head) for head in heads]] = 0
+def _without(gated: GatedModel, mean: bool, heads: Sequence[Head]) -> Float64[np.ndarray, " M"]:
+    """The difference of logits of each example without some heads."""
+    gates = torch.ones(len(gated.heads), dtype=torch.float64)
+    gates[[gated.heads.index(head) for head in heads]] = 0
     with in_evaluation(gated.model):
-        before, after = (
-            -torch.cat([gated.losses(n, row, mean) for n in range(len(gated.batches))])
-            for row in gates
-        )
-    return before.cpu().numpy(), after.cpu().numpy()
+        lost = [gated.losses(number, gates, mean) for number in range(len(gated.batches))]
+    return -torch.cat(lost).cpu().numpy()
