@@ -101,7 +101,6 @@ class HeadEffects(TableFile):
     notes: tuple[str, ...] = ()
     model: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
-    _differences: Float64[np.ndarray, " M"] = field(default=np.zeros(0), repr=False)
     _without: Callable[[Sequence[Head]], np.ndarray] | None = field(default=None, repr=False)
 
     def frame(self) -> pd.DataFrame:
@@ -126,11 +125,11 @@ class HeadEffects(TableFile):
                 f"HeadEffects.remove: these effects of {len(self.rows)} heads were loaded from a "
                 f"file. Compute them with headwise.effects, which keeps the model at hand."
             )
-        before, after = self._differences, self._without(chosen)
+        after = self._without(chosen)
         low, high = mean_interval(after[:, None])
         return Removal(
             tuple(map(str, chosen)),
-            float(before.mean()),
+            self.difference,
             float(after.mean()),
             float(low[0]),
             float(high[0]),
@@ -304,7 +303,6 @@ def effects(
         notes=tuple(notes),
         model=fingerprint(model),
         versions={package: version(package) for package in ("headwise", "torch")},
-        _differences=written.differences[0][n:],
         _without=partial(_without, gated, total != "zero"),
     )
 
