@@ -5,9 +5,15 @@ new version of torch is met in this folder alone.
 """
 
 from headwise._torch_private._compiler import compiler_stance as compiler_stance
+from headwise._torch_private._compiler import excuse_uncompiled_call as excuse_uncompiled_call
+from headwise._torch_private._compiler import is_compiler_loaded as is_compiler_loaded
 from headwise._torch_private._compiler import set_compiler_stance as set_compiler_stance
+from headwise._torch_private._compiler import (
+    side_effects_under_checkpoint as side_effects_under_checkpoint,
+)
 from headwise._torch_private._compiler import uncompiled_block as uncompiled_block
 from headwise._torch_private._interception import FUSED_ATTENTION as FUSED_ATTENTION
+from headwise._torch_private._interception import FUSED_FUNCTION as FUSED_FUNCTION
 from headwise._torch_private._interception import can_observe_operators as can_observe_operators
 from headwise._torch_private._interception import has_function_modes as has_function_modes
 from headwise._torch_private._interception import map_leaves as map_leaves
@@ -27,6 +33,7 @@ from headwise._torch_private._interception import (
 )
 from headwise._torch_private._modules import MODULE_CALL as MODULE_CALL
 from headwise._torch_private._modules import WithoutFastPath as WithoutFastPath
+from headwise._torch_private._modules import always_call_after as always_call_after
 from headwise._torch_private._modules import call_forward_pre_hooks as call_forward_pre_hooks
 from headwise._torch_private._modules import compiled_function as compiled_function
 from headwise._torch_private._modules import forward_pre_hooks as forward_pre_hooks

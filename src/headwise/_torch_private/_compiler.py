@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -15,6 +15,36 @@ Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
 
 _COMPILER = "torch._dynamo"
+
+
+def is_compiler_loaded() -> bool:
+    """Whether anything may have been compiled."""
+    return _COMPILER in sys.modules
+
+
+def side_effects_under_checkpoint() -> AbstractContextManager[None]:
+    """A context in which code under gradient checkpointing may change objects as it is compiled.
+
+    The compiler refuses that otherwise: the backward pass, which runs the code again, leaves such
+    changes out.
+    """
+    config: Any = sys.modules[_COMPILER].config
+    name = "skip_fwd_side_effects_in_bwd_under_checkpoint"
+    context: AbstractContextManager[None] = (
+        config.patch(**{name: True}) if hasattr(config, name) else nullcontext()
+    )
+    return context
+
+
+def excuse_uncompiled_call() -> None:
+    """Let a function that is compiled as a whole graph have run uncompiled in the call that runs.
+
+    When it returns, it complains otherwise where code may be compiled again by then.
+    """
+    functions = sys.modules[_COMPILER].eval_frame
+    count_frames = getattr(functions, "set_fullgraph_compiled_frame_count", None)
+    if count_frames is not None and count_frames(-1) >= 0:  # such a function runs
+        count_frames(1)
 
 
 def compiler_stance() -> Any:

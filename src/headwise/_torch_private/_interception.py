@@ -17,6 +17,8 @@ from headwise.errors import UnsupportedError
 
 # The operators whose calls can be observed, by their names.
 SOFTMAX, FUSED_ATTENTION = "softmax", "scaled_dot_product_attention"
+# Torch's own, which others may replace.
+FUSED_FUNCTION: Any = F.scaled_dot_product_attention
 # Called with the name of an operator, what computes it, and its arguments; returns its result.
 OperatorObserver = Callable[..., Any]
 # A dispatch key above all that compute or differentiate, which torch itself leaves free.
@@ -75,7 +77,8 @@ _observers = _Observers()
 def can_observe_operators() -> bool:
     """Whether calls of single operators can be observed at no cost for the others."""
     # A replacement of torch's function, as by `fast_attention`, may call other kernels.
-    is_torchs = isinstance(F.scaled_dot_product_attention, BuiltinFunctionType)
+    function: Any = F.scaled_dot_product_attention
+    is_torchs = isinstance(function, BuiltinFunctionType) or hasattr(function, "calls_torch")
     return is_torchs and _are_observable()
 
 

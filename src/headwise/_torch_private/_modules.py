@@ -44,6 +44,17 @@ def call_forward_pre_hooks(
             hook(module, args, kwargs) if has_kwargs else hook(module, args)
 
 
+def always_call_after(module: nn.Module, hook: Callable[..., Any]) -> None:
+    """Call a hook after a module's `forward`, also where that raises an exception.
+
+    Compiled code guards the numbers of such hooks, which torch counts up: with numbers that come
+    again, what was compiled beside earlier hooks is used again.
+    """
+    number = min([0, *module._forward_hooks_always_called]) - 1
+    module._forward_hooks[number] = hook
+    module._forward_hooks_always_called[number] = True
+
+
 def remove_hooks(module: nn.Module, is_removed: Callable[[Any], bool]) -> None:
     """Remove some of the hooks that are called before or after a module's `forward`."""
     pre = module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs

@@ -125,6 +125,8 @@ class AttentionCall:
         ours: Whether the model runs on the native kernel, whose statistics come with these heads
             to the last bit.
         module_call: The call of the module, while it has not returned; None if it is unknown.
+        by_operator: Makes such a call of what an operator in a compiled graph is given; None if
+            that does not tell all of it.
     """
 
     module: nn.Module
@@ -141,6 +143,7 @@ class AttentionCall:
     real: Bool[Tensor, "B S"] | None = None
     ours: bool = False
     module_call: ModuleCall | None = None
+    by_operator: "Callable[..., AttentionCall] | None" = None
 
     @property
     def knows_logits(self) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from headwise._torch_private import (
     FUSED_ATTENTION,
+    FUSED_FUNCTION,
     can_observe_operators,
     has_function_modes,
     observe_operators,
@@ -93,7 +94,7 @@ class FunctionCapture(TorchFunctionMode):
         kwargs, capture = kwargs or {}, self._capture
         if not capture.is_following or not capture.is_active or capture.captured_elsewhere:
             return func(*args, **kwargs)
-        if func is F.scaled_dot_product_attention:
+        if func in (F.scaled_dot_product_attention, FUSED_FUNCTION):
             if can_observe_operators():  # so that it is captured as an operator
                 return func(*args, **kwargs)
             return self._attend(func, args, kwargs)
@@ -140,7 +141,7 @@ class FunctionCapture(TorchFunctionMode):
             capture.unsupported[id(module)] = Unsupported(why)
             return output
         with torch.no_grad():
-            capture.on_call(_call(capture, module, output, *args, **kwargs))
+            capture.on_call(_call(capture.detach, module, output, *args, **kwargs))
         return output
 
     def _answer(
@@ -157,7 +158,7 @@ class FunctionCapture(TorchFunctionMode):
         if query.ndim != 4 or not capture.may_answer(query, key, value):
             return None
         with torch.no_grad():
-            call = _call(capture, module, query[..., :0], query, key, value, *args, **kwargs)
+            call = _call(capture.detach, module, query[..., :0], query, key, value, *args, **kwargs)
             heads = capture.answer_to(call) if call.exact else None
         return None if heads is None else heads.reshape(*query.shape[:-1], value.shape[-1])
 
@@ -188,8 +189,27 @@ def _clear_leftovers() -> None:
             stop_observing_operators(observer)
 
 
+def call_of_operator(
+    module: nn.Module,
+    _: str,
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    __: None,
+    ___: None,
+    scale: float | None,
+    ____: None,
+    is_causal: bool,
+) -> AttentionCall:
+    """A call of an operator in a compiled graph, which is given neither values nor heads."""
+    heads, value = q[..., :0], k[..., :0]
+    return _call(
+        lambda *x: [*x], module, heads, q, k, value, mask, is_causal=is_causal, scale=scale
+    )
+
+
 def _call(
-    capture: Capture,
+    detach: Callable[..., list[Tensor]],
     module: nn.Module,
     output: Tensor,
     query: Tensor,
@@ -203,12 +223,12 @@ def _call(
 ) -> AttentionCall:
     """A call of `scaled_dot_product_attention`, from its arguments and its output."""
     lead = query.shape[:-2]
-    tensors = capture.detach(query, key, value, output)
+    tensors = detach(query, key, value, output)
     q, k, v, heads = (_four_axes(x, lead, module) for x in tensors)
     T, S = q.shape[2], k.shape[2]
     mask = None
     if attn_mask is not None:
-        (mask,) = capture.detach(attn_mask)
+        (mask,) = detach(attn_mask)
         mask = mask if mask.ndim <= 2 else _four_axes(mask, lead, module)
     rule = make_rule(head_dim=q.shape[-1], mask=mask, scale=scale, is_added=True)
     if is_causal:  # beside a mask, too
@@ -222,6 +242,7 @@ def _call(
         watched="the function mode",
         kernel="scaled_dot_product_attention",
         exact=not dropout_p,
+        by_operator=call_of_operator,
     )  # fmt: skip
 
 

@@ -86,8 +86,9 @@ class InputTracker:
         cache: The cache of keys and values that the current pass was given, or None.
         kept: The logits that the current pass returns: the number of the last ones, or the indices
             of some; None is all.
-        on_begin: Called when a forward pass begins.
+        on_begin: Called when a forward pass begins, with whether it is one of training.
         on_failure: Called when a forward pass ends in an exception.
+        on_success: Called when a forward pass of the whole model has ended otherwise.
     """
 
     def __init__(self, model: nn.Module, stacks: Mapping[str, str]) -> None:
@@ -100,8 +101,9 @@ class InputTracker:
         self.passes = 0
         self.cache: Any = None
         self.kept: int | Tensor | None = None
-        self.on_begin: Callable[[], None] = lambda: None
+        self.on_begin: Callable[[bool], None] = lambda _: None
         self.on_failure: Callable[[], None] = lambda: None
+        self.on_success: Callable[[], None] = lambda: None
         self._outer_error: BaseException | None = None
 
     @property
@@ -143,14 +145,31 @@ class InputTracker:
         self._known = {}
 
     @contextmanager
-    def follow(self) -> Iterator["InputTracker"]:
-        """Read the arguments of each forward pass."""
-        with Hooks() as hooks:
+    def follow(self, *, compiled: bool = False) -> Iterator["InputTracker"]:
+        """Read the arguments of each forward pass.
+
+        Args:
+            compiled: Whether compiled code may run, which is not followed.
+        """
+        with Hooks(compiled=compiled) as hooks:
             for name, module in self._modules.items():
-                begin = partial(self._begin, name, _positional(module.forward))
+                begin = partial(self._begin, name, positional_parameters(module.forward))
                 hooks.before(module, begin, with_kwargs=True)
                 hooks.after(module, partial(self._end, name), always_call=True)
             yield self
+
+    def begin_in_graph(self, text: Text) -> None:
+        """A forward pass begins in a compiled graph, which does not tell when it ends."""
+        self._close("")
+        self._inputs[""], self._main, self._decoder = StackInputs(text), text, Text()
+        self._open, self._known = [""], {}
+        self.passes += 1
+        self.cache = self.kept = None
+
+    def follows_model(self, stack: str) -> bool:
+        """Whether the inputs of a stack are those that the model itself is given."""
+        model = self._inputs.get("", _UNKNOWN)
+        return stack == "" and self._open[:1] == [""] and _same(self.of(stack).text, model.text)
 
     def _begin(
         self,
@@ -176,7 +195,7 @@ class InputTracker:
             self.passes += 1
             self._outer_error = sys.exception()
             self.cache, self.kept = cache_in(arguments), arguments.get("logits_to_keep")
-            self.on_begin()
+            self.on_begin(module.training and torch.is_grad_enabled())
         self._open.append(name)
         self._known = {}
 
@@ -188,12 +207,22 @@ class InputTracker:
         # The model may run where an exception is being handled.
         if not self._open and sys.exception() is not self._outer_error:
             self.on_failure()
+        elif name == "":
+            self.on_success()
 
     def _close(self, name: str) -> None:
         """End a pass and all passes inside it: an interrupt may have left any of them open."""
         self._known = {}
         if name in self._open:
             del self._open[self._open.index(name) :]
+
+
+def _same(text: Text, other: Text) -> bool:
+    def equal(x: Any, y: Any) -> bool:
+        are_tensors = isinstance(x, Tensor) and isinstance(y, Tensor)
+        return torch.equal(x, y) if are_tensors else x is y or bool(x == y)
+
+    return all(map(equal, vars(text).values(), vars(other).values()))
 
 
 def _inner_models(model: nn.Module) -> dict[str, nn.Module]:
@@ -219,7 +248,7 @@ def _parameters(forward: Callable[..., Any]) -> Collection[str]:
     return _known[function]
 
 
-def _positional(forward: Callable[..., Any]) -> list[str]:
+def positional_parameters(forward: Callable[..., Any]) -> list[str]:
     """The parameters that may be given by their places, in this order."""
     parameters = inspect.signature(forward).parameters.values()
     kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -6,10 +6,10 @@ implementation of our own would change masks and settings of the model instead.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,20 @@ from headwise.attention import NAME
 from headwise.attention.huggingface import Call
 from headwise.cache import GroupedKeys
 from headwise.capture._capture import AttentionCall, Capture
+from headwise.capture._graph import follow_call
 from headwise.kernels import AttentionProblem
 from headwise.masks import Mask
 from headwise.models.interface import CAPTURES, wrapped_interface
 
+Detach = Callable[..., list[Tensor]]
+
 # A list, and no attribute of the modules: copies and pickles of a model are not captured.
 _open: list[Capture] = []
+
+
+def followed_interface() -> AbstractContextManager[None]:
+    """What lets compilers see each call that is made through the interface."""
+    return wrapped_interface(_attend_or_follow, CAPTURES)
 
 
 @contextmanager
@@ -33,13 +41,22 @@ def capture_interface(capture: Capture) -> Iterator[None]:
 
     Functions that the implementation calls in turn are not captured a second time.
     """
-    with wrapped_interface(_attend, CAPTURES):
+    with followed_interface():
         try:
             _open.append(capture)
             yield
         finally:
             # An interrupt may have left others, which are closed.
             _open[:] = [other for other in _open if other is not capture and other.is_open]
+
+
+@no_type_check  # which a compiler cannot trace
+def _attend_or_follow(inner, implementation, module, query, key, value, mask, *args, **kwargs):
+    """Call an implementation; a compiler that traces this puts an operator into its graph."""
+    if torch.compiler.is_dynamo_compiling():
+        follow_call(module, implementation, query, key, mask, kwargs)
+        return inner(module, query, key, value, mask, *args, **kwargs)
+    return _attend(inner, implementation, module, query, key, value, mask, *args, **kwargs)
 
 
 def _attend(
@@ -67,14 +84,15 @@ def _attend(
     is_cached = isinstance(key, GroupedKeys)
     if implementation == NAME and not is_cached:
         ours = call.native_problem()
-    describe = partial(_describe, call, ours)
+    is_of_operator = ours is None and not is_cached and call.fits_operator
+    describe = partial(_describe, call, ours, is_of_operator)
     answered_by, heads = (None, None) if is_cached else _answer(active, call, describe, ours)
     # B H T Dv -> B T H Dv
     output = _uncaptured(active, compute) if heads is None else (heads.transpose(1, 2), None)
     with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
         for capture in active:
             if capture is not answered_by:
-                capture.on_call(describe(capture, output[0].transpose(1, 2)))
+                capture.on_call(describe(capture.detach, output[0].transpose(1, 2)))
     return output
 
 
@@ -83,8 +101,6 @@ def _uncaptured(captures: list[Capture], compute: Callable[[], Any]) -> Any:
     for capture in captures:
         capture.captured_elsewhere += 1
     try:
-        if torch.compiler.is_compiling():
-            return compute()
         with without_operator_observers(most=len(captures)):
             return compute()
     finally:
@@ -95,7 +111,7 @@ def _uncaptured(captures: list[Capture], compute: Callable[[], Any]) -> Any:
 def _answer(
     captures: list[Capture],
     call: Call,
-    describe: Callable[[Capture, Tensor], AttentionCall],
+    describe: Callable[[Detach, Tensor], AttentionCall],
     ours: AttentionProblem | None,
 ) -> tuple[Capture | None, Tensor | None]:
     """The first capture that answers in place of the implementation, and its heads."""
@@ -105,14 +121,18 @@ def _answer(
         # The eager implementation also returns weights, which an answer does not have.
         if call.arguments.get("dropout") or call.implementation in (None, "eager"):
             break
-        heads = capture.answer_to(describe(capture, call.q.detach()[..., :0]))
+        heads = capture.answer_to(describe(capture.detach, call.q.detach()[..., :0]))
         if heads is not None:
             return capture, heads
     return None, None
 
 
 def _describe(
-    call: Call, ours: AttentionProblem | None, capture: Capture, heads: Tensor
+    call: Call,
+    ours: AttentionProblem | None,
+    is_of_operator: bool,
+    detach: Detach,
+    heads: Tensor,
 ) -> AttentionCall:
     """A call as watches read it: what the implementation reads, and the rule that it computes."""
     rule = call.rule() if ours is None else ours.rule
@@ -125,7 +145,7 @@ def _describe(
         inputs, rule = (call.q, *cached.dense), replace(rule, visible=visible)
     else:
         inputs = call.inputs()
-    q, k, v, heads = capture.detach(*inputs, heads)
+    q, k, v, heads = detach(*inputs, heads)
     return AttentionCall(
         module=call.module,
         q=q, k=k, v=v,
@@ -135,4 +155,26 @@ def _describe(
         kernel=call.implementation or "eager",
         exact=not call.arguments.get("dropout"),
         ours=ours is not None,
+        by_operator=_call_of_operator if is_of_operator else None,
     )  # fmt: skip
+
+
+def _call_of_operator(
+    module: nn.Module,
+    implementation: str,
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    scale: float | None,
+    softcap: float | None,
+    is_causal: bool | None,
+) -> AttentionCall:
+    """A call of an operator in a compiled graph, which is given neither values nor heads."""
+    arguments = {
+        "position_bias": bias, "s_aux": sinks, "scaling": scale, "softcap": softcap,
+        "is_causal": is_causal,
+    }  # fmt: skip
+    call = Call.of(module, implementation, q, k, k[..., :0], mask, arguments)
+    return _describe(call, None, True, lambda *tensors: [*tensors], q[..., :0])

@@ -33,6 +33,7 @@ def open_capture(
     *,
     answers_others: bool = True,
     keep_graph: bool = False,
+    compiled: bool = False,
 ) -> Iterator[Capture]:
     """Capture while a block runs, as `capture_calls` does.
 
@@ -41,12 +42,13 @@ def open_capture(
             gradients, dropout or a compiler. The model continues with these heads.
         answers_others: Whether `answer` may replace kernels that are not ours; its heads are
             equal to those of ours to the last bit.
+        compiled: Whether compiled code may run, of which `follow_graphs` captures the calls.
     """
     capture.receiver, capture.answer = on_call, answer
     capture.answers_others, capture.keep_graph = answers_others, keep_graph
     clear_leftovers(capture.model.modules())
     try:
-        with Hooks() as hooks:
+        with Hooks(compiled=compiled) as hooks:
             capture.open()
             for module in capture.model.modules():
                 if is_attention(module) and id(module) not in capture.called:

@@ -9,16 +9,21 @@ latest, and the next capture of the model removes it (`clear_leftovers`).
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from operator import is_
 from types import TracebackType
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 from torch import nn
 
-from headwise._torch_private import compiler_stance, remove_hooks, set_compiler_stance
+from headwise._torch_private import (
+    always_call_after,
+    compiler_stance,
+    remove_hooks,
+    set_compiler_stance,
+)
 
 Function = Callable[..., Any]
 
@@ -49,9 +54,15 @@ class Hooks(ExitStack):
         """Call `function` before each call of a module; options of `register_forward_pre_hook`."""
         module.register_forward_pre_hook(self._new(module, function), **options)
 
-    def after(self, module: nn.Module, function: Function, **options: Any) -> None:
+    def after(
+        self, module: nn.Module, function: Function, always_call: bool = False, **options: Any
+    ) -> None:
         """Call `function` after each call of a module; options of `register_forward_hook`."""
-        module.register_forward_hook(self._new(module, function), **options)
+        hook = self._new(module, function)
+        if always_call:
+            always_call_after(module, hook)
+        else:
+            module.register_forward_hook(hook, **options)
 
     def once(self, module: nn.Module, function: Function) -> None:
         """Call `function` before the next call of a module, and then no more."""
@@ -111,7 +122,10 @@ class _Hook:
     ) -> None:
         self.block, self.function = block, function
 
-    def __call__(self, *args: Any) -> Any:
+    @no_type_check  # which a compiler cannot trace
+    def __call__(self, *args):
+        if torch.compiler.is_dynamo_compiling():
+            return None
         function = self.function
         return None if function is None or self.block() is None else function(*args)
 
@@ -173,6 +187,11 @@ def _is_leftover(hook: Any) -> bool:
 
 
 _stance = SharedSetting(compiler_stance, set_compiler_stance, "force_eager")
+
+
+def uncompiled() -> AbstractContextManager[None]:
+    """Run everything uncompiled while a block runs."""
+    return _stance.changed()
 
 
 _fast_path = SharedSetting(

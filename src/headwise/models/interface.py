@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, no_type_check
 
 from transformers import AttentionInterface
 
@@ -43,9 +43,8 @@ def wrapped_interface(wrapper: Wrapper, place: int) -> Iterator[None]:
             _wrappers[place] = None
 
 
-def _get_interface(
-    interface: AttentionInterface, implementation: str, default: Callable[..., Any]
-) -> Callable[..., Any]:
+@no_type_check  # which a compiler cannot trace
+def _get_interface(interface, implementation, default):
     attend = _setting.original(interface, implementation, default)
     for wrapper in _wrappers:
         if wrapper is not None:

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from headwise._torch_private import call_forward_pre_hooks, forward_pre_hooks, wrapped_by_compiler
 from headwise.capture import Site
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import Hooks, check_model, device_of, trainer_reporters
+from headwise.models import Hooks, check_model, device_of, trainer_reporters, uncompiled
 from headwise.monitor._alarms import Alarm, AlarmRule, Alarms
 from headwise.monitor._step_statistics import StepStatistics, step_statistics
 from headwise.watch import Recorder, Request, check_arguments
@@ -59,7 +59,8 @@ class HeadMonitor(TrainerEvents):
 
     With `torch.distributed` every rank calls `step()`, and a watched step ends with one
     all_reduce, so scalars and alarms cover the whole batch on all ranks; `log` and `on_alarm`
-    are called on rank 0 only. A compiled model runs uncompiled on watched steps.
+    are called on rank 0 only. A compiled model runs uncompiled on the first watched step, and on
+    all of them if its graphs cannot be followed (see `observe`).
 
     A monitor is a callback of `transformers.Trainer`, as in `callbacks=[HeadMonitor(model)]`. The
     trainer then counts the steps, and its `state.log_history` gets the scalars of the model.
@@ -115,7 +116,8 @@ class HeadMonitor(TrainerEvents):
         self.latest: StepStatistics | None = None
         self.steps, self.is_closed = 0, False
         self._log, self._on_alarm = log, on_alarm
-        self._recorder = Recorder(self.model, Request(self.statistics), numbers, every=1)
+        request = Request(self.statistics)
+        self._recorder = Recorder(self.model, request, numbers, every=1, is_of_training=True)
         self._rules, self._alarms = tuple(rules), Alarms(rules)
         self._watched = 0
         self._reporters: list[Any] = []
@@ -316,18 +318,25 @@ class StepWatch:
     Between passes there is a single hook, so that users' code there (optimizers, modes, a
     backward pass that computes layers again) runs undisturbed.
 
-    Compiled code would not run the hooks. While the watch is open the model runs uncompiled, and
-    afterwards the code that was compiled before is used again.
+    A compiled model runs uncompiled in the first watched step, and in every one if its graphs
+    cannot be followed. Afterwards the code that was compiled before is used again.
     """
 
     def __init__(self, model: nn.Module, recorder: Recorder) -> None:
         self._model, self._recorder = model, recorder
-        self._step_hooks, self._pass_hooks = Hooks(), Hooks()
-        self.is_open = self._in_pass = self._is_training = False
+        self._step_hooks, self._pass_hooks = Hooks(compiled=True), Hooks(compiled=True)
+        self.is_open = self._in_pass = False
 
     def open(self) -> None:
+        recorder = self._recorder
+        can_follow = recorder.can_follow_graphs()
+        if self.is_open and can_follow and not recorder.follows_graphs:
+            self.close()
         if not self.is_open:
             self.is_open = True
+            self._step_hooks.enter_context(
+                recorder.following_graphs() if can_follow else uncompiled()
+            )
             self._step_hooks.before(self._model, self._begin, with_kwargs=True)
 
     def close(self) -> None:
@@ -336,14 +345,12 @@ class StepWatch:
         self.is_open = False
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._is_training = model.training and torch.is_grad_enabled()
-        if not self._is_training or self._in_pass:
+        if not (model.training and torch.is_grad_enabled()) or self._in_pass:
             return
         earlier = set(forward_pre_hooks(model))
         self._in_pass = True
         try:
-            recording = self._recorder.recording(condition=lambda: self._is_training)
-            self._pass_hooks.enter_context(recording)
+            self._pass_hooks.enter_context(self._recorder.recording())
             self._pass_hooks.after(model, self._end, always_call=True)
             # This pass has begun already, so it would not call hooks that are registered now.
             call_forward_pre_hooks(model, args, kwargs, skip=earlier)

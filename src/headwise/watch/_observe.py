@@ -45,8 +45,11 @@ def observe(
     made or saved inside the block is not watched.
 
     Args:
-        model: Any model with such layers, or a `SentenceTransformer` around one. While the
-            block runs, compiled models and functions run uncompiled.
+        model: Any model with such layers, or a `SentenceTransformer` around one. A compiled
+            model, or one within a compiled function, runs uncompiled in its first pass, and in all
+            of them if its graphs cannot hand over its calls: they can where one stack attends
+            through Hugging Face's interface (`eager` or `sdpa`) or by
+            `scaled_dot_product_attention`, without `maps`, `value` and `output_norm`.
         request: The statistics to compute. None is a `Request()`: those that are cheap and apply
             to any text.
         layers: The layers to watch, counted from 0 in each stack, in the order in which they
@@ -65,7 +68,8 @@ def observe(
         ArgumentError: `model` is not a model, `every` is below 1, or `layers` are not numbers
             from 0 on.
         UnsupportedError: a call cannot be captured exactly, the model runs in two threads at once,
-            or another thread watches it.
+            or another thread watches it; and by the table, if a compiled graph has not handed over
+            every call.
 
     Example:
         >>> import torch

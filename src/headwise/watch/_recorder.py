@@ -4,9 +4,10 @@ A first or a long call is computed at once. Short calls and decoded tokens wait 
 computed many at a time.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Hashable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from headwise._torch_private import (
+    excuse_uncompiled_call,
     in_backward,
+    is_compiler_loaded,
     is_materialized,
     is_wrapped,
     version_of,
@@ -28,15 +31,17 @@ from headwise.capture import (
     Site,
     StackInputs,
     Text,
+    follow_graphs,
     open_capture,
 )
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowStatistics, is_packed, row_statistics
 from headwise.masks import Window
-from headwise.models import growing_layer
+from headwise.models import growing_layer, uncompiled
 from headwise.ownership import output_projection
 from headwise.tables import Totals
 from headwise.watch._call_layouts import CallLayout, CallLayouts
+from headwise.watch._graphs import Graphs
 from headwise.watch._positions import Positions
 from headwise.watch._request import Request
 from headwise.watch._sums import (
@@ -97,10 +102,15 @@ class Recorder:
     """
 
     def __init__(
-        self, model: nn.Module, request: Request, layers: Collection[int] | None, every: int
+        self,
+        model: nn.Module,
+        request: Request,
+        layers: Collection[int] | None,
+        every: int,
+        is_of_training: bool = False,
     ) -> None:
         self._model, self._request = model, request
-        self._layers, self._every = layers, every
+        self._layers, self._every, self._is_of_training = layers, every, is_of_training
         self.capture = Capture(model)
         self._inputs = InputTracker(model, self.capture.stacks)
         self._layouts = CallLayouts(request, self.capture.stacks)
@@ -116,6 +126,7 @@ class Recorder:
         self.received: dict[Site, tuple[int, Float[Tensor, "B H S"]]] = {}
         # The attributes of each part as they were before the current pass.
         self._before: list[tuple[object, dict[str, Any]]] = []
+        self._graphs = Graphs()
         self._inputs.on_begin, self._inputs.on_failure = self._begin, self._drop
 
     @property
@@ -124,22 +135,63 @@ class Recorder:
         return self._inputs.passes
 
     @contextmanager
-    def recording(
-        self, exact: bool = True, condition: Callable[[], bool] | None = None
-    ) -> Iterator[None]:
+    def recording(self, exact: bool = True) -> Iterator[None]:
         """Record the calls of the model while the block runs.
+
+        Compiled code runs uncompiled until a pass has shown that its graphs can be followed.
 
         Args:
             exact: False lets this library compute heads where it can; see `observe`.
-            condition: Whether a pass counts, asked when it begins; None: every pass does.
         """
-        self._condition = condition
-        capturing = open_capture(self.capture, self._record, self._answer, answers_others=not exact)
+        capturing = open_capture(
+            self.capture, self._record, self._answer, answers_others=not exact, compiled=True
+        )
         try:
-            with self._inputs.follow(), capturing:
+            with ExitStack() as graphs, self._inputs.follow(compiled=True), capturing:
+                if not self._graphs.are_open:
+                    graphs.enter_context(uncompiled())
+                    if not self._is_of_training:  # else from the next step on
+                        self._inputs.on_success = partial(self._follow_graphs, graphs)
                 yield
         finally:
+            self._inputs.on_success = lambda: None
+            # A pass that this did not see begin counts nowhere.
+            self.capture.is_paused = self._is_of_training
             self._before = []  # whose copies of calls would stay as long as the watch
+
+    def _follow_graphs(self, uncompiled: ExitStack) -> None:
+        """Let compiled code run compiled from now on, if its graphs can be followed."""
+        if not self._graphs.are_open and self.can_follow_graphs():
+            uncompiled.close()
+            excuse_uncompiled_call()
+            uncompiled.enter_context(self.following_graphs())
+
+    @property
+    def follows_graphs(self) -> bool:
+        """Whether compiled code runs compiled, and its graphs hand over their calls."""
+        return self._graphs.are_open
+
+    def can_follow_graphs(self) -> bool:
+        """Whether something may have been compiled, whose graphs can hand over all calls."""
+        return is_compiler_loaded() and self._graphs.can_follow(self._watched_sites())
+
+    @contextmanager
+    def following_graphs(self) -> Iterator[None]:
+        """Record what compiled graphs hand over while the block runs."""
+        calls = [
+            (*handle, partial(self._record_in_graph, site))
+            for site, handle in self._graphs.sites.items()
+            if handle is not None
+        ]
+        with follow_graphs(self._model, self._begin_in_graph, calls):
+            self._graphs.are_open = True
+            try:
+                yield
+            finally:
+                self._graphs.are_open = False
+
+    def _watched_sites(self) -> list[Site]:
+        return [site for site in self.capture.sites if self._is_watched(site)]
 
     def sites(self) -> list[Site]:
         """The sites of all calls so far; then modules that were not captured, and why."""
@@ -148,12 +200,14 @@ class Recorder:
     def totals(self) -> tuple[list[Site], dict[str, Totals]]:
         """The sites that attended, and the totals of each statistic, all heads side by side."""
         self._queue.compute()
+        self._graphs.check(self._watched_sites())
         return self._accumulator.totals()
 
     def take_totals(self) -> tuple[list[Site], dict[str, Totals]]:
         """The totals since the last time; the sums start again at zero."""
         totals = self.totals()
         self._accumulator.clear()
+        self._graphs.clear()
         return totals
 
     def _describe(self, site: Site) -> Site:
@@ -177,6 +231,13 @@ class Recorder:
         site = self.capture.site_of(call)
         if self._is_watched(site):
             self._add(site, call, verify=call.exact and site not in self._verified)
+            self._graphs.count(site, is_in_graph=False)
+
+    def _record_in_graph(self, site: Site, call: AttentionCall) -> None:
+        """Record a call that a compiled graph hands over."""
+        if not (in_backward() or self.capture.is_paused):
+            self._add(site, call)
+            self._graphs.count(site, is_in_graph=True)
 
     def _answer(self, call: AttentionCall) -> Float[Tensor, "B H T Dv"] | None:
         """Record a call and return its heads; None leaves both to the model's own kernel."""
@@ -189,22 +250,29 @@ class Recorder:
         if call.ours and (self._queue.may_take_token(call) or is_reordered):
             return None
         rows = self._add(site, call, is_answer=True)
+        self._graphs.count(site, is_in_graph=False)
         self._answered.add(site)
         return None if rows is None or rows.heads is None else rows.heads.to(call.q.dtype)
 
-    def _begin(self) -> None:
+    def _begin_in_graph(self, text: Text, is_training: bool) -> None:
+        """Begin a forward pass that runs in a compiled graph."""
+        self._inputs.begin_in_graph(text)
+        self._begin(is_training, is_in_graph=True)
+
+    def _begin(self, is_training: bool, is_in_graph: bool = False) -> None:
         """Begin a forward pass, and remember the state before it."""
         self._queue.begin_pass()
         self._accumulator.begin_pass()
         self._layouts.begin_pass(self.passes)
         self._before = []  # else each state would hold the one before it
-        parts = [self, self._accumulator, self._queue]
+        is_counted = is_training or not self._is_of_training
+        self.capture.is_paused = not is_counted or (self.passes - 1) % self._every > 0
+        self._graphs.begin_pass(is_in_graph and not self.capture.is_paused)
+        parts = [self, self._accumulator, self._queue, self._graphs]
         if self._request.spans:
             parts.append(self.spans)
         waiting = [(part, dict(vars(part))) for part in self._queue.waiting]
         self._before = [*((part, _state(part)) for part in parts), *waiting]
-        is_counted = self._condition is None or self._condition()
-        self.capture.is_paused = not is_counted or (self.passes - 1) % self._every > 0
 
     def _drop(self) -> None:
         """Undo the current forward pass, which has ended in an exception and counts nowhere."""
@@ -234,6 +302,8 @@ class Recorder:
                 self.calls[site] = call
                 return None
             kind = _kind(site, call, inputs, self._inputs.kept)
+            if site not in self._graphs.sites:
+                self._graphs.add_site(site, call, self._is_alike(site, call, inputs, kind))
             self._cover(site, call, inputs.text.tokens)
             if not need_heads and kind == "within":
                 cache = self._inputs.cache
@@ -248,6 +318,16 @@ class Recorder:
             if self._queue.is_full:
                 self._queue.compute()
             return rows
+
+    def _is_alike(self, site: Site, call: AttentionCall, inputs: StackInputs, kind: str) -> bool:
+        """Whether an operator in a compiled graph would tell the same of a call."""
+        request, tokens, bare = self._request, inputs.text.tokens, replace(call, module_call=None)
+        return (
+            kind == "within" == _kind(site, bare, inputs, None)
+            and _covered(call, tokens) == _covered(bare, tokens)
+            and self._inputs.follows_model(site.stack)
+            and not (request.maps or request.needs_projection)
+        )
 
     def _cover(self, site: Site, call: AttentionCall, tokens: int | None) -> None:
         """Count the queries of a call. Calls within one call of a module share its tokens."""

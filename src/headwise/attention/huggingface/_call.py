@@ -58,6 +58,10 @@ IRRELEVANT = {
     ),
 }  # fmt: skip
 _MASK_DTYPES = {torch.bool, torch.float64, torch.float32, torch.bfloat16, torch.float16}
+# What of it an operator in a compiled graph is given, or need not be.
+_OF_OPERATOR = (_READ | {"softcap", "s_aux", "position_bias", "scaling", "dropout"}).union(
+    *IRRELEVANT.values()
+)
 _KNOWN = _EXTRA.union(_READ, *IRRELEVANT.values())
 
 
@@ -168,6 +172,19 @@ class Call(NamedTuple):
             return min(S, T)  # aligned top-left: no query sees what comes later in the cache
         is_row = isinstance(mask, Tensor) and mask.ndim == 2
         return min(S, mask.shape[1]) if is_row and self.is_flash else S
+
+    @property
+    def fits_operator(self) -> bool:
+        """Whether queries, keys, a mask, a bias, sinks and numbers are all that the rule needs."""
+        given = {name for name, x in self.arguments.items() if x is not None}
+        scale = self.arguments.get("scaling")
+        return (
+            self.implementation in (None, "eager", "sdpa")
+            and given <= _OF_OPERATOR
+            and (scale is None or type(scale) is float)
+            and all(type(x) in (Tensor, nn.Parameter) for x in (self.q, self.k))
+            and (self.mask is None or type(self.mask) is Tensor)
+        )
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, without the keys that are not read."""

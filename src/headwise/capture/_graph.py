@@ -1,0 +1,324 @@
+"""Attention calls of compiled models: operators in their graphs hand each call over as it runs.
+
+A compiler traces neither hooks that are added later nor what a watch does. So a handle stands at
+each module that attends, and at the model: an object whose tensors are inputs of the graph. One
+operator begins a pass, and one follows each attention call; both are opaque to the compiler, have
+no gradient, and write nothing that the model reads. Handles begin and end with a watch. What makes
+the compiler look again is `forward` of a module in its own `__dict__`, which every graph guards.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache, wraps
+from itertools import count
+from types import MethodType
+from typing import Any, no_type_check
+from weakref import WeakValueDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headwise._torch_private import (
+    FUSED_FUNCTION,
+    can_observe_operators,
+    side_effects_under_checkpoint,
+)
+from headwise.capture._capture import AttentionCall
+from headwise.capture._functions import call_of_operator
+from headwise.capture._inputs import Text, positional_parameters
+from headwise.errors import UnsupportedError
+from headwise.models import SharedSetting, cache_in
+
+OnCall = Callable[[AttentionCall], None]
+OnPass = Callable[[Text, bool], None]
+# The attributes of a module that hold its handles: of its passes, and of its attention calls.
+_PASS, _CALL = "_headwise_pass", "_headwise_call"
+_numbers = count(1)
+_handles: "WeakValueDictionary[int, Handle]" = WeakValueDictionary()
+# Written by the operator that begins a pass and read by the others, which keeps their order.
+_ORDER = torch.zeros(1)
+
+
+class Handle:
+    """Stands at a module for the graphs that its calls are compiled to; copies of it are empty.
+
+    Attributes:
+        module: The module.
+        state: By which the operators find the handle: its number, and how often they have run.
+        order: See `_ORDER`.
+        receivers: What the watches of the module do with a call or with a pass.
+        describe: Makes an attention call of what its operator is given.
+        names: The positional parameters of the module.
+    """
+
+    def __init__(self, module: nn.Module, describe: Callable[..., Any] | None = None) -> None:
+        self.module, self.describe, self.order = module, describe, _ORDER
+        self.receivers: list[Callable[..., None]] = []
+        self.names = tuple(positional_parameters(module.forward))
+        self.state = torch.tensor([next(_numbers), 0])
+        _handles[int(self.state[0])] = self
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return _nothing, ()
+
+
+def _nothing() -> None:
+    """What is copied, or saved, of a handle."""
+
+
+class _Running:
+    """The handle of the module whose forward pass a compiler traces, for functions that are not
+    told which module calls them."""
+
+    handle: Handle | None = None
+
+
+_running = _Running()
+
+
+# What a compiler traces bears no types, since it cannot trace checks of them.
+
+
+@no_type_check
+def follow_call(module, implementation, query, key, mask, arguments):
+    """Put the operator of an attention call through the interface of transformers into a graph."""
+    handle = getattr(module, _CALL, None)
+    if handle is not None:
+        bias, sinks = arguments.get("position_bias"), arguments.get("s_aux")
+        torch.ops.headwise.observe(
+            query.detach(), key.detach(), None if mask is None else mask.detach(),
+            None if bias is None else bias.detach(), None if sinks is None else sinks.detach(),
+            arguments.get("scaling"), arguments.get("softcap"), arguments.get("is_causal"),
+            implementation, handle.order, handle.state,
+        )  # fmt: skip
+
+
+@no_type_check
+def _followed_attention(
+    query,
+    key,
+    value,
+    attn_mask=None,
+    dropout_p=0.0,
+    is_causal=False,
+    scale=None,
+    enable_gqa=False,
+):
+    """`scaled_dot_product_attention`, with an operator where a compiler traces it."""
+    if torch.compiler.is_dynamo_compiling():
+        handle = _running.handle
+        if handle is not None:
+            mask = None if attn_mask is None else attn_mask.detach()
+            torch.ops.headwise.observe(
+                query.detach(), key.detach(), mask, None, None, scale, None, is_causal,
+                "scaled_dot_product_attention", handle.order, handle.state,
+            )  # fmt: skip
+    return FUSED_FUNCTION(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+_followed_attention.calls_torch = True
+_attention_function = SharedSetting(
+    lambda: F.scaled_dot_product_attention,
+    lambda function: setattr(F, "scaled_dot_product_attention", function),
+    _followed_attention,
+)
+
+
+@cache
+def _following_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The `forward` of a class, by which `_followed_attention` knows the module that calls it."""
+
+    @no_type_check
+    @wraps(forward)
+    def follow(module, *args, **kwargs):
+        if not torch.compiler.is_dynamo_compiling():
+            return forward(module, *args, **kwargs)
+        _running.handle = getattr(module, _CALL, None)
+        output = forward(module, *args, **kwargs)
+        _running.handle = None
+        return output
+
+    return follow
+
+
+@no_type_check
+def _follow_pass(module, args, kwargs):
+    """Put the operator of a pass that begins into a graph: a hook, which does nothing elsewhere."""
+    if not torch.compiler.is_dynamo_compiling():
+        return
+    handle = getattr(module, _PASS, None)
+    if handle is None:
+        return
+    if torch.compiler.is_exporting():
+        raise UnsupportedError("export: a model cannot be exported while its heads are watched.")
+    arguments = {**dict(zip(handle.names, args, strict=False)), **kwargs}
+    ids, vectors = arguments.get("input_ids"), arguments.get("inputs_embeds")
+    tokens = ids if isinstance(ids, Tensor) else vectors
+    cached = cache_in(arguments)
+    cached = None if cached is None else cached.get_seq_length()
+    is_tensor = isinstance(cached, Tensor)
+    torch.ops.headwise.begin_pass(
+        ids, arguments.get("attention_mask"), arguments.get("position_ids"),
+        cached if is_tensor else None, None if is_tensor else cached,
+        None if tokens is None else tokens.shape[1],
+        module.training and torch.is_grad_enabled(), handle.state, handle.order,
+    )  # fmt: skip
+
+
+def _begin_pass(
+    ids: Tensor | None,
+    mask: Tensor | None,
+    positions: Tensor | None,
+    cached_tensor: Tensor | None,
+    cached: int | None,
+    tokens: int | None,
+    is_training: bool,
+    state: Tensor,
+    order: Tensor,
+) -> None:
+    """A forward pass begins in a graph that runs."""
+    order += 1
+    handle = _running_handle(state)
+    if handle is None:
+        return
+    real = _two_axes(mask)
+    text = Text(
+        ids=_two_axes(ids),
+        real=None if real is None else real.to(torch.bool, copy=True),  # it may change later
+        positions=_two_axes(positions),
+        cached=cached if cached_tensor is None else cached_tensor.clone(),
+        tokens=tokens,
+    )
+    for receive in tuple(handle.receivers):
+        receive(text, is_training)
+
+
+def _observe(
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    scale: float | None,
+    softcap: float | None,
+    is_causal: bool | None,
+    implementation: str,
+    order: Tensor,
+    state: Tensor,
+) -> None:
+    """A graph that runs has computed an attention call."""
+    handle = _running_handle(state)
+    if handle is None or handle.describe is None or not handle.receivers:
+        return
+    rule = mask, bias, sinks, scale, softcap, is_causal
+    call = handle.describe(handle.module, implementation, q, k, *rule)
+    for receive in tuple(handle.receivers):
+        receive(call)
+
+
+def _running_handle(state: Tensor) -> Handle | None:
+    """The handle of an operator, whose run is counted; None where its watch has ended."""
+    state[1] += 1
+    return _handles.get(int(state[0]))
+
+
+def _two_axes(x: Tensor | None) -> Tensor | None:
+    return x if x is not None and x.ndim == 2 else None
+
+
+def _traced(*_: Any) -> None:
+    """What an operator computes of tensors without values."""
+
+
+# Not `custom_op`, whose calls take 20 µs more.
+_library: Any = torch.library  # its functions bear no types
+_operators = _library.Library("headwise", "FRAGMENT")
+for _name, _arguments, _function in (
+    (
+        "begin_pass",
+        "Tensor? ids, Tensor? mask, Tensor? positions, Tensor? cached_tensor, SymInt? cached, "
+        "SymInt? tokens, bool is_training, Tensor(a!) state, Tensor(b!) order",
+        _begin_pass,
+    ),
+    (
+        "observe",
+        "Tensor q, Tensor k, Tensor? mask, Tensor? bias, Tensor? sinks, float? scale, "
+        "float? softcap, bool? is_causal, str implementation, Tensor order, Tensor(a!) state",
+        _observe,
+    ),
+):
+    _operators.define(f"{_name}({_arguments}) -> ()")
+    _operators.impl(_name, _function, "CPU")
+    _operators.impl(_name, _function, "CUDA")
+    _operators.impl(_name, _traced, "Meta")
+
+
+def may_follow(call: AttentionCall) -> bool:
+    """Whether a graph can hand over calls of this kind, and a handle may stand at their module.
+
+    It cannot where others have replaced torch's function, or `forward` of the module.
+    """
+    own = vars(call.module)
+    is_replaced = call.by_operator is call_of_operator and not can_observe_operators()
+    return bool(call.by_operator) and not is_replaced and ("forward" not in own or _CALL in own)
+
+
+@contextmanager
+def follow_graphs(
+    model: nn.Module,
+    on_pass: OnPass,
+    calls: Iterable[tuple[nn.Module, Callable[..., Any], OnCall]],
+) -> Iterator[None]:
+    """Hand over the passes and attention calls of a model that is compiled, while a block runs.
+
+    Args:
+        calls: Each module that attends, its `AttentionCall.by_operator`, and what receives its
+            calls.
+    """
+    with ExitStack() as stack:
+        for module, describe, receive in calls:
+            stack.enter_context(_handled(module, _CALL, receive, describe))
+            if describe is call_of_operator:
+                stack.enter_context(_attention_function.changed())
+                stack.enter_context(side_effects_under_checkpoint())
+            else:
+                from headwise.capture._interface import followed_interface  # imports transformers
+
+                stack.enter_context(followed_interface())
+        stack.enter_context(_handled(model, _PASS, on_pass))
+        hook = model.register_forward_pre_hook(_follow_pass, with_kwargs=True)
+        stack.callback(hook.remove)
+        yield
+
+
+@contextmanager
+def _handled(
+    module: nn.Module,
+    name: str,
+    receive: Callable[..., None],
+    describe: Callable[..., Any] | None = None,
+) -> Iterator[None]:
+    """A handle that stands at a module while a block runs."""
+    attributes = vars(module)
+    is_new = attributes.get(name) is None
+    handle: Handle = Handle(module, describe) if is_new else attributes[name]
+    try:
+        if is_new:
+            attributes[name] = handle
+            if name == _CALL:
+                forward = type(module).forward
+                is_function = describe is call_of_operator
+                followed = _following_forward(forward) if is_function else forward
+                attributes["forward"] = MethodType(followed, module)
+        handle.receivers.append(receive)
+        yield
+    finally:
+        if receive in handle.receivers:
+            handle.receivers.remove(receive)
+        if not handle.receivers:
+            attributes.pop(name, None)
+            if name == _CALL:
+                attributes.pop("forward", None)

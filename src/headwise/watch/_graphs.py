@@ -1,0 +1,76 @@
+"""Which calls of a compiled model its graphs hand over, and whether they have handed over all."""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from torch import nn
+
+from headwise.capture import AttentionCall, Site, may_follow
+from headwise.errors import UnsupportedError
+
+
+class Graphs:
+    """The sites whose calls an operator in a compiled graph can hand over.
+
+    Attributes:
+        sites: The module of each site, and what makes a call of what its operator is given; None
+            if a graph cannot hand over its calls.
+        are_open: Whether graphs are followed now.
+    """
+
+    def __init__(self) -> None:
+        self.sites: dict[Site, tuple[nn.Module, Callable[..., Any]] | None] = {}
+        self.are_open = False
+        # The passes of graphs so far, and the calls of each site in them; and those of this pass.
+        self._passes, self._calls = 0, dict[Site, int]()
+        self._is_in_graph, self._latest = False, dict[Site, int]()
+
+    def add_site(self, site: Site, call: AttentionCall, is_alike: bool) -> None:
+        """Add a site with its first call; `is_alike`: an operator would tell the same of it."""
+        describe = call.by_operator if is_alike and may_follow(call) else None
+        self.sites[site] = None if describe is None else (call.module, describe)
+
+    def can_follow(self, sites: Collection[Site]) -> bool:
+        """Whether graphs can hand over the calls of these sites, each of a module of its own."""
+        known = [self.sites.get(site) for site in sites]
+        modules = {id(known_site[0]) for known_site in known if known_site is not None}
+        return 0 < len(sites) == len(modules)
+
+    def begin_pass(self, is_in_graph: bool) -> None:
+        """A forward pass begins that counts."""
+        self._settle()
+        self._is_in_graph = is_in_graph
+
+    def count(self, site: Site, is_in_graph: bool) -> None:
+        """A call was recorded."""
+        self._is_in_graph |= is_in_graph
+        self._latest[site] = self._latest.get(site, 0) + 1
+
+    def _settle(self) -> None:
+        if self._is_in_graph:
+            self._passes += 1
+            for site, n in self._latest.items():
+                self._calls[site] = self._calls.get(site, 0) + n
+        self._is_in_graph, self._latest = False, {}
+
+    def check(self, sites: Collection[Site]) -> None:
+        """Refuse passes in which a graph has not handed over every call.
+
+        Raises:
+            UnsupportedError: a site has fewer calls than there were passes, or more.
+        """
+        self._settle()
+        for site in sites:
+            n = self._calls.get(site, 0)
+            if n != self._passes:
+                raise UnsupportedError(
+                    f"observe: {site.name} has recorded {n} calls in {self._passes} passes that "
+                    f"ran compiled. Its graph was compiled without a look at its modules, or a "
+                    f"pass has failed. Watch the model uncompiled: "
+                    f"torch.compiler.set_stance('force_eager')."
+                )
+
+    def clear(self) -> None:
+        """Begin to count again."""
+        self._settle()
+        self._passes, self._calls = 0, {}

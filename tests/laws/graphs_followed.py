@@ -1,0 +1,280 @@
+"""Compiled models that are watched in their graphs; run by `test_graphs`.
+
+Dynamo cannot trace the shape checks of annotations, so these laws run in a process without them.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+import headwise as hw
+from headwise.errors import UnsupportedError
+from headwise.models import cache_argument
+from headwise.tables import COLUMNS, HeadTable
+
+IDS = torch.randint(3, 100, (2, 16), generator=torch.Generator().manual_seed(1))
+X = torch.randn(2, 16, 64, generator=torch.Generator().manual_seed(2))
+PASSES = 3
+SIZES = {"vocab_size": 100, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    counters.clear()
+
+
+class Attention(nn.Module):
+    """One that calls torch's function."""
+
+    num_heads = 4
+
+    def __init__(self, is_causal: bool = False) -> None:
+        super().__init__()
+        self.qkv, self.proj, self.is_causal = nn.Linear(64, 192), nn.Linear(64, 64), is_causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+        heads = F.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
+        return x + self.proj(heads.transpose(1, 2).flatten(2))
+
+
+class Checkpointed(nn.Sequential):
+    """Layers whose activations are computed again in the backward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x
+
+
+def _llama(kind: str = "LlamaModel", **options: Any) -> Any:
+    config = transformers.LlamaConfig(
+        hidden_size=64, intermediate_size=128, num_key_value_heads=2, **SIZES, **options
+    )
+    return getattr(transformers, kind)(config).eval()
+
+
+def _bert() -> Any:
+    config = transformers.BertConfig(hidden_size=64, intermediate_size=128, **SIZES)
+    return transformers.BertModel(config).eval()
+
+
+def _mistral() -> Any:
+    config = transformers.MistralConfig(
+        hidden_size=64, intermediate_size=128, num_key_value_heads=2, sliding_window=6, **SIZES
+    )
+    return transformers.MistralModel(config).eval()
+
+
+def _real(side: str) -> Tensor:
+    real = torch.ones(2, 16, dtype=torch.long)
+    real[0, slice(5) if side == "left" else slice(11, 16)] = 0
+    return real
+
+
+MODELS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "grouped heads": (_llama, {"input_ids": IDS, "use_cache": False}),
+    "left padding": (_llama, {"input_ids": IDS, "attention_mask": _real("left")}),
+    "eager": (lambda: _llama(attn_implementation="eager"), {"input_ids": IDS}),
+    "sliding window": (_mistral, {"input_ids": IDS, "use_cache": False}),
+    "right padding": (_bert, {"input_ids": IDS, "attention_mask": _real("right")}),
+    "function": (lambda: nn.Sequential(Attention(), Attention()), {"input": X}),
+    "causal function": (lambda: nn.Sequential(Attention(True), Attention(True)), {"input": X}),
+}
+
+
+def _first(output: Any) -> Tensor:
+    return output if isinstance(output, Tensor) else output[0]
+
+
+def _assert_near(table: HeadTable, expected: HeadTable, most: float = 1e-5) -> None:
+    assert table.statistics == expected.statistics
+    for name in expected.statistics:
+        for column in COLUMNS:
+            x, y = (getattr(each.totals[name], column) for each in (table, expected))
+            np.testing.assert_allclose(x, y, rtol=most, atol=most, err_msg=f"{name} {column}")
+
+
+def _eager(model: nn.Module, calls: list[dict[str, Any]], **options: Any) -> HeadTable:
+    """The table of a model that is not compiled."""
+    with torch.no_grad(), hw.observe(model, **options) as watch:
+        for call in calls:
+            model(**call)
+    return watch.table()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["wrapped", "in place", "layers", "a function"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_compiled_model_is_watched_in_its_graph(kind: str, how: str) -> None:
+    if how != "wrapped" and kind not in ("left padding", "function"):
+        return
+    make, call = MODELS[kind]
+    model = make()
+    expected = _eager(model, [call] * PASSES)
+    run: Callable[..., Any] = model
+    options: Any = {"fullgraph": True, "backend": "aot_eager"}
+    if how == "wrapped":
+        run = torch.compile(model, **options)
+    elif how == "in place":
+        model.compile(**options)
+    elif how == "layers":
+        for layer in getattr(model, "layers", model):
+            layer.compile(**options)
+    else:
+        run = torch.compile(lambda **call: _first(model(**call)), **options)
+    unwatched = _first(run(**call))
+    before = counters["stats"]["unique_graphs"]
+    for _ in range(2):
+        with hw.observe(model) as watch:
+            outputs = [_first(run(**call)) for _ in range(PASSES)]
+        _assert_near(watch.table(), expected)
+        assert all(torch.equal(x, unwatched) for x in outputs[1:])
+        assert torch.equal(_first(run(**call)), unwatched)
+        assert not counters["graph_break"]
+        if before:
+            watched, before = counters["stats"]["unique_graphs"], 0
+    assert counters["stats"]["unique_graphs"] == watched  # the second watch compiles nothing
+
+
+def _step(model: Any) -> Callable[[], Tensor]:
+    if isinstance(model, transformers.PreTrainedModel):
+        return lambda: model(input_ids=IDS, labels=IDS, use_cache=False).loss
+    return lambda: model(X).square().mean()
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama, checkpointed", "function, checkpointed"])
+def test_a_compiled_training_step_is_watched_and_stays_compiled(kind: str) -> None:
+    model = Checkpointed(Attention(), Attention())
+    if kind.startswith("llama"):
+        model = _llama("LlamaForCausalLM").train()
+    if kind == "llama, checkpointed":
+        model.activation_checkpointing_enable({"use_reentrant": False})
+
+    def gradients(step: Callable[[], Tensor]) -> list[Tensor]:
+        model.zero_grad()
+        loss = step()
+        loss.backward()
+        return [loss.detach(), *(x.grad.clone() for x in model.parameters() if x.grad is not None)]
+
+    with hw.observe(model) as watch:
+        for _ in range(PASSES):
+            gradients(_step(model))
+    expected = watch.table()
+    step = torch.compile(_step(model), fullgraph=True, backend="aot_eager")
+    unwatched = gradients(step)
+    with hw.observe(model) as watch:
+        of_steps = [gradients(step) for _ in range(PASSES)]
+    _assert_near(watch.table(), expected)
+    assert set(watch.table().count("lse")) == {PASSES * IDS.numel()}
+    assert all(map(torch.equal, of_steps[-1], unwatched))
+    with hw.HeadMonitor(model, every=2) as monitor:
+        scalars = []
+        for _ in range(4):
+            assert all(map(torch.equal, gradients(step)[1:], unwatched[1:]))
+            scalars.append(monitor.step())
+    assert [bool(each) for each in scalars] == [True, True, False, True]
+    for name, value in scalars[0].items():
+        np.testing.assert_allclose(scalars[3][name], value, rtol=1e-5, atol=1e-6)
+    assert not counters["graph_break"]
+
+
+@torch.no_grad()
+def test_other_lengths_take_no_more_graphs_than_unwatched() -> None:
+    model = _llama()
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    calls = [{"input_ids": IDS[:, :n], "use_cache": False} for n in (16, 9, 12, 5)]
+    for call in calls:
+        run(**call)
+    unwatched = counters["stats"]["unique_graphs"]
+    with hw.observe(model) as watch:
+        for call in [calls[0], *calls]:
+            run(**call)
+    assert counters["stats"]["unique_graphs"] <= 3 * unwatched
+    _assert_near(watch.table(), _eager(model, [calls[0], *calls]))
+
+
+@torch.no_grad()
+def test_a_static_cache_holds_the_positions_of_tokens() -> None:
+    model = _llama("LlamaForCausalLM")
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+
+    name = cache_argument(model)
+    assert name is not None
+
+    def decode(call: Callable[..., Any]) -> tuple[HeadTable, Tensor]:
+        with hw.observe(model) as watch:
+            for _ in range(2):
+                cache = transformers.StaticCache(config=model.config, max_cache_len=24)
+                call(input_ids=IDS, **{name: cache})
+                for n in range(3):
+                    logits = call(input_ids=IDS[:, n : n + 1], **{name: cache}).logits
+        return watch.table(), logits
+
+    (expected, answer), (table, logits) = decode(model), decode(run)
+    _assert_near(table, expected)
+    torch.testing.assert_close(logits, answer)
+
+
+@torch.no_grad()
+def test_under_autocast_the_table_is_that_of_the_compiled_model() -> None:
+    model, call = MODELS["grouped heads"][0](), MODELS["grouped heads"][1]
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, unwatched = _eager(model, [call] * PASSES), run(**call)[0]
+        with hw.observe(model) as watch:
+            outputs = [run(**call)[0] for _ in range(PASSES)]
+    assert torch.equal(outputs[-1], unwatched)
+    _assert_near(watch.table(), expected, 1e-2)
+
+
+@torch.no_grad()
+def test_relations_and_texts_are_known_in_a_graph() -> None:
+    request = hw.Request(
+        classes={"odd": set(range(1, 100, 2))},
+        relations={"again": lambda ids: [(i, i) for i in range(len(ids))]},
+        top=("first",),
+        per_text=True,
+    )
+    model, call = MODELS["left padding"][0](), MODELS["left padding"][1]
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with hw.observe(model, request, every=2) as watch:
+        for _ in range(5):
+            run(**call)
+    _assert_near(watch.table(), _eager(model, [call] * 3, request=request))
+
+
+@torch.no_grad()
+def test_a_watch_is_not_in_what_is_copied_or_saved_of_a_model() -> None:
+    model, call = MODELS["function"][0](), MODELS["function"][1]
+    names, run = set(model.state_dict()), torch.compile(model, backend="aot_eager")
+    with hw.observe(model) as watch:
+        run(**call), run(**call)
+        copy = deepcopy(model)
+        assert set(model.state_dict()) == names == set(copy.state_dict())
+        assert not list(model.buffers())
+        assert torch.equal(copy(**call), model(**call))
+    assert set(watch.table().count("lse")) == {3 * IDS.numel()}
+    assert "forward" not in vars(model[0])
+
+
+@torch.no_grad()
+def test_a_graph_that_hands_over_too_little_is_refused() -> None:
+    model, call = MODELS["function"][0](), MODELS["function"][1]
+    run = torch.compile(model, backend="aot_eager")
+    with hw.observe(model) as watch:
+        run(**call), run(**call)
+        torch.compile(model[1], backend="aot_eager")(X)
+    with pytest.raises(UnsupportedError, match=r"1 has recorded 2 calls in 1 passes that ran"):
+        watch.table()
