@@ -57,6 +57,7 @@ from headwise._torch_private._tracing import is_fake as is_fake
 from headwise._torch_private._tracing import is_materialized as is_materialized
 from headwise._torch_private._tracing import is_plain as is_plain
 from headwise._torch_private._tracing import is_traced as is_traced
+from headwise._torch_private._tracing import is_traced_by_compiler as is_traced_by_compiler
 from headwise._torch_private._tracing import is_under_func_gradient as is_under_func_gradient
 from headwise._torch_private._tracing import is_wrapped as is_wrapped
 from headwise._torch_private._tracing import mapped_with as mapped_with

@@ -23,6 +23,10 @@ except ImportError:
         """Stands in where torch has moved its own: no tensor is one."""
 
 
+# Whether a compiler, and no exporter, traces what runs: it must see torch's own function.
+is_traced_by_compiler = torch.compiler.is_dynamo_compiling
+
+
 def can_read(*tensors: Tensor) -> bool:
     """Whether reading values is cheap and allowed: on a CPU, and not while being traced.
 

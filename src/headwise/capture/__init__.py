@@ -4,8 +4,8 @@ from headwise.capture._capture import AttentionCall as AttentionCall
 from headwise.capture._capture import Capture as Capture
 from headwise.capture._capture import Site as Site
 from headwise.capture._capture import find_stacks as find_stacks
-from headwise.capture._graph import follow_graphs as follow_graphs
-from headwise.capture._graph import may_follow as may_follow
+from headwise.capture._follow_graphs import follow_graphs as follow_graphs
+from headwise.capture._follow_graphs import may_follow as may_follow
 from headwise.capture._inputs import InputTracker as InputTracker
 from headwise.capture._inputs import StackInputs as StackInputs
 from headwise.capture._inputs import Text as Text

@@ -7,11 +7,9 @@ no gradient, and write nothing that the model reads. Handles begin and end with 
 the compiler look again is `forward` of a module in its own `__dict__`, which every graph guards.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from functools import cache, wraps
 from itertools import count
-from types import MethodType
 from typing import Any, no_type_check
 from weakref import WeakValueDictionary
 
@@ -19,21 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise._torch_private import (
-    FUSED_FUNCTION,
-    can_observe_operators,
-    side_effects_under_checkpoint,
-)
-from headwise.capture._capture import AttentionCall
-from headwise.capture._functions import call_of_operator
+from headwise._torch_private import FUSED_FUNCTION, is_traced_by_compiler
 from headwise.capture._inputs import Text, positional_parameters
 from headwise.errors import UnsupportedError
 from headwise.models import SharedSetting, cache_in
 
-OnCall = Callable[[AttentionCall], None]
-OnPass = Callable[[Text, bool], None]
 # The attributes of a module that hold its handles: of its passes, and of its attention calls.
-_PASS, _CALL = "_headwise_pass", "_headwise_call"
+PASS, CALL = "_headwise_pass", "_headwise_call"
 _numbers = count(1)
 _handles: "WeakValueDictionary[int, Handle]" = WeakValueDictionary()
 # Written by the operator that begins a pass and read by the others, which keeps their order.
@@ -83,7 +73,7 @@ _running = _Running()
 @no_type_check
 def follow_call(module, implementation, query, key, mask, arguments):
     """Put the operator of an attention call through the interface of transformers into a graph."""
-    handle = getattr(module, _CALL, None)
+    handle = getattr(module, CALL, None)
     if handle is not None:
         bias, sinks = arguments.get("position_bias"), arguments.get("s_aux")
         torch.ops.headwise.observe(
@@ -95,7 +85,7 @@ def follow_call(module, implementation, query, key, mask, arguments):
 
 
 @no_type_check
-def _followed_attention(
+def followed_attention(
     query,
     key,
     value,
@@ -106,7 +96,7 @@ def _followed_attention(
     enable_gqa=False,
 ):
     """`scaled_dot_product_attention`, with an operator where a compiler traces it."""
-    if torch.compiler.is_dynamo_compiling():
+    if is_traced_by_compiler():
         handle = _running.handle
         if handle is not None:
             mask = None if attn_mask is None else attn_mask.detach()
@@ -119,24 +109,24 @@ def _followed_attention(
     )
 
 
-_followed_attention.calls_torch = True
-_attention_function = SharedSetting(
+followed_attention.calls_torch = True
+attention_function = SharedSetting(
     lambda: F.scaled_dot_product_attention,
     lambda function: setattr(F, "scaled_dot_product_attention", function),
-    _followed_attention,
+    followed_attention,
 )
 
 
 @cache
-def _following_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The `forward` of a class, by which `_followed_attention` knows the module that calls it."""
+def following_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The `forward` of a class, by which `followed_attention` knows the module that calls it."""
 
     @no_type_check
     @wraps(forward)
     def follow(module, *args, **kwargs):
-        if not torch.compiler.is_dynamo_compiling():
+        if not is_traced_by_compiler():
             return forward(module, *args, **kwargs)
-        _running.handle = getattr(module, _CALL, None)
+        _running.handle = getattr(module, CALL, None)
         output = forward(module, *args, **kwargs)
         _running.handle = None
         return output
@@ -145,11 +135,11 @@ def _following_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @no_type_check
-def _follow_pass(module, args, kwargs):
+def follow_pass(module, args, kwargs):
     """Put the operator of a pass that begins into a graph: a hook, which does nothing elsewhere."""
-    if not torch.compiler.is_dynamo_compiling():
+    if not is_traced_by_compiler():
         return
-    handle = getattr(module, _PASS, None)
+    handle = getattr(module, PASS, None)
     if handle is None:
         return
     if torch.compiler.is_exporting():
@@ -254,71 +244,3 @@ for _name, _arguments, _function in (
     _operators.impl(_name, _function, "CPU")
     _operators.impl(_name, _function, "CUDA")
     _operators.impl(_name, _traced, "Meta")
-
-
-def may_follow(call: AttentionCall) -> bool:
-    """Whether a graph can hand over calls of this kind, and a handle may stand at their module.
-
-    It cannot where others have replaced torch's function, or `forward` of the module.
-    """
-    own = vars(call.module)
-    is_replaced = call.by_operator is call_of_operator and not can_observe_operators()
-    return bool(call.by_operator) and not is_replaced and ("forward" not in own or _CALL in own)
-
-
-@contextmanager
-def follow_graphs(
-    model: nn.Module,
-    on_pass: OnPass,
-    calls: Iterable[tuple[nn.Module, Callable[..., Any], OnCall]],
-) -> Iterator[None]:
-    """Hand over the passes and attention calls of a model that is compiled, while a block runs.
-
-    Args:
-        calls: Each module that attends, its `AttentionCall.by_operator`, and what receives its
-            calls.
-    """
-    with ExitStack() as stack:
-        for module, describe, receive in calls:
-            stack.enter_context(_handled(module, _CALL, receive, describe))
-            if describe is call_of_operator:
-                stack.enter_context(_attention_function.changed())
-                stack.enter_context(side_effects_under_checkpoint())
-            else:
-                from headwise.capture._interface import followed_interface  # imports transformers
-
-                stack.enter_context(followed_interface())
-        stack.enter_context(_handled(model, _PASS, on_pass))
-        hook = model.register_forward_pre_hook(_follow_pass, with_kwargs=True)
-        stack.callback(hook.remove)
-        yield
-
-
-@contextmanager
-def _handled(
-    module: nn.Module,
-    name: str,
-    receive: Callable[..., None],
-    describe: Callable[..., Any] | None = None,
-) -> Iterator[None]:
-    """A handle that stands at a module while a block runs."""
-    attributes = vars(module)
-    is_new = attributes.get(name) is None
-    handle: Handle = Handle(module, describe) if is_new else attributes[name]
-    try:
-        if is_new:
-            attributes[name] = handle
-            if name == _CALL:
-                forward = type(module).forward
-                is_function = describe is call_of_operator
-                followed = _following_forward(forward) if is_function else forward
-                attributes["forward"] = MethodType(followed, module)
-        handle.receivers.append(receive)
-        yield
-    finally:
-        if receive in handle.receivers:
-            handle.receivers.remove(receive)
-        if not handle.receivers:
-            attributes.pop(name, None)
-            if name == _CALL:
-                attributes.pop("forward", None)

@@ -14,7 +14,7 @@ from typing import Any, no_type_check
 import torch
 from torch import Tensor, nn
 
-from headwise._torch_private import without_operator_observers
+from headwise._torch_private import is_traced_by_compiler, without_operator_observers
 from headwise.attention import NAME
 from headwise.attention.huggingface import Call
 from headwise.cache import GroupedKeys
@@ -53,7 +53,7 @@ def capture_interface(capture: Capture) -> Iterator[None]:
 @no_type_check  # which a compiler cannot trace
 def _attend_or_follow(inner, implementation, module, query, key, value, mask, *args, **kwargs):
     """Call an implementation; a compiler that traces this puts an operator into its graph."""
-    if torch.compiler.is_dynamo_compiling():
+    if is_traced_by_compiler():
         follow_call(module, implementation, query, key, mask, kwargs)
         return inner(module, query, key, value, mask, *args, **kwargs)
     return _attend(inner, implementation, module, query, key, value, mask, *args, **kwargs)

@@ -21,6 +21,7 @@ from torch import nn
 from headwise._torch_private import (
     always_call_after,
     compiler_stance,
+    is_traced_by_compiler,
     remove_hooks,
     set_compiler_stance,
 )
@@ -124,7 +125,7 @@ class _Hook:
 
     @no_type_check  # which a compiler cannot trace
     def __call__(self, *args):
-        if torch.compiler.is_dynamo_compiling():
+        if is_traced_by_compiler():
             return None
         function = self.function
         return None if function is None or self.block() is None else function(*args)

@@ -1,0 +1,92 @@
+"""Follow the graphs of a compiled model while a block runs: handles stand at its modules."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import MethodType
+from typing import Any
+
+from torch import nn
+
+from headwise._torch_private import can_observe_operators, side_effects_under_checkpoint
+from headwise.capture._capture import AttentionCall
+from headwise.capture._functions import call_of_operator
+from headwise.capture._graph import (
+    CALL,
+    PASS,
+    Handle,
+    attention_function,
+    follow_pass,
+    following_forward,
+)
+from headwise.capture._inputs import Text
+
+OnCall = Callable[[AttentionCall], None]
+OnPass = Callable[[Text, bool], None]
+
+
+def may_follow(call: AttentionCall) -> bool:
+    """Whether a graph can hand over calls of this kind, and a handle may stand at their module.
+
+    It cannot where others have replaced torch's function, or `forward` of the module.
+    """
+    own = vars(call.module)
+    is_replaced = call.by_operator is call_of_operator and not can_observe_operators()
+    return bool(call.by_operator) and not is_replaced and ("forward" not in own or CALL in own)
+
+
+@contextmanager
+def follow_graphs(
+    model: nn.Module,
+    on_pass: OnPass,
+    calls: Iterable[tuple[nn.Module, Callable[..., Any], OnCall]],
+) -> Iterator[None]:
+    """Hand over the passes and attention calls of a model that is compiled, while a block runs.
+
+    Args:
+        calls: Each module that attends, its `AttentionCall.by_operator`, and what receives its
+            calls.
+    """
+    with ExitStack() as stack:
+        for module, describe, receive in calls:
+            stack.enter_context(_handled(module, CALL, receive, describe))
+            if describe is call_of_operator:
+                stack.enter_context(attention_function.changed())
+                stack.enter_context(side_effects_under_checkpoint())
+            else:
+                from headwise.capture._interface import followed_interface  # imports transformers
+
+                stack.enter_context(followed_interface())
+        stack.enter_context(_handled(model, PASS, on_pass))
+        hook = model.register_forward_pre_hook(follow_pass, with_kwargs=True)
+        stack.callback(hook.remove)
+        yield
+
+
+@contextmanager
+def _handled(
+    module: nn.Module,
+    name: str,
+    receive: Callable[..., None],
+    describe: Callable[..., Any] | None = None,
+) -> Iterator[None]:
+    """A handle that stands at a module while a block runs."""
+    attributes = vars(module)
+    is_new = attributes.get(name) is None
+    handle: Handle = Handle(module, describe) if is_new else attributes[name]
+    try:
+        if is_new:
+            attributes[name] = handle
+            if name == CALL:
+                forward = type(module).forward
+                is_function = describe is call_of_operator
+                followed = following_forward(forward) if is_function else forward
+                attributes["forward"] = MethodType(followed, module)
+        handle.receivers.append(receive)
+        yield
+    finally:
+        if receive in handle.receivers:
+            handle.receivers.remove(receive)
+        if not handle.receivers:
+            attributes.pop(name, None)
+            if name == CALL:
+                attributes.pop("forward", None)
