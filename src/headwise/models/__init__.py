@@ -10,8 +10,8 @@ from headwise.models._hooks import SharedSetting as SharedSetting
 from headwise.models._hooks import clear_leftovers as clear_leftovers
 from headwise.models._hooks import hooked as hooked
 from headwise.models._hooks import ordinary_path as ordinary_path
-from headwise.models._model import WEIGHTS_FROM as WEIGHTS_FROM
 from headwise.models._hooks import uncompiled as uncompiled
+from headwise.models._model import WEIGHTS_FROM as WEIGHTS_FROM
 from headwise.models._model import around as around
 from headwise.models._model import check_device as check_device
 from headwise.models._model import check_model as check_model
