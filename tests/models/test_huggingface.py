@@ -92,25 +92,6 @@ def test_gradients_are_equal_to_the_last_bit(name: str) -> None:
     assert all(torch.equal(x, y) for x, y in zip(plain, watched, strict=True))
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("padding", [0, 2])
-def test_generation_with_a_cache_counts_every_query_once(cache: str, padding: int) -> None:
-    model = zoo.make("Llama")
-    prompt = padded([TEXTS[0], [*TEXTS[0], *range(padding)]], "left")
-    prompt = {name: prompt[name][:1] for name in ("input_ids", "attention_mask")}
-    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    plain = model.generate(**prompt, **options, cache_implementation=cache)
-    with observe(model) as watch:
-        watched = model.generate(**prompt, **options, cache_implementation=cache)
-    assert torch.equal(plain, watched)
-    # The last token is written but never read.
-    whole = _watched(model, padded([watched[0, padding:-1].tolist()], "right"), Request())
-    table = watch.table()
-    for statistic in (*OF_WEIGHTS, "max_logit", "lse"):
-        np.testing.assert_array_equal(table.count(statistic), whole.count(statistic))
-        np.testing.assert_allclose(table.mean(statistic), whole.mean(statistic), atol=1e-5)
-
-
 def test_shared_layers_count_once_per_call() -> None:
     table = _watched(zoo.make("Albert"), padded(TEXTS, "right"), Request())
     assert [str(head) for head in table.heads[::4]] == ["L0.H0", "L1.H0"]
