@@ -278,3 +278,14 @@ def test_a_graph_that_hands_over_too_little_is_refused() -> None:
         torch.compile(model[1], backend="aot_eager")(X)
     with pytest.raises(UnsupportedError, match=r"1 has recorded 2 calls in 1 passes that ran"):
         watch.table()
+
+
+@torch.no_grad()
+def test_a_model_whose_graphs_are_followed_is_not_exported() -> None:
+    model = MODELS["function"][0]()
+    message = "cannot be exported while its heads are watched|Observed exception"
+    with hw.observe(model):
+        model(X)
+        for strict in (True, False):
+            with pytest.raises((UnsupportedError, torch._dynamo.exc.Unsupported), match=message):
+                torch.export.export(model, (X,), strict=strict)

@@ -143,7 +143,10 @@ def follow_pass(module, args, kwargs):
     if handle is None:
         return
     if torch.compiler.is_exporting():
-        raise UnsupportedError("export: a model cannot be exported while its heads are watched.")
+        raise UnsupportedError(
+            "export: a model cannot be exported while its heads are watched. Export it outside the "
+            "block."
+        )
     arguments = {**dict(zip(handle.names, args, strict=False)), **kwargs}
     ids, vectors = arguments.get("input_ids"), arguments.get("inputs_embeds")
     tokens = ids if isinstance(ids, Tensor) else vectors
