@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -189,6 +190,26 @@ def assert_same(ours: RowStatistics, exact: RowStatistics, close: float) -> None
         torch.testing.assert_close(
             actual, expected, rtol=close, atol=close, equal_nan=True, msg=name
         )
+
+
+def errors_of(
+    backend: str, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False
+) -> dict[str, tuple[float, float]]:
+    """Root mean squared errors by output: of a kernel, and of torch's kernel or of the rows."""
+    rule, request = make_rule(head_dim=q.shape[-1], is_causal=is_causal), RowRequest(heads=True)
+    wide = (x.double() for x in (q, k, v))
+    exact = row_statistics(*wide, rule, request, backend="rows")
+    ours, plain = (
+        row_statistics(q, k, v, rule, request, backend=name) for name in (backend, "rows")
+    )
+    grouped = q.shape[1] != k.shape[1]
+    heads = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=grouped)
+
+    def error(x: Tensor, name: str) -> float:
+        return (x.double() - getattr(exact, name)).square().mean().sqrt().item()
+
+    baselines = {"heads": heads, "lse": plain.lse, "entropy": plain.entropy}
+    return {n: (error(getattr(ours, n), n), error(x, n)) for n, x in baselines.items()}
 
 
 def assert_refused(backend: str, change: dict[str, Any], message: str) -> None:

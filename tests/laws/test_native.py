@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -30,6 +29,7 @@ from describing import (
     assert_same,
     cast,
     described,
+    errors_of,
     everything,
     threads,
 )
@@ -252,19 +252,7 @@ def _errors(
     # Of short texts many: with large logits few rows determine the error.
     q, k, v = (torch.randn(1 + 2**14 // T**2, 8, T, D) for _ in range(3))
     q, k, v = (x.to(dtype).to(computed_in or dtype) for x in (q * size, k, v))
-    wide = [x.double() for x in (q, k, v)]
-    rule, request = make_rule(head_dim=D, is_causal=is_causal), RowRequest(heads=True)
-    exact = row_statistics(*wide, rule, request, backend="rows")
-    ours = row_statistics(q, k, v, rule, request, backend="native")
-    plain = row_statistics(q, k, v, rule, request, backend="rows")
-    expected = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
-
-    def error(x: Tensor, name: str) -> float:
-        return (x.double() - getattr(exact, name)).square().mean().sqrt().item()
-
-    pairs = {"heads": (ours.heads, expected)}
-    pairs |= {name: (getattr(ours, name), getattr(plain, name)) for name in ("lse", "entropy")}
-    return {n: (error(actual, n), error(baseline, n)) for n, (actual, baseline) in pairs.items()}
+    return errors_of("native", q, k, v, is_causal)
 
 
 _LONG = pytest.param(1021, 128, marks=pytest.mark.full)

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from describing import choose, everything, threads
+from describing import choose, errors_of, everything, threads
 from headwise import masks
 from headwise._native_library import Library, library
 from headwise.kernels import (
@@ -108,18 +107,8 @@ def test_errors_are_at_most_twice_those_of_torch(
     n_kv_heads: int, D: int, size: float, dtype: torch.dtype
 ) -> None:
     q, k, v = _inputs((1, 8, n_kv_heads, 1, 4099, D, D), dtype)
-    q = q * size
-    wide = [x.double() for x in (q, k, v)]
-    rule, request = make_rule(head_dim=D), RowRequest(heads=True)
-    exact = row_statistics(*wide, rule, request, backend="rows")
-    ours = row_statistics(q, k, v, rule, request, backend="native")
-    plain = row_statistics(q, k, v, rule, request, backend="rows")
-    torchs = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-    pairs = {"heads": (ours.heads, torchs)}
-    pairs |= {name: (getattr(ours, name), getattr(plain, name)) for name in ("lse", "entropy")}
-    for name, pair in pairs.items():
-        actual, expected = ((x - getattr(exact, name)).square().mean().sqrt() for x in pair)
-        assert actual <= 2 * expected + 1e-7, name
+    for name, (ours, torchs) in errors_of("native", q * size, k, v).items():
+        assert ours <= 2 * torchs + 1e-7, name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -25,6 +25,7 @@ from describing import (
     assert_same,
     cast,
     described,
+    errors_of,
     everything,
 )
 from headwise import masks
@@ -183,18 +184,8 @@ def test_strides_of_any_kind_are_read() -> None:
 @pytest.mark.parametrize("size", [1.0, 30.0, 3000.0])  # logits up to ten thousand and more
 def test_errors_are_at_most_twice_those_of_torch(size: float) -> None:
     q, k, v = (_random(1, 4, 70, 61) for _ in range(3))
-    problem = Problem(q * size, k, v, {"causal": True})
-    request = RowRequest(heads=True)
-    exact = described(cast(problem, torch.float64, DEVICE), request, "rows")
-    ours, plain = (described(problem, request, name) for name in ("triton", "rows"))
-    theirs = F.scaled_dot_product_attention(q * size, k, v, is_causal=True)
-
-    def error(x: Tensor, name: str) -> float:
-        return (x - getattr(exact, name)).square().mean().sqrt().item()
-
-    assert error(ours.heads, "heads") <= 2 * error(theirs, "heads") + 1e-7
-    for name in ("lse", "entropy"):
-        assert error(getattr(ours, name), name) <= 2 * error(getattr(plain, name), name) + 1e-7
+    for name, (ours, torchs) in errors_of("triton", q * size, k, v, is_causal=True).items():
+        assert ours <= 2 * torchs + 1e-7, name
 
 
 def test_half_precision_is_as_good_as_a_plain_implementation() -> None:
