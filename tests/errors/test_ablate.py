@@ -4,6 +4,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import numpy as np
 import peft
 import pytest
 import torch
@@ -17,9 +18,11 @@ from headwise.layer import MultiHeadAttention
 from headwise.ownership import (
     find_attentions,
 )
+from headwise.tables import Head, Scores
 from oracles import modules_of
 
 X = torch.randn(2, 5, 12)
+SCORES = Scores((Head("", 0, 0),), np.zeros(1, int), np.ones((1, 1)))
 
 
 def _refused(model: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -39,6 +42,7 @@ def _refused(model: nn.Module, *args: Any, **kwargs: Any) -> None:
         (["L0.H1", (0, 1)], "L0.H1 is named twice"),
         ("H3", "'H3' names no head"),
         (3, "3 names no heads"),
+        (SCORES, "Scores of 1 heads choose none. Give hw.plan"),
         ([3], "3 names no head"),
         ({0: 1}, r"\{0: 1\} names no heads"),
     ],

@@ -116,6 +116,22 @@ CALLS: dict[str, tuple[Callable[[Any, Any, Path], Any], str]] = {
 }
 
 
+NO_ROLES: list[tuple[dict[str, Any], str]] = [
+    ({"name": ""}, "name=''. Give a name"),
+    ({"pairs": 3}, "pairs=3. Give a function"),
+    ({"score": "choice", "candidates": 3}, "candidates=3. Give a function"),
+    ({"bar": "a"}, "bar='a'. Give a number from 0 to 1"),
+    ({"bar": float("nan")}, "bar=nan. Give a number"),
+    ({"points": -1}, "points=-1. Give a number"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), NO_ROLES)
+def test_a_role_of_other_kinds_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=f"Role: {message}"):
+        hw.Role(**{"name": "x", "says": "", "pairs": len} | given)
+
+
 @pytest.mark.parametrize("case", CALLS)
 def test_another_kind_is_refused(case: str, opened: tuple[Any, Any], tmp_path: Path) -> None:
     call, message = CALLS[case]

@@ -79,11 +79,11 @@ def test_without_an_output_the_roles_are_printed(
     header, first, second, outcomes, outcome = done.out.splitlines()
     assert header.split() == ["role", "effect", "baseline", "null", "lift", "p_adj"]
     assert [row.split()[0] for row in (first, second)] == roles.found()["name"].tolist()
-    columns = ["outcome", "heads", "nearest", "effect", "baseline", "null", "smallest"]
+    columns = ["heads", "nearest", "effect", "baseline", "smallest", "null", "outcome"]
     assert outcomes.split() == columns
     assert outcome.split() == [
-        *("previous", "token", "found", "2", "L0.H0", "0.875", "0.25"),
-        *("previous", "token", "0.5"),
+        *("previous", "token", "2", "L0.H0", "0.875", "0.25", "0.5"),
+        *("previous", "token", "found"),
     ]
 
 

@@ -1,5 +1,6 @@
 """Figures: what is drawn is what the results hold, and whatever the names, it can be drawn."""
 
+import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,6 +14,7 @@ from matplotlib.colors import to_hex
 from matplotlib.image import AxesImage
 
 import headwise as hw
+from headwise import report
 from headwise.errors import ArgumentError, MissingPackageError, OutputError
 from headwise.layer import MultiHeadAttention
 from headwise.tables import Curves, Head, HeadTable, Scores, Totals, save_figure
@@ -67,6 +69,15 @@ def test_a_statistic_that_does_not_apply_is_a_cross_and_infinity_too() -> None:
     assert _image(ax).get_clim() == (0.0, 14.0)
     nothing = _table(np.full(15, np.nan)).plot("entropy")
     assert len(nothing.lines) == 15
+
+
+def test_more_is_darker_in_figures_as_on_pages_in_print() -> None:
+    ax = _table(np.arange(15.0)).plot("entropy")
+    colors = _image(ax).cmap(np.linspace(0, 1, 17))
+    assert (np.diff(colors[:, :3] @ [0.2126, 0.7152, 0.0722]) < 0).all()
+    style = (Path(report.__file__).parent / "page" / "style" / "base.css").read_text("utf-8")
+    named = [re.search(f"--{name}: (#\\w+)", style)[1] for name in ("low", "mid", "high")]
+    assert [to_hex(color) for color in colors[::8]] == named
 
 
 def test_values_of_both_signs_diverge_from_zero() -> None:

@@ -172,6 +172,23 @@ def test_cells_say_which_rows_have_a_choice() -> None:
     assert [view["cells"] for view in data["views"]] == [["1..", "++.", "+++"]]
 
 
+@pytest.mark.parametrize("role", ["prefix matching", "previous token", "next subject"])
+def test_a_head_is_shown_where_its_role_is_plainest(role: str) -> None:
+    study = make_study(1, 2)
+    head, other = study.table.heads
+    texts = [("a", "b", "c", "d"), ("x", "a", "b", "c", "a", "b")]
+    maps = [np.full((len(text), len(text)), 0.02, dtype=np.float32) for text in texts]
+    maps[0][2, 1] = maps[1][1, 0] = maps[1][2, 1] = 0.9  # the previous token
+    maps[1][4, 2] = maps[1][5, 3] = 0.7  # what followed the earlier copy
+    samples = tuple(
+        Sample(text, {head: weights, other: weights})
+        for text, weights in zip(texts, maps, strict=True)
+    )
+    data = payload(replace(study, samples=samples, roles=make_roles(study, text=role)))
+    expected = {"prefix matching": {0: (1, 4)}, "previous token": {0: (0, 2)}}
+    assert data["places"] == expected.get(role, {})  # whose pairs need an annotation
+
+
 def test_a_head_without_a_map_or_with_a_broken_one_has_none() -> None:
     heads = make_heads(1, 2)
     broken = np.full((2, 2), np.nan, np.float32)

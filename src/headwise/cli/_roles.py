@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from headwise.corpora import AnnotatedText
     from headwise.roles import Evidence, Relation, Relations, Roles, TokenText
 
-_OUTCOME = ["role", "outcome", "heads", "nearest", "effect", "baseline", "null", "smallest"]
+# The outcome is last: with its reason it is a sentence.
+_OUTCOME = ["role", "heads", "nearest", "effect", "baseline", "smallest", "null", "outcome"]
 _SECONDS_BEFORE_NOTE = 5.0
 
 
@@ -173,10 +174,14 @@ def print_roles(result: "Roles") -> None:
 
 def print_outcomes(result: "Roles", own: Sequence[str] = ()) -> None:
     """Print what became of each role, of relations of one's own also without a pair."""
+    import pandas as pd
+
     from headwise.roles import shown_outcomes
 
     outcomes = result.outcomes()
-    shown = outcomes["role"].isin(own) | outcomes.index.isin(shown_outcomes(outcomes).index)
+    is_own = outcomes["role"].map(lambda role: role.removesuffix(" back") in own)
+    shown = is_own | outcomes.index.isin(shown_outcomes(outcomes).index)
+    outcomes = pd.concat([outcomes[is_own], outcomes[~is_own]])  # one's own relations first
     print_table(outcomes[shown][_OUTCOME].rename(columns={"role": "name"}))
 
 

@@ -23,6 +23,7 @@ from headwise.tables import (
 )
 
 ERROR_RATE = 0.05
+_LARGE = 0.5  # standard deviations between heads
 CHANGED, UNCHANGED = "changed", "no difference shown"
 ONLY_BEFORE, ONLY_AFTER = "only before", "only after"
 NUMBERS_OF_ROLES = ("effect", "ci_low", "ci_high", "p_adj")
@@ -123,7 +124,7 @@ class Comparison(TableFile):
 
     def sentences(self) -> list[str]:
         """The sentences of the summary, safe to print."""
-        sentences = [self._heads_sentence(), *self._largest_sentence()]
+        sentences = [self._heads_sentence(), *self._size_sentence(), *self._largest_sentence()]
         for outcome in (ONLY_BEFORE, ONLY_AFTER):
             names = self.only(outcome)
             if names:
@@ -148,6 +149,18 @@ class Comparison(TableFile):
             texts = f"{texts} before and {self.texts[1]:,} others after"
         unchanged = "" if differing else ": no difference is shown"
         return f"{differing} of {heads} {verb} on {texts}{unchanged}."
+
+    def _size_sentence(self) -> list[str]:
+        """How large the differences are: with many texts the smallest one is significant."""
+        sizes = self.largest()
+        sizes = sizes[sizes > 0]
+        if not len(sizes):
+            return []
+        large = int((sizes >= _LARGE).sum())
+        return [
+            f"{large or 'None'} of them by {_LARGE} standard deviations between heads or more, the "
+            f"largest by {sizes.max():.2g}."
+        ]
 
     def _largest_sentence(self) -> list[str]:
         changed = self.changed()

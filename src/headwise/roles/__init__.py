@@ -36,6 +36,9 @@ from headwise.roles.examples import find_alignment_heads as find_alignment_heads
 from headwise.roles.examples import find_heads as find_heads
 from headwise.roles.examples import load_heads as load_heads
 from headwise.roles.examples import task_examples as task_examples
+from headwise.roles.relations import OFFSETS as OFFSETS
+from headwise.roles.relations import PREFIX_MATCHING as PREFIX_MATCHING
+from headwise.roles.relations import SAME as SAME
 from headwise.roles.relations import ChoiceRelation as ChoiceRelation
 from headwise.roles.relations import Pairs as Pairs
 from headwise.roles.relations import Relation as Relation

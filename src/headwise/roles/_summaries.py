@@ -78,7 +78,8 @@ def _role_outcome(role: str, rows: pd.DataFrame) -> dict[str, Any]:
     names = ["effect", "ci_low", "ci_high", "null", "baseline", "lift", "smallest", "control", "n"]
     names += [name for name in (PLACE, *RULE_COLUMNS.values()) if name in rows]
     return (
-        {"role": role, "outcome": outcome, "heads": len(having), "nearest": shown["name"]}
+        {"role": role, "outcome": outcome, "heads": len(having)}
+        | {"nearest": shown["name"] if shown["effect"] == shown["effect"] else ""}
         | {name: shown[name] for name in names}
         | {"texts": shown["texts"]}
     )

@@ -21,6 +21,8 @@ from headwise.tables._heads import Head
 
 FIGURE_ENDINGS = (".svg", ".png", ".pdf")
 _CELL, _MARGINS, _SMALLEST = 0.28, (2.2, 1.2), 2.0  # inches
+# From little to much: light to dark, as on paper and on the pages.
+_PALETTE = ("#f0eee7", "#5798c0", "#0a3456")
 _TICKS = 16  # about as many labels as fit along an axis
 _NAMED = 40  # heads along the axis of a ranking: more names would overlap
 
@@ -117,7 +119,7 @@ def plot_heads(
     grid = HeadGrid(heads)
     ax = _grid_axes(function, grid, ax)
     finite = values[np.isfinite(values)]
-    colors: dict[str, Any] = {"cmap": "viridis"}
+    colors: dict[str, Any] = {"cmap": _palette()}
     if len(finite) and finite.min() < 0 < finite.max():
         limit = float(np.abs(finite).max())
         colors = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
@@ -129,6 +131,11 @@ def plot_heads(
             ax.plot(column, row, "x", color="0.6", markersize=4)
     ax.figure.colorbar(drawn, ax=ax).set_label(printable(label), parse_math=False)
     return ax
+
+
+def _palette() -> Any:
+    colors = require("matplotlib.colors", "plot", "plot")
+    return colors.LinearSegmentedColormap.from_list("headwise", _PALETTE)
 
 
 def plot_removed(
@@ -241,7 +248,7 @@ def plot_weights(
 ) -> Any:
     """Draw attention weights, 0 to 1: a row per query, a column per key, named by its token."""
     ax = plot_axes(function, ax, 4.6, 4.0)
-    drawn = ax.imshow(weights, vmin=0, vmax=1, cmap="viridis", interpolation="nearest")
+    drawn = ax.imshow(weights, vmin=0, vmax=1, cmap=_palette(), interpolation="nearest")
     ax.set_xlabel("key")
     ax.set_ylabel("query")
     if tokens is not None:

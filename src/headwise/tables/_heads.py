@@ -78,6 +78,11 @@ def list_heads(heads: HeadsLike) -> list[HeadLike]:
             return [(layer, head) for layer, heads in heads.items() for head in heads]
         return list(heads)
     except TypeError as error:
+        if hasattr(heads, "importance"):
+            raise HeadError(
+                f"heads: {type(heads).__name__} of {len(heads.importance)} heads choose none. Give "
+                f"hw.plan(scores, remove=0.2), or heads by name."
+            ) from error
         raise HeadError(
             f"heads: {heads!r} names no heads. Write 'L5.H3', (5, 3), a list of either, or "
             f"{{5: [3]}}."

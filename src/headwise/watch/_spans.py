@@ -351,7 +351,11 @@ def stretch_tokens(caller: str, text: str, tokens: TokenOffsets, span: Stretch) 
         ArgumentError: it has no token, or lies outside the text.
     """
     inside = tokens.tokens_in(text, span)
-    if not inside or span[1] > len(text):
+    if span[1] > len(text):
+        raise ArgumentError(
+            f"{caller} has {span} in a text of {len(text)} characters. Give characters of the text."
+        )
+    if not inside:
         raise ArgumentError(
             f"{caller} has {span}, {text[slice(*span)][:30]!r}, in a text of {len(text)} "
             f"characters: no token. Give characters of the text other than white space."

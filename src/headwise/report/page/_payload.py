@@ -8,15 +8,16 @@ import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 
 from headwise.report._samples import Sample, Side, TopPairs
 from headwise.report._study_data import StudyData
 from headwise.report.page._role_table import roles_of_heads
 from headwise.report.page._visible_text import visible, visible_token
+from headwise.roles import OFFSETS, PREFIX_MATCHING, SAME
 from headwise.tables import STATISTICS, Head, statistic_label
 
 # The most bytes of a page, unless all is wanted.
@@ -24,6 +25,7 @@ MAX_BYTES = 4_900_000
 # Characters of a token on the page: more would not fit on a line.
 _TOKEN_LENGTH = 60
 _BYTE = 255
+_NEAR_THE_BEGINNING = 400  # tokens of a text that may show a role first
 
 Payload = dict[str, Any]
 Packed = list[Any]  # the peak and the bytes in base64
@@ -45,6 +47,7 @@ def payload(study: StudyData, max_bytes: int | None = MAX_BYTES) -> Payload:
             for found in study.significant()
         ],
         "start": heads.index(order[0]),
+        "places": {},
         "roles": roles_of_heads(study, [str(head) for head in order], full=max_bytes is None),
         "importance": _importance(study),
         "samples": [],
@@ -54,6 +57,8 @@ def payload(study: StudyData, max_bytes: int | None = MAX_BYTES) -> Payload:
     bytes_left = math.inf if max_bytes is None else float(max_bytes - len(as_json(data)))
     data["samples"] = pack_samples(study.samples, heads, order, bytes_left)
     data["left_out"] = len(study.samples) - len(data["samples"])
+    shown = study.samples[: len(data["samples"])]
+    data["places"] = {heads.index(head): place for head, place in _plainest(study, shown).items()}
     return data
 
 
@@ -71,6 +76,7 @@ def look_payload(sample: Sample, max_bytes: int) -> Payload:
         "importance": None,
         "left_out": 0,
         "start": heads.index(first),
+        "places": {},
         "pair": [[*range(*tokens)] for tokens in pair],
         "samples": pack_samples((sample,), heads, order, float(max_bytes)),
     }
@@ -113,6 +119,60 @@ def heads_shown_first(study: StudyData) -> list[Head]:
         names += study.roles.found()["name"].tolist()
     heads = {str(head): head for head in study.table.heads}
     return [heads[name] for name in dict.fromkeys([*names, *heads])]
+
+
+def _plainest(study: StudyData, samples: Sequence[Sample]) -> dict[Head, tuple[int, int]]:
+    """The text and the query that show the strongest role of a head most plainly.
+
+    Only of roles that the tokens alone tell, and of heads whose attention on a text is known.
+    """
+    if study.roles is None:
+        return {}
+    found = study.roles.found().drop_duplicates("name")
+    heads = {str(head): head for head in study.table.heads}
+    best: dict[Head, tuple[float, int, int]] = {}
+    for role, names in found.groupby("role")["name"]:
+        for index, sample in enumerate(samples):
+            pairs = {side: _pairs_of(str(role), sample.side(side)) for side in get_args(Side)}
+            for head in (heads[name] for name in names):
+                queries, keys = sample.sides(head)
+                known = head in sample.weights or head in sample.pairs
+                if queries == keys and known and len(pairs[queries]):
+                    weights = _weights(sample, head, *pairs[queries].T)
+                    first = int(weights.argmax())
+                    query = int(pairs[queries][first, 0])
+                    # Of equal ones the first text, and in it the first query.
+                    best[head] = max(
+                        best.get(head, (0.0, 0, 0)),
+                        (round(float(weights[first]), 2), -index, -query),
+                    )
+    return {head: (-index, -query) for head, (weight, index, query) in best.items() if weight}
+
+
+def _pairs_of(role: str, tokens: Sequence[str]) -> Int64[np.ndarray, "N 2"]:
+    """The pairs of a role in a text of which only the tokens are known; none for other roles."""
+    pairs: list[tuple[int, int]] = []
+    tokens = tokens[:_NEAR_THE_BEGINNING]
+    for query, token in enumerate(tokens):
+        copies = [copy for copy in range(query) if tokens[copy] == token]
+        if role == SAME.name:
+            pairs += [(query, copy) for copy in copies]
+        elif role == PREFIX_MATCHING.name:
+            # What followed must not be the token before the query as well.
+            pairs += [(query, copy + 1) for copy in copies if copy + 1 < query - 1]
+        elif 0 <= query + OFFSETS.get(role, -query - 1) < len(tokens):
+            pairs.append((query, query + OFFSETS[role]))
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
+
+
+def _weights(
+    sample: Sample, head: Head, queries: Int64[np.ndarray, " N"], keys: Int64[np.ndarray, " N"]
+) -> Float[np.ndarray, " N"]:
+    """What a head gives on some pairs; 0 on those that are not among its strongest."""
+    if head in sample.weights:
+        return sample.weights[head][queries, keys]
+    pairs = sample.pairs[head]
+    return np.where(pairs.keys[queries] == keys[:, None], pairs.weights[queries], 0).sum(1)
 
 
 def applicable_statistics(study: StudyData) -> list[str]:

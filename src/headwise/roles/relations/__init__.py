@@ -15,6 +15,7 @@ from headwise.roles.relations._relations import DIFFUSE as DIFFUSE
 from headwise.roles.relations._relations import DIFFUSE_BESIDE_SINKS as DIFFUSE_BESIDE_SINKS
 from headwise.roles.relations._relations import EVEN as EVEN
 from headwise.roles.relations._relations import LEVELS as LEVELS
+from headwise.roles.relations._relations import OFFSETS as OFFSETS
 from headwise.roles.relations._relations import SHAPES as SHAPES
 from headwise.roles.relations._relations import SINKS as SINKS
 from headwise.roles.relations._relations import ChoiceRelation as ChoiceRelation

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Real
 from operator import index
 from reprlib import repr as shortened
 from typing import Any, Literal, get_args
@@ -51,8 +52,9 @@ class Role:
             with the largest weight on it is chosen. Pairs are (query, candidate) either way.
         lexical: Whether the words alone make the relation, whatever their order.
     Raises:
-        ArgumentError: the score, the kind or the level is unknown, a choice has no candidates, or
-            another score has some.
+        ArgumentError: the name is empty, `pairs` or `candidates` are no functions, `bar` or
+            `points` no numbers from 0 to 1, the score, the kind or the level is unknown, a choice
+            has no candidates, or another score has some.
     """
 
     name: str
@@ -75,6 +77,19 @@ class Role:
                 raise ArgumentError(
                     f"Role: {name}={shortened(value)}. Choose one of "
                     f"{', '.join(map(repr, get_args(known)))}."
+                )
+        given: dict[str, Any] = vars(self)
+        if not isinstance(given["name"], str) or not self.name.strip():
+            raise ArgumentError(f"Role: name={shortened(self.name)}. Give a name in letters.")
+        for name in ("pairs", "candidates"):
+            if not callable(given[name]) and (name == "pairs" or given[name] is not None):
+                raise ArgumentError(
+                    f"Role: {name}={shortened(given[name])}. Give a function from a text to pairs."
+                )
+        for name in ("bar", "points"):
+            if not isinstance(given[name], Real) or not 0 <= given[name] <= 1:
+                raise ArgumentError(
+                    f"Role: {name}={shortened(given[name])}. Give a number from 0 to 1."
                 )
         if (self.score == "choice") != (self.candidates is not None):
             raise ArgumentError(
@@ -195,6 +210,11 @@ _FARTHEST = 5  # tokens
 _COMMON = 500  # most frequent tokens, which are never rare
 _FEWEST = 5  # content tokens that a text needs to have a rarest one
 _NEAR = {-1: "previous token", 0: "self", 1: "next token"}
+# The roles of one place beside the query, the nearest first.
+OFFSETS = {
+    _NEAR.get(offset, f"offset {offset:+d}"): offset
+    for offset in sorted(range(-_FARTHEST, _FARTHEST + 1), key=lambda offset: (abs(offset), offset))
+}
 
 
 def content(text: TokenText) -> list[int]:
@@ -232,16 +252,14 @@ def _behind_two(text: TokenText) -> Pairs:
 
 
 def _offsets() -> list[Role]:
-    offsets = range(-_FARTHEST, _FARTHEST + 1)
-    nearest_first = sorted(offsets, key=lambda offset: (abs(offset), offset))
     return [
         Role(
-            _NEAR.get(offset, f"offset {offset:+d}"),
+            name,
             f"a token → {_target(offset)}",
             partial(_offset, offset),
             kind="offset",
         )
-        for offset in nearest_first
+        for name, offset in OFFSETS.items()
     ]
 
 

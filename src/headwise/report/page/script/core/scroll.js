@@ -1,8 +1,10 @@
-// Regions with content that is wider than they are: it fades at the edge, and the keyboard scrolls.
+// Regions with content that is wider or longer than they are: it fades at the edge, and the keyboard scrolls.
 
 function markOverflow(region) {
   const hidden = region.scrollWidth - region.clientWidth;
   region.classList.toggle("more", hidden - region.scrollLeft > 1);
+  const below = region.scrollHeight - region.clientHeight - region.scrollTop > 1;
+  region.classList.toggle("below", below && hidden - region.scrollLeft <= 1);
   const { label } = region.dataset;
   if (!label) return;
   const attributes = { tabindex: 0, role: "region", "aria-label": `${label}, scrolls sideways` };

@@ -9,6 +9,7 @@ const chosen = {
   head: study.start, statistic: study.roles ? ROLES : study.findings[0]?.statistic ?? 0,
   sample: 0, query: study.pair[0]?.[0] ?? null, target: study.pair[1]?.[0] ?? null, kept: [],
 };
+if (study.places[chosen.head]) [chosen.sample, chosen.query] = study.places[chosen.head];
 const listeners = { head: [], statistic: [], sample: [], query: [], target: [], kept: [] };
 
 function choose(name, value) {
@@ -19,6 +20,14 @@ function choose(name, value) {
     [chosen.query, chosen.target] = [null, null];
   }
   for (const draw of listeners[name]) draw();
+}
+
+// Show a head where its role is plainest; where no text shows it, on the text that is shown.
+function showHead(head) {
+  const place = study.places[head];
+  if (place && place[0] !== chosen.sample) choose("sample", place[0]);
+  choose("head", head);
+  if (place) choose("query", place[1]);
 }
 
 // Draw now, and again whenever one of these choices changes.

@@ -12,7 +12,7 @@ function readHash() {
   if (column >= 0) choose("statistic", column);
   if (study.importance && statistic === "importance") choose("statistic", IMPORTANCE);
   const place = study.heads.indexOf(head);
-  if (place >= 0) choose("head", place);
+  if (place >= 0) showHead(place);
 }
 
 function writeHash() {

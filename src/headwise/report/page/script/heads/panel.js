@@ -122,7 +122,7 @@ function linkHeads() {
   for (const button of document.querySelectorAll("[data-show]")) {
     const head = study.heads.indexOf(button.dataset.show);
     button.addEventListener("click", () => {
-      choose("head", head);
+      showHead(head);
       byId(button.closest(".evidence-of") ? "overview" : "one").scrollIntoView();
     });
   }

@@ -54,12 +54,15 @@ function drawLinks() {
   })));
   fill("links-from", tokenText(from.text));
   const { even, links } = linksTo(target, from, heads);
-  const rows = links.slice(0, LINKS).map((link) => drawLink(link, even));
+  // Less than uniform attention links nothing.
+  const above = links.filter(([, weight]) => weight > (even ?? 0));
+  const rows = above.slice(0, LINKS).map((link) => drawLink(link, even));
   fill("links", make("table", { class: "numbers" },
     [makeHeader(["Head", "Weight", "", "Uniform", "Others"]), make("tbody", {}, rows)]));
   byId("links-note").textContent = (even === null
     ? "Of this text the page has only the strongest pairs of each query: all others count as 0. " : "") +
-    (links.length > LINKS ? `The ${LINKS} strongest of ${formatCount(links.length)} heads.` : "");
+    (above.length > LINKS ? `The ${LINKS} strongest of ${formatCount(links.length)} heads.`
+      : `${formatCount(above.length)} of ${formatCount(links.length)} heads give more than uniform attention.`);
 }
 
 function drawLink([head, weight, others], even) {

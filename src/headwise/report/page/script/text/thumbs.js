@@ -1,6 +1,7 @@
 // All heads at a glance: a small picture of each map on the chosen text.
 
 const THUMB = 32;
+const MOST_AT_ONCE = 512;
 const whenVisible = new IntersectionObserver((entries) => {
   for (const { isIntersecting, target } of entries) {
     if (!isIntersecting) continue;
@@ -12,8 +13,19 @@ const whenVisible = new IntersectionObserver((entries) => {
 function drawThumbs() {
   whenVisible.disconnect();
   fill("thumbs", ...stacks.map(drawThumbsOf));
-  for (const cell of thumbCells()) whenVisible.observe(cell);
+  const cells = thumbCells();
+  for (const cell of cells) whenVisible.observe(cell);
+  // A screenshot of the whole page has them all; of thousands only those in view.
+  if (cells.length <= MOST_AT_ONCE) requestIdleCallback((idle) => drawInIdleTime(cells, idle));
   if (stacks.length > 1) drawTabs();
+}
+
+function drawInIdleTime(cells, idle) {
+  while (cells.length && idle.timeRemaining() > 2) {
+    const cell = cells.shift();
+    if (cell.isConnected && !cell.firstChild) drawThumb(cell);
+  }
+  if (cells.length) requestIdleCallback((next) => drawInIdleTime(cells, next));
 }
 
 function drawThumbsOf(stack) {
