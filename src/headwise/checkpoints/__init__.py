@@ -3,6 +3,7 @@
 from headwise.checkpoints._formats import prepare as prepare
 from headwise.checkpoints._fresh_process import SENTENCES as SENTENCES
 from headwise.checkpoints._load import load as load
+from headwise.checkpoints._load import load_processor as load_processor
 from headwise.checkpoints._load import load_tokenizer as load_tokenizer
 from headwise.checkpoints._manifest import write_layer as write_layer
 from headwise.checkpoints._original_heads import compose_heads as compose_heads

@@ -142,6 +142,23 @@ def load_tokenizer(source: str | Path) -> Any:
         ) from error
 
 
+def load_processor(source: str | Path) -> Any:
+    """Open the processor of a model of images: of images and text, or of images alone.
+
+    Raises:
+        InputError: there is none, or it cannot be opened.
+    """
+    _check_source(source, "load_processor")
+    transformers = require("transformers", "hf", "load_processor")
+    try:
+        return transformers.AutoProcessor.from_pretrained(str(source), trust_remote_code=False)
+    except Exception as error:  # transformers raises anything from OSError to TypeError here
+        raise InputError(
+            f"load_processor: {source} has no processor of images that can be opened "
+            f"({first_line(error)}). Save the processor beside the model."
+        ) from error
+
+
 def _check_source(source: Any, caller: str) -> None:
     if not isinstance(source, str | os.PathLike):
         kind = type(source).__name__

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from headwise._display import counted
+from headwise._display import counted, first_line
 from headwise._extras import require
-from headwise.checkpoints import load, load_tokenizer
+from headwise.checkpoints import load, load_processor, load_tokenizer
 from headwise.cli._print import note_input
 from headwise.corpora import SentencePair, read_parallel, read_texts
 from headwise.errors import ArgumentError, InputError
@@ -184,6 +184,29 @@ def loading(device: str | None, dtype: str | None, attention: str | None) -> dic
         "dtype": None if dtype is None else getattr(torch, dtype),
         "attn_implementation": attention,
     }
+
+
+def with_images(model: str, text: str, files: list[Path]) -> dict[str, Any]:
+    """The arguments of `look` for images and a text, as the model's chat template joins them."""
+    pillow = require("PIL.Image", "hf", "look")
+    processor, images = load_processor(model), []
+    for file in files:
+        try:
+            images.append(pillow.open(file).convert("RGB"))
+        except OSError as error:
+            raise InputError(
+                f"look: {file} cannot be read as an image ({first_line(error)}). Give a PNG or "
+                f"JPEG file."
+            ) from error
+    token = getattr(processor, "image_token", None)
+    if getattr(processor, "chat_template", None):
+        content = [*({"type": "image"} for _ in images), {"type": "text", "text": text}]
+        messages = [{"role": "user", "content": content}]
+        text = processor.apply_chat_template(messages, add_generation_prompt=True)
+    elif token is not None and token not in text:
+        text = f"{token * len(images)} {text}"
+    reads_text = hasattr(processor, "tokenizer")
+    return {"text": text if reads_text else None, "tokenizer": processor, "images": images}
 
 
 def title_of(model: str) -> str:

@@ -3,13 +3,16 @@
 import os
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headwise.cli._options import Attention, Device, Dtype, Force, Model, check_output, opt
 from headwise.cli._print import print_heads, print_note, print_result
 from headwise.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from headwise.report import Look
 
 # The strongest links that are printed: a screen.
 _LINKS = 10
@@ -33,6 +36,10 @@ def look(
     ] = None,
     to: Annotated[
         str | None, opt("With --from: the word that is attended to.", shown=False)
+    ] = None,
+    image: Annotated[
+        list[Path] | None,
+        opt("An image that TEXT is about; several by several --image.", "--image", shown=False),
     ] = None,
     force: Force = False,
     device: Device = None,
@@ -58,10 +65,27 @@ def look(
             f"or read it from standard input: headwise look MODEL - < {text}."
         )
     from headwise import report, watch
-    from headwise.cli._inputs import STANDARD_INPUT, open_model, plain_texts, title_of
+    from headwise.checkpoints import load
+    from headwise.cli._inputs import (
+        STANDARD_INPUT,
+        loading,
+        open_model,
+        plain_texts,
+        title_of,
+        with_images,
+    )
 
     if text == str(STANDARD_INPUT):
         text = "\n".join(plain_texts(STANDARD_INPUT, paragraphs=False))
+    if image:
+        if not (source is None and to is None and target is None):
+            raise ArgumentError(
+                f"look: --image {image[0]} with --from, --to or --target. Leave those out."
+            )
+        opened = load(model, **loading(device, dtype, attention))
+        result = report.look(opened, title=title_of(model), **with_images(model, text, image))
+        _write(result, out)
+        return
     opened, tokenizer = open_model(model, device, dtype, attention, text_for="look")
     if source is not None and to is not None:
         links = watch.links(opened, text, source, to, tokenizer=tokenizer)
@@ -72,6 +96,11 @@ def look(
     result = report.look(
         opened, text, tokenizer=tokenizer, source=source, target=to or target, title=title_of(model)
     )
+    _write(result, out)
+
+
+def _write(result: "Look", out: Path | None) -> None:
+    """Write the page and open it in a browser, if there is one."""
     out = out or Path(mkdtemp(prefix="headwise-")) / "look.html"
     in_browser = result.open(out)
     print_note(result.summary())

@@ -3,6 +3,7 @@
 from headwise.report._compare import compare as compare
 from headwise.report._compare_tables import compare_tables as compare_tables
 from headwise.report._comparison import Comparison as Comparison
+from headwise.report._image_look import ImageLook as ImageLook
 from headwise.report._passes import observe_texts as observe_texts
 from headwise.report._passes import pairs_for as pairs_for
 from headwise.report._samples import Sample as Sample

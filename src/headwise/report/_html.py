@@ -51,7 +51,7 @@ def _policy(style: str, script: str) -> str:
     """A content security policy that allows this style and this script, and no network."""
     scripts = f"script-src '{_digest(script)}'; " if script else ""
     return (
-        f"default-src 'none'; style-src '{_digest(style)}'; {scripts}"
+        f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; {scripts}"
         f"base-uri 'none'; form-action 'none'"
     )
 

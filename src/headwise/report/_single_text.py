@@ -3,7 +3,7 @@
 import html
 import os
 import webbrowser
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -28,6 +28,7 @@ from headwise.models.texts import (
     text_alone,
     tokenizer_of,
 )
+from headwise.regions import ImageRegions
 from headwise.report._html import write_html
 from headwise.report._samples import Sample, sample_piece
 from headwise.report.page import render_look
@@ -116,6 +117,8 @@ def look(
     tokenizer: Any = None,
     source: Word | None = None,
     target: Word | None = None,
+    images: Sequence[Any] | None = None,
+    regions: ImageRegions | None = None,
     title: str = "",
 ) -> Look:
     """Look at the attention of every head of a model on one text.
@@ -126,12 +129,16 @@ def look(
         model: A Mini-GPT, a Hugging Face model, or any model that takes `input_ids` and
             `attention_mask`.
         text: The text, a string.
-        tokenizer: Its tokenizer. None uses that of a `SentenceTransformer`.
+        tokenizer: Its tokenizer. None uses that of a `SentenceTransformer`. With images, the
+            processor of the model.
         source: With `target`, two words of the text, as `hw.links` takes them: the page opens on
             them, and on the head with the strongest link from this one to `target`.
         target: The word that is attended to. Or, for an encoder-decoder and without `source`, what
             its decoder reads: None takes what the model itself generates, up to 40 tokens, or the
             text if it generates nothing.
+        images: PIL images that the text is about, with their places in the text, as the processor
+            takes both. An encoder of images has the text None.
+        regions: The pixels of each image token. None measures them, with `hw.image_regions`.
         title: The name of the page. None is the model's class.
     Returns:
         The attention: `.save("look.html")` writes a page, and a notebook shows it. A text of up
@@ -142,6 +149,10 @@ def look(
         InputError: the text holds no token.
         UnsupportedError: the model cannot be watched exactly, or reads more than text.
     """
+    if images is not None:
+        from headwise.report._image_look import look_at_images
+
+        return look_at_images(model, tokenizer, text, images, regions, title)
     wrapper, model = model, check_model("look", model)
     tokenizer = tokenizer_of(wrapper, tokenizer, "look")
     check_reads_text("look", model)

@@ -287,7 +287,7 @@ def _pack(sample: Sample, heads: Sequence[Head], max_bytes: float) -> Payload | 
     if _size(data) > max_bytes:
         return None
     received = {
-        f"{stack} {layer}": _bytes_of(values) for (stack, layer), values in sample.received.items()
+        f"{stack} {layer}": bytes_of(values) for (stack, layer), values in sample.received.items()
     }
     if _size(data) + len(json.dumps(received)) < max_bytes / 2:
         data["received"] = received
@@ -313,7 +313,7 @@ def _add_heads(
         if weights is None:
             content = _pair_bytes(sample.pairs.get(head))
         elif cells is not None and weights.shape == cells.shape and np.isfinite(weights).all():
-            content = _bytes_of(weights[cells])
+            content = bytes_of(weights[cells])
         if content is None:
             continue
         size = len(place[head]) + len(content[1]) + 24
@@ -346,7 +346,7 @@ def _cell_rows(sample: Sample, queries: Side, keys: Side) -> list[str]:
     return ["".join(row) for row in np.where(visible_keys, np.where(only_key, "1", "+"), ".")]
 
 
-def _bytes_of(values: Float[np.ndarray, "..."]) -> Packed:
+def bytes_of(values: Float[np.ndarray, "..."]) -> Packed:
     peak, levels = _levels(values)
     return [peak, base64.b64encode(levels.tobytes()).decode("ascii")]
 

@@ -31,7 +31,7 @@ _TEXT_SCRIPTS = (
 _HEAD_SCRIPTS = ("heads/overview", "heads/heatmap", "heads/panel", "heads/table")
 # The lines ask for their width, which lays the page out: once, after the others have filled it.
 _LAST_SCRIPTS = ("text/lines", "core/scroll", "heads/links")
-_STYLES = ("base", "page", "pictures", "words", "narrow")
+_STYLES = ("base", "page", "pictures", "words", "images", "narrow")
 # Rows of the table that is there without a script.
 _STATIC_ROWS = 300
 
@@ -54,9 +54,9 @@ def render(study: StudyData, *, full: bool = False) -> str:
         "overview": overview(study),
         "findings": [visible(line) for line in study.findings()],
         "facts": {
-            "Model": _facts(study.model),
-            "Texts": _facts(study.text),
-            "Training": _facts(study.training or {}),
+            "Model": facts(study.model),
+            "Texts": facts(study.text),
+            "Training": facts(study.training or {}),
         },
         "heads": len(study.table.heads),
         "table": _static_table(study, applicable),
@@ -68,12 +68,12 @@ def render(study: StudyData, *, full: bool = False) -> str:
             for name in study.table.statistics
             if name not in applicable
         ],
-        "versions": _facts(study.table.versions),
+        "versions": facts(study.table.versions),
     }
     scripts = (*_TEXT_SCRIPTS, *_HEAD_SCRIPTS, *_LAST_SCRIPTS)
-    page = _fill("page.html", content, scripts)
+    page = fill_page("page.html", content, scripts)
     data = payload(study, None if full else MAX_BYTES - len(page.encode()))
-    return page.replace(_DATA, as_json(data), 1)
+    return page.replace(DATA, as_json(data), 1)
 
 
 def render_look(title: str, summary: str, sample: Sample, versions: Mapping[str, str]) -> str:
@@ -81,18 +81,18 @@ def render_look(title: str, summary: str, sample: Sample, versions: Mapping[str,
     content = {
         "title": visible(title),
         "summary": visible(summary),
-        "versions": _facts(versions),
+        "versions": facts(versions),
     }
-    page = _fill("look.html", content, (*_TEXT_SCRIPTS, *_LAST_SCRIPTS))
-    return page.replace(_DATA, as_json(look_payload(sample, MAX_BYTES - len(page.encode()))), 1)
+    page = fill_page("look.html", content, (*_TEXT_SCRIPTS, *_LAST_SCRIPTS))
+    return page.replace(DATA, as_json(look_payload(sample, MAX_BYTES - len(page.encode()))), 1)
 
 
 # Stands for the data in the templates, until the size of all else is known; no escaped text
 # contains it.
-_DATA = "<<data>>"
+DATA = "<<data>>"
 
 
-def _fill(name: str, content: Mapping[str, Any], scripts: Sequence[str]) -> str:
+def fill_page(name: str, content: Mapping[str, Any], scripts: Sequence[str]) -> str:
     """A template with its content, style and scripts, and a mark in place of the data."""
     style = "".join(_read(f"style/{part}.css") for part in _STYLES)
     parts = "\n".join(_read(f"script/{part}.js") for part in scripts)
@@ -134,7 +134,7 @@ def _counted(number: str | int | float, noun: str) -> str:
     return counted(number, noun) if isinstance(number, int) else f"{_fact(number)} {noun}s"
 
 
-def _facts(facts: Mapping[str, str | int | float]) -> dict[str, str]:
+def facts(facts: Mapping[str, str | int | float]) -> dict[str, str]:
     return {visible(name): visible(_fact(value)) for name, value in facts.items()}
 
 
