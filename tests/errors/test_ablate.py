@@ -210,27 +210,15 @@ def test_the_output_projection_is_the_linear_layer_that_receives_the_heads(
     torch.testing.assert_close(model(X), ablated)
 
 
-@pytest.mark.parametrize(
-    ("model", "found"),
-    [
-        (MultiHeadAttention(12, 4, out_proj=False), r"its heads go into out_proj \(Identity\)\. W"),
-        (
-            _Odd(nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 12))),
-            r"on their way into blend\.1",
-        ),
-        (
-            _Odd(_Wrapped(lambda x: x.roll(1, -2))),
-            r"mixed on their way into blend\.mix",
-        ),
-        (_Odd(_Beside()), r"its heads go elsewhere too than into blend\.base \(Linear\)\. Watch"),
-        (
-            _Odd(_Bare()),
-            r"its heads go into blend \(_Bare\)\. Watch",
-        ),
-        (_Odd(_Beside(a=nn.Linear(12, 12))), r"blend\.base \(Linear\) and blend\.more\.a \(Linear"),
-        (_Odd(_Packed()), r"into blend \(_Packed\)\. Its weights are packed: unpack them first"),
-    ],
-)
+@pytest.mark.parametrize(("model", "found"), [
+    (MultiHeadAttention(12, 4, out_proj=False), r"its heads go into out_proj \(Identity\)\. W"),
+    (_Odd(nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 12))), r"on their way into blend\.1"),
+    (_Odd(_Wrapped(lambda x: x.roll(1, -2))), r"mixed on their way into blend\.mix"),
+    (_Odd(_Beside()), r"its heads go elsewhere too than into blend\.base \(Linear\)\. Watch"),
+    (_Odd(_Bare()), r"its heads go into blend \(_Bare\)\. Watch"),
+    (_Odd(_Beside(a=nn.Linear(12, 12))), r"blend\.base \(Linear\) and blend\.more\.a \(Linear"),
+    (_Odd(_Packed()), r"into blend \(_Packed\)\. Its weights are packed: unpack them first"),
+])  # fmt: skip
 def test_heads_without_a_plain_output_projection(model: nn.Module, found: str) -> None:
     message = "has no output projection of its own that is a plain linear layer: .*"
     with pytest.raises(UnsupportedError, match=message + found):
@@ -238,17 +226,12 @@ def test_heads_without_a_plain_output_projection(model: nn.Module, found: str) -
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
-@pytest.mark.parametrize(
-    ("config", "found"),
-    [
-        (peft.LoraConfig(target_modules=["o_proj"]), r"o_proj, an adapter \(lora\)\. Merge it"),
-        (peft.VeraConfig(target_modules=["o_proj"]), r"o_proj, an adapter \(vera\)\. Merge it"),
-        (
-            peft.AdaptionPromptConfig(adapter_layers=1, adapter_len=3, task_type="CAUSAL_LM"),
-            r"heads and those of .*layers\.1\.self_attn go into .*self_attn\.model\.o_proj\. Watch",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("config", "found"), [
+    (peft.LoraConfig(target_modules=["o_proj"]), r"o_proj, an adapter \(lora\)\. Merge it"),
+    (peft.VeraConfig(target_modules=["o_proj"]), r"o_proj, an adapter \(vera\)\. Merge it"),
+    (peft.AdaptionPromptConfig(adapter_layers=1, adapter_len=3, task_type="CAUSAL_LM"),
+     r"heads and those of .*layers\.1\.self_attn go into .*self_attn\.model\.o_proj\. Watch"),
+])  # fmt: skip
 def test_adapters_of_the_output_projection(config: peft.PeftConfig, found: str) -> None:
     model = peft.get_peft_model(tiny_llama(vocab_size=23), config)
     with pytest.raises(UnsupportedError, match=found):

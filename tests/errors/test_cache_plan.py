@@ -54,21 +54,15 @@ def test_a_window_is_a_number_of_tokens(window: Any) -> None:
         LayerCachePlan(3, (None, window))
 
 
-@pytest.mark.parametrize(
-    ("build", "error", "message"),
-    [
-        (lambda: plan(sinks=-2), ArgumentError, "sinks=-2"),
-        (lambda: CachePlan((LayerCachePlan(1, (None,)),)), ArgumentError, r"layers \[1\]"),
-        (lambda: CachePlan.of({5: [0]}, n_layers=2, n_kv_heads=2), HeadError, "no layer 5 of 2"),
-        (lambda: CachePlan.of({1: [7]}, n_layers=2, n_kv_heads=2), HeadError, "L1.KV7"),
-        (lambda: CachePlan.of({1: [0, 0]}, n_layers=2, n_kv_heads=2), HeadError, "L1.KV0"),
-        (
-            lambda: CacheScores(((0, 0),), np.zeros((2, 3)), "mass"),
-            ShapeError,
-            r"1 kv heads, values of \(2, 3\)",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("build", "error", "message"), [
+    (lambda: plan(sinks=-2), ArgumentError, "sinks=-2"),
+    (lambda: CachePlan((LayerCachePlan(1, (None,)),)), ArgumentError, r"layers \[1\]"),
+    (lambda: CachePlan.of({5: [0]}, n_layers=2, n_kv_heads=2), HeadError, "no layer 5 of 2"),
+    (lambda: CachePlan.of({1: [7]}, n_layers=2, n_kv_heads=2), HeadError, "L1.KV7"),
+    (lambda: CachePlan.of({1: [0, 0]}, n_layers=2, n_kv_heads=2), HeadError, "L1.KV0"),
+    (lambda: CacheScores(((0, 0),), np.zeros((2, 3)), "mass"), ShapeError,
+     r"1 kv heads, values of \(2, 3\)"),
+])  # fmt: skip
 def test_plans_of_impossible_heads(build: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         build()

@@ -69,19 +69,13 @@ def test_impossible_settings_and_losses_are_refused(options: dict[str, Any], mes
     _refused(ArgumentError, message, **options)
 
 
-@pytest.mark.parametrize(
-    ("batches", "message"),
-    [
-        ([], "0 given"),
-        (["some text"], "1 texts without a tokenizer"),
-        ([torch.zeros(1, 2)], "batches: a batch is of type Tensor"),
-        (
-            [{"inputs_embeds": torch.randn(1, 3, 24)}],
-            "lm: the batch has inputs_embeds, no input_ids",
-        ),
-        ([ONE_TOKEN], "loss lm: 1 of 2 texts have no token"),
-    ],
-)
+@pytest.mark.parametrize(("batches", "message"), [
+    ([], "0 given"),
+    (["some text"], "1 texts without a tokenizer"),
+    ([torch.zeros(1, 2)], "batches: a batch is of type Tensor"),
+    ([{"inputs_embeds": torch.randn(1, 3, 24)}], "lm: the batch has inputs_embeds, no input_ids"),
+    ([ONE_TOKEN], "loss lm: 1 of 2 texts have no token"),
+])  # fmt: skip
 def test_unusable_batches_are_refused(batches: Any, message: str) -> None:
     _refused(ArgumentError, message, batches, name="Llama")
 

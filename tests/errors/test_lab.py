@@ -52,35 +52,28 @@ def test_a_text_longer_than_the_context(model):
 SIZES = ("vocab_size", "context", "d_model", "n_heads", "n_layers", "mlp_ratio")
 
 
-@pytest.mark.parametrize(
-    ("made", "sizes", "message"),
-    [
-        *((MiniGPTConfig, {name: 0}, f"MiniGPTConfig: {name} is 0") for name in SIZES),
-        *((MiniGPTConfig, {name: -3}, f"MiniGPTConfig: {name} is -3") for name in SIZES),
-        (MiniGPTConfig, {"dropout": -0.1}, "dropout is -0.1"),
-        (MiniGPTConfig, {"dropout": 1.0}, "dropout is 1.0"),
-        (TrainSettings, {"steps": 0}, r"steps is 0\. Give 1 or more"),
-        (TrainSettings, {"batch_size": -1}, r"batch_size is -1\. Give 1 or more"),
-        (TrainSettings, {"seed": -7}, r"seed is -7\. Give 0 or more"),
-        (TrainSettings, {"warmup": -2}, r"warmup is -2\. Give 0 or more"),
-        (TrainSettings, {"weight_decay": -0.5}, r"weight_decay is -0\.5\. Give 0 or more"),
-        (TrainSettings, {"context": 32}, r"context is 32\. Give 33 or more"),
-        (
-            TrainSettings,
-            {"steps": 10**18},
-            r"steps is 10+\. .* up to 1,000,000,000",
-        ),
-        (TrainSettings, {"steps": 2.5}, r"steps is 2\.5"),
-        (TrainSettings, {"n_heads": True}, "n_heads is True"),
-        (TrainSettings, {"batch_size": 10**9}, "batch_size is 1000000000"),
-        (TrainSettings, {"n_layers": 10**8, "d_model": 1, "n_heads": 1}, "n_layers is 100000000"),
-        (TrainSettings, {"d_model": 10**8}, "d_model=100000000, .* give 240,000,004,000,000,000 w"),
-        (TrainSettings, {"context": 10**9}, "context=1000000000 give"),
-        (TrainSettings, {"learning_rate": 0.0}, "learning_rate is 0.0"),
-        (TrainSettings, {"learning_rate": -1.0}, "learning_rate is -1.0"),
-        (TrainSettings, {"learning_rate": float("nan")}, "learning_rate is nan"),
-    ],
-)
+@pytest.mark.parametrize(("made", "sizes", "message"), [
+    *((MiniGPTConfig, {name: 0}, f"MiniGPTConfig: {name} is 0") for name in SIZES),
+    *((MiniGPTConfig, {name: -3}, f"MiniGPTConfig: {name} is -3") for name in SIZES),
+    (MiniGPTConfig, {"dropout": -0.1}, "dropout is -0.1"),
+    (MiniGPTConfig, {"dropout": 1.0}, "dropout is 1.0"),
+    (TrainSettings, {"steps": 0}, r"steps is 0\. Give 1 or more"),
+    (TrainSettings, {"batch_size": -1}, r"batch_size is -1\. Give 1 or more"),
+    (TrainSettings, {"seed": -7}, r"seed is -7\. Give 0 or more"),
+    (TrainSettings, {"warmup": -2}, r"warmup is -2\. Give 0 or more"),
+    (TrainSettings, {"weight_decay": -0.5}, r"weight_decay is -0\.5\. Give 0 or more"),
+    (TrainSettings, {"context": 32}, r"context is 32\. Give 33 or more"),
+    (TrainSettings, {"steps": 10**18}, r"steps is 10+\. .* up to 1,000,000,000"),
+    (TrainSettings, {"steps": 2.5}, r"steps is 2\.5"),
+    (TrainSettings, {"n_heads": True}, "n_heads is True"),
+    (TrainSettings, {"batch_size": 10**9}, "batch_size is 1000000000"),
+    (TrainSettings, {"n_layers": 10**8, "d_model": 1, "n_heads": 1}, "n_layers is 100000000"),
+    (TrainSettings, {"d_model": 10**8}, "d_model=100000000, .* give 240,000,004,000,000,000 w"),
+    (TrainSettings, {"context": 10**9}, "context=1000000000 give"),
+    (TrainSettings, {"learning_rate": 0.0}, "learning_rate is 0.0"),
+    (TrainSettings, {"learning_rate": -1.0}, "learning_rate is -1.0"),
+    (TrainSettings, {"learning_rate": float("nan")}, "learning_rate is nan"),
+])  # fmt: skip
 def test_impossible_sizes_and_settings(made, sizes, message):
     with pytest.raises(ArgumentError, match=message):
         made(**({"vocab_size": 5} if made is MiniGPTConfig else {}) | sizes)

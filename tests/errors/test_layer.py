@@ -45,33 +45,26 @@ def test_a_part_of_other_sizes_is_refused(
         MultiHeadAttention(12, 4, **options)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: MultiHeadAttention(12, "3"), ArgumentError, "n_heads='3'"),
-        (lambda: MultiHeadAttention(12.0, 4), ArgumentError, r"d_model=12\.0"),
-        (lambda: RoPE(5), ShapeError, "width=5"),
-        (lambda: RoPE(0), ShapeError, "width=0"),
-        (lambda: RoPE(4, base=1.0), ArgumentError, "base=1.0"),
-        (lambda: RoPE(4, pairing="both"), ArgumentError, "pairing='both'"),
-        (lambda: RoPE(4.0), ShapeError, "width=4.0"),
-        (lambda: RoPE(4, base=float("nan")), ArgumentError, "base=nan"),
-        (lambda: ALiBi(0), ArgumentError, "n_heads=0"),
-        (lambda: KVCache(max_length=0), ArgumentError, "max_length=0"),
-        (lambda: KVCache(window=-3), ArgumentError, "window=-3"),
-        (lambda: KVCache(n_sinks=4), ArgumentError, "n_sinks=4, window=None"),
-        (lambda: KVCache(n_sinks=-1, window=3), ArgumentError, "n_sinks=-1"),
-        (lambda: KVCache(max_length=9, window=3), ArgumentError, "max_length=9, window=3"),
-        (lambda: KVCache(max_length=4.5), ArgumentError, "max_length=4.5"),
-        (lambda: KVCache(window="a"), ArgumentError, "window='a'"),
-        (lambda: KVCache(left_padding=[2, -1]), ArgumentError, r"left_padding=\[2, -1\]"),
-        (
-            lambda: KVCache(left_padding=[1.5]),
-            ArgumentError,
-            r"left_padding \[1.5\] are torch",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("make", "error", "message"), [
+    (lambda: MultiHeadAttention(12, "3"), ArgumentError, "n_heads='3'"),
+    (lambda: MultiHeadAttention(12.0, 4), ArgumentError, r"d_model=12\.0"),
+    (lambda: RoPE(5), ShapeError, "width=5"),
+    (lambda: RoPE(0), ShapeError, "width=0"),
+    (lambda: RoPE(4, base=1.0), ArgumentError, "base=1.0"),
+    (lambda: RoPE(4, pairing="both"), ArgumentError, "pairing='both'"),
+    (lambda: RoPE(4.0), ShapeError, "width=4.0"),
+    (lambda: RoPE(4, base=float("nan")), ArgumentError, "base=nan"),
+    (lambda: ALiBi(0), ArgumentError, "n_heads=0"),
+    (lambda: KVCache(max_length=0), ArgumentError, "max_length=0"),
+    (lambda: KVCache(window=-3), ArgumentError, "window=-3"),
+    (lambda: KVCache(n_sinks=4), ArgumentError, "n_sinks=4, window=None"),
+    (lambda: KVCache(n_sinks=-1, window=3), ArgumentError, "n_sinks=-1"),
+    (lambda: KVCache(max_length=9, window=3), ArgumentError, "max_length=9, window=3"),
+    (lambda: KVCache(max_length=4.5), ArgumentError, "max_length=4.5"),
+    (lambda: KVCache(window="a"), ArgumentError, "window='a'"),
+    (lambda: KVCache(left_padding=[2, -1]), ArgumentError, r"left_padding=\[2, -1\]"),
+    (lambda: KVCache(left_padding=[1.5]), ArgumentError, r"left_padding \[1.5\] are torch"),
+])  # fmt: skip
 def test_an_impossible_part_is_refused(
     make: Callable[[], object], error: type[HeadwiseError], message: str
 ) -> None:
@@ -188,28 +181,18 @@ def _torch(**options: Any) -> nn.MultiheadAttention:
     return nn.MultiheadAttention(12, 4, **options)
 
 
-@pytest.mark.parametrize(
-    ("state", "error", "message"),
-    [
-        ({"w": torch.ones(1)}, ArgumentError, r"unknown \['w'\]"),
-        ({"q_proj.bias": torch.ones(12)}, ArgumentError, r"unknown \['q_proj.bias'\], missing"),
-        (
-            {"q_proj.weight": torch.ones(12, 11)},
-            ShapeError,
-            r"q_proj.weight \(12, 11\).*\(12, 12\)",
-        ),
-        ({"in_proj_weight": torch.ones(30, 12)}, ShapeError, r"30 rows.*12 \+ 6 \+ 6"),
-        ({"bias_k": torch.ones(1, 1, 12)}, UnsupportedError, r"bias_k \(1, 1, 12\)"),
-        ({"bias_v": torch.ones(1, 1, 12)}, UnsupportedError, r"bias_v \(1, 1, 12\)"),
-        (
-            {"in_proj_weight": torch.ones(24, 12)},
-            ArgumentError,
-            "in_proj_weight gives k_proj.weight, q_proj.weight, v_proj.weight for the second time",
-        ),
-        ({"q_proj.weight": 3}, ArgumentError, "q_proj.weight is of type int"),
-        ({"in_proj_weight": [3]}, ArgumentError, "in_proj_weight is of type list"),
-    ],
-)
+@pytest.mark.parametrize(("state", "error", "message"), [
+    ({"w": torch.ones(1)}, ArgumentError, r"unknown \['w'\]"),
+    ({"q_proj.bias": torch.ones(12)}, ArgumentError, r"unknown \['q_proj.bias'\], missing"),
+    ({"q_proj.weight": torch.ones(12, 11)}, ShapeError, r"q_proj.weight \(12, 11\).*\(12, 12\)"),
+    ({"in_proj_weight": torch.ones(30, 12)}, ShapeError, r"30 rows.*12 \+ 6 \+ 6"),
+    ({"bias_k": torch.ones(1, 1, 12)}, UnsupportedError, r"bias_k \(1, 1, 12\)"),
+    ({"bias_v": torch.ones(1, 1, 12)}, UnsupportedError, r"bias_v \(1, 1, 12\)"),
+    ({"in_proj_weight": torch.ones(24, 12)}, ArgumentError,
+     "in_proj_weight gives k_proj.weight, q_proj.weight, v_proj.weight for the second time"),
+    ({"q_proj.weight": 3}, ArgumentError, "q_proj.weight is of type int"),
+    ({"in_proj_weight": [3]}, ArgumentError, "in_proj_weight is of type list"),
+])  # fmt: skip
 def test_a_state_of_another_layer_is_refused_and_nothing_copied(
     state: dict[str, torch.Tensor], error: type[HeadwiseError], message: str
 ) -> None:

@@ -334,24 +334,16 @@ def _set(path: Path, where: tuple[Any, ...], value: Any) -> None:
     path.write_text(json.dumps(whole), "utf-8")
 
 
-@pytest.mark.parametrize(
-    ("write", "where", "value", "says"),
-    [
-        (_mini_gpt, ("config", "d_model"), 20_000, r"block.* in .* is \(.*6\) but"),
-        (
-            _mini_gpt,
-            ("config", "n_layers"),
-            10**9,
-            r"n_layers=1000000000, but .* \d+ tensors",
-        ),
-        (_layer, ("config", "d_model"), 20_000, r"out_proj\.weight in .* is \(8, 8\) but"),
-        (_layer, ("config", "head_dim"), 10**7, r"weight in .* is \(8, 8\) but"),
-        (_llama, ("vocab_size",), 10**8, r"a model of [\d,]+ weights, but its files hold"),
-        (_llama, ("num_hidden_layers",), 10**9, r"config\.json has num_hidden_layers=1000000000"),
-        (_gpt2, ("n_positions",), 10**8, r"a model of [\d,]+ weights"),
-        (_bert, ("intermediate_size",), 10**9, r"a model of [\d,]+ weights"),
-    ],
-)
+@pytest.mark.parametrize(("write", "where", "value", "says"), [
+    (_mini_gpt, ("config", "d_model"), 20_000, r"block.* in .* is \(.*6\) but"),
+    (_mini_gpt, ("config", "n_layers"), 10**9, r"n_layers=1000000000, but .* \d+ tensors"),
+    (_layer, ("config", "d_model"), 20_000, r"out_proj\.weight in .* is \(8, 8\) but"),
+    (_layer, ("config", "head_dim"), 10**7, r"weight in .* is \(8, 8\) but"),
+    (_llama, ("vocab_size",), 10**8, r"a model of [\d,]+ weights, but its files hold"),
+    (_llama, ("num_hidden_layers",), 10**9, r"config\.json has num_hidden_layers=1000000000"),
+    (_gpt2, ("n_positions",), 10**8, r"a model of [\d,]+ weights"),
+    (_bert, ("intermediate_size",), 10**9, r"a model of [\d,]+ weights"),
+])  # fmt: skip
 def test_a_far_larger_model_is_refused_before_memory_is_taken(
     write: Callable[[Path], Path], where: tuple[str, ...], value: int, says: str, tmp_path: Path
 ) -> None:

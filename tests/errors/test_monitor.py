@@ -241,27 +241,21 @@ UNSCALED = "scaling the queries and keys of head 0 of .* does not scale its logi
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # in peft
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: _of(lambda q, k: (q + q.flip(1), k)), MIXED),
-        (lambda: _of(lambda q, k: (F.normalize(q, dim=-1), k)), UNSCALED),
-        (lambda: _of(lambda q, k: (q + 1.0, k)), UNSCALED),
-        (
-            lambda: MultiHeadAttention(8, 2, qk_norm=True),
-            r"q_norm \(HeadNorm\).*gain of a norm over",
-        ),
-        (_with_a_shared_norm, r"of norm \(LayerNorm\).*gain of a norm over all"),
-        (_with_a_shifted_gain, UNSCALED),
-        (_with_borrowed_keys, UNSCALED),
-        (_clamped, r"SeparateProjections clamps .* at clip_qkv=8\.0"),
-        (_tied, r"is tied to q_proj\.weight and k_proj\.weight"),
-        (_frozen, r"k_proj\.weight, .* attention, is frozen"),
-        (_adapted, r"[qk]_proj\.base_layer\.weight, .*, is frozen"),
-        (lambda: ByHand(lambda q, k: (q, k)), r"largest logit of .* is unknown.*position bias"),
-        (lambda: nn.Linear(8, 8), "QKClip: no attention was captured in Linear"),
-    ],
-)
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: _of(lambda q, k: (q + q.flip(1), k)), MIXED),
+    (lambda: _of(lambda q, k: (F.normalize(q, dim=-1), k)), UNSCALED),
+    (lambda: _of(lambda q, k: (q + 1.0, k)), UNSCALED),
+    (lambda: MultiHeadAttention(8, 2, qk_norm=True), r"q_norm \(HeadNorm\).*gain of a norm over"),
+    (_with_a_shared_norm, r"of norm \(LayerNorm\).*gain of a norm over all"),
+    (_with_a_shifted_gain, UNSCALED),
+    (_with_borrowed_keys, UNSCALED),
+    (_clamped, r"SeparateProjections clamps .* at clip_qkv=8\.0"),
+    (_tied, r"is tied to q_proj\.weight and k_proj\.weight"),
+    (_frozen, r"k_proj\.weight, .* attention, is frozen"),
+    (_adapted, r"[qk]_proj\.base_layer\.weight, .*, is frozen"),
+    (lambda: ByHand(lambda q, k: (q, k)), r"largest logit of .* is unknown.*position bias"),
+    (lambda: nn.Linear(8, 8), "QKClip: no attention was captured in Linear"),
+])  # fmt: skip
 def test_heads_that_weights_cannot_scale_alone_are_refused(
     make: Callable[[], nn.Module], message: str
 ) -> None:

@@ -20,19 +20,14 @@ Q = torch.zeros(1, 2, 5, 4)
 pytestmark = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"q": Q.double()}, "does not compute in torch.float64"),
-        ({"bias": torch.zeros(5, 5, requires_grad=True)}, "it has no gradients of a bias"),
-        ({"dropout_p": 0.5}, "dropout_p=0.5"),
-        ({"q": Q.to("meta")}, "not plain tensors on a CPU"),
-        (
-            {"q": torch.zeros(1, 2, 4096, 4), "mask": ~masks.causal()},
-            "a mask of 1 x 1 x 4096 x 4096 entries",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"q": Q.double()}, "does not compute in torch.float64"),
+    ({"bias": torch.zeros(5, 5, requires_grad=True)}, "it has no gradients of a bias"),
+    ({"dropout_p": 0.5}, "dropout_p=0.5"),
+    ({"q": Q.to("meta")}, "not plain tensors on a CPU"),
+    ({"q": torch.zeros(1, 2, 4096, 4), "mask": ~masks.causal()},
+     "a mask of 1 x 1 x 4096 x 4096 entries"),
+])  # fmt: skip
 def test_attend_refuses_by_name(change: dict[str, Any], message: str) -> None:
     assert_refused("native", change, message)
 

@@ -103,41 +103,23 @@ MEAN = {"fold": "mean", "reference": [{"input_ids": torch.tensor([[3, 5, 7]])}]}
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
-@pytest.mark.parametrize(
-    ("make", "remove", "options", "kind", "message"),
-    [
-        (_llama, OF_ANOTHER, {}, ArgumentError, "for the model 0123456789abcdef"),
-        (lambda: _llama(6), Plan.of({0: [1]}, HEADS), {}, ArgumentError, r"of \[3, 3\] heads.*\[6"),
-        (_llama, {0: [1]}, {"fold": "median"}, ArgumentError, "fold='median'"),
-        (_llama, {0: [1]}, {"fold": "mean"}, ArgumentError, "without a reference"),
-        (_shared, [(0, 1), (1, 1)], MEAN, UnsupportedError, "one bias for all"),
-        (_adapted, {0: [1]}, {}, UnsupportedError, r"adapters. Call merge_and_unload"),
-        (
-            tiny_gemma,
-            {0: [0, 1]},
-            {},
-            UnsupportedError,
-            r"2\.self_attn attends to .*0\.self_attn, and would .* \[0, 1\] where \[1\] stay",
-        ),
-        (
-            tiny_gemma,
-            {3: [0]},
-            {"expand": True},
-            UnsupportedError,
-            r"3\.self_attn attends to .*1\.self_attn, and would .* \[0, 1, 1\] where \[0, 1\] stay",
-        ),
-        (
-            lambda: nn.Sequential(_FixedWidth(12, 4)),
-            (0, 1),
-            {"reference": torch.randn(2, 5, 12)},
-            UnsupportedError,
-            r"does not run .*: 0 \(_FixedWidth\) depends on the number of heads",
-        ),
-        (_replaced, (0, 1), {}, UnsupportedError, "prune: the forward of .* was replaced by <func"),
-        (_of_int8, (0, 1), {}, UnsupportedError, "q_proj.weight is Tensor of torch.int8"),
-        (_with_a_further_key, (0, 1), {}, UnsupportedError, "add_bias_kv or add_zero_attn attends"),
-    ],
-)
+@pytest.mark.parametrize(("make", "remove", "options", "kind", "message"), [
+    (_llama, OF_ANOTHER, {}, ArgumentError, "for the model 0123456789abcdef"),
+    (lambda: _llama(6), Plan.of({0: [1]}, HEADS), {}, ArgumentError, r"of \[3, 3\] heads.*\[6"),
+    (_llama, {0: [1]}, {"fold": "median"}, ArgumentError, "fold='median'"),
+    (_llama, {0: [1]}, {"fold": "mean"}, ArgumentError, "without a reference"),
+    (_shared, [(0, 1), (1, 1)], MEAN, UnsupportedError, "one bias for all"),
+    (_adapted, {0: [1]}, {}, UnsupportedError, r"adapters. Call merge_and_unload"),
+    (tiny_gemma, {0: [0, 1]}, {}, UnsupportedError,
+     r"2\.self_attn attends to .*0\.self_attn, and would .* \[0, 1\] where \[1\] stay"),
+    (tiny_gemma, {3: [0]}, {"expand": True}, UnsupportedError,
+     r"3\.self_attn attends to .*1\.self_attn, and would .* \[0, 1, 1\] where \[0, 1\] stay"),
+    (lambda: nn.Sequential(_FixedWidth(12, 4)), (0, 1), {"reference": torch.randn(2, 5, 12)},
+     UnsupportedError, r"does not run .*: 0 \(_FixedWidth\) depends on the number of heads"),
+    (_replaced, (0, 1), {}, UnsupportedError, "prune: the forward of .* was replaced by <func"),
+    (_of_int8, (0, 1), {}, UnsupportedError, "q_proj.weight is Tensor of torch.int8"),
+    (_with_a_further_key, (0, 1), {}, UnsupportedError, "add_bias_kv or add_zero_attn attends"),
+])  # fmt: skip
 def test_what_cannot_be_pruned(
     make: Callable[[], nn.Module], remove: Any, options: Any, kind: type[Exception], message: str
 ) -> None:
@@ -219,64 +201,39 @@ def test_a_loss_without_a_score() -> None:
         _curves(1).of_score()
 
 
-@pytest.mark.parametrize(
-    ("options", "kind", "message"),
-    [
-        ({}, ArgumentError, "remove=None, heads=None, budget=None, within=None. Give exac"),
-        ({"remove": 0.3, "heads": "L0.H1"}, ArgumentError, "remove=0.3, heads=L0.H1"),
-        ({"remove": 1.0}, ArgumentError, r"remove=1\.0\. Give a share"),
-        ({"remove": 3}, ArgumentError, r"remove=3\. Give a share"),
-        ({"remove": ["L0.H1"]}, ArgumentError, r"remove=\['L0.H1'\].*to name heads, give heads="),
-        ({"remove": "0.3"}, ArgumentError, "remove='0.3'. Give a share"),
-        ({"remove": 0.1}, ArgumentError, r"remove=0\.1 of 8 heads removes none.*is 1 head\b"),
-        ({"remove": 0.9}, ArgumentError, r"remove=0\.9 of 8 heads would empty.*6 heads at most"),
-        ({"remove": 0.2, "uniform": True}, ArgumentError, "removes none.*is 2 heads"),
-        ({"heads": "L2.H0"}, HeadError, r"no head L2\.H0"),
-        ({"heads": {1: [0, 1, 2, 3]}}, HeadError, r"L1\.H3 is the last head of its layer"),
-        ({"budget": {"parameters": 4}}, ArgumentError, "a budget without costs"),
-        (
-            {"budget": {"watts": 4}, "costs": _costs()},
-            ArgumentError,
-            "'watts' is not one of parameters",
-        ),
-        (
-            {"budget": {"parameters": 1}, "costs": _costs()},
-            ArgumentError,
-            "1 parameters cannot be reached. The lowest possible is parameters 2",
-        ),
-        (
-            {"budget": {"parameters": 8}, "costs": _costs()},
-            ArgumentError,
-            "all heads together fit into 8 parameters",
-        ),
-        ({"budget": 4, "costs": _costs()}, ArgumentError, "budget=4. Give numbers by name"),
-        ({"budget": {}, "costs": _costs()}, ArgumentError, r"budget=\{\}. Give numbers by name"),
-        (
-            {"remove": 0.5, "costs": _costs("other")},
-            ArgumentError,
-            "costs are of the model 'other'.*scores of 'abc'",
-        ),
-        ({"heads": "L0.H1", "uniform": True}, ArgumentError, "uniform=True, .* leave 3, 4 in the"),
-        (
-            {"within": 0.01},
-            ArgumentError,
-            r"within=0\.01 without curves\. Give both: curves=plan_c",
-        ),
-        ({"remove": 0.5, "curves": _curves(2)}, ArgumentError, "curves without within="),
-        ({"within": 0, "curves": _curves(2)}, ArgumentError, "within=0 lets nothing go"),
-        ({"within": "1", "curves": _curves(2)}, ArgumentError, "within='1' lets nothing go"),
-        (
-            {"within": 0.1, "curves": _curves(1)},
-            ArgumentError,
-            r"without the first 1 head the loss lm grows by 0\.1 or more\. Give a larger within=",
-        ),
-        (
-            {"within": 9, "curves": _curves(1), "uniform": True},
-            ArgumentError,
-            r"points at \[0, 1\] of 8 heads, and plans of these scores end at \[0, 2, 4, 6\] of 8",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("options", "kind", "message"), [
+    ({}, ArgumentError, "remove=None, heads=None, budget=None, within=None. Give exac"),
+    ({"remove": 0.3, "heads": "L0.H1"}, ArgumentError, "remove=0.3, heads=L0.H1"),
+    ({"remove": 1.0}, ArgumentError, r"remove=1\.0\. Give a share"),
+    ({"remove": 3}, ArgumentError, r"remove=3\. Give a share"),
+    ({"remove": ["L0.H1"]}, ArgumentError, r"remove=\['L0.H1'\].*to name heads, give heads="),
+    ({"remove": "0.3"}, ArgumentError, "remove='0.3'. Give a share"),
+    ({"remove": 0.1}, ArgumentError, r"remove=0\.1 of 8 heads removes none.*is 1 head\b"),
+    ({"remove": 0.9}, ArgumentError, r"remove=0\.9 of 8 heads would empty.*6 heads at most"),
+    ({"remove": 0.2, "uniform": True}, ArgumentError, "removes none.*is 2 heads"),
+    ({"heads": "L2.H0"}, HeadError, r"no head L2\.H0"),
+    ({"heads": {1: [0, 1, 2, 3]}}, HeadError, r"L1\.H3 is the last head of its layer"),
+    ({"budget": {"parameters": 4}}, ArgumentError, "a budget without costs"),
+    ({"budget": {"watts": 4}, "costs": _costs()}, ArgumentError,
+     "'watts' is not one of parameters"),
+    ({"budget": {"parameters": 1}, "costs": _costs()}, ArgumentError,
+     "1 parameters cannot be reached. The lowest possible is parameters 2"),
+    ({"budget": {"parameters": 8}, "costs": _costs()}, ArgumentError,
+     "all heads together fit into 8 parameters"),
+    ({"budget": 4, "costs": _costs()}, ArgumentError, "budget=4. Give numbers by name"),
+    ({"budget": {}, "costs": _costs()}, ArgumentError, r"budget=\{\}. Give numbers by name"),
+    ({"remove": 0.5, "costs": _costs("other")}, ArgumentError,
+     "costs are of the model 'other'.*scores of 'abc'"),
+    ({"heads": "L0.H1", "uniform": True}, ArgumentError, "uniform=True, .* leave 3, 4 in the"),
+    ({"within": 0.01}, ArgumentError, r"within=0\.01 without curves\. Give both: curves=plan_c"),
+    ({"remove": 0.5, "curves": _curves(2)}, ArgumentError, "curves without within="),
+    ({"within": 0, "curves": _curves(2)}, ArgumentError, "within=0 lets nothing go"),
+    ({"within": "1", "curves": _curves(2)}, ArgumentError, "within='1' lets nothing go"),
+    ({"within": 0.1, "curves": _curves(1)}, ArgumentError,
+     r"without the first 1 head the loss lm grows by 0\.1 or more\. Give a larger within="),
+    ({"within": 9, "curves": _curves(1), "uniform": True}, ArgumentError,
+     r"points at \[0, 1\] of 8 heads, and plans of these scores end at \[0, 2, 4, 6\] of 8"),
+])  # fmt: skip
 def test_impossible_plans(options: dict[str, Any], kind: type[HeadwiseError], message: str) -> None:
     with pytest.raises(kind, match=message):
         plan(SCORES, **options)

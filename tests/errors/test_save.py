@@ -233,32 +233,26 @@ def test_a_folder_whose_output_differs_is_removed(
 Spoil = Callable[[dict[str, Any]], object]
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda x: x.update(architecture="os"), "names the class 'os'"),
-        (lambda x: x.update(architecture="LlamaConfig"), "names the class 'LlamaConfig'"),
-        (lambda x: x.update(architecture=7), "names the class 7"),
-        (lambda x: x.pop("tensors"), "lacks tensors or counts"),
-        (lambda x: x.update(counts=[]), "lacks tensors or counts"),
-        (lambda x: x["tensors"].update(a=[0]), r"gives a the shape \[0\]"),
-        (lambda x: x["tensors"].update({"lm_head.what": [3]}), "changes the weight lm_head.what"),
-        (lambda x: x["tensors"].update({"no.weight": [3]}), "changes the module no, "),
-        (lambda x: x["counts"].update({"no": {"num_heads": 2}}), "changes the module no, "),
-        (lambda x: x["counts"].update({"model": {"forward": 2}}), "sets 'forward' of model to 2"),
-        (
-            lambda x: x["counts"].update({"model": {"num_heads": "2"}}),
-            "'num_heads' of model to '2'",
-        ),
-        (lambda x: x["counts"].update({"model": 2}), "sets None of model to 2"),
-        (lambda x: x.update(heads={"model": [4, 4]}), r"gives model the heads \[4, 4\]"),
-        (lambda x: x.update(heads={"model": [4, 1, 1]}), r"gives model the heads \[4, 1, 1\]"),
-        (lambda x: x.update(heads={"model": [4]}), r"gives model the heads \[4\]"),
-        (lambda x: x.update(heads=[4]), r"gives None the heads \[4\]"),
-        (lambda x: x.update(heads={"no": [4, 1]}), "changes the module no, "),
-        (lambda x: x.update(format="other/1"), "has the format 'other/1'"),
-    ],
-)
+@pytest.mark.parametrize(("spoil", "message"), [
+    (lambda x: x.update(architecture="os"), "names the class 'os'"),
+    (lambda x: x.update(architecture="LlamaConfig"), "names the class 'LlamaConfig'"),
+    (lambda x: x.update(architecture=7), "names the class 7"),
+    (lambda x: x.pop("tensors"), "lacks tensors or counts"),
+    (lambda x: x.update(counts=[]), "lacks tensors or counts"),
+    (lambda x: x["tensors"].update(a=[0]), r"gives a the shape \[0\]"),
+    (lambda x: x["tensors"].update({"lm_head.what": [3]}), "changes the weight lm_head.what"),
+    (lambda x: x["tensors"].update({"no.weight": [3]}), "changes the module no, "),
+    (lambda x: x["counts"].update({"no": {"num_heads": 2}}), "changes the module no, "),
+    (lambda x: x["counts"].update({"model": {"forward": 2}}), "sets 'forward' of model to 2"),
+    (lambda x: x["counts"].update({"model": {"num_heads": "2"}}), "'num_heads' of model to '2'"),
+    (lambda x: x["counts"].update({"model": 2}), "sets None of model to 2"),
+    (lambda x: x.update(heads={"model": [4, 4]}), r"gives model the heads \[4, 4\]"),
+    (lambda x: x.update(heads={"model": [4, 1, 1]}), r"gives model the heads \[4, 1, 1\]"),
+    (lambda x: x.update(heads={"model": [4]}), r"gives model the heads \[4\]"),
+    (lambda x: x.update(heads=[4]), r"gives None the heads \[4\]"),
+    (lambda x: x.update(heads={"no": [4, 1]}), "changes the module no, "),
+    (lambda x: x.update(format="other/1"), "has the format 'other/1'"),
+])  # fmt: skip
 def test_a_foreign_manifest(saved: Path, spoil: Spoil, message: str) -> None:
     path = saved / "headwise.json"
     content = json.loads(path.read_text())

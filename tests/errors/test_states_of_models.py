@@ -85,20 +85,14 @@ DOORS: dict[str, Callable[[nn.Module], object]] = {
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-@pytest.mark.parametrize(
-    ("make", "door", "says"),
-    [
-        *(
-            (_offloaded, door, "is offloaded by accelerate.*Load the weights first")
-            for door in DOORS
-        ),
-        *((_empty, door, "has no values: it is on the meta device. Load the") for door in DOORS),
-        (_from_gguf, "save", "opened by SimpleNamespace, which writes nothing back.*headwise.load"),
-        (_adapted, "save", "holds adapters. Merge them first"),
-        (lambda: _packed("lm_head"), "save", "_packed_params.* is a dtype.*before it is quantized"),
-        (lambda: _packed("q_proj"), "QKClip", "come from no linear layer or norm whose weights"),
-    ],
-)
+@pytest.mark.parametrize(("make", "door", "says"), [
+    *((_offloaded, door, "is offloaded by accelerate.*Load the weights first") for door in DOORS),
+    *((_empty, door, "has no values: it is on the meta device. Load the") for door in DOORS),
+    (_from_gguf, "save", "opened by SimpleNamespace, which writes nothing back.*headwise.load"),
+    (_adapted, "save", "holds adapters. Merge them first"),
+    (lambda: _packed("lm_head"), "save", "_packed_params.* is a dtype.*before it is quantized"),
+    (lambda: _packed("q_proj"), "QKClip", "come from no linear layer or norm whose weights"),
+])  # fmt: skip
 def test_a_door_that_needs_plain_weights_says_what_to_do(make, door: str, says: str) -> None:
     model = make()
     with pytest.raises(UnsupportedError, match=rf"^{door}: .*{says}"):

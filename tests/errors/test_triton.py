@@ -23,19 +23,14 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"q": Q.double()}, "does not compute in torch.float64"),
-        ({"q": Q.clone().requires_grad_()}, "it has no gradients"),
-        ({"dropout_p": 0.5}, "dropout_p=0.5"),
-        ({"q": WIDE}, "widths up to 256 and .* not 257 and 10"),
-        (
-            {"q": torch.zeros(1, 2, 4096, 4), "mask": ~masks.causal()},
-            "a mask of 1 x 1 x 4096 x 4096 entries",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"q": Q.double()}, "does not compute in torch.float64"),
+    ({"q": Q.clone().requires_grad_()}, "it has no gradients"),
+    ({"dropout_p": 0.5}, "dropout_p=0.5"),
+    ({"q": WIDE}, "widths up to 256 and .* not 257 and 10"),
+    ({"q": torch.zeros(1, 2, 4096, 4), "mask": ~masks.causal()},
+     "a mask of 1 x 1 x 4096 x 4096 entries"),
+])  # fmt: skip
 def test_attend_refuses_by_name(change: dict[str, Any], message: str) -> None:
     assert_refused("triton", change, message)
 

@@ -150,25 +150,19 @@ def test_what_all_texts_together_raise_is_raised(folder: Path) -> None:
         observer({"text": TEXTS})
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda f: hw.BatchObserver(f, on_error="stop"), ArgumentError, "on_error='stop'"),
-        (lambda f: hw.BatchObserver(hw.load(f), dtype=None), ArgumentError, "dtype is for a mod"),
-        (lambda f: hw.BatchObserver(hw.load(f)), ArgumentError, "tokenizer=None, and LlamaForC"),
-        (lambda f: hw.BatchObserver(nn.Linear(2, 3), tokenizer=1), UnsupportedError, "Linear read"),
-        (
-            lambda f: hw.BatchObserver(f, hw.Request(maps=True)),
-            ArgumentError,
-            "the request has maps=True, which is given or read pass by pass",
-        ),
-        (lambda f: BatchImportance(f, "ablation"), ArgumentError, "'ablation' needs all texts"),
-        (lambda f: hw.BatchObserver(f)({"words": ["a"]}), ArgumentError, "'text', only words"),
-        (lambda f: hw.HeadTable.sum([{"table": b"x"}]), ArgumentError, r"a row is \"\{'table'"),
-        (lambda f: hw.HeadTable.sum([3]), ArgumentError, "a row is '3'"),
-        (lambda f: hw.HeadTable.from_bytes(b"PAR1"), InputError, "the content of 4 bytes is no t"),
-    ],
-)
+@pytest.mark.parametrize(("call", "error", "message"), [
+    (lambda f: hw.BatchObserver(f, on_error="stop"), ArgumentError, "on_error='stop'"),
+    (lambda f: hw.BatchObserver(hw.load(f), dtype=None), ArgumentError, "dtype is for a mod"),
+    (lambda f: hw.BatchObserver(hw.load(f)), ArgumentError, "tokenizer=None, and LlamaForC"),
+    (lambda f: hw.BatchObserver(nn.Linear(2, 3), tokenizer=1), UnsupportedError, "Linear read"),
+    (lambda f: hw.BatchObserver(f, hw.Request(maps=True)), ArgumentError,
+     "the request has maps=True, which is given or read pass by pass"),
+    (lambda f: BatchImportance(f, "ablation"), ArgumentError, "'ablation' needs all texts"),
+    (lambda f: hw.BatchObserver(f)({"words": ["a"]}), ArgumentError, "'text', only words"),
+    (lambda f: hw.HeadTable.sum([{"table": b"x"}]), ArgumentError, r"a row is \"\{'table'"),
+    (lambda f: hw.HeadTable.sum([3]), ArgumentError, "a row is '3'"),
+    (lambda f: hw.HeadTable.from_bytes(b"PAR1"), InputError, "the content of 4 bytes is no t"),
+])  # fmt: skip
 def test_wrong_use_is_refused(folder: Path, call: Any, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         call(folder)

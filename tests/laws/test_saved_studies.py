@@ -133,21 +133,15 @@ def test_a_failed_save_leaves_the_old_study(
     assert {path.name for path in tmp_path.iterdir()} == {"study", "other"}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"format": "headwise-study/9"}, r"its format is 'headwise-study/9'"),
-        ({"title": 3}, "3 is not a text"),
-        ({"model": {"class": []}}, r"class is \[\], neither a text nor a number"),
-        ({"samples": [{"tokens": "abc", "targets": []}]}, "'abc' is not a list"),
-        ({"samples": [{"tokens": ["a"], "targets": [], "weights": [["L0.H9"]]}]}, "does not have"),
-        ({"samples": [{"tokens": ["a"], "targets": [], "weights": [[]]}]}, "weights of no head"),
-        (
-            {"samples": [{"tokens": ["a"], "targets": [], "weights": [["L0.H1"]]}]},
-            r"not float32 of",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"format": "headwise-study/9"}, r"its format is 'headwise-study/9'"),
+    ({"title": 3}, "3 is not a text"),
+    ({"model": {"class": []}}, r"class is \[\], neither a text nor a number"),
+    ({"samples": [{"tokens": "abc", "targets": []}]}, "'abc' is not a list"),
+    ({"samples": [{"tokens": ["a"], "targets": [], "weights": [["L0.H9"]]}]}, "does not have"),
+    ({"samples": [{"tokens": ["a"], "targets": [], "weights": [[]]}]}, "weights of no head"),
+    ({"samples": [{"tokens": ["a"], "targets": [], "weights": [["L0.H1"]]}]}, r"not float32 of"),
+])  # fmt: skip
 def test_a_changed_study_is_refused(change: dict, message: str, tmp_path: Path) -> None:
     folder = make_study().save(tmp_path / "study")
     facts = folder / "study.json"

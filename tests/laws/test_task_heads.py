@@ -177,23 +177,17 @@ def test_the_question_alone_decides_and_every_place_is_right_equally_often(
     assert places.count(True) == (12 if task == "instruction" else 6)
 
 
-@pytest.mark.parametrize(
-    ("task", "texts", "more", "message"),
-    [
-        ("nedle", None, {}, "no task 'nedle'. Choose from needle, passage, instruction."),
-        ("needle", None, {"tokenizer": None}, "tokenizer=None. Give one"),
-        ("needle", None, {"tokenizer": "gpt2"}, "tokenizer='gpt2' is a str. Open it"),
-        (
-            "needle",
-            None,
-            {"tokenizer": PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0})))},
-            "the vocabulary has 0 whole words of three letters or more, and examples need 12. Give",
-        ),
-        ("needle", None, {"n": 0}, "n=0, n_tokens=256. Give 1"),
-        ("needle", None, {"n_tokens": 9}, "no example of needle fits n_tokens=9. Give more."),
-        ("passage", STORY[:4], {}, "4 sentences of three words or more, and 13 different words"),
-    ],
-)
+@pytest.mark.parametrize(("task", "texts", "more", "message"), [
+    ("nedle", None, {}, "no task 'nedle'. Choose from needle, passage, instruction."),
+    ("needle", None, {"tokenizer": None}, "tokenizer=None. Give one"),
+    ("needle", None, {"tokenizer": "gpt2"}, "tokenizer='gpt2' is a str. Open it"),
+    ("needle", None,
+     {"tokenizer": PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0})))},
+     "the vocabulary has 0 whole words of three letters or more, and examples need 12. Give"),
+    ("needle", None, {"n": 0}, "n=0, n_tokens=256. Give 1"),
+    ("needle", None, {"n_tokens": 9}, "no example of needle fits n_tokens=9. Give more."),
+    ("passage", STORY[:4], {}, "4 sentences of three words or more, and 13 different words"),
+])  # fmt: skip
 def test_examples_that_cannot_be_made(
     task: str, texts: Sequence[str] | None, more: dict[str, Any], message: str
 ) -> None:

@@ -572,21 +572,12 @@ def test_an_onnx_graph_of_images_and_sounds(name: str, tmp_path: Path) -> None:
     assert (folder / "onnx" / "model.onnx").is_file()
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: _model("Llama"), "is for encoders, and this LlamaForCausalLM writes texts.*gguf"),
-        (_t5, "is for encoders, and this T5ForConditionalGeneration writes texts"),
-        (
-            lambda: tiny_bert().bfloat16(),
-            r"embeddings.word_.* is torch.bfloat16. Save model.float\(\)",
-        ),
-        (
-            lambda: tiny_bert().double(),
-            "ONNX runtimes compute in float32 or float16, .*torch.float64",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: _model("Llama"), "is for encoders, and this LlamaForCausalLM writes texts.*gguf"),
+    (_t5, "is for encoders, and this T5ForConditionalGeneration writes texts"),
+    (lambda: tiny_bert().bfloat16(), r"embeddings.word_.* is torch.bfloat16. Save model.float\(\)"),
+    (lambda: tiny_bert().double(), "ONNX runtimes compute in float32 or float16, .*torch.float64"),
+])  # fmt: skip
 def test_what_onnx_runtimes_do_not_run(make: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=message):
         hw.save(make(), tmp_path / "small", format="onnx")
