@@ -1,14 +1,17 @@
-"""A tiny Llama in memory or in a folder as the commands expect it; a tiny Gemma and BERT."""
+"""A tiny Llama in memory, in a folder as commands expect it, or in GGUF; a tiny Gemma and BERT."""
 
 from pathlib import Path
 from typing import Any
 
+import gguf
 import torch
 import transformers
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 from torch import nn
+
+import headwise as hw
 
 _SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
 _SIZES |= {"num_key_value_heads": 2, "intermediate_size": 32, "vocab_size": 13}
@@ -52,3 +55,39 @@ def write_llama(folder: Path, words: tuple[str, ...], **sizes: int) -> None:
     )  # fmt: skip
     torch.manual_seed(3)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def write_gguf(path: Path) -> None:
+    """A Llama in four bits with a tokenizer of bytes and a chat template."""
+    tokens = [*sorted(ByteLevel.alphabet()), "th", "<s>"]
+    known: Any = Tokenizer(BPE({token: n for n, token in enumerate(tokens)}, [("t", "h")]))
+    known.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    known.decoder = decoders.ByteLevel()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=known, bos_token="<s>")
+    tokenizer.chat_template = "{% for m in messages %}<s>{{ m['content'] }}{% endfor %}"
+    model = tiny_llama(
+        hidden_size=64, num_attention_heads=8, num_key_value_heads=4, num_hidden_layers=4,
+        vocab_size=320,
+    )  # fmt: skip
+    saved = hw.save(model, path.parent / "written", format="gguf", tokenizer=tokenizer)
+    quantize_gguf(saved / "model.gguf", path, "Q4_1", 3)
+
+
+def quantize_gguf(path: Path, into: Path, kind: str, file_type: int) -> Path:
+    """The GGUF file of a Llama with its matrices stored as blocks."""
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(into, "llama")
+    for field in reader.fields.values():
+        if not field.name.startswith(("GGUF.", "general.architecture")):
+            inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], inner)
+    writer.add_file_type(file_type)
+    for tensor in reader.tensors:
+        values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        to = gguf.GGMLQuantizationType[kind if values.ndim == 2 else "F32"]
+        writer.add_tensor(tensor.name, gguf.quants.quantize(values, to), raw_dtype=to)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return into

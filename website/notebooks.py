@@ -1,10 +1,13 @@
 """Notebooks of the documentation: run them and store their outputs, or write them as pages.
 
-python website/notebooks.py      # after a change: runs docs/notebooks, for a few minutes
+python website/notebooks.py                # after a change: runs docs/notebooks, for a few minutes
+python website/notebooks.py --model FILE   # runs the one on a chat model, with its GGUF file
 """
 
+import argparse
 import base64
 import re
+import shutil
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -16,13 +19,20 @@ from nbclient import NotebookClient
 from PIL import Image
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "docs" / "notebooks"
+CHAT = NOTEBOOKS / "chat-model.ipynb"  # reads a file that no package for development brings
 SECONDS = 1200  # of a cell, on a busy machine
 
 
 def main() -> None:
     """Run each notebook in an empty folder and store its outputs in it."""
-    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--model", type=Path, help=f"the file that {CHAT.name} opens")
+    model: Path | None = parser.parse_args().model
+    paths = [path for path in sorted(NOTEBOOKS.glob("*.ipynb")) if path != CHAT]
+    for path in paths if model is None else [CHAT]:
         with TemporaryDirectory() as folder:
+            if model is not None:
+                shutil.copy(model, folder)
             nbformat.write(run_notebook(path, Path(folder)), path)
         print(path.name, flush=True)
 

@@ -15,6 +15,7 @@ from test_exports import _model, _tokenizer
 
 import headwise as hw
 from command import headwise
+from folders import quantize_gguf
 from headwise.errors import InputError, MissingPackageError
 
 TEXTS = ["abba cab", "  babe\n", "ab é 12 ab"]
@@ -26,26 +27,6 @@ def _written(folder: Path, name: str = "Llama", **changes: Any) -> tuple[Any, An
     tokenizer.chat_template = TEMPLATE
     saved = hw.save(model, folder / "saved", format="gguf", tokenizer=tokenizer)
     return model, tokenizer, saved / "model.gguf"
-
-
-def _quantized(path: Path, kind: str, file_type: int) -> Path:
-    """The file with its matrices stored as blocks."""
-    reader = gguf.GGUFReader(path)
-    writer = gguf.GGUFWriter(path.with_name(f"{kind}.gguf"), "llama")
-    for field in reader.fields.values():
-        if not field.name.startswith(("GGUF.", "general.architecture")):
-            inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(field.name, field.contents(), field.types[0], inner)
-    writer.add_file_type(file_type)
-    for tensor in reader.tensors:
-        values = gguf.dequantize(tensor.data, tensor.tensor_type)
-        to = gguf.GGMLQuantizationType[kind if values.ndim == 2 else "F32"]
-        writer.add_tensor(tensor.name, gguf.quants.quantize(values, to), raw_dtype=to)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path.with_name(f"{kind}.gguf")
 
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3"])
@@ -76,7 +57,7 @@ def test_quantized_weights_become_floats_that_tables_name(
 ) -> None:
     """Pruned and saved, they are still told by name, and the file's own values are kept."""
     _, tokenizer, path = _written(tmp_path)
-    path = _quantized(path, kind, file_type)
+    path = quantize_gguf(path, path.with_name(f"{kind}.gguf"), kind, file_type)
     model: Any = hw.load(path)
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     up = stored["blk.1.ffn_up.weight"]
