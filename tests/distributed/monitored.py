@@ -41,9 +41,6 @@ def main(rank: int, world: int, store: str) -> None:
     assert len(reductions) == 2, reductions  # steps 1 and 2, not 3
     assert len(logged) == (2 if rank == 0 else 0)
     assert len(alarms) == (1 if rank == 0 else 0)
-    said = {
-        "scalars": scalars,
-        "alarms": [str(alarm) for alarm in monitor.alarms],
-    }
+    said = {"scalars": scalars, "alarms": [str(alarm) for alarm in monitor.alarms]}
     Path(f"{store}.{rank}.json").write_text(json.dumps(said))
     dist.destroy_process_group()

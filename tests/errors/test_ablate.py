@@ -15,9 +15,7 @@ from gates import gate_heads
 from headwise import ablate
 from headwise.errors import ArgumentError, HeadError, UnsupportedError
 from headwise.layer import MultiHeadAttention
-from headwise.ownership import (
-    find_attentions,
-)
+from headwise.ownership import find_attentions
 from headwise.tables import Head, Scores
 from oracles import modules_of
 

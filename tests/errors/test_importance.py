@@ -11,13 +11,7 @@ import zoo
 from torch import Tensor, nn
 
 from headwise.corpora import SentencePair
-from headwise.errors import (
-    ArgumentError,
-    HeadError,
-    HeadwiseError,
-    InputError,
-    ShapeError,
-)
+from headwise.errors import ArgumentError, HeadError, HeadwiseError, InputError, ShapeError
 from headwise.scoring import Gates, find_loss, importance, paired, prune_curves
 from headwise.tables import Curves
 from oracles import modules_of, padded
@@ -132,11 +126,7 @@ MINE: dict[str, Any] = {"mine": [["L0.H0"]]}
             (lambda x=x: ONE.elbow("one", x), ArgumentError, f"allowed={x}")
             for x in (0.0, -1.0, float("nan"))
         ),
-        (
-            lambda: prune_curves(BERT, [BATCH], {"mine": [["L7.H0"]]}),
-            HeadError,
-            r"no head L7\.H0",
-        ),
+        (lambda: prune_curves(BERT, [BATCH], {"mine": [["L7.H0"]]}), HeadError, r"no head L7\.H0"),
         (lambda: prune_curves(BERT, [BATCH], {}), ArgumentError, "prune_curves: 0 orders"),
         (
             lambda: prune_curves(BERT, [BATCH], MINE, reference=[BATCH], cut=lambda _: None),

@@ -8,12 +8,7 @@ import torch
 from torch import nn
 
 from headwise.errors import ArgumentError, HeadwiseError, ShapeError, UnsupportedError
-from headwise.layer import (
-    ALiBi,
-    KVCache,
-    MultiHeadAttention,
-    RoPE,
-)
+from headwise.layer import ALiBi, KVCache, MultiHeadAttention, RoPE
 
 
 @pytest.mark.parametrize(

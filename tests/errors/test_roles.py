@@ -17,11 +17,7 @@ import headwise as hw
 from headwise.corpora import AnnotatedText, Choice, Example, name_texts, read_examples
 from headwise.errors import ArgumentError, HeadError, InputError, ShapeError, UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
-from headwise.ownership import (
-    check_edits_reach,
-    find_attentions,
-    replace_heads,
-)
+from headwise.ownership import check_edits_reach, find_attentions, replace_heads
 from headwise.roles import (
     AlignedBatch,
     ChoiceRelation,

@@ -51,9 +51,7 @@ def test_a_class_unknown_to_transformers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        ({"position_bias": ALiBi(4)}, "a layer with ALiBi"),
-    ],
+    [({"position_bias": ALiBi(4)}, "a layer with ALiBi")],
 )
 def test_a_layer_with_unsupported_parts(
     options: dict[str, Any], message: str, tmp_path: Path
@@ -80,10 +78,7 @@ def test_a_layer_that_is_broken(tmp_path: Path) -> None:
     for spoiled, message in (
         (about.replace('"n_heads": 4', '"n_heads": 5'), "layer cannot be read.*n_heads=5"),
         (about.replace('"kdim": 12', '"kdim": 7'), r"k_proj.weight in .* is .* but \(12, 7"),
-        (
-            about.replace('"n_heads": 4', '"heads": 4'),
-            "cannot be read.*unexpected .* 'heads'",
-        ),
+        (about.replace('"n_heads": 4', '"heads": 4'), "cannot be read.*unexpected .* 'heads'"),
     ):
         path.write_text(spoiled)
         with pytest.raises(InputError, match=message):

@@ -19,10 +19,7 @@ import headwise as hw
 from folders import tiny_llama
 from headwise.errors import HeadwiseError, UnsupportedError
 from headwise.models import fingerprint
-from headwise.models.texts import (
-    encode,
-    token_offsets,
-)
+from headwise.models.texts import encode, token_offsets
 from headwise.surgery import costs
 
 IDS = torch.tensor([[5, 9, 7, 3, 11], [4, 6, 2, 1, 8]])

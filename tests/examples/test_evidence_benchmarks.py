@@ -4,12 +4,7 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from benchmarks.evidence import (
-    _languages,
-    _pruning_material,
-    _simulations,
-    encoder,
-)
+from benchmarks.evidence import _languages, _pruning_material, _simulations, encoder
 
 
 @pytest.mark.parametrize(

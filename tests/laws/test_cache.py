@@ -12,12 +12,7 @@ from torch import Tensor
 
 from headwise import masks
 from headwise.errors import ShapeError
-from headwise.layer import (
-    ALiBi,
-    KVCache,
-    MultiHeadAttention,
-    RoPE,
-)
+from headwise.layer import ALiBi, KVCache, MultiHeadAttention, RoPE
 
 B, T, D_MODEL, H, Hkv = 3, 13, 8, 4, 2
 

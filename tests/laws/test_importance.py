@@ -11,10 +11,7 @@ from torch import Tensor, nn
 from gates import gate_heads
 from headwise._methods import METHODS
 from headwise.lab import MiniGPT, MiniGPTConfig
-from headwise.ownership import (
-    ablate,
-    find_attentions,
-)
+from headwise.ownership import ablate, find_attentions
 from headwise.scoring import Gates, importance
 from headwise.scoring._loss import find_loss
 from headwise.scoring.methods import _gradients, draw_gates, function_of, open_chance

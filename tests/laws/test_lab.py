@@ -200,10 +200,7 @@ def test_training_lowers_the_loss_and_learns_the_line(tmp_path):
 def test_facts_equal_the_file_and_have_no_nan(tmp_path):
     trained = train(dataclasses.replace(SMALL, adverb_share=0.0), tmp_path)
     written = json.loads((tmp_path / "training.json").read_text("utf-8"))
-    assert written == {
-        "settings": dataclasses.asdict(trained.settings),
-        "facts": trained.facts(),
-    }
+    assert written == {"settings": dataclasses.asdict(trained.settings), "facts": trained.facts()}
     assert "held-out translation without adverb" in written["facts"]
     assert "held-out translation with adverb" not in written["facts"]
     assert TrainSettings(**written["settings"]) == trained.settings

@@ -14,10 +14,7 @@ import headwise as hw
 from headwise import _checkpoint
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.models import fingerprint
-from headwise.ownership import (
-    find_attentions,
-    heads_of,
-)
+from headwise.ownership import find_attentions, heads_of
 from headwise.recovery import recovering
 from oracles import padded
 

@@ -23,15 +23,7 @@ from headwise.corpora import AnnotatedText, Arc, Grammar, Mention, Pair, annotat
 from headwise.errors import ArgumentError, InputError
 from headwise.kernels import HeadBlock
 from headwise.lab import MiniGPT, MiniGPTConfig, save
-from headwise.roles import (
-    ChoiceRelation,
-    Evidence,
-    Pairs,
-    Roles,
-    TokenText,
-    find_roles,
-    rules_of,
-)
+from headwise.roles import ChoiceRelation, Evidence, Pairs, Roles, TokenText, find_roles, rules_of
 from headwise.roles._samples import digest_of_text, halves_of_texts
 from headwise.roles._summaries import shortfall
 from headwise.roles.evidence._nulls import NULLS

@@ -12,13 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from headwise._native_library import library
 from headwise._torch_private import eager_outline
 from headwise.errors import ArgumentError
-from headwise.kernels import (
-    RowRequest,
-    _attend,
-    attend,
-    make_rule,
-    row_statistics,
-)
+from headwise.kernels import RowRequest, _attend, attend, make_rule, row_statistics
 
 native = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
 RULES: dict[str, dict[str, Any]] = {

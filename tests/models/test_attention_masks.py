@@ -45,12 +45,12 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], int | None]] = {
     "sliding, wide": (masking_utils.sliding_window_causal_mask_function(T), T),
     "sliding, both ways": (masking_utils.sliding_window_bidirectional_mask_function(2), 2),
     "chunked": (
-        masking_utils.chunked_causal_mask_function(3, torch.tensor([0, 2, 1])), 3,
+        masking_utils.chunked_causal_mask_function(3, torch.tensor([0, 2, 1])), 3
     ),
     "packed": (_packed(CAUSAL), None),
     "packed, ids last": (_packed(CAUSAL, ids_last=True), None),
     "packed, sliding": (
-        _packed(masking_utils.sliding_window_causal_mask_function(2)), 2,
+        _packed(masking_utils.sliding_window_causal_mask_function(2)), 2
     ),
     "packed, sliding, ids last": (
         _packed(masking_utils.sliding_window_causal_mask_function(2), ids_last=True), 2,

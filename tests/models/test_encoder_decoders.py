@@ -19,11 +19,7 @@ from torch import nn
 
 from command import headwise
 from headwise.errors import ArgumentError, InputError, UnsupportedError
-from headwise.models.texts import (
-    as_pieces,
-    decoder_ids,
-    inputs_of,
-)
+from headwise.models.texts import as_pieces, decoder_ids, inputs_of
 from headwise.report import study
 from headwise.report.page import render
 from headwise.report.page._payload import payload

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 
 from gates import gate_heads
 from headwise.errors import UnsupportedError
-from headwise.ownership import (
-    find_attentions,
-)
+from headwise.ownership import find_attentions
 from headwise.scoring import importance
 
 # Name -> the rows of its inputs that are one text.

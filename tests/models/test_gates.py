@@ -13,10 +13,7 @@ from headwise import ablate
 from headwise.errors import ArgumentError
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.layer import MultiHeadAttention
-from headwise.ownership import (
-    find_attentions,
-    heads_of,
-)
+from headwise.ownership import find_attentions, heads_of
 from oracles import modules_of, padded
 
 TEXTS = [[5, 9, 7, 3, 11, 8, 4], [4, 6], [10, 3, 3, 12, 9]]

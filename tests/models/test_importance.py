@@ -9,9 +9,7 @@ from torch import Tensor, nn
 
 from double import Double, doubled
 from gates import gate_heads
-from headwise.ownership import (
-    find_attentions,
-)
+from headwise.ownership import find_attentions
 from headwise.scoring import Loss, find_loss, importance
 from oracles import padded
 

@@ -18,9 +18,7 @@ from gates import gate_heads
 from headwise._evaluation import in_evaluation
 from headwise.models import hooked
 from headwise.monitor import HeadMonitor
-from headwise.ownership import (
-    find_attentions,
-)
+from headwise.ownership import find_attentions
 from oracles import modules_of
 
 IDS = torch.tensor([[1, 2, 3, 4]])

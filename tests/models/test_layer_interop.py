@@ -20,11 +20,7 @@ from transformers import (
 )
 
 from headwise.errors import UnsupportedError
-from headwise.layer import (
-    LayerOutput,
-    MultiHeadAttention,
-    RoPE,
-)
+from headwise.layer import LayerOutput, MultiHeadAttention, RoPE
 from headwise.watch import observe
 from oracles import means, modules_of
 

@@ -145,9 +145,7 @@ VERBS: dict[str, Callable[[nn.Module, Path], object]] = {
     "fingerprint": lambda model, folder: fingerprint(model),
 }
 # The verbs that do not take a GPT-2 with its language head.
-MODELS: dict[str, Callable[[], nn.Module]] = {
-    "importance by curvature": lambda: _gpt2("GPT2Model"),
-}
+MODELS: dict[str, Callable[[], nn.Module]] = {"importance by curvature": lambda: _gpt2("GPT2Model")}
 
 
 # Learned gates take many passes; the other methods of importance go the same way.

@@ -21,12 +21,7 @@ from folders import tiny_llama
 from headwise import MultiHeadAttention
 from headwise.checkpoints import load
 from headwise.models import fingerprint
-from headwise.ownership import (
-    OwnershipMap,
-    example_input,
-    find_attentions,
-    find_ownership,
-)
+from headwise.ownership import OwnershipMap, example_input, find_attentions, find_ownership
 
 _FEW = ("Albert", "Gemma2", "GPT2", "GptOss", "Llama", "Qwen3Moe")
 

@@ -11,10 +11,7 @@ from torch import Tensor, nn
 
 from headwise.capture import AttentionCall, capture_calls
 from headwise.layer import MultiHeadAttention
-from headwise.ownership import (
-    OutputProjection,
-    output_projection,
-)
+from headwise.ownership import OutputProjection, output_projection
 
 IDS = torch.tensor([[5, 9, 7, 3, 11], [4, 6, 8, 10, 3]])
 

@@ -30,11 +30,7 @@ from headwise import (
 from headwise.errors import InputError, UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.models import fingerprint
-from headwise.ownership import (
-    example_input,
-    find_attentions,
-    heads_of,
-)
+from headwise.ownership import example_input, find_attentions, heads_of
 from headwise.roles.evidence._nulls import permuted
 from oracles import padded
 from planted import TOKENIZER, lines
