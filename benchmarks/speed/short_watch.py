@@ -1,4 +1,4 @@
-"""What watching adds to short calls: encoders, `generate`, a monitor, and opening a watch.
+"""What watching adds to short calls: encoders, also compiled, `generate`, a monitor, and opening.
 
     OMP_NUM_THREADS=1 python -m benchmarks.speed.short_watch --into benchmarks/results/observing.md
 
@@ -42,6 +42,7 @@ def main() -> None:
     torch.manual_seed(0)
     cases = {
         "encoder": encoders,
+        "compiled": compiled,
         "narrow": narrow,
         "generate": generation,
         "monitor": monitored,
@@ -87,6 +88,33 @@ def encoders(options: argparse.Namespace) -> Iterator[Row]:
         times = alternating(work, partial(observe, model), options)
         kernel = kernel_time(B, T, passes, options.clock)
         yield row_of(f"encoder, {name}", times, passes, kernel)
+
+
+@torch.no_grad()
+def compiled(options: argparse.Namespace) -> Iterator[Row]:
+    """Passes of compiled encoders, which stay compiled while they are watched."""
+    for name, (B, T), width in (
+        ("8 x 128", (8, 128), WIDTH),
+        ("1 x 2048", (1, 2048), WIDTH),
+        ("1 x 8, narrow", (1, 8), NARROW),
+    ):
+        model, batch = encoder(width), torch.randint(0, 1000, (B, T))
+        run, passes = torch.compile(model, fullgraph=True), max(1, 320 // (B * T))
+
+        def work(
+            watch: Watch | None, run: Any = run, batch: Tensor = batch, passes: int = passes
+        ) -> None:
+            for _ in range(passes):
+                run(batch)
+            if watch:
+                watch.table()
+
+        work(None)
+        with observe(model):
+            run(batch), run(batch)
+        times = alternating(work, partial(observe, model), options)
+        kernel = kernel_time(B, T, passes, options.clock, width)
+        yield row_of(f"compiled encoder, {name}", times, passes, kernel)
 
 
 @torch.no_grad()
@@ -229,7 +257,7 @@ def row_of(case: str, times: Times, passes: int = 1, kernel: float | None = None
 
 
 def _arguments() -> argparse.Namespace:
-    cases = ("encoder", "narrow", "generate", "monitor", "open")
+    cases = ("encoder", "compiled", "narrow", "generate", "monitor", "open")
     parser = parser_of(__doc__, seconds=8.0, clock="wall")
     parser.add_argument("--cases", nargs="*", choices=cases, default=cases)
     return parser.parse_args()

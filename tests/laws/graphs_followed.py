@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import headwise as hw
 from headwise.errors import UnsupportedError
+from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.models import cache_argument
 from headwise.tables import COLUMNS, HeadTable
 
@@ -90,6 +91,11 @@ MODELS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "sliding window": (_mistral, {"input_ids": IDS, "use_cache": False}),
     "right padding": (_bert, {"input_ids": IDS, "attention_mask": _real("right")}),
     "function": (lambda: nn.Sequential(Attention(), Attention()), {"input": X}),
+    "our layer": (
+        lambda: hw.MultiHeadAttention(64, 4, 2, window=(6, 0)).eval(),
+        {"query": X, "causal": True},
+    ),
+    "Mini-GPT": (lambda: MiniGPT(MiniGPTConfig(vocab_size=100)).eval(), {"input_ids": IDS}),
     "causal function": (lambda: nn.Sequential(Attention(True), Attention(True)), {"input": X}),
 }
 
@@ -188,6 +194,20 @@ def test_a_compiled_training_step_is_watched_and_stays_compiled(kind: str) -> No
     for name, value in scalars[0].items():
         np.testing.assert_allclose(scalars[3][name], value, rtol=1e-5, atol=1e-6)
     assert not counters["graph_break"]
+
+
+def test_a_compiled_model_is_clipped() -> None:
+    layer = hw.MultiHeadAttention(64, 4)
+    model = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    clipped = []
+    with hw.HeadMonitor(model, every=1, statistics=["max_logit"]) as monitor:
+        clip = hw.QKClip(monitor, max_logit=1e-3)
+        for _ in range(3):
+            model(X).sum().backward()
+            monitor.step()
+            clipped.append(len(clip.step().heads))
+    assert clipped == [4, 0, 0]
+    assert counters["stats"]["unique_graphs"] >= 1
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from types import MethodType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from headwise._torch_private import can_observe_operators, side_effects_under_checkpoint
 from headwise.capture._capture import AttentionCall
@@ -17,11 +17,40 @@ from headwise.capture._graph import (
     attention_function,
     follow_pass,
     following_forward,
+    following_layer,
 )
 from headwise.capture._inputs import Text
+from headwise.layer import HeadAttention
 
 OnCall = Callable[[AttentionCall], None]
 OnPass = Callable[[Text, bool], None]
+
+
+def call_of_layer(
+    module: HeadAttention,
+    _: str,
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    __: None,
+    ___: None,
+    ____: None,
+    _____: None,
+    is_causal: bool,
+) -> AttentionCall:
+    """A call of this library's own layer that an operator in a compiled graph is given."""
+    rule, kernel = module.rule(q, mask=mask, causal=is_causal), "headwise"
+    v, heads, watched = k[..., :0], q[..., :0], "a hook on the module"
+    return AttentionCall(
+        module, q, k, v, rule, heads, watched, kernel, True, by_operator=call_of_layer
+    )
+
+
+# Which `forward` of a module puts operators into graphs: its own calls what does so.
+_FORWARDS: dict[Any, Callable[..., Any]] = {
+    call_of_operator: following_forward,
+    call_of_layer: following_layer,
+}
 
 
 def may_follow(call: AttentionCall) -> bool:
@@ -52,7 +81,7 @@ def follow_graphs(
             if describe is call_of_operator:
                 stack.enter_context(attention_function.changed())
                 stack.enter_context(side_effects_under_checkpoint())
-            else:
+            elif describe not in _FORWARDS:
                 from headwise.capture._interface import followed_interface  # imports transformers
 
                 stack.enter_context(followed_interface())
@@ -78,8 +107,7 @@ def _handled(
             attributes[name] = handle
             if name == CALL:
                 forward = type(module).forward
-                is_function = describe is call_of_operator
-                followed = following_forward(forward) if is_function else forward
+                followed = _FORWARDS[describe](forward) if describe in _FORWARDS else forward
                 attributes["forward"] = MethodType(followed, module)
         handle.receivers.append(receive)
         yield

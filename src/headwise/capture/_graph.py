@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise._torch_private import FUSED_FUNCTION, is_traced_by_compiler
-from headwise.capture._inputs import Text, positional_parameters
+from headwise.capture._inputs import Text, has_no_tokens, positional_parameters
 from headwise.errors import UnsupportedError
 from headwise.models import SharedSetting, cache_in
 
@@ -134,6 +134,25 @@ def following_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
     return follow
 
 
+@cache
+def following_layer(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The `forward` of this library's own layer, with an operator where a compiler traces it."""
+
+    @no_type_check
+    @wraps(forward)
+    def follow(module, q, k, v, *, mask=None, causal=False, bias=None, **options):
+        if is_traced_by_compiler():
+            handle = getattr(module, CALL, None)
+            if handle is not None and bias is None and (mask is None or isinstance(mask, Tensor)):
+                torch.ops.headwise.observe(
+                    q.detach(), k.detach(), None if mask is None else mask.detach(), None, None,
+                    None, None, causal, "headwise", handle.order, handle.state,
+                )  # fmt: skip
+        return forward(module, q, k, v, mask=mask, causal=causal, bias=bias, **options)
+
+    return follow
+
+
 @no_type_check
 def follow_pass(module, args, kwargs):
     """Put the operator of a pass that begins into a graph: a hook, which does nothing elsewhere."""
@@ -148,6 +167,8 @@ def follow_pass(module, args, kwargs):
             "block."
         )
     arguments = {**dict(zip(handle.names, args, strict=False)), **kwargs}
+    if has_no_tokens(arguments):
+        arguments = {}
     ids, vectors = arguments.get("input_ids"), arguments.get("inputs_embeds")
     tokens = ids if isinstance(ids, Tensor) else vectors
     cached = cache_in(arguments)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from types import FunctionType
-from typing import Any
+from typing import Any, no_type_check
 from weakref import WeakKeyDictionary
 
 import torch
@@ -265,9 +265,17 @@ def _without_cross(stack: str) -> str:
     return stack.removesuffix("cross").removesuffix(".")
 
 
+@no_type_check  # which a compiler cannot trace
+def has_no_tokens(arguments):
+    """Whether a model is given what is not tokens, such as pixels."""
+    for name in _NO_TOKENS:
+        if arguments.get(name) is not None:
+            return "input_ids" not in arguments
+    return False
+
+
 def _text(arguments: Mapping[str, Any], prefix: str = "") -> Text:
-    no_tokens = any(arguments.get(name) is not None for name in _NO_TOKENS)
-    if no_tokens and "input_ids" not in arguments:
+    if has_no_tokens(arguments):
         return Text()
     # A mask of four axes says which queries see which keys, not what is padding.
     mask = _two_axes(arguments.get(f"{prefix}attention_mask"))

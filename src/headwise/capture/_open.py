@@ -17,6 +17,7 @@ from headwise.capture._capture import (
     OnCall,
     is_attention,
 )
+from headwise.capture._follow_graphs import call_of_layer
 from headwise.capture._functions import capture_functions
 from headwise.capture._torch_calls import capture_torch_layer
 from headwise.errors import UnsupportedError
@@ -128,6 +129,8 @@ def _capture_layer(
         *args, output.heads if isinstance(output, AttendOutput) else output
     )
     options = {name: kwargs[name] for name in ("mask", "causal", "bias") if name in kwargs}
+    mask, bias = kwargs.get("mask"), kwargs.get("bias")
+    is_of_operator = bias is None and isinstance(mask, Tensor | None)
     capture.on_call(
         AttentionCall(
             module=module,
@@ -137,5 +140,6 @@ def _capture_layer(
             watched="a hook on the module",
             kernel="headwise",
             exact=not (module.training and module.dropout),
+            by_operator=call_of_layer if is_of_operator else None,
         )
     )  # fmt: skip

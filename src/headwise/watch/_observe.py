@@ -48,8 +48,9 @@ def observe(
         model: Any model with such layers, or a `SentenceTransformer` around one. A compiled
             model, or one within a compiled function, runs uncompiled in its first pass, and in all
             of them if its graphs cannot hand over its calls: they can where one stack attends
-            through Hugging Face's interface (`eager` or `sdpa`) or by
-            `scaled_dot_product_attention`, without `maps`, `value` and `output_norm`.
+            through Hugging Face's interface (`eager` or `sdpa`), by
+            `scaled_dot_product_attention` or in this library's layers, without `maps`, `value` and
+            `output_norm`.
         request: The statistics to compute. None is a `Request()`: those that are cheap and apply
             to any text.
         layers: The layers to watch, counted from 0 in each stack, in the order in which they
