@@ -19,12 +19,7 @@ from headwise.checkpoints import load, load_tokenizer
 from headwise.corpora import list_texts
 from headwise.errors import ArgumentError, InputError, UnsupportedError
 from headwise.models import check_model
-from headwise.models.texts import (
-    check_reads_text,
-    iter_pieces,
-    reads_two_texts,
-    tokenizer_of,
-)
+from headwise.models.texts import check_reads_text, iter_pieces, reads_two_texts, tokenizer_of
 from headwise.scoring import Inputs, Loss, importance
 from headwise.tables import HeadTable, Scores
 from headwise.watch import Request, watch_pieces

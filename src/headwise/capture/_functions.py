@@ -24,13 +24,7 @@ from headwise._torch_private import (
     push_function_mode,
     stop_observing_operators,
 )
-from headwise.capture._capture import (
-    HOOKED,
-    AttentionCall,
-    Capture,
-    Unsupported,
-    n_heads_of,
-)
+from headwise.capture._capture import HOOKED, AttentionCall, Capture, Unsupported, n_heads_of
 from headwise.capture._softmax import SoftmaxTracker
 from headwise.kernels import make_rule
 from headwise.masks.parts import top_left

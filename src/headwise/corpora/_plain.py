@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from headwise._display import counted
-from headwise.corpora._source import (
-    Source,
-    check_filled,
-    lines_of,
-    name_of,
-    text_of,
-)
+from headwise.corpora._source import Source, check_filled, lines_of, name_of, text_of
 from headwise.errors import InputError
 
 _PARALLEL = "read_parallel"

@@ -13,12 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headwise._torch_private import in_backward, replace_submodule, uncompiled_block
-from headwise.capture import (
-    AttentionCall,
-    InputTracker,
-    capture_calls,
-    find_stacks,
-)
+from headwise.capture import AttentionCall, InputTracker, capture_calls, find_stacks
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import Hooks, check_model, ordinary_path
 from headwise.ownership._attention import Attention, by_attention, find_attentions

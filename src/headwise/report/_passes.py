@@ -11,12 +11,7 @@ from headwise._evaluation import in_evaluation
 from headwise._progress import Progress
 from headwise.corpora import list_pairs, list_texts
 from headwise.errors import ArgumentError
-from headwise.models.texts import (
-    Piece,
-    as_pieces,
-    iter_pieces,
-    reads_two_texts,
-)
+from headwise.models.texts import Piece, as_pieces, iter_pieces, reads_two_texts
 from headwise.tables import HeadTable, TextSums, Totals
 from headwise.watch import BATCH_SIZE, Request, watch_pieces
 

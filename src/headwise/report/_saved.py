@@ -13,14 +13,7 @@ import numpy as np
 
 from headwise._tensors import read_arrays, write_arrays
 from headwise.errors import InputError, OutputError
-from headwise.files import (
-    STUDY_FILES,
-    build_from,
-    folder_beside,
-    read_object,
-    typed,
-    write_json,
-)
+from headwise.files import STUDY_FILES, build_from, folder_beside, read_object, typed, write_json
 from headwise.report._comparison import Comparison
 from headwise.report._samples import Sample, TopPairs
 from headwise.report._study_data import StudyData

@@ -14,12 +14,7 @@ from headwise.corpora import EOS, RELATIONS, Texts, annotate, choices, relations
 from headwise.errors import ArgumentError
 from headwise.lab import Trained
 from headwise.models import check_model, class_of
-from headwise.models.texts import (
-    check_reads_text,
-    context_of,
-    token_classes,
-    tokenizer_of,
-)
+from headwise.models.texts import check_reads_text, context_of, token_classes, tokenizer_of
 from headwise.report._passes import observe_texts, pairs_for, sizes_of
 from headwise.report._samples import heads_to_show_first, sample_texts
 from headwise.report._study import Study

@@ -8,13 +8,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from headwise.errors import ArgumentError
-from headwise.tables._bootstrap import (
-    DRAWS,
-    has_interval,
-    interval_of,
-    rate,
-    resampled_ratios,
-)
+from headwise.tables._bootstrap import DRAWS, has_interval, interval_of, rate, resampled_ratios
 
 __all__ = ["COLUMNS", "TEXT_COLUMNS", "Column", "TextSums", "Totals"]
 

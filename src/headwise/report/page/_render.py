@@ -78,11 +78,7 @@ def render(study: StudyData, *, full: bool = False) -> str:
 
 def render_look(title: str, summary: str, sample: Sample, versions: Mapping[str, str]) -> str:
     """The page of one text as text, with maps alone."""
-    content = {
-        "title": visible(title),
-        "summary": visible(summary),
-        "versions": facts(versions),
-    }
+    content = {"title": visible(title), "summary": visible(summary), "versions": facts(versions)}
     page = fill_page("look.html", content, (*_TEXT_SCRIPTS, *_LAST_SCRIPTS))
     return page.replace(DATA, as_json(look_payload(sample, MAX_BYTES - len(page.encode()))), 1)
 

@@ -253,12 +253,7 @@ def _behind_two(text: TokenText) -> Pairs:
 
 def _offsets() -> list[Role]:
     return [
-        Role(
-            name,
-            f"a token → {_target(offset)}",
-            partial(_offset, offset),
-            kind="offset",
-        )
+        Role(name, f"a token → {_target(offset)}", partial(_offset, offset), kind="offset")
         for name, offset in OFFSETS.items()
     ]
 
