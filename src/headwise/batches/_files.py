@@ -44,8 +44,11 @@ def observe_files(
     if address is None and find_spec("ray") is None:
         observer = BatchObserver(column=column, **options)
         rows = chain.from_iterable(read_rows(path, column) for path in paths)
-        with tqdm(desc="Observing", unit=" texts") as bar:
-            return HeadTable.sum(_rows_of(observer, rows, bar))
+        shown = iter(tqdm(rows, desc="Observing", unit=" texts"))
+        batches = iter(lambda: [*islice(shown, _ROWS)], [])
+        return HeadTable.sum(
+            observer({name: [row[name] for row in batch] for name in batch[0]}) for batch in batches
+        )
     ray = require("ray", "ray", "observe")
     data = require("ray.data", "ray", "observe")
     is_ours = not ray.is_initialized()
@@ -108,11 +111,3 @@ def _matching(pattern: str) -> list[str]:
             f"{', '.join((*_ARROW, *_LINES))}, such as 'data/*.parquet'."
         )
     return paths
-
-
-def _rows_of(
-    observer: BatchObserver, rows: Iterator[dict[str, Any]], bar: Any
-) -> Iterator[dict[str, list[Any]]]:
-    while batch := [*islice(rows, _ROWS)]:
-        yield observer({name: [row[name] for row in batch] for name in batch[0]})
-        bar.update(len(batch))
