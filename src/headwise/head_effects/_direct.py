@@ -300,12 +300,16 @@ class DirectWay:
         def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
             return tuple(map(_detached, args)), {k: _detached(x) for k, x in kwargs.items()}
 
-        def leave(module: nn.Module, args: Any, output: Any) -> Any:
+        def call_of(module: nn.Module) -> Call | None:
+            """This call of a module; None if it is known not to be on the way."""
             call = module, met.calls[module]
             met.calls[module] += 1
+            return call if self._on_way is None or call in self._on_way else None
+
+        def leave(module: nn.Module, args: Any, output: Any) -> Any:
+            call = call_of(module)
             x = output[0] if isinstance(output, tuple) else output
-            skipped = self._on_way is not None and call not in self._on_way
-            if skipped or not isinstance(x, Tensor) or not x.is_floating_point():
+            if call is None or not isinstance(x, Tensor) or not x.is_floating_point():
                 return None
             x, part = _with_leaf(x, batch)
             attention = self._mixing.get(call)
@@ -313,11 +317,14 @@ class DirectWay:
             return (x, *output[1:]) if isinstance(output, tuple) else x
 
         def keep_scale(module: nn.Module, args: Any, output: Any) -> Any:
+            call = call_of(module)
+            if call is None or len(args) > 1 or args[0].shape != output.shape:
+                return None
             x, index = args[0], batch.index(output)
-            if len(args) > 1 or not x.requires_grad or x.shape != output.shape or index is None:
+            if not x.requires_grad or index is None:
                 return None
             added, constant = _linear(module, x[index], output[index].detach())
-            met.parts.append(((module, -1), added, constant))
+            met.parts.append((call, added, constant))
             output = output.detach()
             output[index] = added
             return output
