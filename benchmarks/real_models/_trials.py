@@ -12,7 +12,7 @@ from benchmarks._report import table
 REASONS = {
     "no attention call was captured": "no softmax attention that can be followed",
     "no attention was captured": "no softmax attention that can be followed",
-    "no module receives its heads as they are": "heads are changed before they are mixed",
+    "are mixed or moved on their way into": "heads are mixed before their output projection",
     "no output projection of its own": "heads are not mixed by a plain linear layer",
     "attends several times in one pass": "a layer attends several times in one pass",
     "depend on one another": "a norm over all heads, or values that heads share",

@@ -142,6 +142,10 @@ class HeadsOfCall:
     receivers: dict[nn.Module, None] = field(default_factory=dict)
     linear_calls: list[_LinearCall] = field(default_factory=list)
 
+    @property
+    def n_texts(self) -> int:
+        return len(self.keys)
+
     def note_input(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Note a module that is called with the heads side by side, as they were computed."""
         heads = self.outputs
@@ -262,10 +266,15 @@ class _Trial:
         elif module is None:
             why = "no linear layer receives its heads, as where a bare parameter multiplies them"
         elif not is_whole:
-            why = f"its heads go elsewhere too than into {self._described(module)}"
+            why = (
+                f"its heads do not go into {self._described(module)} alone: a bare parameter "
+                f"multiplies them, or they are joined with something else or used twice"
+            )
         elif is_mixed:
             name = self._described(module)
-            why = f"heads are mixed on their way into {name}, as by a norm over all of them"
+            why = (
+                f"heads are mixed or moved on their way into {name}, as by a norm over all of them"
+            )
         else:
             return module, ""
         return None, f"{why}. {_ONLY_WATCH}"
@@ -297,7 +306,7 @@ class _Trial:
                 heads = call.heads.transpose(1, 2)  # of the model's own memory
                 mask = chosen(torch.arange(heads.shape[2]).to(heads.device)).bool()
                 noise = random_like(heads) * heads.std()
-                heads[..., mask, :] = noise[..., mask, :]
+                heads[:1, :, mask] = noise[:1, :, mask]  # of the first text alone
 
         def compare(module: nn.Module, args: tuple[Any, ...], _: Any) -> Any:
             nonlocal later
@@ -309,6 +318,8 @@ class _Trial:
             is_changed = slices.flatten(0, -3).any(-1).any(0).cpu()
             if not is_changed.any():
                 return None
+            if slices.reshape(current.n_texts, -1)[1:].any():  # texts lie along another axis
+                is_changed = torch.ones_like(is_changed)
             reached[current], later = (module, is_changed), []
             return call.output.clone()
 
