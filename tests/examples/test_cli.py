@@ -64,6 +64,12 @@ def test_a_prompt_is_continued(folder: Path) -> None:
 
 
 @pytest.mark.full
+def test_words_that_the_model_does_not_know_are_named(folder: Path, tmp_path: Path) -> None:
+    done = headwise("look", folder, "I zebra , he", "-o", tmp_path / "look.html")
+    assert done.code == 0
+    assert "The model does not know 'zebra'. It knows: " in done.err
+
+
 def test_the_report_of_the_mini_gpt(folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     done = headwise("report", "--lab-folder", folder, "--out", page)

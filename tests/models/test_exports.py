@@ -137,6 +137,14 @@ def _attention_scaling(model: Any) -> None:
     model.model.rotary_emb.attention_scaling = 1.5
 
 
+def _hook(model: Any) -> None:
+    model.model.layers[1].register_forward_hook(lambda *_: None)
+
+
+def _looks_ahead(model: Any) -> None:
+    model.model.layers[1].self_attn.is_causal = False
+
+
 UNEVEN = ["L1.H2", "L1.H3"]
 EVEN = [f"L{layer}.H{head}" for layer in range(3) for head in (2, 3)]
 TIED = {"tie_word_embeddings": True}
@@ -182,6 +190,8 @@ _LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
         ("Llama", None, {"rope_parameters": _YARN}, None, "leave out RoPE of the type 'yarn'"),
         ("Llama", None, {}, torch.nn.Module.double, "leave out the precision of some weights"),
         ("Llama", None, {}, _epsilon, r"leave out the epsilons \[1e-06, 0.5\] of its norms"),
+        ("Llama", None, {}, _hook, r"leave out the hooks of model.layers.1\. Choose"),
+        ("Llama", None, {}, _looks_ahead, "leave out attention to later tokens"),
         ("Llama", None, {}, _attention_scaling, "leave out queries and keys scaled by 1.5"),
         ("Llama", None, {}, _bias, "as llama, it leaves out lm_head.bias; as deci, it leaves"),
         ("Qwen3", None, {"rope_parameters": _LINEAR}, None, "leaves out the factors of its s"),

@@ -148,7 +148,14 @@ def _refuse_settings(model: Any, head_dim: int) -> None:
     scaling = {*(layer.scaling for layer in layers)}
     activations = {type(layer.mlp.act_fn).__name__ for layer in model.model.layers}
     epsilons = {x.variance_epsilon for x in model.modules() if hasattr(x, "variance_epsilon")}
+    hooked = [
+        name or type(model).__name__
+        for name, x in model.named_modules()
+        if x._forward_hooks or x._forward_pre_hooks
+    ]
     left_out = {
+        f"the hooks of {', '.join(hooked[:3])}": bool(hooked),
+        "attention to later tokens": not all(layer.is_causal for layer in layers),
         f"its window of {window} tokens": window < longest,
         f"the activation {', '.join(sorted(activations))}": activations != {"SiLUActivation"},
         "the precision of some weights": any(x.dtype not in _STORED for x in model.parameters()),

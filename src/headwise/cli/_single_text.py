@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # The strongest links that are printed: a screen.
 _LINKS = 10
+_FEW_WORDS = 500  # a vocabulary that is printed whole
 
 
 def look(
@@ -87,6 +88,7 @@ def look(
         _write(result, out)
         return
     opened, tokenizer = open_model(model, device, dtype, attention, text_for="look")
+    _note_unknown_words(tokenizer, text)
     if source is not None and to is not None:
         links = watch.links(opened, text, source, to, tokenizer=tokenizer)
         print_heads(links.head(_LINKS))
@@ -107,3 +109,25 @@ def _write(result: "Look", out: Path | None) -> None:
     print_result(f"The page is {out.resolve()}")
     if not in_browser:
         print_note("Open this file in a browser.")
+
+
+def _note_unknown_words(tokenizer: Any, text: str) -> None:
+    """Name the words that a tokenizer does not know, and where they are few those that it knows."""
+    from headwise._extras import is_tokenizer_of_rust
+    from headwise.corpora import UNK
+    from headwise.models.texts import token_offsets
+
+    is_rust = is_tokenizer_of_rust(tokenizer)
+    number = tokenizer.token_to_id(UNK) if is_rust else getattr(tokenizer, "unk_token_id", None)
+    if number is None or not (is_rust or getattr(tokenizer, "is_fast", False)):
+        return
+    [tokens] = token_offsets(tokenizer, [text])
+    unknown = {
+        text[start:end]: None
+        for token, (start, end) in zip(tokens.ids, tokens.spans, strict=True)
+        if token == number and start < end
+    }
+    if unknown:
+        words = sorted(tokenizer.get_vocab())
+        known = f" It knows: {' '.join(words)}" if len(words) <= _FEW_WORDS else ""
+        print_note(f"The model does not know {', '.join(map(repr, unknown))}.{known}")

@@ -197,8 +197,8 @@ def _check_separable(attention: Attention, parts: Parts, matrices: list[Dependen
         if len(parts[part]) > 1 and not any(part in dependence for dependence in matrices):
             raise UnsupportedError(
                 f"heads: the {words[part]} of the heads of {attention.site.name} depend on one "
-                f"another, as under a norm over all of them, so that no head can be cut out "
-                f"exactly. Ablate its heads instead."
+                f"another, as under a norm over all of them, so that no weight before it is one "
+                f"head's own: they are neither cut nor counted by head. Ablate heads instead."
             )
 
 

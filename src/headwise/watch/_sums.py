@@ -171,9 +171,12 @@ def _class_members(
 ) -> Float[Tensor, "B S C"]:
     """Which keys belong to each class of tokens."""
     if key_text.ids is None or key_text.ids.shape[1] != positions.key_real.shape[1]:
+        known = "none" if key_text.ids is None else key_text.ids.shape[1]
         raise UnsupportedError(
-            f"observe: the classes {', '.join(request.classes)} need whole texts as input_ids, "
-            f"without a cache. Request them only there."
+            f"observe: the classes {', '.join(request.classes)} need whole texts: of each key "
+            f"its id in input_ids, and of {positions.key_real.shape[1]} keys {known} have one. The "
+            f"others are of a cache, or learned, as by prompt tuning. Request no classes here: "
+            f"hw.Request()."
         )
     classes = [
         torch.isin(key_text.ids, torch.tensor(sorted(ids), device=key_text.ids.device))
