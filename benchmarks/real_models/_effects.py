@@ -294,7 +294,7 @@ def _tables(measured: dict[str, Any]) -> Iterator[tuple[str, str]]:
         same = np.mean([h["direct"] * one["on B"][h["name"]] > 0 for h in one["found"]])
         rows.append(
             [task, f"{one['n']['A']}, {one['n']['B']}", f"{one['before']['A']:.2f}",
-             f"{one['heads']['A']:.2f}", *map(str, counts), f"{same:.0%}",
+             f"{one['heads']['A']:.2f}", *map(str, counts), f"{same:.0%}" if one["found"] else "–",
              f"{one['correlation']:.2f}"]
         )  # fmt: skip
     titles = (

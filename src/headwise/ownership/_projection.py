@@ -158,6 +158,8 @@ class HeadsOfCall:
         heads, is_decided = self.outputs, [module] == [*self.receivers]
         if heads is None or is_decided or len(self.linear_calls) == _LINEAR_LAYERS:
             return
+        if not isinstance(output, Tensor):  # a router's, of a subclass of a linear layer
+            return
         if is_whole_linear(module) and _fits(heads, args, _groups_of(module)):
             # Copies, since models add residuals in place.
             self.linear_calls.append(_LinearCall(module, args[0].clone(), output.clone()))
