@@ -91,6 +91,7 @@ STEPS = (
     Step("short-watch", 2.8, "speed.short_watch --clock cpu --seconds 6 --into {page}", OBSERVING,
          ("short calls",), threads=1),
     Step("attentions", 3, "speed.attentions --into {page}", OBSERVING, ("attentions",), threads=1),
+    Step("images", 3, "speed.images --into {page}", f"{RESULTS}/images.md", ("images",), threads=1),
     Step("short-calls", 1.5, "speed.short_calls --seconds 3 --into {page}",
          f"{RESULTS}/short-calls.md"),
     Step("models-cores", 3.5, f"{_CORES} {_GROUPS} --json {_TWO[0]}"),

@@ -1,0 +1,118 @@
+"""Time and memory of attention on images: 4,096 image tokens, and the geometry of 1,225.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.speed.images --into benchmarks/results/images.md
+
+A LLaVA with random weights: the mass that the last token gives each region, in every head, beside
+the plain pass and `output_attentions` under `eager`. The tower of the geometry is as large as
+ViT-B. Each way runs in a process of its own, because peak memory is that of the process.
+"""
+
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+from PIL import Image
+from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+
+import headwise as hw
+from benchmarks._report import cpu_name, parser_of, peak_of, show, software, table
+
+PLAIN, MASS, EAGER, FIRST, AGAIN = "plain", "mass", "eager", "first", "again"
+WAYS = {
+    PLAIN: "model(**inputs)",
+    MASS: "hw.attentions(model, inputs, queries=-1)",
+    EAGER: 'model(**inputs, output_attentions=True), `"eager"`',
+    FIRST: "hw.image_regions(model, process, [image])",
+    AGAIN: "the same, for another image of this size",
+}
+PATCH, IMAGE = 14, 2
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--one", help="measure a way in this process")
+    options = parser.parse_args()
+    if options.one:
+        print(*measure(options.one))
+        return
+    measured: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+    for way in [way for _ in range(options.rounds) for way in (PLAIN, MASS, EAGER)] + [FIRST]:
+        command = [sys.executable, "-m", __spec__.name, "--one", way]
+        numbers = [*map(float, subprocess.check_output(command, text=True).split())]
+        measured[way].append((numbers[0], numbers[1]))
+        if way == FIRST:
+            measured[AGAIN].append((numbers[2], numbers[1]))
+    middle = {way: [statistics.median(x) for x in zip(*measured[way], strict=True)] for way in WAYS}
+    plain_seconds, plain_peak = middle[PLAIN]
+    passes = [
+        (WAYS[way], f"{seconds:.2f} s", f"{seconds / plain_seconds:.2f}",
+         f"{peak / 2**20:,.0f} MiB", f"{peak / plain_peak:.2f}")
+        for way, (seconds, peak) in middle.items() if way in (PLAIN, MASS, EAGER)
+    ]  # fmt: skip
+    geometry = [(WAYS[way], f"{middle[way][0]:.1f} s") for way in (FIRST, AGAIN)]
+    titles = ("way", "CPU time", "of plain", "peak memory beyond the model", "of plain")
+    text = f"{software()}, {cpu_name()}, one thread, {options.rounds} rounds.\n\n"
+    text += f"{table(titles, passes, 1)}\n\n{table(('1,225 tokens', 'CPU time'), geometry, 1)}"
+    show(text, options.into, "images")
+
+
+def llava(side: int, vision: dict[str, int], implementation: str) -> Any:
+    """A LLaVA that reads square images of `side` pixels."""
+    torch.manual_seed(0)
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(
+            **vision, image_size=side, patch_size=PATCH, attn_implementation=implementation
+        ),
+        text_config=LlamaConfig(
+            vocab_size=1000, hidden_size=512, intermediate_size=2048, num_hidden_layers=4,
+            num_attention_heads=8, num_key_value_heads=8, max_position_embeddings=8192,
+        ),
+        image_token_id=IMAGE, vision_feature_layer=-1, attn_implementation=implementation,
+    )  # fmt: skip
+    return LlavaForConditionalGeneration(config).eval()
+
+
+def inputs_of(images: list[Any]) -> dict[str, torch.Tensor]:
+    """What a processor that resizes nothing makes of square images and four words."""
+    numbers = [torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8) for image in images]
+    side = images[0].width
+    pixels = torch.stack(numbers).reshape(-1, side, side, 3).permute(0, 3, 1, 2) / 255
+    ids = torch.tensor([[5, 6, *[IMAGE] * (len(images) * (side // PATCH) ** 2), 7, 8]])
+    return {"input_ids": ids, "pixel_values": pixels}
+
+
+@torch.no_grad()
+def measure(way: str) -> tuple[float, ...]:
+    """Seconds of CPU time and peak bytes of one way."""
+    side = 896 if way in (PLAIN, MASS, EAGER) else 490
+    small = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4,
+             "num_attention_heads": 4}  # fmt: skip
+    base = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+            "num_attention_heads": 12}  # fmt: skip
+    model = llava(side, small if side == 896 else base, "eager" if way == EAGER else "sdpa")
+    images = [Image.effect_noise((side, side), sigma).convert("RGB") for sigma in (40, 60)]
+    if way == FIRST:
+        seconds = []
+        for image in images:
+            started = time.process_time()
+            hw.image_regions(model, inputs_of, [image])
+            seconds.append(time.process_time() - started)
+        return seconds[0], 0, seconds[1]
+    inputs = inputs_of(images[:1])
+
+    def work() -> object:
+        if way == MASS:
+            return hw.attentions(model, inputs, queries=-1)
+        return model(**inputs, logits_to_keep=1, use_cache=False, output_attentions=way == EAGER)
+
+    started = time.process_time()
+    peak = peak_of(work)
+    return time.process_time() - started, float(peak)
+
+
+if __name__ == "__main__":
+    main()
