@@ -127,6 +127,7 @@ STEPS = (
          f"{RESULTS}/batches.md", ("memory",), threads=1),
     Step("pruning-time", 1, "speed.pruning_time --threads 1 --clock cpu --passes 7 --into {page}",
          f"{RESULTS}/smaller.md", ("random models",)),
+    Step("hybrid", 6, "evidence.hybrid --into {page}", f"{RESULTS}/hybrid.md", threads=1),
 )
 # fmt: on
 
