@@ -328,6 +328,8 @@ class HeadCacheLayer(CacheLayerMixin):  # type: ignore[misc]
 class HeadCacheBesideLinear(LinearAttentionLayer, HeadCacheLayer):  # type: ignore[misc]
     """The cache of a layer whose attention runs beside a linear layer, with states of its own."""
 
+    is_compileable = False  # else `generate` makes the masks itself, without the padding
+
     def __init__(self, *args: Any, number_of_states: int) -> None:
         HeadCacheLayer.__init__(self, *args)
         LinearAttentionLayer.__init__(self, number_of_states)
