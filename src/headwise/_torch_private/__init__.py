@@ -37,6 +37,7 @@ from headwise._torch_private._modules import always_call_after as always_call_af
 from headwise._torch_private._modules import call_forward_pre_hooks as call_forward_pre_hooks
 from headwise._torch_private._modules import compiled_function as compiled_function
 from headwise._torch_private._modules import forward_pre_hooks as forward_pre_hooks
+from headwise._torch_private._modules import has_forward_hooks as has_forward_hooks
 from headwise._torch_private._modules import has_joined_weight as has_joined_weight
 from headwise._torch_private._modules import remove_hooks as remove_hooks
 from headwise._torch_private._modules import replace_submodule as replace_submodule

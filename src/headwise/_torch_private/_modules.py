@@ -34,6 +34,11 @@ def forward_pre_hooks(module: nn.Module) -> dict[int, Callable[..., Any]]:
     return dict(module._forward_pre_hooks)
 
 
+def has_forward_hooks(module: nn.Module) -> bool:
+    """Whether anything is called before or after a module's `forward`."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def call_forward_pre_hooks(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, skip: set[int]
 ) -> None:

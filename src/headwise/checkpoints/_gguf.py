@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from headwise._extras import require
+from headwise._torch_private import has_forward_hooks
 from headwise.checkpoints._gguf_vocabulary import vocabulary
 from headwise.errors import UnsupportedError
 
@@ -149,9 +150,7 @@ def _refuse_settings(model: Any, head_dim: int) -> None:
     activations = {type(layer.mlp.act_fn).__name__ for layer in model.model.layers}
     epsilons = {x.variance_epsilon for x in model.modules() if hasattr(x, "variance_epsilon")}
     hooked = [
-        name or type(model).__name__
-        for name, x in model.named_modules()
-        if x._forward_hooks or x._forward_pre_hooks
+        name or type(model).__name__ for name, x in model.named_modules() if has_forward_hooks(x)
     ]
     left_out = {
         f"the hooks of {', '.join(hooked[:3])}": bool(hooked),
