@@ -13,7 +13,7 @@ from studies import make_study
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 EXTRAS = {
-    "hf": ("huggingface_hub", "scipy", "tokenizers", "transformers"),
+    "hf": ("huggingface_hub", "pillow", "scipy", "tokenizers", "transformers"),
     "cli": ("rich", "typer"),
     "report": ("jinja2", "scipy"),
     "plot": ("matplotlib",),

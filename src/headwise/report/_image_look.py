@@ -16,8 +16,8 @@ from headwise.models import check_model, class_of, device_of
 from headwise.models.texts import token_strings
 from headwise.ownership import call_model
 from headwise.regions import ImageRegions, image_regions
+from headwise.report._look import Look
 from headwise.report._samples import Sample
-from headwise.report._single_text import Look
 from headwise.report.page import render_images
 from headwise.tables import Head
 from headwise.watch import Request, observe
