@@ -302,7 +302,6 @@ def test_print_shows_everything_in_portrait(open_page: Open) -> None:
     for name in ("#map-of-roles", "#lines", "#map", "#numbers", "#roles-table", "#table"):
         expect(page.locator(name)).to_be_visible()
     expect(page.locator(".tool").first).not_to_be_visible()
-    assert page.locator("#thumbs canvas").count() < 36
     pdf = page.pdf(format="A4")
     expect(page.locator("#thumbs canvas")).to_have_count(36)
     boxes = {
@@ -398,7 +397,6 @@ def test_two_words_show_the_heads_that_link_them(open_page: Open) -> None:
 
     def shown() -> dict[str, list[float]]:
         rows = page.locator("#links tbody tr")
-        assert rows.count() == 8
         names = rows.locator("button").all_inner_texts()
         bars = rows.locator(".bar").evaluate_all(
             "(all) => all.map((bar) => [bar, bar.firstChild].map((part, index) => "
@@ -422,7 +420,9 @@ def test_two_words_show_the_heads_that_link_them(open_page: Open) -> None:
         expect(page.locator("#links-from")).to_have_text(source)
         table = hw.links(model, text, source, target, tokenizer=tokenizer)
         found = shown()
-        for row in table.itertuples():
+        linking = table[table["weight"] > table["uniform"]]
+        assert {*found} == {*linking["name"]}
+        for row in linking.itertuples():
             # A weight is a byte: half a step for each token of the target.
             assert found[row.name][0] == pytest.approx(row.weight, abs=3 / 510)
             assert found[row.name][1] == pytest.approx(row.uniform, abs=1e-6)
@@ -432,7 +432,7 @@ def test_two_words_show_the_heads_that_link_them(open_page: Open) -> None:
         assert page.evaluate("document.activeElement.id || document.activeElement.className") in (
             "words", "target",
         )  # fmt: skip
-    page.locator("#links button").nth(2).click()
+    page.locator("#links button").last.click()
     expect(page.locator("#links tr.chosen")).to_have_count(1)
     assert _violations(page) == []
 

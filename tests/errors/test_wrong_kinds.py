@@ -117,7 +117,7 @@ CALLS: dict[str, tuple[Callable[[Any, Any, Path], Any], str]] = {
 
 
 NO_ROLES: list[tuple[dict[str, Any], str]] = [
-    ({"name": ""}, "name=''. Give a name"),
+    ({"name": 3}, "name=3. Give a name"),
     ({"pairs": 3}, "pairs=3. Give a function"),
     ({"score": "choice", "candidates": 3}, "candidates=3. Give a function"),
     ({"bar": "a"}, "bar='a'. Give a number from 0 to 1"),

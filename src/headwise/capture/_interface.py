@@ -51,12 +51,16 @@ def capture_interface(capture: Capture) -> Iterator[None]:
 
 
 @no_type_check  # which a compiler cannot trace
-def _attend_or_follow(inner, implementation, module, query, key, value, mask, *args, **kwargs):
+def _attend_or_follow(
+    inner, implementation, module, query, key, value, attention_mask, *args, **kwargs
+):
     """Call an implementation; a compiler that traces this puts an operator into its graph."""
     if is_traced_by_compiler():
-        follow_call(module, implementation, query, key, mask, kwargs)
-        return inner(module, query, key, value, mask, *args, **kwargs)
-    return _attend(inner, implementation, module, query, key, value, mask, *args, **kwargs)
+        follow_call(module, implementation, query, key, attention_mask, kwargs)
+        return inner(module, query, key, value, attention_mask, *args, **kwargs)
+    return _attend(
+        inner, implementation, module, query, key, value, attention_mask, *args, **kwargs
+    )
 
 
 def _attend(

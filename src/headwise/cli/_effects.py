@@ -36,7 +36,7 @@ def effects(
     seed: _options.Seed = None,
     max_texts: _options.MaxTexts = None,
 ) -> None:
-    """Measure which heads write an answer, which cancel it, and what is lost without each.
+    """Measure which heads write an answer, and which cancel it.
 
     Prints the heads with the largest direct effects. With -o, writes all heads; with --json,
     prints JSON.

@@ -208,7 +208,9 @@ class _Trial:
 
     def by_receivers(self, heads: HeadsOfCall) -> Found:
         """What the modules that received the heads as they are decide; (None, "") for nothing."""
-        receivers, linear = [*heads.receivers], [*filter(is_whole_linear, heads.receivers)]
+        # What reads the output of an identity is noted by itself.
+        receivers = [x for x in heads.receivers if not isinstance(x, nn.Identity)]
+        linear = [*filter(is_whole_linear, receivers)]
         if isinstance(heads.module, nn.MultiheadAttention):  # which never calls its projection
             return heads.module.out_proj, ""
         for module in (*receivers, *(call.module for call in heads.linear_calls)):

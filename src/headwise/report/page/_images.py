@@ -77,7 +77,7 @@ def _payload(
     return {
         **addresses(heads),
         "start": int(last.max(1).argmax()), "statistics": [], "findings": [], "roles": None,
-        "pair": [], "samples": [],
+        "pair": [], "samples": [], "places": {},
         "tokens": [visible_token(token) for token in sample.tokens],
         "regions": [
             [int(token), int(which), *map(float, edges)]

@@ -79,7 +79,7 @@ class Role:
                     f"{', '.join(map(repr, get_args(known)))}."
                 )
         given: dict[str, Any] = vars(self)
-        if not isinstance(given["name"], str) or not self.name.strip():
+        if not isinstance(given["name"], str):  # empty: a mapping of roles names it
             raise ArgumentError(f"Role: name={shortened(self.name)}. Give a name in letters.")
         for name in ("pairs", "candidates"):
             if not callable(given[name]) and (name == "pairs" or given[name] is not None):
