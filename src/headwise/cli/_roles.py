@@ -181,8 +181,8 @@ def print_outcomes(result: "Roles", own: Sequence[str] = ()) -> None:
     outcomes = result.outcomes()
     is_own = outcomes["role"].map(lambda role: role.removesuffix(" back") in own)
     shown = is_own | outcomes.index.isin(shown_outcomes(outcomes).index)
-    outcomes = pd.concat([outcomes[is_own], outcomes[~is_own]])  # one's own relations first
-    print_table(outcomes[shown][_OUTCOME].rename(columns={"role": "name"}))
+    rows = pd.concat([outcomes[is_own], outcomes[shown & ~is_own]])  # one's own relations first
+    print_table(rows[_OUTCOME].rename(columns={"role": "name"}))
 
 
 def _load_relations(sources: Sequence[str], model: str) -> "dict[str, Relation]":
