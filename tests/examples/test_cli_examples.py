@@ -36,6 +36,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"text": text, "words": [[0, 2], [3, 5]], "pairs": [[1, 0, "x"]]} for text in texts
     ]
     (place / "annotated.jsonl").write_text("\n".join(map(json.dumps, annotated)), "utf-8")
+    answers = [{"text": text, "right": " The", "other": " animal"} for text in texts]
+    (place / "answers.jsonl").write_text("\n".join(map(json.dumps, answers)), "utf-8")
     (place / "data").mkdir()
     write_parquet(place / "data" / "part.parquet", texts)
     done = headwise("train", "--out", place / "mini-gpt", *TINY)  # a finished run is not repeated

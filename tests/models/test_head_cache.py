@@ -254,6 +254,8 @@ def test_full_heads_of_every_architecture_equal_the_stock_cache(name: str) -> No
     )
     inputs = {"input_ids": torch.randint(3, VOCABULARY, (1, TOKENS))}
     for more in ({}, {"prefill_chunk_size": 7}):  # past every window
+        if more and name == "recurrent_gemma":  # transformers cannot: its outputs name no cache
+            continue
         stock = generated(model, inputs, DynamicCache(config=model.config), **more)
         with full.cache(model) as cache:
             ours = generated(model, inputs, cache, **more)

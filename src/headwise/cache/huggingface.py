@@ -624,14 +624,20 @@ def attend_cached(
             f"CachePlan.cache: {type(module).__name__} attends in both directions, as in an "
             f"encoder. Give a decoder."
         )
-    plain, by_key = key.call.plain, ("indices", "position_bias")
+    name = type(module).__name__
+    # Also for heads that keep all tokens, so that a model is refused when it is planned.
+    for argument in ("indices", "position_bias", "sinks"):
+        if kwargs.get(argument) is not None:
+            raise UnsupportedError(
+                f"CachePlan.cache: {name} gives {argument} to its attention, which cannot be read "
+                f"for heads that keep different tokens. Use the cache of transformers."
+            )
+    plain = key.call.plain
     if plain is not None and plain.start == 0:
         return attend(module, query, *plain.near, attention_mask, *args, **kwargs)
-    is_mask = attention_mask is None or isinstance(attention_mask, Tensor)
-    if plain is not None and is_mask and not any(kwargs.get(name) is not None for name in by_key):
+    if plain is not None and (attention_mask is None or isinstance(attention_mask, Tensor)):
         mask = None if attention_mask is None else attention_mask[..., plain.start :]
         return attend(module, query, *plain.near, mask, *args, **kwargs)
-    name = type(module).__name__
     call = Call.of(module, implementation, query, key, value, attention_mask, kwargs)
     if call.needs_weights:
         raise UnsupportedError(
@@ -642,12 +648,6 @@ def attend_cached(
         raise UnsupportedError(
             f"CachePlan.cache: {name} has dropout {kwargs['dropout']}. Call model.eval() before."
         )
-    for argument in (*by_key, "sinks"):
-        if kwargs.get(argument) is not None:
-            raise UnsupportedError(
-                f"CachePlan.cache: {name} gives {argument} to its attention, which cannot be read "
-                f"for heads that keep different tokens. Use the cache of transformers."
-            )
     # Some models view the heads of a token as one vector.
     return key.call.attend(query, call.rule()).transpose(1, 2).contiguous(), None
 

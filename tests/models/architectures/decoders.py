@@ -20,7 +20,7 @@ _SIZES = {
     "qk_rope_head_dim": 4, "v_head_dim": 8, "index_topk": 8, "index_n_heads": 2,
     "index_head_dim": 8, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2,
     "swa_head_dim": 8, "sliding_window_size": 6, "rel_extent": 5, "attention_chunk_size": 8,
-    "vocab_size_per_layer_input": VOCABULARY,
+    "vocab_size_per_layer_input": VOCABULARY, "unpadded_vocab_size": VOCABULARY,
 }  # fmt: skip
 _LINEAR_FIRST = {"layer_types": ["linear_attention", "full_attention"]}
 # What some need besides: layers of each kind, and lower thresholds.
