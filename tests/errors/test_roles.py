@@ -17,7 +17,7 @@ import headwise as hw
 from headwise.corpora import AnnotatedText, Choice, Example, name_texts, read_examples
 from headwise.errors import ArgumentError, HeadError, InputError, ShapeError, UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
-from headwise.ownership import check_edits_reach, find_attentions, replace_heads
+from headwise.ownership import check_edits_reach, edit_heads, find_attentions
 from headwise.roles import (
     AlignedBatch,
     ChoiceRelation,
@@ -253,7 +253,7 @@ def test_a_loss_that_is_not_one_number_for_each_text(predicting):
     mean = behavior(
         "mean", [{"input_ids": torch.tensor([[8, 9]])}], lambda output, _: output.mean()
     )
-    with pytest.raises(ShapeError, match=r"effects: 'mean' gives a loss of shape \(\)\. Give one"):
+    with pytest.raises(ShapeError, match=r"loss mean: shape \(\) for 1 texts\. Return one"):
         predicting.effects(PREDICTS, [mean])
 
 
@@ -314,9 +314,8 @@ def test_heads_without_a_projection_are_not_edited_under_gradients():
     model, batch = Unprojected(read=True), {"input_ids": torch.tensor([[1, 2, 3]])}
     attentions = find_attentions(model, batch, needs_projections=False)
     check_edits_reach(model, attentions, batch)
-    chosen = {attentions[0]: [0]}
     with (
-        replace_heads(model, attentions, chosen, lambda _, heads: heads * 0),
+        edit_heads(model, attentions, lambda _, heads: heads * 0),
         pytest.raises(UnsupportedError, match=r"Unprojected has no output .*no_grad"),
     ):
         model(**batch)

@@ -23,7 +23,7 @@ from headwise.roles import (
     name_moving,
     translation,
 )
-from headwise.roles._effects import copying_scores
+from headwise.roles._copying import copying_scores
 from headwise.roles._rows import labels_of_rows
 from headwise.roles.relations import as_item, gold_roles, next_names, tokenize
 from headwise.tables import Head

@@ -9,20 +9,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float64
 from torch import Tensor, nn
 
 from headwise._display import counted
-from headwise._evaluation import differentiable_evaluation, in_evaluation
+from headwise._evaluation import differentiable_evaluation
 from headwise._progress import Passes, Progress, shows_progress
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.head_effects._direct import DirectWay, Written, difference
+from headwise.head_effects._direct import Batch, DirectWay, Written, difference
 from headwise.head_effects._evidence import FEWEST_EXAMPLES, kinds_of
 from headwise.head_effects._examples import SIZE, Examples, Read, batches_of, read_examples
 from headwise.models import check_model, fingerprint
 from headwise.models.texts import check_reads_text, reads_two_texts, tokenizer_of
 from headwise.ownership import Attention, find_attentions
-from headwise.scoring import GatedModel, Inputs, Loss
+from headwise.scoring import GatedModel
 from headwise.scoring.methods import ablation, zero_ablation
 from headwise.tables import (
     Head,
@@ -125,7 +124,7 @@ class HeadEffects(TableFile):
                 f"HeadEffects.remove: these effects of {len(self.rows)} heads were loaded from a "
                 f"file. Compute them with headwise.effects, which keeps the model at hand."
             )
-        after = self._without(chosen)
+        after = -self._without(chosen)
         low, high = mean_interval(after[:, None])
         return Removal(
             tuple(map(str, chosen)),
@@ -303,7 +302,7 @@ def effects(
         notes=tuple(notes),
         model=fingerprint(model),
         versions={package: version(package) for package in ("headwise", "torch")},
-        _without=partial(_without, gated, total != "zero"),
+        _without=partial(gated.losses_without, mean=total != "zero"),
     )
 
 
@@ -318,26 +317,15 @@ def _exchanged(answers: Sequence[Answers], seed: int) -> list[list[Answers]]:
 
 
 def _gated(model: nn.Module, attentions: list[Attention], read: Sequence[Read]) -> GatedModel:
-    """The model with gates, and the difference of logits as what is lost."""
+    """The model with gates, and minus the difference of logits as its loss."""
     batches = batches_of(model, read)
     pairs = torch.split(torch.tensor([example[1:] for example in read]), SIZE)
-    of_inputs = {id(one.inputs): (one, pair) for one, pair in zip(batches, pairs, strict=True)}
     # They were found in a single example.
     rows = len(batches[0].positions)
     attentions = [replace(attention, rows=rows * attention.rows) for attention in attentions]
 
-    def loss(output: Any, inputs: Inputs) -> Tensor:
-        batch, pair = of_inputs[id(inputs)]
+    def loss(batch: Batch, pair: Tensor, output: Any) -> Tensor:
         return -difference(batch.logits(output).double(), pair)
 
-    return GatedModel(model, attentions, Loss("difference", loss), [b.inputs for b in batches])
-
-
-@torch.no_grad()
-def _without(gated: GatedModel, mean: bool, heads: Sequence[Head]) -> Float64[np.ndarray, " M"]:
-    """The difference of logits of each example without some heads."""
-    gates = torch.ones(len(gated.heads), dtype=torch.float64)
-    gates[[gated.heads.index(head) for head in heads]] = 0
-    with in_evaluation(gated.model):
-        lost = [gated.losses(number, gates, mean) for number in range(len(gated.batches))]
-    return -torch.cat(lost).cpu().numpy()
+    parts = [(b.inputs, partial(loss, b, pair)) for b, pair in zip(batches, pairs, strict=True)]
+    return GatedModel.with_loss_by_batch(model, attentions, "difference", parts)

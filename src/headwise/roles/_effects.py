@@ -1,4 +1,4 @@
-"""Effects of heads: what ablating them costs behaviors, and whether they copy what they read."""
+"""Effects of heads: what ablating them costs behaviors."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -6,30 +6,19 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
-from jaxtyping import Bool, Float, Float64, Int
-from torch import Tensor, nn
+from jaxtyping import Float64
+from torch import nn
 
 from headwise._display import counted
-from headwise._evaluation import in_evaluation
 from headwise._progress import Progress
 from headwise._renamed import warn_renamed
-from headwise.errors import ArgumentError, ShapeError
+from headwise.errors import ArgumentError
 from headwise.files import without_nan
-from headwise.models import device_of, hooked
-from headwise.models.texts import batches, without_logits
-from headwise.ownership import (
-    by_attention,
-    check_edits_reach,
-    find_attentions,
-    heads_of,
-    mean_heads,
-    replace_heads,
-)
-from headwise.roles._behaviors import Behavior, BehaviorBatch
+from headwise.ownership import check_edits_reach, find_attentions
+from headwise.roles._behaviors import Behavior
 from headwise.roles.evidence import FEWEST_TEXTS, step_down
+from headwise.scoring import GatedModel
 from headwise.tables import Head, ratio_interval
-from headwise.watch import Request, observe
 
 WITHOUT = "without."  # prefix of the columns with ablation effects
 _MOST = 8  # heads of one role that are ablated together: the first ones
@@ -238,17 +227,20 @@ class AblationLosses:
     """The losses of a behavior, intact and with heads ablated, on the same texts."""
 
     def __init__(self, model: nn.Module, behavior: Behavior) -> None:
-        self._model, self.behavior = model, behavior
+        self.behavior = behavior
         inputs = [batch.inputs for batch in behavior.batches]
-        self._attentions = find_attentions(model, inputs[0], needs_projections=False)
-        self._means = mean_heads(model, self._attentions, inputs)
+        attentions = find_attentions(model, inputs[0], needs_projections=False)
+        check_edits_reach(model, attentions, inputs[0])
+        parts = [(batch.inputs, batch.loss) for batch in (*behavior.batches, *behavior.control)]
+        self._gated = GatedModel.with_loss_by_batch(
+            model, attentions, behavior.name, parts, reference=inputs
+        )
         # The search for groups asks for the same sets again, and each costs a pass over all texts:
         # 7 passes, not 17, for a role of four heads of which two are redundant.
         self._known: dict[frozenset[Head], Losses] = {}
-        check_edits_reach(model, self._attentions, inputs[0])
-        self.heads = tuple(heads_of(self._attentions))
-        self.intact = self._losses((), behavior.batches)
-        self._intact_control = self._losses((), behavior.control)
+        self.heads = self._gated.heads
+        self.intact = self._losses(())
+        self._intact_control = self._losses((), control=True)
         if len(self._intact_control) not in (0, len(self.intact)):
             raise ArgumentError(
                 f"effects: {behavior.name!r} has {len(self.intact)} texts and "
@@ -259,30 +251,17 @@ class AblationLosses:
         """By how much the loss of each text grows when these heads are ablated."""
         ablated = frozenset(heads)
         if ablated not in self._known:
-            self._known[ablated] = self._losses(heads, self.behavior.batches) - self.intact
+            self._known[ablated] = self._losses(heads) - self.intact
         return self._known[ablated]
 
     def control_growth(self, heads: Sequence[Head]) -> Losses:
         """By how much the loss of each text of the control grows; empty without a control."""
-        return self._losses(heads, self.behavior.control) - self._intact_control
+        return self._losses(heads, control=True) - self._intact_control
 
-    @torch.no_grad()
-    def _losses(self, heads: Sequence[Head], batches: Sequence[BehaviorBatch]) -> Losses:
-        if not batches:
-            return np.zeros(0)
-        chosen = by_attention(sorted(heads), self._attentions)
-        with (
-            in_evaluation(self._model),
-            replace_heads(self._model, self._attentions, chosen, lambda name, _: self._means[name]),
-        ):
-            parts = [batch.loss(self._model(**batch.inputs)) for batch in batches]
-        for part in parts:
-            if part.ndim != 1:
-                raise ShapeError(
-                    f"effects: {self.behavior.name!r} gives a loss of shape {tuple(part.shape)}. "
-                    f"Give one number for each text."
-                )
-        losses = torch.cat(parts).double().cpu().numpy()
+    def _losses(self, heads: Sequence[Head], *, control: bool = False) -> Losses:
+        first, end = len(self.behavior.batches), len(self._gated.batches)
+        batches = range(first, end) if control else range(first)
+        losses = self._gated.losses_without(heads, batches)
         bad = ~np.isfinite(losses)
         if bad.any():
             raise ArgumentError(
@@ -386,119 +365,3 @@ def _effect(
 def _interval(growth: Losses, seed: int) -> tuple[float, float]:
     low, high = ratio_interval(growth[:, None], np.ones((len(growth), 1)), seed=seed)
     return float(low[0]), float(high[0])
-
-
-_BATCH = 16  # sequences per forward pass
-Score = tuple[float, float, float]  # with the ends of its interval
-# The weights of each token, times the gain of the last norm; and whether that subtracts the mean.
-Unembedding = tuple[Float[Tensor, "V d_model"], bool]
-Sums = tuple[Float[Tensor, " B"], Float[Tensor, " B"]]  # of each sequence: the score, the pairs
-
-
-def copying_scores(
-    model: nn.Module, sequences: Sequence[Sequence[int]], seed: int = 0
-) -> dict[Head, Score]:
-    """How surely each head raises the logit of a token that it attends to, −1 to 1.
-
-    What the head would write for a key goes through the output projection, the last norm's gain
-    and the unembedding, past all later layers. The score is the share of the sequence's other
-    tokens whose logit is raised less, minus the share whose logit is raised more, each compared
-    with what the head writes for other keys. A head that writes at random scores 0, one that
-    copies 1, and one that suppresses what it reads −1.
-
-    Args:
-        sequences: Sequences of random tokens.
-    Returns:
-        The score of each head with its interval (95 %, over sequences); empty for a model
-        without an unembedding or output projections that are modules.
-    Source:
-        Olsson et al. 2022, appendix, with ranks in place of sums; Elhage et al. 2021, on the
-        eigenvalues of the OV circuit, which are positive where tokens raise themselves.
-    """
-    read = list(batches([list(ids) for ids in sequences], _BATCH, device_of(model)))
-    with torch.no_grad(), in_evaluation(model):
-        unembedding = _find_unembedding(model, {name: x[:1] for name, x in vars(read[0]).items()})
-        if unembedding is None:
-            return {}
-        parts = [_batch_scores(model, vars(batch), unembedding) for batch in read]
-    scores = {}
-    for head in parts[0]:
-        value, count = (torch.cat([part[head][i] for part in parts]).numpy() for i in (0, 1))
-        ends = ratio_interval(value[:, None], count[:, None], seed=seed)
-        mean = float(value.sum() / max(1.0, count.sum()))
-        scores[head] = mean, float(ends[0][0]), float(ends[1][0])
-    return scores
-
-
-def _batch_scores(
-    model: nn.Module, inputs: dict[str, Tensor], unembedding: Unembedding
-) -> dict[Head, Sums]:
-    """The sum of the scores of each head over the keys of each sequence, and their number."""
-    with observe(model, Request(statistics=(), maps=True)) as watch:
-        model(**inputs, **without_logits(model))
-    ids, real = inputs["input_ids"], inputs["attention_mask"].bool()
-    rows, centered = unembedding
-    scores: dict[Head, Sums] = {}
-    for layer in watch.layers():
-        for head, written in layer.written():
-            if written.shape[-1] != rows.shape[1] or int(ids.max()) >= len(rows):
-                return {}  # what returns the output is no unembedding of a residual stream
-            written = written.float()
-            written = written - written.mean(-1, keepdim=True) if centered else written
-            # Only the logits of the text's own tokens, of a vocabulary that may be large.
-            scores[head] = _ranks(written @ rows[ids].mT, ids, real)
-    return scores
-
-
-def _ranks(
-    logits: Float[Tensor, "B S S"], ids: Int[Tensor, "B S"], real: Bool[Tensor, "B S"]
-) -> Sums:
-    """Per text: wins minus losses of each key's own token against other tokens; their number."""
-    weights = real[..., None].to(logits)
-    mean = (logits * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True)
-    logits = logits - mean  # what the head writes whatever it reads
-    own = logits.diagonal(dim1=1, dim2=2)[..., None]
-    others = (ids[:, :, None] != ids[:, None]) & real[:, :, None] & real[:, None]
-    signs = (own - logits).sign() * others
-    return signs.sum((1, 2)).double().cpu(), others.sum((1, 2)).double().cpu()
-
-
-def _find_unembedding(model: nn.Module, inputs: dict[str, Tensor]) -> Unembedding | None:
-    """The map from the residual stream to logits: the last norm's gain, then the last module.
-
-    Found by what modules return in one pass, since names differ between families. None if no
-    module with a weight per token of the vocabulary returns the model's logits.
-    """
-    calls: list[tuple[nn.Module, Tensor, Any]] = []
-
-    def record(module: nn.Module, args: Any, output: Any) -> None:
-        if args and isinstance(args[0], Tensor):
-            calls.append((module, args[0], output))
-
-    leaves = [module for module in model.modules() if not list(module.children())]
-    with hooked(after=[(module, record) for module in leaves]):
-        output = model(**inputs)
-    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    if not isinstance(logits, Tensor):
-        return None
-    for module, x, y in reversed(calls):
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, Tensor) and weight.ndim == 2 and _same(y, logits):
-            if weight.shape[0] != logits.shape[-1] or weight.shape[1] != x.shape[-1]:
-                return None
-            norm = next((m for m, _, out in reversed(calls) if _same(out, x)), None)
-            return (weight * _gain(norm, x)).float(), isinstance(norm, nn.LayerNorm)
-    return None
-
-
-def _same(x: Any, y: Tensor) -> bool:
-    return isinstance(x, Tensor) and x.shape == y.shape and torch.equal(x, y)
-
-
-def _gain(norm: nn.Module | None, like: Float[Tensor, "... d_model"]) -> Float[Tensor, " d_model"]:
-    """What a norm multiplies each coordinate of a vector of unit size by."""
-    width = like.shape[-1]
-    if norm is None or getattr(norm, "weight", None) is None or norm.weight.shape != (width,):
-        return torch.ones(width).to(like)
-    signs = torch.tensor(np.resize([1.0, -1.0], width)).to(like)
-    return (norm(signs) - norm(-signs)) / (2 * signs)

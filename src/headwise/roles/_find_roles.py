@@ -22,7 +22,7 @@ from headwise.corpora import Corpus
 from headwise.errors import ArgumentError, InputError
 from headwise.models import check_model, fingerprint
 from headwise.models.texts import context_of, tokenizer_of
-from headwise.roles._effects import copying_scores
+from headwise.roles._copying import copying_scores
 from headwise.roles._rows import (
     BEHAVIOR_LABELS,
     BY_COPYING,

@@ -1,15 +1,16 @@
 """A model with a gate on every head, its batches and its loss."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor, nn
 
+from headwise._evaluation import in_evaluation
 from headwise.errors import UnsupportedError
 from headwise.ownership import Attention, edit_heads, heads_of, mean_heads
 from headwise.scoring._loss import Inputs, Loss, PerText, texts_in
@@ -38,6 +39,21 @@ class GatedModel:
     loss: Loss
     batches: Sequence[Inputs]
     reference: Sequence[Inputs] | None = None
+
+    @classmethod
+    def with_loss_by_batch(
+        cls,
+        model: nn.Module,
+        attentions: list[Attention],
+        name: str,
+        parts: Sequence[tuple[Inputs, Callable[[Any], Tensor]]],
+        reference: Sequence[Inputs] | None = None,
+    ) -> "GatedModel":
+        """A model whose batches have a loss each, a function of the model's output."""
+        batches = [dict(inputs) for inputs, _ in parts]
+        losses = {id(one): of for one, (_, of) in zip(batches, parts, strict=True)}
+        loss = Loss(name, lambda output, batch: losses[id(batch)](output))
+        return cls(model, attentions, loss, batches, reference)
 
     @cached_property
     def heads(self) -> tuple[Head, ...]:
@@ -75,6 +91,18 @@ class GatedModel:
         """The loss of each text of a batch under the gates."""
         return self.losses_of(batch, self.output(batch, gates, mean))
 
+    @torch.no_grad()
+    def losses_without(
+        self, heads: Sequence[Head], batches: Iterable[int] | None = None, *, mean: bool = True
+    ) -> Float64[np.ndarray, " M"]:
+        """The loss of each text of some batches, or of all, with some heads ablated."""
+        gates = torch.ones(len(self.heads), dtype=torch.float64)
+        gates[[self.heads.index(head) for head in heads]] = 0
+        numbers = range(len(self.batches)) if batches is None else batches
+        with in_evaluation(self.model):
+            losses = [self.losses(n, gates, mean).double().cpu().numpy() for n in numbers]
+        return np.concatenate([np.zeros(0), *losses])
+
     def losses_of(self, batch: int, output: Any) -> PerText:
         """The loss of each text of a batch, from the model's output for it."""
         losses = self.loss.per_text(output, self.batches[batch], self.full_embeddings[batch])
@@ -89,7 +117,7 @@ class GatedModel:
         means = self.means if mean else {}
 
         def edit(attention: Attention, heads: Tensor) -> Tensor:
-            gate = gates[..., self._gate_slices[attention]].to(heads.dtype)
+            gate = gates[..., self._gate_slices[attention]].to(heads)
             if gate.ndim > 1:
                 # Windows or frames of one text follow one another in the batch.
                 gate = gate.repeat_interleave(max(1, len(heads) // len(gate)), 0)
