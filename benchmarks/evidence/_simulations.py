@@ -156,7 +156,7 @@ def task_outcomes(
 def simulated_task(
     rng: np.random.Generator, examples: int, candidates: int, others: str, planted: float | None
 ) -> Hypotheses:
-    """A simulated model, shuffled examples and six null models."""
+    """A simulated model, exchanged stretches and six null models."""
     places = rng.permuted(np.tile(np.arange(candidates), (examples, 1)), axis=1)
     if others == "rule":  # stretches are listed with the right one first
         swapped = np.flatnonzero(
@@ -172,7 +172,7 @@ def simulated_task(
         )
         for row in places
     ]
-    nulls = [("shuffled", _task_masses(rng, places, others if others == "place" else "noise"))]
+    nulls = [("exchanged", _task_masses(rng, places, others if others == "place" else "noise"))]
     nulls += [
         (name, _task_masses(rng, places, "noise"))
         for name in ("permuted", "random")

@@ -38,7 +38,7 @@ RIGHT = 0.5
 FORWARD, BACKWARD = "product → reactant", "reactant → product"
 CHOICE, EXCHANGED = "among the same element", "exchanged targets"
 SEEDS = 3  # of models with permuted and with initial weights
-# Of examples. Without `shuffled`, which exchanges the tokens of the candidates: atoms of an element
+# Of examples. Without `exchanged`, where candidates exchange their tokens: atoms of an element
 # are written alike, so that a head that follows the bonds around them is right all the same.
 OF_TASK = hw.Evidence(nulls=("permuted", "random"))
 Reactions = Sequence[dict[str, Any]]

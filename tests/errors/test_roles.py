@@ -70,6 +70,11 @@ def test_a_corpus_that_is_no_list_of_texts():
         find_roles(MODEL, 7, tokenizer=TOKENIZER)
 
 
+def test_a_null_of_examples_is_none_of_roles():
+    with pytest.raises(ArgumentError, match=r"find_roles: the null 'exchanged' is of examples"):
+        find_roles(MODEL, lines(8), tokenizer=TOKENIZER, evidence=Evidence(("exchanged",)))
+
+
 @pytest.mark.parametrize("name", ["self", "induction", "prefix matching"])
 def test_a_custom_role_with_a_taken_name(name):
     with pytest.raises(ArgumentError, match=rf"find_roles: '{name}' is a role already"):

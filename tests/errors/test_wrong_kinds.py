@@ -148,6 +148,11 @@ def _spans_of(model: Any, tokenizer: Any, text: Any) -> None:
         watch.spans([text], tokenizer, a=[(0, 1)])
 
 
+def _heads_against(model: Any, tokenizer: Any, null: str) -> Any:
+    examples = [hw.Example("a b c", (4, 5), [(0, 1)], [(2, 3)])] * 2
+    return hw.find_heads(model, examples, tokenizer=tokenizer, evidence=hw.Evidence((null,)))
+
+
 # What public functions took before, beside what they take now.
 EARLIER: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = {
     "links: argument 2": (
@@ -165,6 +170,10 @@ EARLIER: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] 
     "task_examples: argument 2": (
         lambda model, tokenizer: task_examples("needle", tokenizer, n=2),
         lambda model, tokenizer: task_examples("needle", tokenizer=tokenizer, n=2),
+    ),
+    "find_heads: the null 'shuffled'": (
+        lambda model, tokenizer: _heads_against(model, tokenizer, "shuffled"),
+        lambda model, tokenizer: _heads_against(model, tokenizer, "exchanged"),
     ),
     "headwise.roles.repetition": (
         lambda model, tokenizer: headwise.roles.repetition,

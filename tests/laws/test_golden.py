@@ -404,7 +404,12 @@ def test_earlier_files_open() -> None:
     assert len(study.samples) == 3
 
     assert len(_open("plan", SAVED / "plan.json").removed) == 4
-    assert [str(head) for head in _open("task-heads", SAVED / "task-heads.json").heads] == ["L1.H1"]
+    heads = _open("task-heads", SAVED / "task-heads.json")
+    assert [str(head) for head in heads.heads] == ["L1.H1"]
+    assert {"null.exchanged"} == {"null.exchanged", "null.shuffled"} & {
+        *heads.frame(),
+        *heads.set_row,
+    }
     duo = hw.load_duo_attention(SAVED / "duo")
     assert duo.layers == () or [layer.windows for layer in duo.layers] == [
         layer.windows for layer in _open("cache-plan", SAVED / "cache-plan.json").layers

@@ -129,7 +129,7 @@ def test_a_model_that_learned_nothing_has_none() -> None:
 def test_generated_examples_find_the_planted_head_alone(task: str) -> None:
     """The same examples find nothing in the same weights in another order."""
     examples = task_examples(task, tokenizer=TOKENIZER, n_tokens=CONTEXT)
-    evidence, model = hw.Evidence(nulls=("shuffled",)), PlantedGPT(LAYERS).eval()
+    evidence, model = hw.Evidence(nulls=("exchanged",)), PlantedGPT(LAYERS).eval()
     rows = find_heads(model, examples, tokenizer=TOKENIZER, evidence=evidence).found()
     assert rows["name"].tolist() == [RETRIEVAL]
     control = permuted(PlantedGPT(LAYERS), seed=7)
@@ -204,7 +204,7 @@ def test_stretches_that_are_written_alike_are_no_baseline_for_each_other() -> No
         (right,) = [(end - 1, end) for _, end in example.right]
         ids[[start for start, _ in (right, *wrong)]] = IDS[VALUES[0]]
         examples.append(hw.Example(ids.tolist(), example.query, [right], wrong))
-    evidence = hw.Evidence(nulls=("shuffled",))
+    evidence = hw.Evidence(nulls=("exchanged",))
     found = find_heads(PlantedGPT(LAYERS).eval(), examples, evidence=evidence)
     assert found.found()["name"].tolist() == [RETRIEVAL]
     assert "the stretches of each example are written alike: none were exchanged" in found.notes
@@ -278,9 +278,9 @@ def test_positional_rules() -> None:
     assert positional_hits([tied]).tolist() == [[1.0, 0.0, 0.0, 0.5]]
 
 
-def test_shuffled_stretches_keep_all_tokens_and_the_rest_of_the_text() -> None:
+def test_exchanged_stretches_keep_all_tokens_and_the_rest_of_the_text() -> None:
     example = TokenExample(tuple(range(20)), ((18, 20),), ((1, 4), (6, 9), (12, 13)), 1, ())
-    ids = example.shuffled(np.random.default_rng(0)).ids
+    ids = example.exchanged(np.random.default_rng(0)).ids
     places = [1, 2, 3, 6, 7, 8, 12]
     assert ids != example.ids
     assert sorted(ids) == list(range(20))

@@ -92,7 +92,8 @@ Nulls = Annotated[
     str | None,
     opt(
         "The nulls to test against, separated by commas: permuted (weights), random "
-        "(weights), shuffled (words); or none. Each costs another evaluation.",
+        "(weights), shuffled (words; for the command heads exchanged, the tokens of the spans); "
+        "or none. Each costs another evaluation.",
         shown="all that the model allows",
     ),
 ]

@@ -26,6 +26,7 @@ from headwise.roles._copying import copying_scores
 from headwise.roles._rows import (
     BEHAVIOR_LABELS,
     BY_COPYING,
+    NOT_FOUND,
     labels_of_rows,
     length_measures,
     tested_rows,
@@ -34,12 +35,14 @@ from headwise.roles._samples import SEQUENCES, RoleSample, distinct_texts, probe
 from headwise.roles._table import Roles
 from headwise.roles.evidence import (
     FEWEST_TEXTS,
+    NULLS,
     Baseline,
     Evidence,
     Hypotheses,
     has_role,
     hypotheses_of,
     is_promising,
+    least_lift,
     null_head_baseline,
     plant,
     run_tests,
@@ -48,6 +51,7 @@ from headwise.roles.evidence import (
 from headwise.roles.relations import (
     PROBED,
     Relations,
+    Role,
     Tokenized,
     gold_roles,
     own_roles,
@@ -115,7 +119,8 @@ def find_roles(
     Returns:
         A row per head and role, found or not.
     Raises:
-        ArgumentError: two roles have one name, or one of the texts is none.
+        ArgumentError: two roles have one name, one of the texts is none, or `evidence` names a
+            null of examples.
         InputError: no text has a token, or most tokens are unknown to the tokenizer.
         UnsupportedError: the model cannot be observed exactly, the tokenizer does not report
             character offsets, or a null named in `evidence` is not available.
@@ -124,6 +129,10 @@ def find_roles(
     tokenizer = tokenizer_of(wrapper, tokenizer, "find_roles")
     evidence = evidence or Evidence()
     seed = evidence.seed
+    if evidence.nulls and "exchanged" in evidence.nulls:
+        raise ArgumentError(
+            "find_roles: the null 'exchanged' is of examples, which have stretches. Leave it out."
+        )
     n_texts, read = texts_of("find_roles", texts)
     limit = context_of(model, tokenizer, max_tokens)
     tokenized = tokenize(tokenizer, read, limit)
@@ -137,6 +146,7 @@ def find_roles(
             f"tokenizer. Give texts in a language that the model was trained on."
         )
     own = own_roles("find_roles", relations or {})
+    annotated = {pair.relation for text in read for pair in text.pairs}
     roles = [*token_roles(pieces), *gold_roles(pieces), *own]
     times = Counter([*(role.name for role in (*roles, *PROBED)), *BEHAVIOR_LABELS])
     if duplicates := sorted(name for name in times if times[name] > 1):
@@ -199,7 +209,10 @@ def find_roles(
     return Roles(
         rows=rows,
         meanings={role.name: role.says for family in families for role in family.roles},
-        notes=tuple(_notes(tokenized, n_texts, samples, n_models, evidence.n_splits)),
+        notes=(
+            *_notes(tokenized, n_texts, samples, n_models, evidence.n_splits),
+            *_other_forms(rows, [role for role in roles if role in own or role.name in annotated]),
+        ),
         texts=_examples(rows, families[0], len(heads), held),
         model=fingerprint(model),
         versions={name: version(name) for name in ("headwise", "torch")},
@@ -280,6 +293,26 @@ def _notes(
         if n_splits > 1
         else "one split of the texts into halves: stability is unknown"
     )
+
+
+def _other_forms(rows: pd.DataFrame, asked: Sequence[Role]) -> Iterator[str]:
+    """Which outcomes of relations that are not ours another form of the question may contradict."""
+    pairs = [role.name for role in asked if role.score == "top"]
+    if found := [name for name in pairs if rows["found"][rows["role"] == name].any()]:
+        yield (
+            f"{', '.join(found)}: pairs, among all tokens; a ChoiceRelation, which asks for the "
+            f"right one among likely candidates, may not find the same heads"
+        )
+    others = rows[[f"null.{null}" for null in NULLS if null != "shuffled"]].max(axis=1)
+    is_refused = (rows["outcome"] == NOT_FOUND) & (rows["null"] == NULLS["shuffled"])
+    for role in asked:
+        bar = others + least_lift([role], others.to_numpy()) * (1 - others)
+        refused = rows["name"][is_refused & (rows["role"] == role.name) & (rows["effect"] >= bar)]
+        if len(refused):
+            yield (
+                f"{role.name}: {', '.join(refused)} would do but for the same words in another "
+                f"order; find_heads, which does not shuffle words, may find them"
+            )
 
 
 def _examples(

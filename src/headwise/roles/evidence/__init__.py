@@ -1,6 +1,7 @@
 """The evidence for roles: nulls, tests against them, and planted heads that these must find."""
 
 from headwise.roles.evidence._control import POWER as POWER
+from headwise.roles.evidence._control import least_lift as least_lift
 from headwise.roles.evidence._control import plant as plant
 from headwise.roles.evidence._hypotheses import FEWEST_TEXTS as FEWEST_TEXTS
 from headwise.roles.evidence._hypotheses import LEVEL as LEVEL

@@ -55,9 +55,10 @@ class Evidence:
     A null is a baseline without knowledge of the relation. Each null here costs a pass over the
     texts. `permuted` is the best head of the same model with the entries of every weight matrix
     shuffled, which keeps their scale only. `random` is the best head of the same model with
-    freshly initialized weights. `shuffled` is the head itself on the same words in another
-    order, for structural roles except translation, which does not depend on the order. In a text
-    without words, tokens are shuffled.
+    freshly initialized weights. `shuffled`, of `find_roles`, is the head itself on the same words
+    in another order, for structural roles except translation, which does not depend on the order;
+    in a text without words, tokens are shuffled. `exchanged`, of `find_heads`, is the head itself
+    where the right and the wrong stretches of an example have exchanged their tokens.
 
     Attributes:
         nulls: Their names. None is every null available for the model and the texts.
@@ -78,7 +79,7 @@ class Evidence:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        known = (*_MODELS, "shuffled")
+        known = (*_MODELS, "shuffled", "exchanged")
         unknown = [name for name in self.nulls or () if name not in known]
         if unknown:
             raise ArgumentError(

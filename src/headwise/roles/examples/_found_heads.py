@@ -231,6 +231,8 @@ def _head_row(row: dict[str, Any]) -> dict[str, Any]:
 
 def _evidence(row: dict[str, Any]) -> dict[str, Any]:
     """The evidence of a head or of the set: what every row has, and further numbers."""
+    if "null.shuffled" in row:  # its name in files of version 0.1
+        row["null.exchanged"] = row.pop("null.shuffled")
     read: dict[str, Any] = {
         "found": typed(row.pop("found"), bool),
         "outcome": typed(row.pop("outcome"), str),

@@ -1,6 +1,7 @@
 """The heads of a task: those that pick the right stretch of a text, with evidence."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -9,6 +10,7 @@ from jaxtyping import Bool
 from torch import nn
 
 from headwise._progress import Passes, Progress, shows_progress
+from headwise._renamed import warn_renamed
 from headwise.corpora import Example, Several
 from headwise.errors import ArgumentError
 from headwise.models import check_model
@@ -33,8 +35,13 @@ from headwise.roles.examples._task_scores import (
 from headwise.roles.scores import check_reads_one_text
 from headwise.tables import halves
 
-TASK_NULLS = ("chance", "position", "permuted", "random", "shuffled", "heads")
+TASK_NULLS = ("chance", "position", "permuted", "random", "exchanged", "heads")
 _LARGEST_SET = 0.05  # of all heads
+_ALIKE = "the stretches of each example are written alike: none were exchanged"
+_OTHER_FORMS = (
+    "words were not shuffled: a head that picks the same words in any order may be found here, and "
+    "not as pairs or choices of find_roles"
+)
 
 
 @shows_progress("Finding the heads of a task")
@@ -67,8 +74,8 @@ def find_heads(
         model: Any model that takes `input_ids` and `attention_mask`.
         examples: Sixty or more, such as those of `task_examples`; with fewer, no head is tested.
         tokenizer: A fast tokenizer, needed if texts are strings: stretches then count characters.
-        evidence: Which baselines of other weights and shuffled stretches to evaluate, and the seed.
-            Leave `shuffled` out where the surroundings make a stretch right and not its own tokens,
+        evidence: Which baselines of other weights and exchanged tokens to evaluate, and the seed.
+            Leave `exchanged` out where the surroundings make a stretch right and not its tokens,
             as among the atoms of one element: a true head is right after the exchange as well.
         most: The most heads in the set. None is 5 % of all heads.
         max_tokens: The most tokens in an example and its answer. None is the model's context.
@@ -99,22 +106,24 @@ def find_heads(
     if len(read) < 2:
         raise ArgumentError(f"find_heads: {len(read)} examples. Give {2 * FEWEST_TEXTS} or more.")
     # Stretches that are written alike would exchange nothing: the null would be the head itself.
-    exchanges = any(example.differ() for example in read)
-    shuffles = evidence.wants("shuffled") and exchanges
-    passes = Passes(on_progress, len(read) * (1 + shuffles + evidence.n_models))
+    differs = any(example.differ() for example in read)
+    if evidence.nulls and "shuffled" in evidence.nulls:
+        warn_renamed("find_heads: the null 'shuffled'", "'exchanged'")
+        evidence = replace(evidence, nulls=(*evidence.nulls, "exchanged"))
+    exchanges = differs and evidence.wants("exchanged")
+    passes = Passes(on_progress, len(read) * (1 + exchanges + evidence.n_models))
     known, masses = masses_of(model, read, passes)
     others = []
-    if shuffles:
+    if exchanges:
         rng = np.random.default_rng(seed)
-        dealt = [example.shuffled(rng) for example in read]
-        others.append(("shuffled", masses_of(model, dealt, passes)[1]))
+        dealt = [example.exchanged(rng) for example in read]
+        others.append(("exchanged", masses_of(model, dealt, passes)[1]))
     for null, null_model in evidence.models_like(model):
         others.append((null, masses_of(null_model, read, passes)[1]))
     selection = halves(len(read), seed)
     family, chosen = task_hypotheses(read, masses, others, selection, seed, most)
     contrast = margins(with_set(masses, chosen), right_stretches(read))
     held = [example for example, selected in zip(read, selection, strict=True) if not selected]
-    notes = ["the stretches of each example are written alike: none were exchanged"]
     last = all(example.query == ((len(example.ids) - 1, len(example.ids)),) for example in read)
     return heads_of_examples(
         model,
@@ -125,7 +134,7 @@ def find_heads(
         seed,
         examples=read,
         columns={"contrast": contrast[~selection].mean(0)},
-        notes=[] if exchanges else notes,
+        notes=[_OTHER_FORMS] if differs else [_ALIKE, _OTHER_FORMS],
         answers=answer_effect(model, held, [known[head] for head in chosen], known, seed),
         queries="last_token" if last else "all_tokens",  # in the words of serving tools
     )
@@ -144,7 +153,7 @@ def task_hypotheses(
     The set and the strongest baselines are chosen on the selection half.
 
     Args:
-        others: The masses of the shuffled examples and of null models, by the name of the null.
+        others: The masses of the exchanged examples and of null models, by the name of the null.
     """
     (M, _, N), right = masses.shape, right_stretches(examples)
     size = most or ceil(_LARGEST_SET * N)
@@ -161,7 +170,7 @@ def task_hypotheses(
         "heads": np.column_stack([np.repeat(decided[:, :N].mean(-1)[:, None], N, 1), of_sets]),
     }
     for null, of_null in others:
-        if null == "shuffled":  # the same heads; a null model gives its best one
+        if null == "exchanged":  # the same heads; a null model gives its best one
             hit = hits(with_set(of_null, chosen), right)
         else:
             hit = hits(with_set(of_null, best_set(of_null, right, selection, size)), right)
@@ -171,5 +180,5 @@ def task_hypotheses(
     of_all = {null: nulls.get(null, np.full((M, 1), np.nan)) for null in TASK_NULLS}
     names = {null: NULLS.get(null, "") for null in TASK_NULLS}
     names |= {"position": POSITIONS[rule], "heads": "random heads"}
-    names["shuffled"] = "the same stretches with their tokens exchanged"
+    names["exchanged"] = "the same stretches with their tokens exchanged"
     return of_examples("task", decided, np.ones(M), of_all, names, selection), chosen

@@ -62,7 +62,7 @@ class TokenExample:
         """Whether the stretches have different tokens, so that exchanging them can matter."""
         return len({self.ids[place] for span in self.stretches for place in range(*span)}) > 1
 
-    def shuffled(self, rng: np.random.Generator) -> "TokenExample":
+    def exchanged(self, rng: np.random.Generator) -> "TokenExample":
         """The same text with the tokens of all stretches dealt to them at random."""
         places = [place for start, end in self.stretches for place in range(start, end)]
         ids = np.array(self.ids)
