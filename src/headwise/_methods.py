@@ -8,7 +8,7 @@ class Method(NamedTuple):
     """What a method needs; its scores are computed in `scoring.methods`.
 
     Attributes:
-        by_text: Whether it scores each text by itself, so that it may read a corpus in shards.
+        by_text: Whether it scores each text by itself, so that batches of them can be scored apart.
     """
 
     by_text: bool = True

@@ -1,6 +1,7 @@
 """Batches of texts become rows of bytes, which add up in any order, by any engine."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -133,7 +134,9 @@ def test_a_refused_text_is_named_with_its_file_and_row_or_counted(folder: Path) 
         hw.HeadTable.sum([{"table": b"", "skipped": 1}])
 
 
-def test_what_all_texts_together_raise_is_raised(folder: Path) -> None:
+def test_texts_that_fail_only_together_are_measured_alone(
+    folder: Path, observer: hw.BatchObserver
+) -> None:
     class Small(nn.Module):
         def __init__(self, model: nn.Module) -> None:
             super().__init__()
@@ -144,19 +147,21 @@ def test_what_all_texts_together_raise_is_raised(folder: Path) -> None:
                 raise RuntimeError("out of memory")
             return self.model(input_ids=input_ids, attention_mask=attention_mask)
 
-    small = Small(hw.load(folder)).eval()
-    observer = hw.BatchObserver(small, tokenizer=hw.load_tokenizer(folder), on_error="skip")
-    with pytest.raises(RuntimeError, match="out of memory"):
-        observer({"text": TEXTS})
+    small = Small(hw.load(folder, dtype=torch.float64)).eval()
+    frame = pd.DataFrame({"text": TEXTS})[20:30]  # whose rows are not numbered from 0
+    row = hw.BatchObserver(small, tokenizer=hw.load_tokenizer(folder))(frame)
+    known = observer({"text": TEXTS[20:30]})
+    counts = [hw.HeadTable.sum([each]).count("entropy") for each in (row, known)]
+    np.testing.assert_array_equal(*counts)
+    assert row["skipped"] == [0]
 
 
 @pytest.mark.parametrize(("call", "error", "message"), [
-    (lambda f: hw.BatchObserver(f, on_error="stop"), ArgumentError, "on_error='stop'"),
-    (lambda f: hw.BatchObserver(hw.load(f), dtype=None), ArgumentError, "dtype is for a mod"),
+    (lambda f: hw.BatchObserver(hw.load(f), dtype=None), ArgumentError, "dtype for a model in m"),
     (lambda f: hw.BatchObserver(hw.load(f)), ArgumentError, "tokenizer=None, and LlamaForC"),
     (lambda f: hw.BatchObserver(nn.Linear(2, 3), tokenizer=1), UnsupportedError, "Linear read"),
-    (lambda f: hw.BatchObserver(f, hw.Request(maps=True)), ArgumentError,
-     "the request has maps=True, which is given or read pass by pass"),
+    (lambda f: hw.BatchObserver(f, hw.Request(pairs=("x",))), ArgumentError,
+     r"the request has pairs or spans \(x\), which are given pass by pass"),
     (lambda f: BatchImportance(f, "ablation"), ArgumentError, "'ablation' needs all texts"),
     (lambda f: hw.BatchObserver(f)({"words": ["a"]}), ArgumentError, "'text', only words"),
     (lambda f: hw.HeadTable.sum([{"table": b"x"}]), ArgumentError, r"a row is \"\{'table'"),
@@ -176,7 +181,7 @@ def test_scores_that_do_not_belong_together_are_refused(folder: Path, change: An
 
 
 def test_files_of_every_kind_give_their_rows(tmp_path: Path) -> None:
-    texts = [*TEXTS[:9], "w1"]
+    texts = [*TEXTS[:9], "w1", '5 "w2"', "w1 " * 2**19, "w2"]  # one of more than a MiB
     pd.DataFrame({"text": texts}).to_csv(tmp_path / "a.csv")
     paths = [
         write_parquet(tmp_path / "a.parquet", texts),
@@ -188,22 +193,31 @@ def test_files_of_every_kind_give_their_rows(tmp_path: Path) -> None:
         rows = [*read_rows(path, "text")]
         assert [row["text"] for row in rows] == texts
         assert rows[3] == {"text": texts[3], "path": path, "row": 4}
+    (tmp_path / "a.jsonl").write_text('{"text": "w1"}\n\n{"text": "w2"}\n')
+    rows = [*read_rows(str(tmp_path / "a.jsonl"), "text")]
+    assert [(row["text"], row["row"]) for row in rows] == [("w1", 1), ("", 2), ("w2", 3)]
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
+    (tmp_path / "a.ndjson").write_text('["w1"]')
     write_jsonl(tmp_path / "a.jsonl", ["w1"])
+    write_parquet(tmp_path / "b.parquet", ["w1"])
+    write_texts(tmp_path / "a.csv", ["text", "w1"])
     for name, reason in [
-        ("parquet", "Could not read schema"),
-        ("txt", "utf-8"),
-        ("jsonl", "no column 'words'"),
+        ("a.parquet", "Could not read schema"),
+        ("a.txt", "utf-8"),
+        ("a.ndjson", "list indices"),
+        ("a.jsonl", "'words'"),
+        ("b.parquet", "words"),
+        ("a.csv", "'words'"),
     ]:
-        with pytest.raises(InputError, match=rf"a.{name} cannot be read \(.*{reason}"):
-            [*read_rows(str(tmp_path / f"a.{name}"), "words")]
-    for pattern, reason in [("*.zip", "matches no file"), ("a.*", "matches .*a.bin")]:
-        (tmp_path / "a.bin").touch()
-        with pytest.raises(InputError, match=reason):
+        with pytest.raises(InputError, match=rf"{name} cannot be read \(.*{reason}.*\). Give"):
+            [*read_rows(str(tmp_path / name), "words")]
+    (tmp_path / "a.bin").touch()
+    for pattern in ("*.zip", "a.bin"):
+        with pytest.raises(InputError, match=rf"{re.escape(pattern)} is no file of texts. Name"):
             observe_files([str(tmp_path / pattern)], model="x")
 
 
@@ -213,7 +227,7 @@ def test_without_ray_the_command_reads_the_files_in_its_own_process(
     write_texts(tmp_path / "a.txt", TEXTS[:60])
     write_parquet(tmp_path / "b.parquet", TEXTS[60:])
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setattr("headwise.batches._files.find_spec", lambda name: None)
+    monkeypatch.setattr("headwise.batches.find_spec", lambda name: None)
     data = ("--data", str(tmp_path / "*.*"))
     done = headwise("observe", folder, *data, "--dtype", "float64", "-o", tmp_path / "t.parquet")
     assert done.code == 0, done.err
