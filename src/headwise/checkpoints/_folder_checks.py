@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from headwise._display import counted
 from headwise.errors import InputError
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
@@ -64,6 +65,20 @@ def check_size(model: nn.Module, size: StoredSize, source: object) -> None:
             f"load: the configuration of {source} describes a model of {weights:,} weights, but "
             f"its files hold {size.elements:,} in {size.tensors:,} tensors. Use the configuration "
             f"that belongs to them."
+        )
+
+
+def check_complete(model: nn.Module, missing: Iterable[str], source: object) -> None:
+    """Refuse a model whose weights are not all in its files: the others are random.
+
+    Raises:
+        InputError: a weight is missing.
+    """
+    names = sorted(missing)
+    if names:
+        raise InputError(
+            f"load: {source} lacks {counted(len(names), 'weight')} of {type(model).__name__}, such "
+            f"as {names[0]}. Give the whole checkpoint."
         )
 
 

@@ -14,11 +14,12 @@ from typing import Any
 
 from torch import nn
 
-from headwise._display import counted, first_line
+from headwise._display import first_line
 from headwise._extras import require
 from headwise._progress import progress_bar
 from headwise.checkpoints._folder_checks import (
     StoredSize,
+    check_complete,
     check_counts,
     check_size,
     refuse_adapter,
@@ -99,12 +100,7 @@ def load_gguf(path: Path) -> nn.Module:
             raise
         except Exception as error:  # the reader raises anything from KeyError to IndexError
             raise InputError(f"load: {path} {_why_not(error, metadata)}") from error
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise InputError(
-            f"load: {path} lacks {counted(len(missing), 'weight')} of {type(model).__name__}, such "
-            f"as {missing[0]}. Give the whole file."
-        )
+    check_complete(model, report["missing_keys"], path)
     kind = _quantization(metadata)
     if kind:
         setattr(model.config, WEIGHTS_FROM, kind)

@@ -10,10 +10,11 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from headwise._display import counted, did_you_mean, first_line
+from headwise._display import did_you_mean, first_line
 from headwise._extras import require
 from headwise.attention import set_attention
 from headwise.checkpoints._folder_checks import (
+    check_complete,
     check_folder,
     check_size,
     check_tokenizer_class,
@@ -265,13 +266,7 @@ def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None)
         raise
     except Exception as error:  # transformers raises anything from OSError to KeyError here
         raise InputError(f"load: {source} {_why_not(error, source, folder)}") from error
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise InputError(
-            f"load: {source} lacks {counted(len(missing), 'weight')} of {cls.__name__}, such as "
-            f"{missing[0]}. "
-            f"Give the whole checkpoint."
-        )
+    check_complete(model, report["missing_keys"], source)
     read_original(getattr(model.config, ORIGINAL, None), str(source))
     return model
 

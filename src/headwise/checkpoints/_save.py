@@ -61,23 +61,9 @@ def save(
     come from `source` and sentence-transformers is installed.
 
     Args:
-        format: Which library can open the folder. None is `"headwise"`; for a model of
+        format: What opens the folder, by a name that `headwise prune --help` lists and the page
+            "Formats" compares. None is `"headwise"`, for `load`; for a model of
             sentence-transformers, which refuses that, `"stock"` if it fits, or `"remote-code"`.
-            `"headwise"`: `headwise.load`. Stock weights and configuration, and `headwise.json` with
-            the heads that each layer has kept.
-            `"stock"`: stock Transformers, and every tool that reads its models. Requires that each
-            layer has kept as many heads and that a configuration of the class can express this
-            number; a Llama that cannot is written as the Mistral that computes the same.
-            `"padded"`: like `"stock"`, for any heads. Zeros replace the removed heads, so the
-            model is as large and slow as before.
-            `"remote-code"`: Transformers under `trust_remote_code=True`, and `headwise.load`.
-            The folder contains the code that opens it.
-            `"gguf"`: llama.cpp and what builds on it, which read `model.gguf`, with the tokenizer
-            in it. For Llama, Mistral, Qwen2 and Qwen3, as far as llama.cpp computes the same; it
-            is not run, and nothing is compared.
-            `"onnx"`: ONNX runtimes, which read `onnx/model.onnx`: an encoder of texts, sounds or
-            images, for batches of any size and length. The graph returns the model's tensors.
-            headwise cannot load the last two again.
         tokenizer: A tokenizer to save in the same folder.
         source: The folder or hub name that the model was loaded from. Files beside its weights
             that stay valid when heads are removed are copied: the tokenizer's, those of a
