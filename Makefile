@@ -37,7 +37,7 @@ test: lint types
 	$(PYTEST) -m "not full"
 
 test-full: test test-without-native test-sanitized
-	$(PYTEST) -m full
+	$(PYTEST) -m "full and not zoo"
 
 # All tests, much slower: reports the lines that no test reaches.
 coverage: .venv/dev
@@ -152,8 +152,10 @@ soak: .venv/dev
 	$(SOAK)/steady.py decoding 20 build/soak/decoding.json
 	$(SOAK)/page.py build/soak benchmarks/results/nothing-lost.md
 
-# By hand, long: every step on a tiny random model of each architecture.
+# By hand, long: every step on a tiny random model of each architecture, and the cases of the tests
+# of which CI has a sample.
 zoo: .venv/dev build/zoo
+	$(PYTEST) -m zoo
 	PYTHONPATH=tests/models OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 \
 	    $(BIN)/python -m benchmarks.real_models.zoo --into benchmarks/results/models.md
 	PYTHONPATH=tests/models:build/zoo OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \

@@ -26,6 +26,7 @@ from headwise.tables import save_figure
 from small_files import HEADS, SCORES
 from studies import make_roles, make_study
 from tables_of_texts import make_table
+from tiers import tiers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no limit on the size of files")
 PLAN = CachePlan.of({1: [0]}, n_layers=9, n_kv_heads=2, window=4)
@@ -109,9 +110,7 @@ def _content(place: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("trouble", [full_disk, read_only])
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=pytest.mark.full) if x == "onnx" else x for x in WRITERS]
-)
+@pytest.mark.parametrize("name", tiers([x for x in WRITERS if x != "onnx"], ["onnx"]))
 def test_the_old_result_stays(
     name: str, trouble: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

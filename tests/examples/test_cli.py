@@ -21,6 +21,7 @@ from headwise.cli._app import EXAMPLES, app
 from headwise.cli._train import train
 from headwise.lab import MiniGPTConfig, TrainSettings
 from headwise.tables import Head, HeadTable
+from tiers import tiers
 
 TINY = ("--steps", 3, "--d-model", 8, "--layers", 2, "--heads", 2)
 TEXT = "I work , you work\nhe works\nthey work\n"
@@ -292,14 +293,7 @@ def test_texts_come_from_standard_input(
 
 
 @pytest.mark.parametrize(
-    "method",
-    [
-        "half-gate",
-        "gradient",
-        "ablation",
-        "zero-ablation",
-        pytest.param("gates", marks=pytest.mark.full),
-    ],
+    "method", tiers(["half-gate", "gradient", "ablation", "zero-ablation"], ["gates"])
 )
 def test_the_scores_equal_those_of_the_library(folder: Path, text: Path, method: str) -> None:
     out = text.parent / "scores.parquet"

@@ -5,15 +5,12 @@ import torch
 from scipy.stats import binom
 
 from benchmarks.evidence import _languages, _pruning_material, _simulations, encoder
+from tiers import tiers
 
 
 @pytest.mark.parametrize(
     ("candidates", "others", "repeats"),
-    [
-        (6, "noise", 10),
-        pytest.param(3, "noise", 100, marks=pytest.mark.full),
-        pytest.param(6, "place", 100, marks=pytest.mark.full),
-    ],
+    tiers([(6, "noise", 10)], [(3, "noise", 100), (6, "place", 100)]),
 )
 def test_a_planted_head_of_a_task_is_found(candidates: int, others: str, repeats: int) -> None:
     """One that is right in 90 % of 60 examples, in at least 80 % of the _simulations."""
@@ -25,12 +22,7 @@ def test_a_planted_head_of_a_task_is_found(candidates: int, others: str, repeats
 
 @pytest.mark.parametrize(
     ("candidates", "others", "repeats"),
-    [
-        (2, "noise", 10),
-        pytest.param(2, "place", 200, marks=pytest.mark.full),
-        pytest.param(3, "rule", 200, marks=pytest.mark.full),
-        pytest.param(6, "rule", 200, marks=pytest.mark.full),
-    ],
+    tiers([(2, "noise", 10)], [(2, "place", 200), (3, "rule", 200), (6, "rule", 200)]),
 )
 def test_no_head_of_a_task_is_found_where_none_is(
     candidates: int, others: str, repeats: int

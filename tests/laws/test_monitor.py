@@ -30,6 +30,7 @@ from headwise.monitor import (
 from headwise.tables import Head, HeadTable
 from headwise.watch import Request, observe
 from oracles import modules_of, padded
+from tiers import tiers
 
 CONFIG = MiniGPTConfig(vocab_size=13, context=12, d_model=12, n_heads=4, n_kv_heads=2, n_layers=2)
 STATISTICS = ("entropy", "max_logit", "first")
@@ -492,10 +493,7 @@ def _uncapped(layer: nn.Module, logits: np.ndarray) -> np.ndarray:
     return logits if cap is None else cap * np.arctanh(logits / cap)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name in _FEW else pytest.param(name, marks=pytest.mark.full) for name in LAYERS],
-)
+@pytest.mark.parametrize("name", tiers(_FEW, LAYERS))
 def test_after_a_clip_the_same_batch_is_at_the_bar(name: str) -> None:
     layer = LAYERS[name]()
     x, reference = _passes(layer)

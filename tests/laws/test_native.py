@@ -39,6 +39,7 @@ from headwise.kernels import RowRequest, attend, make_rule, row_statistics
 from headwise.kernels._rule import Lowered
 from headwise.kernels.native._problem import MOST_TOKENS, check_counts, compute_heads, reach
 from strategies import Problem, problems, seeds
+from tiers import tiers
 
 HALVES = pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
 pytestmark = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
@@ -90,10 +91,7 @@ CASES = [
     *product([torch.float32], [*BLOCKS, *FEW_QUERIES], RULES),
     *product([torch.bfloat16, torch.float16], FEW_QUERIES, ["causal"]),
     *product([torch.bfloat16], TILES, RULES),
-    *(
-        pytest.param(*x, marks=pytest.mark.full)
-        for x in product([torch.bfloat16], MORE_TILES, RULES)
-    ),
+    *tiers([], product([torch.bfloat16], MORE_TILES, RULES)),
 ]
 
 

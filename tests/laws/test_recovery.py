@@ -17,6 +17,7 @@ from headwise.models import fingerprint
 from headwise.ownership import find_attentions, heads_of
 from headwise.recovery import recovering
 from oracles import padded
+from tiers import tiers
 
 TEXTS = [[5, 9, 7, 3, 11, 8, 4], [4, 6], [10, 3, 3, 12, 9]]
 REMOVED = [(0, 0), (0, 1), (1, 2), (1, 3)]
@@ -54,10 +55,7 @@ def _distance(model: nn.Module, teacher: nn.Module, batch: dict[str, Tensor]) ->
     return (p * (p.log() - student.softmax(-1).log())).sum(-1).mean().item()
 
 
-_MORE = [pytest.param(kind, marks=pytest.mark.full) for kind in ("Bert", "GPT2", "classes")]
-
-
-@pytest.mark.parametrize("kind", ["Llama", "mini", *_MORE])
+@pytest.mark.parametrize("kind", tiers(["Llama", "mini"], ["Bert", "GPT2", "classes"]))
 def test_recovery_brings_the_smaller_model_closer_to_the_full_one(kind: str) -> None:
     teacher, batches = _make(kind), _batches()
     mark = fingerprint(teacher)

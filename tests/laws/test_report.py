@@ -24,6 +24,7 @@ from headwise.report.page._pictures import curve_picture, round_ticks
 from headwise.report.page._visible_text import digits, probability, visible, visible_token
 from headwise.tables import Curves, Head, HeadTable
 from studies import make_heads, make_roles, make_sample, make_study, make_totals
+from tiers import tiers
 
 HOSTILE = (
     "</script><img src=x onerror=alert(1)>",
@@ -398,12 +399,7 @@ LIMIT = 5_000_000
 
 @pytest.mark.parametrize(
     ("layers", "heads", "causal"),
-    [
-        (24, 16, True),
-        pytest.param(32, 32, True, marks=pytest.mark.full),
-        pytest.param(32, 32, False, marks=pytest.mark.full),
-        pytest.param(48, 64, True, marks=pytest.mark.full),
-    ],
+    tiers([(24, 16, True)], [(32, 32, True), (32, 32, False), (48, 64, True)]),
 )
 def test_page_of_a_large_model_stays_below_its_limit(layers: int, heads: int, causal: bool) -> None:
     words = " ".join(["word"] * 24)
@@ -434,10 +430,7 @@ def long_sample(study: Study, tokens: int, with_pairs: int, keys: int = 4) -> Sa
     return Sample(tuple(f" w{n}" for n in range(tokens)), {}, (), pairs, received)
 
 
-@pytest.mark.parametrize(
-    ("layers", "heads", "tokens"),
-    [(24, 16, 4096), pytest.param(48, 64, 8000, marks=pytest.mark.full)],
-)
+@pytest.mark.parametrize(("layers", "heads", "tokens"), tiers([(24, 16, 4096)], [(48, 64, 8000)]))
 def test_long_texts_keep_the_page_below_its_limit(layers: int, heads: int, tokens: int) -> None:
     study = make_study(layers, heads, sentences=())
     study = replace(study, samples=(long_sample(study, tokens, 64),) * 2)

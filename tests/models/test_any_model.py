@@ -17,6 +17,7 @@ from torch.nn import functional as F
 import headwise as hw
 from headwise.checkpoints import _save
 from headwise.errors import ArgumentError, UnsupportedError
+from tiers import tiers
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -68,9 +69,7 @@ def test_an_input_is_made_up_for_models_of_sounds(name: str, tmp_path: Path) -> 
     assert _ablate(model, tmp_path, None) == _ablate(model, tmp_path, [batch])
 
 
-@pytest.mark.parametrize(
-    "name", [*UNKNOWN, *(pytest.param(name, marks=pytest.mark.full) for name in _ALSO)]
-)
+@pytest.mark.parametrize("name", tiers(UNKNOWN, _ALSO))
 def test_what_cannot_be_made_up_is_taken_as_a_reference(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,13 +231,7 @@ def test_statistics_that_no_weight_leads_to_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "PatchTSTModel",
-        pytest.param("MobileViTModel", marks=pytest.mark.full),
-        pytest.param("Wav2Vec2ConformerModel", marks=pytest.mark.full),
-        pytest.param("CvtModel", marks=pytest.mark.full),
-    ],
+    "name", tiers(["PatchTSTModel"], ["MobileViTModel", "Wav2Vec2ConformerModel", "CvtModel"])
 )
 def test_models_with_batch_norms_are_cut(name: str) -> None:
     model, batch = CASES[name].make()
@@ -265,9 +258,7 @@ def test_a_model_with_two_answers_is_said_to_have_them() -> None:
         hw.prune(Undecided().eval(), "L0.H1", reference=[x])
 
 
-@pytest.mark.parametrize(
-    "name", ["zeros", pytest.param("DetrForObjectDetection", marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("name", tiers(["zeros"], ["DetrForObjectDetection"]))
 def test_rows_that_read_zeros_belong_to_the_heads_of_their_biases(name: str) -> None:
     model, batch = AnyAttention().eval(), {"x": torch.zeros(2, 5, 12)}
     head = "L0.H1"
@@ -339,9 +330,7 @@ def test_prophetnet_has_the_statistics_of_its_main_stream() -> None:
     assert refused[0].reason == "attends among 5 positions where it was given 15 tokens"
 
 
-@pytest.mark.parametrize(
-    "name", ["SiglipModel", pytest.param("Siglip2VisionModel", marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("name", tiers(["SiglipModel"], ["Siglip2VisionModel"]))
 def test_a_layer_of_torch_in_a_saved_model_keeps_its_heads(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

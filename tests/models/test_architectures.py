@@ -4,23 +4,16 @@ import re
 from pathlib import Path
 
 import pytest
-from architectures import CASES
+from architectures import CASES, SAMPLE
 from architectures.trial import STEPS, try_out
+
+from tiers import tiers
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
 PAGE = Path(__file__).parents[2] / "benchmarks" / "results" / "models.md"
 # One of each way: all steps, a layer that attends twice, no plain projection, a norm over heads.
 _FEW = ("Llama", "NystromformerModel", "OlmoeForCausalLM", "SwinModel")
-_MORE = (
-    "BitNetForCausalLM",
-    "CLIPModel",
-    "DetrForObjectDetection",
-    "FNetModel",
-    "JambaForCausalLM",
-)
-_MORE += ("MusicgenForCausalLM", "PatchTSTModel", "SiglipVisionModel", "T5ForConditionalGeneration")
-_MORE += ("ViTMAEForPreTraining", "WhisperForConditionalGeneration")
 
 
 def _rows() -> dict[str, list[str]]:
@@ -41,9 +34,7 @@ def test_every_architecture_is_in_the_table() -> None:
             assert result in ("✓", "") or (number and int(number[1]) in reasons), name
 
 
-@pytest.mark.parametrize(
-    "name", [*_FEW, *(pytest.param(name, marks=pytest.mark.full) for name in _MORE)]
-)
+@pytest.mark.parametrize("name", tiers(_FEW, SAMPLE))
 def test_the_table_is_true(name: str) -> None:
     trial = try_out(CASES[name])
     assert not trial.broken

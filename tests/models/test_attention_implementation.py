@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 import zoo
-from architectures import CASES
+from architectures import CASES, SAMPLE
 from architectures.cases import text
 from architectures.decoders import CLASSES, TOKENS, VOCABULARY, make_decoder
 from test_stacks import MODELS
@@ -31,19 +31,16 @@ from on_our_kernel import at_any_size as at_any_size
 from on_our_kernel import count_queries
 from on_our_kernel import left_to_torch as left_to_torch
 from oracles import modules_of, padded
+from tiers import tiers
 
 pytestmark = pytest.mark.usefixtures("at_any_size")
 
 TEXTS = [[5, 9, 7, 3, 11, 8, 4, 6, 12, 17, 2, 21], [4, 6, 13], [10, 3, 3, 12, 9, 20, 7]]
 FEW = ("Bert", "Gemma2", "GptOss", "Llama", "Mistral")
-THROUGH_THE_INTERFACE = [
-    name for name in sorted(zoo.TEXT)
-    if name not in zoo._WRITTEN_OUT and not name.startswith("Falcon")
-]  # fmt: skip
-EACH = [
-    name if name in FEW else pytest.param(name, marks=pytest.mark.full)
-    for name in THROUGH_THE_INTERFACE
+NOT_THROUGH_THE_INTERFACE = [
+    name for name in zoo.TEXT if name in zoo._WRITTEN_OUT or name.startswith("Falcon")
 ]
+EACH = zoo.each(FEW, NOT_THROUGH_THE_INTERFACE)
 # What `sdpa` does not compute: beside the eager function of the model.
 ONLY_EAGER = ("Gemma2", "GptOss")
 
@@ -100,7 +97,6 @@ def test_gradients_are_those_of_sdpa(name: str) -> None:
 
 KINDS = ("t5", "bart", "whisper", "clip", "siglip", "llava", "wav2vec")
 WAYS = (("sdpa", torch.float64), ("sdpa", None), ("headwise", None))
-IN_BFLOAT16 = ["t5", *(pytest.param(name, marks=pytest.mark.full) for name in KINDS[1:])]
 
 
 def _outputs(
@@ -135,7 +131,7 @@ def test_other_kinds_of_models(name: str, left_to_torch: list[str]) -> None:
     assert not left_to_torch
 
 
-@pytest.mark.parametrize("name", IN_BFLOAT16)
+@pytest.mark.parametrize("name", tiers(KINDS[:1], KINDS))
 def test_other_kinds_of_models_in_bfloat16(name: str) -> None:
     _check_other_kind(name, torch.bfloat16)
 
@@ -250,10 +246,6 @@ def test_a_call_after_others_is_what_it_is_alone(
 
 WATCHED_TEXTS = [[5, 9, 7, 3, 11, 8, 4, 6, 12, 17, 2, 21], [4, 6, 13]]
 IN_THE_CALL = f"{zoo.KERNEL}, in the call itself"
-WATCHED = [
-    "Bert", "Llama",
-    *(pytest.param(name, marks=pytest.mark.full) for name in ("Gemma2", "GptOss", "Mistral")),
-]  # fmt: skip
 REQUESTS = {
     "default": Request(),
     "received": Request(received=True),
@@ -291,7 +283,7 @@ def _watched(model: nn.Module, batch: dict[str, Any], request: Request) -> tuple
 
 @pytest.mark.parametrize("request_name", REQUESTS)
 @pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("name", WATCHED)
+@pytest.mark.parametrize("name", tiers(["Bert", "Llama"], ["Gemma2", "GptOss", "Mistral"]))
 def test_every_bit_is_the_same(
     name: str, side: str, request_name: str, computed: list[int]
 ) -> None:
@@ -309,9 +301,7 @@ def test_every_bit_is_the_same(
 
 
 @pytest.mark.parametrize("received", [False, True], ids=["default", "received"])
-@pytest.mark.parametrize(
-    "name", ["t5", "clip", *(pytest.param(name, marks=pytest.mark.full) for name in ("whisper",))]
-)
+@pytest.mark.parametrize("name", tiers(["t5", "clip"], ["whisper"]))
 def test_every_bit_of_other_kinds_of_models_is_the_same(name: str, received: bool) -> None:
     make, batch, queries = MODELS[name]
     torch.manual_seed(0)
@@ -333,7 +323,7 @@ def _tensors(outputs: Any) -> list[Tensor]:
     return [x for x in outputs.to_tuple() if isinstance(x, Tensor)]
 
 
-@pytest.mark.parametrize("name", WATCHED)
+@pytest.mark.parametrize("name", tiers(["Bert", "Llama"], ["Gemma2", "GptOss", "Mistral"]))
 def test_statistics_are_those_of_eager_attention(name: str) -> None:
     model, batch = _model(name), _watched_batch(name, "right")
     _, ours = _watched(model, batch, REQUESTS["received"])
@@ -499,6 +489,7 @@ def test_a_decoder_is_as_under_eager(model_type: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.zoo
 def test_every_decoder_is_as_under_eager_or_refused() -> None:
     wrong, refused, n_right = {}, {}, 0
     for model_type in sorted(CLASSES):
@@ -525,15 +516,7 @@ def test_every_decoder_is_as_under_eager_or_refused() -> None:
     assert n_right >= 110
 
 
-_CASES = [
-    name
-    if name in ("AltCLIPModel", "SplinterModel")
-    else pytest.param(name, marks=pytest.mark.full)
-    for name in CASES
-]
-
-
-@pytest.mark.parametrize("name", _CASES)
+@pytest.mark.parametrize("name", tiers(["AltCLIPModel", "SplinterModel"], SAMPLE, CASES))
 def test_every_architecture_is_as_under_eager_or_refused(name: str) -> None:
     model, batch = CASES[name].make()
     if CASES[name].inputs is text:

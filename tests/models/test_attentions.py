@@ -16,6 +16,7 @@ from torch.testing import assert_close
 import headwise as hw
 from headwise.attention import set_attention
 from headwise.errors import ArgumentError, HeadError, UnsupportedError
+from tiers import tiers
 
 # Plain, grouped heads, softcap and windows, sinks, by hand, shared weights, relative positions.
 _FEW = ("Bert", "Llama", "Gemma2", "GptOss", "BloomForCausalLM", "Albert", "DebertaV2Model")
@@ -37,9 +38,7 @@ def _eager(model: nn.Module, batch: dict[str, Any]) -> dict[str, tuple[Tensor, .
     return {ours: value for ours, name in names.items() if (value := output.get(name))}
 
 
-@pytest.mark.parametrize(
-    "name", [*_FEW, *_PAIRS, *(pytest.param(name, marks=pytest.mark.full) for name in _MORE)]
-)
+@pytest.mark.parametrize("name", tiers(_FEW + _PAIRS, _MORE))
 def test_weights_equal_those_of_eager_attention(name: str) -> None:
     model, batch = CASES[name].make()
     modes = [module.training for module in model.modules()]

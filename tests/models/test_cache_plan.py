@@ -15,6 +15,7 @@ from headwise.caching._head_cache import find_cache_layers
 from headwise.caching._scores import streamed_losses
 from headwise.models import fingerprint
 from headwise.scoring import find_loss
+from tiers import tiers
 
 SINKS, WINDOW = 2, 4
 
@@ -45,10 +46,7 @@ def gated_losses(model, loss, batch, gates):
 
 
 @pytest.mark.parametrize("padding", [0, 5])
-@pytest.mark.parametrize(
-    "name",
-    ["Llama", *(pytest.param(name, marks=pytest.mark.full) for name in ("GptOss", "Gemma2"))],
-)
+@pytest.mark.parametrize("name", tiers(["Llama"], ["GptOss", "Gemma2"]))
 def test_a_closed_gate_is_what_the_cache_loses(name: str, padding: int) -> None:
     model, texts = zoo.make(name), batches(padding=padding)
     loss = find_loss(None, model, texts[0])

@@ -15,6 +15,7 @@ from torch._dynamo.utils import counters
 
 import headwise as hw
 from headwise.errors import UnsupportedError
+from tiers import tiers
 
 X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(3))
 
@@ -70,9 +71,7 @@ def _loss(output: Tensor, _: Any) -> Tensor:
     return output.square().mean((1, 2))
 
 
-@pytest.mark.parametrize(
-    "how", [pytest.param(how, marks=[pytest.mark.full] * (how != "a function")) for how in HOW]
-)
+@pytest.mark.parametrize("how", tiers(["a function"], HOW))
 def test_what_is_compiled_is_watched_as_the_plain_model(how: str) -> None:
     graphs: list[torch.fx.GraphModule] = []
 

@@ -27,6 +27,7 @@ from headwise.roles import find_roles
 from headwise.scoring import importance
 from headwise.tables import HeadTable
 from headwise.watch import observe
+from tiers import tiers
 
 WORDS = ["<pad>", "</s>", "<unk>", "<s>", *"abcdefghij", ",", "."]
 SIZES = {"d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
@@ -132,10 +133,7 @@ def test_a_model_without_a_head_shifts_like_the_one_with_it(name: str) -> None:
 _FEW = ("T5", "two BERTs")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name in _FEW else pytest.param(name, marks=pytest.mark.full) for name in MODELS],
-)
+@pytest.mark.parametrize("name", tiers(_FEW, MODELS))
 def test_a_study_of_pairs_is_that_of_each_pair_alone(name: str) -> None:
     model, tokenizer = _make(MODELS[name]), _tokenizer()
     table = study(model, TEXTS, tokenizer=tokenizer, targets=TARGETS).table

@@ -12,6 +12,7 @@ from gates import gate_heads
 from headwise.errors import UnsupportedError
 from headwise.ownership import find_attentions
 from headwise.scoring import importance
+from tiers import tiers
 
 # Name -> the rows of its inputs that are one text.
 FOLDED = {
@@ -34,10 +35,7 @@ def _loss(output: Any, batch: Any) -> Tensor:
     return (states.flatten(1)[:, ::3]).square().mean(1)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name in _FEW else pytest.param(name, marks=pytest.mark.full) for name in FOLDED],
-)
+@pytest.mark.parametrize("name", tiers(_FEW, FOLDED))
 def test_each_text_has_the_slopes_that_it_has_alone(name: str) -> None:
     model, batch = CASES[name].make()
     model.double()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 import headwise as hw
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.regions import ImageRegions
+from tiers import tiers
 from vision_families import FAMILIES, Family, idefics2
 
 QUICK = ("LLaVA", "Qwen2.5-VL", "DINOv2 with registers")
@@ -101,10 +103,18 @@ def test_paint_changes_the_tokens_whose_regions_it_overlaps(name: str) -> None:
     assert regions.sizes == SIZES[:1]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("blur", [1, 3])
-@pytest.mark.parametrize("name", FAMILIES)
+# Each family, and one of each kind with a blur: patches of one size, merged ones, tiles.
+@pytest.mark.parametrize(
+    ("name", "blur", "size"),
+    tiers(
+        [],
+        [
+            *product(FAMILIES, [1], SIZES[1:]),
+            *product(["LLaVA", "Qwen3-VL", "Idefics3"], [3], SIZES),
+        ],
+        product(FAMILIES, [1, 3], SIZES),
+    ),
+)
 def test_paint_on_every_family(
     name: str, blur: int, size: tuple[int, int], request: pytest.FixtureRequest
 ) -> None:

@@ -27,6 +27,7 @@ from headwise.tables import HeadTable
 from headwise.watch import Request, observe
 from on_our_kernel import at_any_size as at_any_size
 from on_our_kernel import left_to_torch as left_to_torch
+from tiers import tiers
 
 IDS = torch.tensor([[1, 2, 3, 4, 5], [5, 4, 3, 2, 1]])
 X = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(0))
@@ -251,9 +252,7 @@ _MORE += ("FalconH1ForCausalLM", "MusicgenForCausalLM", "MvpForConditionalGenera
 _MORE += ("ViTModel", "WhisperForConditionalGeneration", "XLNetModel")
 
 
-@pytest.mark.parametrize(
-    "name", [*_FEW, *(pytest.param(name, marks=pytest.mark.full) for name in _MORE)]
-)
+@pytest.mark.parametrize("name", tiers(_FEW, _MORE))
 def test_later_passes_are_watched_like_first_ones(name: str) -> None:
     model, batch = CASES[name].make()
     batches = [batch, batch, batch]

@@ -21,6 +21,7 @@ from headwise.lab import MiniGPT, MiniGPTConfig, evaluate, make_tokenizer, sampl
 from headwise.models import fingerprint
 from headwise.roles import behavior, induction
 from headwise.surgery import time_passes
+from tiers import tiers
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -152,9 +153,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {"importance by curvature": lambda:
 _LONG = ("importance by gates", "save")
 
 
-@pytest.mark.parametrize(
-    "verb", [pytest.param(v, marks=pytest.mark.full) if v in _LONG else v for v in VERBS]
-)
+@pytest.mark.parametrize("verb", tiers([v for v in VERBS if v not in _LONG], _LONG))
 def test_every_verb_leaves_the_model_unchanged(verb: str, tmp_path: Path) -> None:
     model = _model(verb)
     before = _state(model)

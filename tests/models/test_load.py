@@ -26,11 +26,7 @@ from headwise.ownership import OwnershipMap, example_input, find_attentions, fin
 _FEW = ("Albert", "Gemma2", "GPT2", "GptOss", "Llama", "Qwen3Moe")
 
 
-def _names() -> list[Any]:
-    return [n if n in _FEW else pytest.param(n, marks=pytest.mark.full) for n in sorted(zoo.TEXT)]
-
-
-@pytest.mark.parametrize("name", _names())
+@pytest.mark.parametrize("name", zoo.each(_FEW))
 def test_a_saved_model_can_be_loaded(name: str, tmp_path: Path) -> None:
     model: Any = zoo.make(name)
     model.save_pretrained(tmp_path)

@@ -13,6 +13,7 @@ from torch import nn
 from headwise.errors import UnsupportedError
 from headwise.models import Hooks
 from headwise.monitor import HeadMonitor, QKClip
+from tiers import tiers
 
 IDS = torch.randint(5, 20, (2, 7), generator=torch.Generator().manual_seed(0))
 
@@ -29,12 +30,6 @@ REFUSED = {
     **dict.fromkeys(INEXACT, "does not scale its logits"),
 }
 _FEW = ("FalconMultiQuery", "GPT2", "GPTJForCausalLM")
-_CLIPPED = [name for name in sorted(zoo.TEXT) if name not in REFUSED]
-
-
-def _some(names: Any, few: Any) -> list[Any]:
-    """A few of them in every run, the others in the long one."""
-    return [name if name in few else pytest.param(name, marks=pytest.mark.full) for name in names]
 
 
 def _training(name: str) -> nn.Module:
@@ -80,7 +75,7 @@ def _watched(model: nn.Module) -> Iterator[HeadMonitor]:
         yield monitor
 
 
-@pytest.mark.parametrize("name", _some(_CLIPPED, _FEW))
+@pytest.mark.parametrize("name", zoo.each(_FEW, REFUSED))
 def test_heads_come_down_to_the_bar_by_their_own_factors(name: str) -> None:
     model = _training(name)
     softcap = getattr(model.config, "attn_logit_softcapping", None)
@@ -114,7 +109,7 @@ def test_heads_come_down_to_the_bar_by_their_own_factors(name: str) -> None:
     assert 0 < len(changed) <= 4 * 2
 
 
-@pytest.mark.parametrize("name", _some(sorted(REFUSED), ("BloomForCausalLM", "Qwen3")))
+@pytest.mark.parametrize("name", tiers(["BloomForCausalLM", "Qwen3"], sorted(REFUSED)))
 def test_what_cannot_be_clipped_is_refused_by_name(name: str) -> None:
     model = _training(name)
     with _watched(model) as monitor, pytest.raises(UnsupportedError, match=REFUSED[name]):

@@ -18,6 +18,7 @@ from headwise import MultiHeadAttention, RoPE, load, load_tokenizer, prune, save
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
 from headwise.ownership import example_input
 from oracles import modules_of
+from tiers import tiers
 
 IDS = torch.tensor([[9, 7, 12, 11, 8, 14, 10], [10, 9, 13, 12, 9, 8, 17]])
 # One of each kind, with the same number in each layer.
@@ -45,13 +46,7 @@ def _opened(folder: Path) -> Any:
     return getattr(transformers, name).from_pretrained(folder).eval()
 
 
-def _some(names: list[str]) -> list[Any]:
-    return [
-        name if name in _SHORT else pytest.param(name, marks=pytest.mark.full) for name in names
-    ]
-
-
-@pytest.mark.parametrize("name", _some(STOCK))
+@pytest.mark.parametrize("name", tiers(_SHORT, STOCK))
 def test_the_stock_format_is_as_small(name: str, tmp_path: Path) -> None:
     small = prune(zoo.make(name), EVEN)
     loaded = _opened(save(small, tmp_path / "small", format="stock"))
@@ -285,13 +280,7 @@ def test_a_real_encoder_and_its_tokenizer_in_a_fresh_process(tmp_path: Path) -> 
     assert ".outputs.safetensors" not in {path.name for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize(
-    "format",
-    [
-        "headwise",
-        *(pytest.param(x, marks=pytest.mark.full) for x in ("stock", "padded", "remote-code")),
-    ],
-)
+@pytest.mark.parametrize("format", tiers(["headwise"], ["stock", "padded", "remote-code"]))
 def test_a_configuration_with_numbers_that_strict_json_has_not(
     format: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

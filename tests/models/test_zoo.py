@@ -15,8 +15,6 @@ from torch.overrides import TorchFunctionMode
 from headwise.watch import Request, observe
 from oracles import eager_maps, means, modules_of, padded
 
-pytestmark = pytest.mark.full
-
 TEXTS = [[5, 9, 7, 3, 11, 8, 4], [4, 6], [10, 3, 3, 12, 9]]
 OF_WEIGHTS = ("entropy", "max_weight", "first", "self", "previous", "next", "distance")
 
@@ -59,7 +57,7 @@ def _eager(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("name", sorted(zoo.TEXT))
+@pytest.mark.parametrize("name", zoo.each(()))
 def test_every_architecture_is_watched_exactly(name: str, side: str, precision: str) -> None:
     dtype, computing, tolerance = PRECISIONS[precision]
     model = zoo.make(name, dtype)

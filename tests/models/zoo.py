@@ -1,15 +1,15 @@
 """A tiny model with random weights of every architecture that the laws are held to."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 import transformers
 from torch import nn
 
 from headwise.kernels import make_rule, statistics_kernel
+from tiers import tiers
 
 VOCABULARY, HEADS = 23, 4
 # What computes the statistics of small models in float32: it depends on what was built.
@@ -238,11 +238,25 @@ def make(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 # Their heads are mixed by something other than a linear layer.
 MIX_OTHERWISE = ("IBertModel", "XLNetModel")
+# Shared layers, an encoder, one matrix of queries, keys and values in three orders, softmax by
+# hand, sinks and experts, grouped heads, and a norm of queries.
 _FEW = ("Albert", "Bert", "FalconMultiQuery", "GPT2", "GPTJForCausalLM", "GptOss", "Llama", "Qwen3")
+# Of every other kind one: a bias of positions in two ways, positions as queries and keys, latent
+# keys, softcap, windows by hand and of an encoder, integers, positions from padding, one matrix
+# of grouped heads, layers without positions, a gated norm, and memory.
+SAMPLE = (
+    "BloomForCausalLM", "FalconAlibi", "DebertaV2Model", "DeepseekV3", "Gemma2",
+    "GPTNeoForCausalLM", "ModernBert", "IBertModel", "OPT", "Phi3", "Cohere2", "Qwen3Moe",
+    "XLNetModel",
+)  # fmt: skip
 
 
-def mixing(without: Sequence[str] = ()) -> list[Any]:
-    """The architectures with a linear output projection; a few of each kind in the quick tier,
-    the others in the full tier."""
-    names = [name for name in sorted(TEXT) if name not in (*MIX_OTHERWISE, *without)]
-    return [name if name in _FEW else pytest.param(name, marks=pytest.mark.full) for name in names]
+def each(quick: Iterable[str] = _FEW, without: Collection[str] = ()) -> list[Any]:
+    """The architectures: a few in the quick tier, one of each kind in the long one, all by hand."""
+    every = (quick, _FEW + SAMPLE, sorted(TEXT))
+    return tiers(*([name for name in names if name not in without] for names in every))
+
+
+def mixing(without: Collection[str] = ()) -> list[Any]:
+    """The architectures with a linear output projection."""
+    return each(without=(*MIX_OTHERWISE, *without))

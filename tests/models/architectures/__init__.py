@@ -16,5 +16,13 @@ GROUPS: dict[str, dict[str, ArchitectureCase]] = {
     "Series and trajectories": SERIES,
 }
 CASES = {name: case for group in GROUPS.values() for name, case in group.items()}
+# One of each kind: decoders, encoders, states beside attention, attention by hand and of no kind
+# that is known, pairs, images, both, sounds, series; all are tried by hand with `make zoo`.
+SAMPLE = (
+    "Llama", "NystromformerModel", "OlmoeForCausalLM", "SwinModel", "BitNetForCausalLM",
+    "CLIPModel", "DetrForObjectDetection", "FNetModel", "JambaForCausalLM", "MusicgenForCausalLM",
+    "PatchTSTModel", "SiglipVisionModel", "T5ForConditionalGeneration", "ViTMAEForPreTraining",
+    "WhisperForConditionalGeneration",
+)  # fmt: skip
 
-__all__ = ["CASES", "GROUPS", "ArchitectureCase"]
+__all__ = ["CASES", "GROUPS", "SAMPLE", "ArchitectureCase"]
