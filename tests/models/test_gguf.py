@@ -83,6 +83,7 @@ def test_commands_read_a_file(tmp_path: Path) -> None:
     for line in (
         ("importance", path, "--text", tmp_path / "texts.txt", "--out", scores),
         ("prune", path, "--by", scores, "--remove", "0.4", "--out", small),
+        ("compare", path, small, "--text", tmp_path / "texts.txt", "--out", tmp_path / "c.csv"),
     ):
         done = headwise(*line)
         assert done.code == 0, done.err

@@ -21,8 +21,8 @@ def compare(
         str,
         typer.Argument(
             metavar="BEFORE",
-            help="A model's folder or its name on the Hugging Face hub, a study saved by report "
-            "--save, or a table written by observe --per-text.",
+            help="A model's folder, GGUF file or name on the Hugging Face hub, a study saved by "
+            "report --save, or a table written by observe --per-text.",
         ),
     ],
     after: Annotated[str, typer.Argument(metavar="AFTER", help="The same for the other model.")],
@@ -104,7 +104,11 @@ def compare(
 
 def _check_sides(names: list[str], text: Path | None, unused: list[str]) -> None:
     """Refuse models without texts, and options that would be ignored for tables and studies."""
-    are_saved = [Path(x).is_file() or (Path(x) / "study.json").is_file() for x in names]
+    paths = [Path(name) for name in names]
+    are_saved = [
+        (path.is_file() and path.suffix.lower() != ".gguf") or (path / "study.json").is_file()
+        for path in paths
+    ]
     if len(set(are_saved)) == 2:
         saved, other = sorted(names, key=lambda name: not are_saved[names.index(name)])
         raise ArgumentError(

@@ -25,7 +25,9 @@ _LOSS_TO_LOSE = 0.01  # by the plan of --pruning, as a share of the full model's
 def report(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="A folder or a name on the Hugging Face hub."),
+        typer.Argument(
+            metavar="MODEL", help="A folder, a GGUF file, or a name on the Hugging Face hub."
+        ),
     ] = None,
     out: Annotated[Path, opt("The page to write.", "--out", "-o")] = Path("report.html"),
     full: Annotated[
