@@ -19,6 +19,7 @@ import headwise as hw
 from headwise.checkpoints import _save
 from headwise.errors import HeadwiseError, UnsupportedError
 from headwise.ownership import Attention, find_attentions
+from tiers import tiers
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -176,8 +177,15 @@ def test_the_page_has_every_family_and_reason() -> None:
     assert [*map(int, listed)] == [*range(1, len(REASONS) + 1)]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", FAMILIES)
+# Each reason of the page, and of what works everywhere: a linear recurrence, convolutions, states,
+# sinks, and keys that layers share.
+SAMPLE = (
+    "OLMo-Hybrid", "DeepSeek-V3", "DeepSeek-V3.2", "DeepSeek-V4", "MiniMax", "ZAYA",
+    "Qwen3.5", "LFM2", "Jamba", "gpt-oss", "Gemma 4, shared keys",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", tiers([], SAMPLE, FAMILIES))
 def test_the_page_is_true(name: str, tmp_path: Path) -> None:
     ids = _ids()
     steps: dict[str, Callable[[nn.Module], Any]] = {
