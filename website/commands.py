@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from headwise.cli._app import app
 
-COLUMNS = 96
+COLUMNS = 84  # a line of code on the site at 1,280 px
 HEAD = """# Commands
 
 `headwise COMMAND --help` prints what stands here. `MODEL` is a folder or a name on the Hugging

@@ -66,6 +66,7 @@ def test_nulls_can_be_omitted_and_own_pairs_are_read(place: Path) -> None:
     assert done.code == 0, done.err
     assert "1 pass over the texts" in done.err
     assert "source" in set(Roles.load(out).frame()["role"])
+    assert done.out.splitlines()[1].startswith("source ")  # built-in roles follow
 
 
 def test_without_an_output_the_roles_are_printed(
@@ -79,11 +80,11 @@ def test_without_an_output_the_roles_are_printed(
     header, first, second, outcomes, outcome = done.out.splitlines()
     assert header.split() == ["role", "effect", "baseline", "null", "lift", "p_adj"]
     assert [row.split()[0] for row in (first, second)] == roles.found()["name"].tolist()
-    columns = ["heads", "nearest", "effect", "baseline", "smallest", "null", "outcome"]
+    columns = ["heads", "nearest", "effect", "baseline", "smallest", "outcome"]
     assert outcomes.split() == columns
     assert outcome.split() == [
         *("previous", "token", "2", "L0.H0", "0.875", "0.25", "0.5"),
-        *("previous", "token", "found"),
+        *("found,", "against", "previous", "token"),
     ]
 
 

@@ -228,7 +228,7 @@ def test_a_role_that_a_rule_explains_is_not_tested():
     roles = find_roles(Planted([("offset -1", "even")], causal=True), corpus, tokenizer=TOKENIZER)
     rows = roles.frame().set_index(["role", "name"]).loc["obj → head"]
     assert rows.loc["L0.H0", "effect"] == 1.0
-    message = "not tested: offset -1 scores 1.00, and no score is as far above it as a label needs"
+    message = "not tested: offset -1 scores 1.00, too near 1 for a label"
     assert set(rows["outcome"]) == {message}
     assert rows["p_adj"].isna().all()
     assert roles.outcomes().set_index("role").loc["obj → head", "outcome"] == message

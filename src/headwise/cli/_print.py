@@ -74,7 +74,7 @@ def print_table(frame: "pd.DataFrame") -> None:
 
     width = get_terminal_size().columns if sys.stdout.isatty() else None
     for line in in_columns(frame, width=width).split("\n"):
-        print_result(line)
+        print_result(line.rstrip())
 
 
 def print_heads(frame: "pd.DataFrame") -> None:

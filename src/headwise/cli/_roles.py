@@ -17,13 +17,14 @@ from headwise.cli._print import print_json, print_note, print_table, progress_ba
 from headwise.errors import ArgumentError, InputError
 
 if TYPE_CHECKING:
+    import pandas as pd
     from torch import nn
 
     from headwise.corpora import AnnotatedText
     from headwise.roles import Evidence, Relation, Relations, Roles, TokenText
 
 # The outcome is last: with its reason it is a sentence.
-_OUTCOME = ["role", "heads", "nearest", "effect", "baseline", "smallest", "null", "outcome"]
+_OUTCOME = ["role", "heads", "nearest", "effect", "baseline", "smallest", "outcome"]
 _SECONDS_BEFORE_NOTE = 5.0
 
 
@@ -61,10 +62,10 @@ def roles(
     """Find what each head looks at, tested against baselines.
 
     Roles are evaluated on held-out texts. Prints the roles of heads, then the outcome for each
-    role: found, not found (with the nearest head and the smallest effect that these texts could
-    have shown), or not tested. With -o, writes the table of heads instead, and prints the outcomes
-    only. With --json, prints the rows of heads with a role as JSON, and for every other
-    role the row of the head that comes nearest, with its outcome.
+    role, those of relations and annotations first: found, not found (with the nearest head and the
+    smallest effect that these texts could have shown), or not tested. With -o, writes the table of
+    heads instead, and prints the outcomes only. With --json, prints the rows of heads with a role
+    as JSON, and for every other role the row of the head that comes nearest, with its outcome.
     """
     if not _options.given_options(text=text, conllu=conllu, coref=coref, spans=spans):
         raise ArgumentError(
@@ -161,7 +162,7 @@ def nearest_rows(result: "Roles") -> list[dict[Hashable, Any]]:
 
 def print_roles(result: "Roles") -> None:
     """Print the roles of heads, and their shapes of attention."""
-    rows = result.found()
+    rows = _built_in_last(result.found())
     print_note(str(result))
     shown = rows.assign(role=rows["label"])
     print_table(shown[["name", "role", "effect", "baseline", "null", "lift", "p_adj"]])
@@ -181,8 +182,20 @@ def print_outcomes(result: "Roles", own: Sequence[str] = ()) -> None:
     outcomes = result.outcomes()
     is_own = outcomes["role"].map(lambda role: role.removesuffix(" back") in own)
     shown = is_own | outcomes.index.isin(shown_outcomes(outcomes).index)
-    rows = pd.concat([outcomes[is_own], outcomes[shown & ~is_own]])  # one's own relations first
+    rows = pd.concat([outcomes[is_own], _built_in_last(outcomes[shown & ~is_own])])
+    tested = rows["outcome"].isin(["found", "not found"])
+    against = rows["outcome"].where(~tested, rows["outcome"] + ", against " + rows["null"])
+    rows["outcome"] = against.str.ljust(against.str.len().max())
     print_table(rows[_OUTCOME].rename(columns={"role": "name"}))
+
+
+def _built_in_last(rows: "pd.DataFrame") -> "pd.DataFrame":
+    """The roles of relations and annotations of one's own first, otherwise as they are."""
+    from headwise.roles.relations import PROBED, token_roles
+
+    built_in = [role.name for role in (*token_roles(()), *PROBED)]
+    is_built_in = rows["role"].isin(built_in)
+    return rows.loc[is_built_in.sort_values(kind="stable").index]
 
 
 def _load_relations(sources: Sequence[str], model: str) -> "dict[str, Relation]":

@@ -120,7 +120,7 @@ def _out_of_reach(planted: Mapping[Any, Any], effect: float) -> str:
     """Why the test of a role could show nothing; empty if it could."""
     null = f"{planted['null']} scores {planted['baseline']:.2f}"
     if not effect <= 1:
-        return f"not tested: {null}, and no score is as far above it as a label needs"
+        return f"not tested: {null}, too near 1 for a label"
     if not planted["found"]:
         return f"not tested: a planted head with {effect:.2f} was not found ({null})"
     if np.isnan(planted["smallest"]):
