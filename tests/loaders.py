@@ -30,7 +30,7 @@ from headwise.roles import Roles
 from headwise.surgery import Costs, LayerPlan, Plan
 from headwise.tables import Curves, HeadTable, Scores
 from small_files import HEADS, NAMES, SCORES, TEXTS
-from studies import make_roles, make_study
+from studies import make_effects, make_roles, make_study
 from tables_of_texts import make_table
 
 
@@ -216,7 +216,7 @@ def _studies(folder: Path) -> Loaders:
     scores = Scores(study.table.heads, *order, None, "half-gate", "lm")
     plan = Plan.of("L0.H1", study.table.heads)
     curves = Curves(np.array([0, 1]), 2, {"half-gate": np.array([[[0.0, 0.0], [0.5, 1.5]]])}, "lm")
-    study = study.with_roles(make_roles(study))
+    study = study.with_roles(make_roles(study)).with_effects(make_effects(study))
     saved = study.with_pruning(scores=scores, plan=plan, curves=curves).save(folder / "study")
     used = count()
 

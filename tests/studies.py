@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from headwise.head_effects import HeadEffects
 from headwise.report import Sample, Study
 from headwise.roles import Effect, Effects, Group, Roles
 from headwise.roles.evidence._nulls import NULLS
-from headwise.tables import Head, HeadTable, Totals
+from headwise.tables import Head, HeadTable, Totals, address_columns
 
 SENTENCES = (
     "the animal crossed the road because it was tired",
@@ -163,3 +164,15 @@ def make_roles(
         model=study.table.model,
         ablation_effects=effects,
     )
+
+
+def make_effects(study: Study, text: str = "outputs replaced by mean") -> HeadEffects:
+    """Effects of a study's heads: the first one writes, the last one cancels."""
+    heads = study.table.heads
+    direct = np.linspace(1.0, -0.5, len(heads))
+    kinds = ["writer", *["none"] * (len(heads) - 2), "canceller"]
+    numbers = {"direct": direct, "ci_low": direct - 0.125, "ci_high": direct + 0.125,
+               "p_adj": np.where(np.isin(kinds, "none"), 1.0, 0.00025)}  # fmt: skip
+    later = {"total": direct / 2, "repair": direct / 2, "answers": np.nan, "weights": 0.25}
+    rows = pd.DataFrame(address_columns(heads) | numbers | {"kind": kinds} | later | {"n": 20.0})
+    return HeadEffects(rows, 2.5, 0.5, notes=(text,), model=study.table.model)

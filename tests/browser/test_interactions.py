@@ -20,7 +20,7 @@ from headwise.report import Look, Sample, Study, TopPairs, compare_tables
 from headwise.surgery import Plan
 from headwise.tables import Curves, Head, Scores
 from pages import scrolled_to
-from studies import make_roles, make_sample, make_study
+from studies import make_effects, make_roles, make_sample, make_study
 from tables_of_texts import make_table
 
 pytestmark = pytest.mark.browser
@@ -61,7 +61,7 @@ def full_study(layers: int = 2, heads: int = 4) -> Study:
     )
     comparison = compare_tables(before, after, titles=(HOSTILE[0], HOSTILE[4]), draws=99)
     pruned = study.with_roles(roles).with_pruning(scores=scores, plan=plan, curves=curves)
-    return pruned.with_comparison(comparison)
+    return pruned.with_effects(make_effects(study, HOSTILE[0])).with_comparison(comparison)
 
 
 def long_study(tokens: int) -> Study:
@@ -321,9 +321,11 @@ def test_without_a_script_the_page_is_a_document(browser: Browser, tmp_path: Pat
     study = full_study()
     page.goto(study.report(tmp_path / "page.html").as_uri())
     expect(page.locator("#map-of-roles svg")).to_be_visible()
-    expect(page.locator(".curves")).to_be_visible()
+    expect(page.locator("#curves .curves")).to_be_visible()
     expect(page.locator("#roles-table tbody tr")).to_have_count(2)
     expect(page.locator("#table tbody tr")).to_have_count(8)
+    expect(page.locator("#effects-table tbody tr")).to_have_count(2)
+    expect(page.locator("#effects-plot circle")).to_have_count(8)
     expect(page.locator("#plan-map .untested")).to_have_count(2)
     expect(page.locator("#comparison-map text.dark")).to_have_text(["+"])
     expect(page.locator(".sentence")).to_contain_text("Of 8 heads")

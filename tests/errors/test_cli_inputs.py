@@ -169,6 +169,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("report --device cpu", "report: --device is for a MODEL, and none is named"),
     ("report --no-roles", "report: --no-roles is for a MODEL, and none is named"),
     ("report --pruning", "report: --pruning is for a MODEL, and none is named"),
+    ("report --examples t.txt", "report: --examples is for a MODEL, and none is named"),
     ("report ./any", "report: ./any needs texts to read. Add --text FILE."),
     ("report ./any --text t.txt --lab-folder lab", "--lab-folder lab is for the Mini-GPT, not"),
     ("report model --text t.txt --study study", "--study study is for a saved study, not for"),

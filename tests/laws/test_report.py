@@ -23,7 +23,7 @@ from headwise.report.page._payload import as_json, heads_shown_first, payload
 from headwise.report.page._pictures import curve_picture, round_ticks
 from headwise.report.page._visible_text import digits, probability, visible, visible_token
 from headwise.tables import Curves, Head, HeadTable
-from studies import make_heads, make_roles, make_sample, make_study, make_totals
+from studies import make_effects, make_heads, make_roles, make_sample, make_study, make_totals
 from tiers import tiers
 
 HOSTILE = (
@@ -567,6 +567,32 @@ def test_the_static_page_has_the_tables_and_the_map() -> None:
 )
 def test_numbers_keep_a_significant_digit(number: float, text: str) -> None:
     assert digits(number) == text
+
+
+@pytest.mark.parametrize("found", [True, False])
+@pytest.mark.parametrize("total", [True, False])
+def test_writers_and_cancellers_have_a_table_and_a_plot(found: bool, total: bool) -> None:
+    study = make_study(2, 4)
+    effects = make_effects(study, "<note>")
+    rows = effects.frame()
+    if not found:
+        rows["kind"] = "none"
+    if not total:
+        rows[["total", "repair"]] = np.nan
+    page = render(study.with_effects(replace(effects, rows=rows)))
+    section = page.partition('<section id="effects"')[2].partition("</section>")[0]
+    assert "Logit difference +2.50 over 20 examples" in section
+    assert "&lt;note&gt;" in section
+    assert re.findall('data-show="(.*?)"', section) == (["L0.H0", "L1.H3"] if found else [])
+    assert ("No head is a writer or a canceller." in section) == (not found)
+    assert ("[0.875, 1.125]" in section) == found
+    of_heads = re.findall('<circle class="dot (.*?)" cx="(.*?)" cy="(.*?)" r="4"><title', section)
+    assert len(of_heads) == (8 if total else 0)
+    if total and found:  # in the order of drawing: a writer above and right of a canceller
+        (writer, *above), (canceller, *below) = sorted(of_heads)[-2:]
+        assert (writer, canceller) == ("hue-0", "hue-1")
+        assert float(above[0]) > float(below[0])
+        assert float(above[1]) < float(below[1])
 
 
 @pytest.mark.parametrize(("order", "losses"), [("random", [1.0, 2.0]), ("half-gate", [0.0, 0.5])])

@@ -28,7 +28,7 @@ from headwise.surgery import Costs, LayerPlan, Plan
 from headwise.tables import Curves, Scores
 from planted import TOKENIZER, lines
 from small_files import HEADS, SCORES
-from studies import make_heads, make_roles, make_study
+from studies import make_effects, make_heads, make_roles, make_study
 from tables_of_texts import make_table
 
 TWO_STACKS = ("encoder", "decoder", "decoder.cross")
@@ -57,7 +57,8 @@ def _whole_study() -> Study:
         scores={"half-gate": np.array([[0.9, np.nan]])},
     )  # fmt: skip
     numbers = np.arange(len(heads), dtype=float)
-    return replace(study, samples=samples, table=table, roles=make_roles(study)).with_pruning(
+    study = replace(study, samples=samples, table=table).with_roles(make_roles(study))
+    return study.with_effects(make_effects(study)).with_pruning(
         scores=Scores(heads, np.arange(len(heads)), numbers[None], None, "half-gate", "lm"),
         plan=Plan.of(["encoder.L0.H1"], heads, why="a reason"),
         curves=curves,
@@ -84,7 +85,8 @@ def test_a_saved_study_loads_equal(tmp_path: Path) -> None:
     assert [sample.tokens for sample in loaded.samples] == [s.tokens for s in study.samples]
     assert loaded.plan == study.plan
     assert {p.name for p in (tmp_path / "study").iterdir()} == {
-        "study.json", "arrays.safetensors", "roles.json", "scores.json", "plan.json",
+        "study.json", "arrays.safetensors", "roles.json", "effects.json", "scores.json",
+        "plan.json",
     }  # fmt: skip
 
 
@@ -207,6 +209,10 @@ def test_results_of_another_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="roles of the model other, not 5f1d0c9a7e3b4466"):
         hw.load_study(folder)
     make_roles(study).save(folder / "roles.json")
+    make_effects(make_study(layers=3)).save(folder / "effects.json")
+    with pytest.raises(InputError, match=r"effects of L2\.H0, which the table does not have"):
+        hw.load_study(folder)
+    (folder / "effects.json").unlink()
     comparison = _comparison().save(folder / "comparison.json")
     with pytest.raises(
         InputError, match=r"comparison of \('.*'\), not of the model 5f1d0c9a7e3b4466"
@@ -237,6 +243,7 @@ EACH = {"parameters": np.ones(3)}
 RESULTS: dict[str, Callable[[], Any]] = {
     "table.json": lambda: make_study(layers=1, heads=2).table,
     "roles.json": lambda: make_roles(make_study(layers=1, heads=2)),
+    "effects.json": lambda: make_effects(make_study(layers=1, heads=2)),
     "scores.json": lambda: SCORES,
     "plan.json": lambda: Plan((LayerPlan("", 0, 3, (1,)),), "abc", "a reason"),
     "costs.json": lambda: Costs(HEADS, SCORES.kv_heads, EACH, EACH, "abc", {}),

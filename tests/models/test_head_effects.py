@@ -258,6 +258,10 @@ def test_effects_are_saved_drawn_and_shown(tmp_path: Path) -> None:
         loaded = HeadEffects.load(effects.save(tmp_path / f"effects.{ending}"))
         assert loaded.frame().equals(effects.frame())
         assert (str(loaded), loaded.notes) == (str(effects), effects.notes)
+    changed = effects.save(tmp_path / "changed.json")
+    changed.write_text(changed.read_text("utf-8").replace('"canceller"', '"eraser"'), "utf-8")
+    with pytest.raises(InputError, match=r"10 rows of the kinds \['eraser', 'none', 'writer'\]"):
+        HeadEffects.load(changed)
     with pytest.raises(ArgumentError, match="effects of 10 heads were loaded from a file"):
         loaded.remove("L0.H1")
     names = {text.get_text() for text in effects.plot().texts}

@@ -70,6 +70,13 @@ def report(
             "--pruning",
         ),
     ] = False,
+    examples: Annotated[
+        Path | None,
+        opt(
+            "Add a section about which heads write an answer, measured on these JSON lines, as "
+            "headwise effects reads them. Takes a pass over half of them for each head."
+        ),
+    ] = None,
     lab_folder: Annotated[
         Path | None,
         opt(
@@ -94,9 +101,9 @@ def report(
     Without MODEL, trains a small model on a generated grammar, the Mini-GPT, and studies it.
     """
     given = _options.given_options(
-        text=text, target=target, show=show, roles=roles, pruning=pruning or None, device=device,
-        dtype=dtype, attention=attention, seed=seed, max_texts=max_texts, max_tokens=max_tokens,
-        paragraphs=paragraphs,
+        text=text, target=target, show=show, roles=roles, pruning=pruning or None,
+        examples=examples, device=device, dtype=dtype, attention=attention, seed=seed,
+        max_texts=max_texts, max_tokens=max_tokens, paragraphs=paragraphs,
     )  # fmt: skip
     _check(model, text, lab_folder, saved, given, roles)
     if saved is not None and save is not None:
@@ -106,8 +113,10 @@ def report(
         )
     _options.check_output(out, ".html", force=force)
     _options.check_folder(save, *STUDY_FILES, force=force)
+    from headwise import head_effects
     from headwise.cli import _inputs
     from headwise.cli._curves import check_texts_suffice
+    from headwise.corpora import read_answers
     from headwise.models.texts import reads_two_texts
     from headwise.report import About, load_study, study
     from headwise.roles import Evidence, check_reads_one_text
@@ -120,15 +129,17 @@ def report(
     else:
         # What is wrong with texts is found fast, and opening a model is not.
         texts, targets = _inputs.read_texts_and_targets(text, target, seed, max_texts, paragraphs)
+        answers = None if examples is None else read_answers(examples)
         if pruning:
             check_texts_suffice(texts, "report: --pruning")
         shown = None if show is None else _inputs.read_text_file(show, paragraphs)
         opened, tokenizer = _inputs.open_model(model, device, dtype, attention, text_for="study")
         kind, reads_two = type(opened).__name__, reads_two_texts(opened)
-        if reads_two and pruning:
-            raise UnsupportedError(
-                f"report: --pruning with {kind}, which reads two texts. Leave --pruning out."
-            )
+        for option, is_given in (("pruning", pruning), ("examples", examples is not None)):
+            if reads_two and is_given:
+                raise UnsupportedError(
+                    f"report: --{option} with {kind}, which reads two texts. Leave --{option} out."
+                )
         if reads_two and roles:
             check_reads_one_text("report", opened)
         if reads_two and roles is None:
@@ -138,6 +149,12 @@ def report(
             )
         if not reads_two:
             _inputs.note_split_texts(texts, opened, tokenizer, max_tokens)
+        effects = None
+        if answers is not None:
+            with progress_bar(f"Measuring the effects of the heads of {model}") as on_progress:
+                effects = head_effects.effects(
+                    opened, answers, tokenizer=tokenizer, seed=seed or 0, on_progress=on_progress
+                )
         source = "standard input" if text == _inputs.STANDARD_INPUT else text.name
         with progress_bar(f"Studying {model}") as on_progress:
             result = study(
@@ -158,6 +175,8 @@ def report(
                 without="--no-roles leaves the roles out, which take most of the time",
             )  # fmt: skip
             result = result.with_roles(found)
+        if effects is not None:
+            result = result.with_effects(effects)
         if pruning:
             result = _with_pruning(result, model, opened, tokenizer, texts, max_tokens)
     for line in result.findings():

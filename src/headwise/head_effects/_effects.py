@@ -167,7 +167,13 @@ class HeadEffects(TableFile):
     def _built(cls, frame: pd.DataFrame, about: dict[str, Any]) -> "HeadEffects":
         columns = address_columns(heads_of_rows(frame))
         columns |= {name: numbers_of(frame, name) for name in _NUMBERS}
-        columns |= {name: texts_of(frame, name) for name in ("kind",)}
+        columns["kind"] = kinds = texts_of(frame, "kind")
+        if (
+            frame.empty
+            or not set(kinds) <= set(KINDS)
+            or not np.isfinite(numbers_of(frame, "n")).all()
+        ):
+            raise ValueError(f"{len(frame)} rows of the kinds {sorted(set(kinds))}")
         return cls(
             rows=pd.DataFrame({str(name): columns[str(name)] for name in frame}),
             difference=float(about["difference"]),

@@ -14,6 +14,7 @@ import numpy as np
 from headwise._tensors import read_arrays, write_arrays
 from headwise.errors import InputError, OutputError
 from headwise.files import STUDY_FILES, build_from, folder_beside, read_object, typed, write_json
+from headwise.head_effects import HeadEffects
 from headwise.report._comparison import Comparison
 from headwise.report._samples import Sample, TopPairs
 from headwise.report._study_data import StudyData
@@ -24,7 +25,8 @@ from headwise.tables import COLUMNS, Curves, Head, HeadTable, Scores, TextSums, 
 FORMAT = "headwise-study/1"
 _FACTS, _ARRAYS = "study.json", "arrays.safetensors"
 _RESULTS: Mapping[str, Any] = {
-    "roles": Roles, "scores": Scores, "plan": Plan, "comparison": Comparison
+    "roles": Roles, "effects": HeadEffects, "scores": Scores, "plan": Plan,
+    "comparison": Comparison,
 }  # fmt: skip
 _ADVICE = "Give a folder that Study.save wrote."
 # A grid of heads is drawn, which takes memory for each number up to the last.
@@ -120,7 +122,9 @@ def _fields(content: Mapping[str, Any], arrays: Arrays) -> Content:
     }
 
 
-def _check_result(name: str, result: Roles | Scores | Plan | Comparison, table: HeadTable) -> None:
+def _check_result(
+    name: str, result: Roles | HeadEffects | Scores | Plan | Comparison, table: HeadTable
+) -> None:
     """Refuse a result of another model, or of heads that the table does not have."""
     if isinstance(result, Comparison):
         if table.model not in result.models:
@@ -129,7 +133,7 @@ def _check_result(name: str, result: Roles | Scores | Plan | Comparison, table: 
     if result.model and result.model != table.model:
         raise ValueError(f"{name} of the model {result.model:.40}, not {table.model:.40}")
     heads: Iterable[Head | str]
-    if isinstance(result, Roles):
+    if isinstance(result, Roles | HeadEffects):
         heads = result.rows["name"]
     else:
         heads = result.removed if isinstance(result, Plan) else result.heads

@@ -8,6 +8,7 @@ from pathlib import Path
 from headwise._display import counted, printable
 from headwise.errors import ArgumentError
 from headwise.files import as_path
+from headwise.head_effects import HeadEffects
 from headwise.report._comparison import Comparison
 from headwise.report._saved import read_study, write_study
 from headwise.report._study_data import StudyData
@@ -29,6 +30,7 @@ class Study(StudyData):
         samples: A few short texts with every head's attention map.
         training: Facts about the training run, for a Mini-GPT.
         roles: What each head does, with its evidence; None if the study did not look for roles.
+        effects: What each head writes of a difference of logits, if it was added.
         scores: The importance of every head, if it was added.
         plan: Which heads a plan would remove, if it was added.
         curves: The loss as heads are removed, if it was added.
@@ -57,6 +59,15 @@ class Study(StudyData):
         """
         self._check_model("roles", roles.model)
         return replace(self, roles=roles)
+
+    def with_effects(self, effects: HeadEffects) -> "Study":
+        """The same study with the effects of its heads, as `headwise.effects` returns them.
+
+        Raises:
+            ArgumentError: they are effects of another model.
+        """
+        self._check_model("effects", effects.model)
+        return replace(self, effects=effects)
 
     def with_pruning(
         self,

@@ -12,6 +12,7 @@ import numpy as np
 
 from headwise._display import counted
 from headwise._extras import require
+from headwise.head_effects import HeadEffects
 from headwise.report._comparison import Comparison
 from headwise.report._samples import Sample
 from headwise.roles import Roles
@@ -54,6 +55,7 @@ class StudyData:
     samples: tuple[Sample, ...]
     training: Mapping[str, str | int | float] | None
     roles: Roles | None = None
+    effects: HeadEffects | None = None
     scores: Scores | None = None
     plan: Plan | None = None
     curves: Curves | None = None

@@ -9,6 +9,7 @@ from headwise.report._html import fill_template, write_html
 from headwise.report._samples import Sample
 from headwise.report._study_data import StudyData
 from headwise.report.page._comparison import compared
+from headwise.report.page._effects import effects_section
 from headwise.report.page._overview import overview
 from headwise.report.page._payload import (
     MAX_BYTES,
@@ -61,6 +62,7 @@ def render(study: StudyData, *, full: bool = False) -> str:
         "heads": len(study.table.heads),
         "table": _static_table(study, applicable),
         "roles": None if study.roles is None else role_table(study.roles),
+        "effects": effects_section(study.effects),
         "pruning": pruning(study),
         "comparison": compared(study.comparison),
         "absent": [

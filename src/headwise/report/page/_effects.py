@@ -1,0 +1,73 @@
+"""The effects of heads on a difference of logits: writers and cancellers, direct against total."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from headwise.head_effects import HeadEffects
+from headwise.report.page._pictures import round_ticks
+from headwise.report.page._visible_text import digits, probability, visible
+
+_COLUMNS = ("Head", "Kind", "Direct", "95 %", "Adjusted p", "Total", "Repair")
+_MOST_ROWS = 300
+_STYLES = {"writer": "hue-0", "canceller": "hue-1", "none": ""}
+
+
+def effects_section(effects: HeadEffects | None) -> dict[str, Any] | None:
+    """What the page shows of effects; None if the study holds none."""
+    if effects is None:
+        return None
+    found = effects.found().to_dict("records")
+    rows = [
+        [
+            row["name"],
+            row["kind"],
+            digits(row["direct"]),
+            f"[{digits(row['ci_low'])}, {digits(row['ci_high'])}]",
+            probability(row["p_adj"]),
+            digits(row["total"]),
+            digits(row["repair"]),
+        ]
+        for row in found
+    ]
+    return {
+        "says": visible(f"{effects}.").capitalize(),
+        "notes": [visible(note) for note in effects.notes],
+        "columns": _COLUMNS,
+        "rows": rows[:_MOST_ROWS],
+        "left_out": max(0, len(rows) - _MOST_ROWS),
+        "plot": _plot(effects.frame()),
+    }
+
+
+def _plot(rows: pd.DataFrame) -> dict[str, Any] | None:
+    """A dot for each head on a canvas of 600 × 400, with ticks; None without total effects."""
+    rows = rows.replace([np.inf, -np.inf], np.nan).dropna(subset=["direct", "total"])
+    if rows.empty:
+        return None
+    across, up = (
+        round_ticks(min(0.0, float(of.min())), max(0.0, float(of.max())))
+        for of in (rows["direct"], rows["total"])
+    )
+    low, high = max(across[0], up[0]), min(across[-1], up[-1])
+
+    def place(direct: float, total: float) -> tuple[float, float]:
+        x = (direct - across[0]) / (across[-1] - across[0])
+        return round(60 + 500 * x, 1), round(350 - 330 * (total - up[0]) / (up[-1] - up[0]), 1)
+
+    dots = []
+    # Those of a kind are drawn last, over the others.
+    for row in rows.sort_values("kind", key=lambda kind: kind != "none").to_dict("records"):
+        x, y = place(row["direct"], row["total"])
+        numbers = f"direct {digits(row['direct'])}, total {digits(row['total'])}"
+        name = row["name"] if row["kind"] != "none" else ""
+        title = f"{row['name']}: {numbers}"
+        dots.append({"x": x, "y": y, "style": _STYLES[row["kind"]], "name": name, "title": title})
+    return {
+        "dots": dots,
+        "diagonal": [*place(low, low), *place(high, high)] if low < high else [],
+        "x_ticks": [(place(tick, up[0])[0], f"{tick:.10g}") for tick in across],
+        "y_ticks": [(place(across[0], tick)[1], f"{tick:.10g}") for tick in up],
+        "marks": [(_STYLES[kind], kind, int(np.sum(rows["kind"] == kind))) for kind in _STYLES],
+    }
