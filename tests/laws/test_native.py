@@ -309,9 +309,9 @@ def test_errors_stay_small_in_a_long_text() -> None:
     q, k, v = (torch.randn(1, 1, 65_537, 16) for _ in range(3))
     rule, request = make_rule(head_dim=16, is_causal=True), RowRequest(heads=True)
     ours = row_statistics(q, k, v, rule, request, backend="native")
-    plain = row_statistics(q, k, v, rule, request, backend="rows")
-    last = [x.double() for x in (q[:, :, -99:], k, v)]
-    exact = row_statistics(*last, rule, request, backend="rows")
+    last = (q[:, :, -99:], k, v)
+    plain = row_statistics(*last, rule, request, backend="rows")
+    exact = row_statistics(*(x.double() for x in last), rule, request, backend="rows")
     for name in ("heads", "lse", "entropy"):
         errors = [
             (getattr(output, name)[:, :, -99:] - getattr(exact, name)).abs().max()
