@@ -68,7 +68,7 @@ test-sanitized: .venv/dev $(NATIVE)
 # Tests with the lowest version that pyproject.toml allows of each package but torch.
 FLOORS = tests/laws/test_reference.py tests/laws/test_layer.py tests/laws/test_masks.py \
     tests/laws/test_observe.py tests/laws/test_table.py tests/laws/test_scores.py \
-    tests/laws/test_plots.py tests/laws/test_report.py tests/models/test_huggingface.py \
+    tests/laws/test_plots.py tests/laws/test_report.py tests/models/test_zoo.py \
     tests/examples/test_cli.py tests/house/test_extras.py
 
 floors: build/floors/tested

@@ -8,6 +8,8 @@ from torch import nn
 
 from headwise.tables import HeadTable
 
+OF_WEIGHTS = ("entropy", "max_weight", "first", "self", "previous", "next", "distance")
+
 
 def padded(texts: Sequence[Sequence[int]], side: str) -> dict[str, torch.Tensor]:
     """Texts as the arguments of a model, padded on one side."""
@@ -85,6 +87,22 @@ def eager_maps(model: nn.Module, texts: Sequence[Sequence[int]]) -> list[list[np
             out = model(input_ids=torch.tensor([text]), output_attentions=True)
         per_text.append([layer[0].double().numpy() for layer in out.attentions])
     return [list(layer) for layer in zip(*per_text, strict=True)]
+
+
+def assert_of_weights(
+    table: HeadTable, maps_of_layers: Sequence[Sequence[np.ndarray]], tolerance: float = 1e-4
+) -> None:
+    """The means of a table are those of the weights of each layer and text, in its first stack."""
+    for layer, maps in enumerate(maps_of_layers):
+        expected, H = means(maps), len(maps[0])
+        place = (table.heads[0].stack, layer)
+        rows = [row for row, head in enumerate(table.heads) if (head.stack, head.layer) == place]
+        assert len(rows) == H
+        for name in OF_WEIGHTS:
+            theirs = expected.get(name, np.full(H, np.nan))
+            np.testing.assert_allclose(
+                table.mean(name)[rows], theirs, rtol=0, atol=tolerance, err_msg=f"{name} L{layer}"
+            )
 
 
 def assert_tables_close(

@@ -13,11 +13,10 @@ import zoo
 from torch import Tensor, nn
 
 from headwise.watch import Request, observe
-from oracles import means, padded
+from oracles import OF_WEIGHTS, assert_of_weights, padded
 
 PREFIX = 4
 TEXTS = [[5, 9, 7, 3, 11, 8, 4, 2, 6, 13], [4, 6, 12], [10, 3, 3, 12, 9, 7]]
-OF_WEIGHTS = ("entropy", "max_weight", "first", "self", "previous", "next", "distance")
 
 
 class SoftPrefix(nn.Module):
@@ -53,11 +52,6 @@ def _eager_maps(model: nn.Module, batch: dict[str, Tensor], real: Tensor) -> Any
     ]
 
 
-def _eager(model: nn.Module) -> None:
-    model.set_attn_implementation("eager")
-    model.config._attn_implementation = "eager"  # Falcon cannot be set otherwise
-
-
 def _check(model: nn.Module, inner: nn.Module, batch: dict[str, Tensor], real: Tensor) -> None:
     """Statistics of `model` are those of the eager weights of the model within it.
 
@@ -69,18 +63,8 @@ def _check(model: nn.Module, inner: nn.Module, batch: dict[str, Tensor], real: T
         with observe(model, Request()) as watch:
             watched = model(**batch)[0]
     assert torch.equal(plain, watched)
-    table = watch.table()
-    _eager(inner)
-    for layer, maps in enumerate(_eager_maps(model, batch, real)):
-        expected = means(maps)
-        rows = [row for row, head in enumerate(table.heads) if head.layer == layer]
-        rows = [row for row in rows if table.heads[row].stack == table.heads[0].stack]
-        assert len(rows) == zoo.HEADS
-        for name in OF_WEIGHTS:
-            theirs = expected.get(name, np.full(zoo.HEADS, np.nan))
-            np.testing.assert_allclose(
-                table.mean(name)[rows], theirs, rtol=0, atol=1e-4, err_msg=f"{name} L{layer}"
-            )
+    zoo.use_eager(inner)
+    assert_of_weights(watch.table(), _eager_maps(model, batch, real))
 
 
 def _behind(prefix: int, mask: Tensor) -> Tensor:
@@ -93,8 +77,11 @@ def _takes_embeddings(name: str) -> bool:
     return "inputs_embeds" in parameters and name != "IBertModel"
 
 
+WITH_EMBEDDINGS = zoo.each(without=[name for name in zoo.TEXT if not _takes_embeddings(name)])
+
+
 @pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("name", [name for name in sorted(zoo.TEXT) if _takes_embeddings(name)])
+@pytest.mark.parametrize("name", WITH_EMBEDDINGS)
 def test_a_soft_prefix_is_part_of_the_text(name: str, side: str) -> None:
     model = zoo.make(name)
     width = model.get_input_embeddings().weight.shape[1]
@@ -104,7 +91,7 @@ def test_a_soft_prefix_is_part_of_the_text(name: str, side: str) -> None:
     _check(wrapped, model, batch, _behind(PREFIX, batch["attention_mask"]))
 
 
-@pytest.mark.parametrize("name", [name for name in sorted(zoo.TEXT) if _takes_embeddings(name)])
+@pytest.mark.parametrize("name", WITH_EMBEDDINGS)
 def test_embeddings_beyond_the_mask_are_placed_where_the_model_attends_to_them(name: str) -> None:
     """Some models treat tokens beyond a mask as padding, some as text; others refuse them."""
     model = zoo.make(name)
@@ -115,7 +102,7 @@ def test_embeddings_beyond_the_mask_are_placed_where_the_model_attends_to_them(n
             model(**batch)
     except (RuntimeError, ValueError, IndexError, AssertionError):
         return
-    _eager(model)  # fused kernels leave some masks out
+    zoo.use_eager(model)  # fused kernels leave some masks out
     with torch.no_grad():
         weights = model(**batch, output_attentions=True).attentions[-1]
     _check(model, model, batch, (weights > 0).any(2).any(1))

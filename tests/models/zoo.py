@@ -236,6 +236,12 @@ def make(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     return model
 
 
+def use_eager(model: nn.Module) -> None:
+    """Attention by the model's own code in eager mode."""
+    model.set_attn_implementation("eager")
+    model.config._attn_implementation = "eager"  # by which alone Falcon chooses
+
+
 # Their heads are mixed by something other than a linear layer.
 MIX_OTHERWISE = ("IBertModel", "XLNetModel")
 # Shared layers, an encoder, one matrix of queries, keys and values in three orders, softmax by
