@@ -150,6 +150,7 @@ soak: .venv/dev
 	$(SOAK)/fuzz.py 1080000 build/soak/fuzz.json
 	$(SOAK)/steady.py training 20 build/soak/training.json
 	$(SOAK)/steady.py decoding 20 build/soak/decoding.json
+	$(SOAK)/writers.py 200 benchmarks/results/real-models-effects.md
 	$(SOAK)/page.py build/soak benchmarks/results/nothing-lost.md
 
 # By hand, long: every step on a tiny random model of each architecture, and the cases of the tests

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+import headwise as hw
 from headwise.layer import MultiHeadAttention
 
 ANSWERS, FILLERS = 7, 5
@@ -88,3 +89,23 @@ def exchanged(
         (ids, other, right) if swap else (ids, right, other)
         for (ids, right, other), swap in zip(examples, swaps, strict=True)
     ]
+
+
+def discoveries(draws: int) -> dict[str, float]:
+    """What is found in models of other random heads, with other examples: the recall of planted
+    heads, the share of false discoveries, and in which share of the models any head is found where
+    answers are exchanged at random."""
+    right = false = alarms = 0
+    for seed in range(draws):
+        model, examples = PlantedWriters(seed), cued(40, seed)
+        found = hw.effects(model, examples, total=None, seed=seed).found()
+        kinds = dict(zip(found["name"], found["kind"], strict=True))
+        right += sum(kinds.get(name) == kind for name, kind in KINDS.items())
+        false += sum(KINDS.get(name) != kind for name, kind in kinds.items())
+        random = hw.effects(model, exchanged(examples, seed), total=None, seed=seed)
+        alarms += len(random.found()) > 0
+    return {
+        "recall": right / (draws * len(KINDS)),
+        "false": false / max(1, right + false),
+        "alarms": alarms / draws,
+    }

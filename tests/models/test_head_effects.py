@@ -19,7 +19,8 @@ from headwise.head_effects._direct import Batch, DirectWay
 from headwise.head_effects._evidence import kinds_of, sign_flips
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.ownership import find_attentions
-from planted_writers import ANSWER, END, KINDS, RIGHT, PlantedWriters, cued, exchanged
+from planted_writers import ANSWER, END, KINDS, RIGHT, PlantedWriters, cued, discoveries
+from tiers import tiers
 
 _SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
 _SIZES |= {"intermediate_size": 32, "vocab_size": 23, "max_position_embeddings": 40}
@@ -168,32 +169,12 @@ def test_a_total_effect_is_what_ablation_takes_away(mode: Any) -> None:
     assert row["repair"] == pytest.approx(row["direct"] - row["total"], abs=1e-9)
 
 
-def _discoveries(draws: int) -> tuple[float, float, float]:
-    """The recall of planted heads, the share of false discoveries, and how often any head is found
-    where answers are exchanged at random."""
-    right = false = alarms = 0
-    for seed in range(draws):
-        model, examples = PlantedWriters(seed), cued(40, seed)
-        found = hw.effects(model, examples, total=None, seed=seed).found()
-        kinds = dict(zip(found["name"], found["kind"], strict=True))
-        right += sum(kinds.get(name) == kind for name, kind in KINDS.items())
-        false += sum(KINDS.get(name) != kind for name, kind in kinds.items())
-        random = hw.effects(model, exchanged(examples, seed), total=None, seed=seed)
-        alarms += len(random.found()) > 0
-    return right / (draws * len(KINDS)), false / max(1, right + false), alarms / draws
-
-
-def test_planted_writers_and_cancellers_are_found() -> None:
-    recall, false, _ = _discoveries(2)
-    assert (recall, false) == (1.0, 0.0)
-
-
-@pytest.mark.full
-def test_recall_and_false_discoveries_over_many_draws() -> None:
-    recall, false, alarms = _discoveries(200)
-    assert recall >= 0.9
-    assert false <= 0.05
-    assert alarms <= 0.05
+@pytest.mark.parametrize("draws", tiers([2], [20], [200]))
+def test_planted_writers_and_cancellers_are_found(draws: int) -> None:
+    found = discoveries(draws)
+    assert found["recall"] >= 0.9
+    assert found["false"] <= 0.05
+    assert found["alarms"] <= 0.05
 
 
 def test_chance_is_what_permuted_weights_give() -> None:
