@@ -34,7 +34,7 @@ from headwise.watch import Request, watch_pieces
 
 __all__ = ["BatchImportance", "BatchObserver", "observe_files", "read_rows"]
 
-_FORMATS = (".parquet", ".csv", ".jsonl", ".ndjson", ".txt", ".text")
+_ENDINGS = (".parquet", ".csv", ".jsonl", ".txt")
 _ROWS = 256  # in a batch of texts of files
 
 
@@ -208,11 +208,11 @@ def observe_files(
         MissingPackageError: `address` is given, and Ray is not installed.
     """
     paths = sorted({path for pattern in patterns for path in glob(pattern, recursive=True)})
-    wrong = [path for path in paths if Path(path).suffix not in _FORMATS]
+    wrong = [path for path in paths if Path(path).suffix not in _ENDINGS]
     if wrong or not paths:
         raise InputError(
             f"observe: {wrong[0] if wrong else ', '.join(patterns)} is no file of texts. Name "
-            f"files that end in {', '.join(_FORMATS)}, such as 'data/*.parquet'."
+            f"files that end in {', '.join(_ENDINGS)}, such as 'data/*.parquet'."
         )
     if address is None and find_spec("ray") is None:
         observer = BatchObserver(column=column, **options)
@@ -260,7 +260,7 @@ def _texts(path: str, column: str) -> Iterator[Any]:
         for frame in pd.read_csv(path, chunksize=_ROWS, **options):
             yield from frame[column]
     else:
-        is_text = suffix in (".txt", ".text")
+        is_text = suffix == ".txt"
         with Path(path).open(encoding="utf-8") as file:
             for line in file:
                 yield line.rstrip("\r\n") if is_text or line.isspace() else json.loads(line)[column]

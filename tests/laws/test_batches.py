@@ -201,14 +201,14 @@ def test_files_of_every_kind_give_their_rows(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
-    (tmp_path / "a.ndjson").write_text('["w1"]')
+    (tmp_path / "b.jsonl").write_text('["w1"]')
     write_jsonl(tmp_path / "a.jsonl", ["w1"])
     write_parquet(tmp_path / "b.parquet", ["w1"])
     write_texts(tmp_path / "a.csv", ["text", "w1"])
     for name, reason in [
         ("a.parquet", "Could not read schema"),
         ("a.txt", "utf-8"),
-        ("a.ndjson", "list indices"),
+        ("b.jsonl", "list indices"),
         ("a.jsonl", "'words'"),
         ("b.parquet", "words"),
         ("a.csv", "'words'"),
