@@ -17,8 +17,7 @@ import headwise as hw
 from folders import write_llama
 from headwise._checkpoint import TrainingCheckpoint
 from headwise.caching import CachePlan, load_duo_attention, save_duo_attention
-from headwise.checkpoints import _save
-from headwise.checkpoints._source_files import source_files
+from headwise.checkpoints import _save, source_files
 from headwise.corpora import Example, Grammar, read_examples
 from headwise.errors import OutputError
 from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer

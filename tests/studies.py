@@ -8,7 +8,7 @@ import pandas as pd
 from headwise.head_effects import HeadEffects
 from headwise.report import Sample, Study
 from headwise.roles import Effect, Effects, Group, Roles
-from headwise.roles.evidence._nulls import NULLS
+from headwise.roles.evidence import NULLS
 from headwise.tables import Head, HeadTable, Totals, address_columns
 
 SENTENCES = (

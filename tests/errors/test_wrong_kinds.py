@@ -160,8 +160,12 @@ EARLIER: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] 
         lambda model, tokenizer: hw.links(model, "a b c", "a", "b", tokenizer=tokenizer),
     ),
     "find_roles: corpus=": (
-        lambda model, tokenizer: hw.find_roles(model, tokenizer=tokenizer, corpus=TEXTS),
-        lambda model, tokenizer: hw.find_roles(model, TEXTS, tokenizer=tokenizer),
+        lambda model, tokenizer: hw.find_roles(
+            model, tokenizer=tokenizer, corpus=TEXTS, evidence=hw.Evidence(nulls=())
+        ),
+        lambda model, tokenizer: hw.find_roles(
+            model, TEXTS, tokenizer=tokenizer, evidence=hw.Evidence(nulls=())
+        ),
     ),
     "importance: batches=": (
         lambda model, tokenizer: hw.importance(model, batches=TEXTS, tokenizer=tokenizer),

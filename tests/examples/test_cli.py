@@ -71,6 +71,7 @@ def test_words_that_the_model_does_not_know_are_named(folder: Path, tmp_path: Pa
     assert "The model does not know 'zebra'. It knows: " in done.err
 
 
+@pytest.mark.full  # its roles are tested against nulls, and its example sentences are drawn
 def test_the_report_of_the_mini_gpt(folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     done = headwise("report", "--lab-folder", folder, "--out", page)

@@ -41,6 +41,8 @@ SLOW = {
     "learn/tutorials.md",
     "research/behaviors.md",
     "research/own-relations.md",
+    "smaller.md",
+    "watching-training.md",
     "research/roles.md",
     "shrink/encoder.md",
     "shrink/formats.md",

@@ -24,7 +24,7 @@ from headwise.errors import ArgumentError, HeadError, InputError
 from headwise.kernels import weights_of_head
 from headwise.models.texts import decoder_ids
 from headwise.roles import AlignedBatch, FoundHeads
-from headwise.roles.evidence._hypotheses import of_examples
+from headwise.roles.evidence import of_examples
 from headwise.roles.examples import _align
 from headwise.roles.examples._align import aligned, monotone_spans
 from headwise.roles.examples._alignment_heads import known_examples

@@ -17,7 +17,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 import headwise as hw
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.report import Comparison, compare_tables
-from headwise.report.page._render import render
+from headwise.report.page import render
 from headwise.tables import Head, HeadTable, ratio_interval
 from planted import TOKENIZER, lines
 from studies import make_roles, make_study

@@ -10,9 +10,16 @@ from headwise.corpora import AnnotatedText, Arc, list_corpus
 from headwise.kernels import HeadBlock
 from headwise.roles import _rows, find_roles
 from headwise.roles._samples import Split
-from headwise.roles.evidence._control import POWER, least_lift, plant
-from headwise.roles.evidence._hypotheses import FEWEST_TEXTS, Hypotheses, has_role, run_tests
-from headwise.roles.evidence._nulls import NULLS
+from headwise.roles.evidence import (
+    FEWEST_TEXTS,
+    NULLS,
+    POWER,
+    Hypotheses,
+    has_role,
+    least_lift,
+    plant,
+    run_tests,
+)
 from headwise.roles.relations import LEVELS, Role, as_item, gold_roles, token_roles, tokenize
 from headwise.roles.scores import Evaluator, RoleScores
 from headwise.roles.scores._eligible import EligiblePairs, Nodes, RelationIndex

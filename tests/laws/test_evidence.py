@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwise.roles.evidence._hypotheses import (
-    FEWEST_INSTANCES,
+from headwise.roles.evidence import (
     FEWEST_TEXTS,
     Hypotheses,
-    best_of,
     has_role,
     is_promising,
     lift,
     run_tests,
+    step_down,
 )
-from headwise.roles.evidence._significance import step_down, tail_shares
+from headwise.roles.evidence._hypotheses import FEWEST_INSTANCES, best_of
+from headwise.roles.evidence._significance import tail_shares
 from headwise.roles.relations import Role
 from headwise.tables import halves, ratio_interval
 

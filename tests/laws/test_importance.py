@@ -12,8 +12,7 @@ from gates import gate_heads
 from headwise._methods import METHODS
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.ownership import ablate, find_attentions
-from headwise.scoring import Gates, importance
-from headwise.scoring._loss import find_loss
+from headwise.scoring import Gates, find_loss, importance
 from headwise.scoring.methods import _gradients, draw_gates, function_of, open_chance
 from headwise.scoring.methods._gradients import sort_by_length
 from headwise.tables import Head, Scores

@@ -12,7 +12,8 @@ from torch import nn
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.roles import Evidence, find_roles
 from headwise.roles._samples import Split
-from headwise.roles.evidence._nulls import initialized, null_head_baseline, permuted, strongest
+from headwise.roles.evidence import null_head_baseline, strongest
+from headwise.roles.evidence._nulls import initialized, permuted
 from headwise.roles.relations import Item, Role, shuffled
 from headwise.roles.scores import RoleScores
 from planted import IDS, SUBJECTS, TOKENIZER, VERBS, Planted, clauses, lines

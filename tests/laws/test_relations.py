@@ -26,7 +26,7 @@ from headwise.lab import MiniGPT, MiniGPTConfig, save
 from headwise.roles import ChoiceRelation, Evidence, Pairs, Roles, TokenText, find_roles, rules_of
 from headwise.roles._samples import digest_of_text, halves_of_texts
 from headwise.roles._summaries import shortfall
-from headwise.roles.evidence._nulls import NULLS
+from headwise.roles.evidence import NULLS
 from headwise.roles.relations import Item, Role, as_item, gold_roles, probe, token_roles, tokenize
 from headwise.roles.scores import RULES, Evaluator, heuristic_names
 from headwise.roles.scores._eligible import (

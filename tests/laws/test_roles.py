@@ -16,8 +16,7 @@ from headwise.corpora._verbs import PRONOUNS
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
 from headwise.roles import Evidence, Roles, find_roles
 from headwise.roles._rows import role_rows
-from headwise.roles.evidence._hypotheses import Hypotheses
-from headwise.roles.evidence._nulls import NULLS
+from headwise.roles.evidence import NULLS, Hypotheses
 from headwise.roles.relations import PREFIX_MATCHING, PROBED, SHAPES, Item
 from headwise.roles.scores import Evaluator
 from headwise.tables import Head

@@ -11,7 +11,7 @@ import torch
 from headwise.layer import MultiHeadAttention
 from headwise.roles import Evidence, Roles, find_roles
 from headwise.roles._rows import length_measures
-from headwise.roles.evidence._hypotheses import Hypotheses
+from headwise.roles.evidence import Hypotheses
 from headwise.roles.relations import Role
 from planted import CONTEXT, TOKENIZER, lines
 
