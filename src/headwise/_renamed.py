@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 def warn_renamed(earlier: str, now: str) -> None:
     """Warn the caller of a public function or attribute that its name is an earlier one."""
-    message = f"{earlier} is called {now} now. The earlier name works in this version alone."
+    message = f"{earlier} is called {now} now. The earlier way works in this version alone."
     warnings.warn(message, FutureWarning, stacklevel=3)
 
 

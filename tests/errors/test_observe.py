@@ -185,10 +185,10 @@ def test_what_a_head_writes_needs_its_projection(request_: Request) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return nn.functional.scaled_dot_product_attention(x, x, x)
 
-    model = nn.Sequential(Bare())
-    message = "need the output projection of 0, which was not found"
-    with pytest.raises(UnsupportedError, match=message), observe(model, request_):
-        model(torch.zeros(1, 2, 3, 4))
+    for model, name in ((nn.Sequential(Bare()), "0"), (Bare(), "the model")):
+        message = f"need the output projection of {name}, which was not found"
+        with pytest.raises(UnsupportedError, match=message), observe(model, request_):
+            model(torch.zeros(1, 2, 3, 4))
 
 
 @pytest.mark.parametrize("k", [0, 4])

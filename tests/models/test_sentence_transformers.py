@@ -16,6 +16,7 @@ from headwise.checkpoints._fresh_process import encode_sentences, sentence_class
 from headwise.errors import ArgumentError, OutputError, UnsupportedError
 from headwise.ownership import example_input
 from headwise.recovery import recover
+from headwise.scoring import Loss
 from sentence_models import TEXTS, open_sentence_model, open_with_head, write_sentence_model
 
 GONE = {0: [1, 3], 1: [0]}
@@ -179,6 +180,15 @@ def test_scores_measure_the_sparse_vectors(folders: Path) -> None:
         without = torch.nn.functional.normalize(model.encode(texts).to_dense())
     expected = 1 - (full * without).sum(1).mean().item()
     assert scores.importance[0] == pytest.approx(expected, abs=1e-6)
+
+    def pooled(output: Any, batch: Any) -> torch.Tensor:
+        seen = output.logits.relu() * batch["attention_mask"][..., None]
+        return torch.nn.functional.normalize(seen.log1p().amax(1), dim=-1)
+
+    loss = Loss("by hand", pooled, compares=True)  # its own pooling works in place
+    batch = {name: x for name, x in model.preprocess(texts).items() if torch.is_tensor(x)}
+    by_hand = hw.importance(model[0].model, [batch], loss=loss)
+    assert hw.importance(model, texts).importance == pytest.approx(by_hand.importance, abs=1e-6)
 
 
 def test_a_padded_save_encodes_the_same(model: SentenceTransformer, tmp_path: Path) -> None:

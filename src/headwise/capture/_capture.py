@@ -271,6 +271,9 @@ class Site:
     coverage: str = ""
     first_head: int = 0
 
+    def __str__(self) -> str:
+        return self.name or "the model"  # the module of a model that is one attention
+
     def heads(self) -> tuple[Head, ...]:
         numbers = range(self.first_head, self.first_head + self.n_heads)
         return tuple(Head(self.stack, self.layer, head) for head in numbers)

@@ -204,6 +204,8 @@ def sentence_embedding(model: nn.Module, output: Any, batch: Mapping[str, Any]) 
             f"last layer. Give loss=, a function of the transformer's output and the batch."
         )
     features: Any = {**batch, "token_embeddings": getattr(output, known)}
-    for module in modules:
-        features = module(features)
+    # A pooling that works in place changes what its gradient needs: each step keeps a copy.
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda kept: kept):
+        for module in modules:
+            features = module(features)
     return features["sentence_embedding"]

@@ -200,7 +200,7 @@ class QKClip(TrainerEvents):
             if rows is None or len(rows.groups) != site.n_heads:
                 found = "none" if rows is None else str(len(rows.groups))
                 raise UnsupportedError(
-                    f"QKClip.step: {site.name} has {site.n_heads} heads, where {found} were "
+                    f"QKClip.step: {site} has {site.n_heads} heads, where {found} were "
                     f"found when the clip was made. Make it with a reference that reaches all "
                     f"layers, after the last change of the model."
                 )
@@ -209,7 +209,7 @@ class QKClip(TrainerEvents):
             ):
                 if not known or math.isnan(value) or value == math.inf:
                     raise UnsupportedError(
-                        f"QKClip.step: the largest logit of {head} ({site.name}) is "
+                        f"QKClip.step: the largest logit of {head} ({site}) is "
                         f"{float(value) if known else 'unknown'}. Nothing was scaled. Go back to "
                         f"a checkpoint with finite logits, or leave the layer out with "
                         f"HeadMonitor(layers=...)."

@@ -128,7 +128,7 @@ def find_attentions(
         site = active.site_of(call)
         if any(known.site == site for known in calls):
             raise UnsupportedError(
-                f"heads: {site.name} attends several times in one pass, so edits of its heads "
+                f"heads: {site} attends several times in one pass, so edits of its heads "
                 f"are ambiguous. Watch this model without editing its heads."
             )
         # Heads that a linear layer has mixed go no further, so that by the next attention they need

@@ -209,7 +209,7 @@ def check_edits_reach(model: nn.Module, attentions: Sequence[Attention], batch: 
                 outputs = float_outputs(model, batch)
         if all(torch.equal(*pair) for pair in zip(intact, outputs, strict=True)):
             raise UnsupportedError(
-                f"heads: edits of the heads of {attention.site.name} do not reach the output, and "
+                f"heads: edits of the heads of {attention.site} do not reach the output, and "
                 f"there is no output projection whose input could be edited instead. Watch this "
                 f"model without editing its heads."
             )

@@ -181,7 +181,8 @@ def _logits_of(site: str, call: AttentionCall) -> Float[Tensor, "H B T S"]:
         return q @ k.repeat_interleave(len(q) // len(k), 0).mT
     if call.plain is None:
         raise UnsupportedError(
-            f"QKClip: the largest logit of {site} is unknown, since its softmax is implemented "
+            f"QKClip: the largest logit of {site or 'the model'} "
+            f"is unknown, since its softmax is implemented "
             f"by hand and more than a scale or a mask is applied to its products of queries "
             f"and keys, such as a position bias. Load the model with "
             f"attn_implementation='sdpa', or leave its layer out with HeadMonitor(layers=...)."
@@ -270,7 +271,8 @@ def _rows_of(
         queries = _rates(q, scales)
         if not queries:
             raise UnsupportedError(
-                f"QKClip: the queries of {site} come from no linear layer or norm whose weights "
+                f"QKClip: the queries of {site or 'the model'} "
+                f"come from no linear layer or norm whose weights "
                 f"can be scaled, as where they are packed by quantization. Clip the model before "
                 f"it is quantized, or leave its layer out with HeadMonitor(layers=...)."
             )
@@ -287,7 +289,8 @@ def _rows_of(
             if (used.sum(0) > 1).any():
                 kind = type(model.get_submodule(name)).__name__
                 raise UnsupportedError(
-                    f"QKClip: the heads of {site} share the weights of {name} ({kind}), the "
+                    f"QKClip: the heads of {site or 'the model'} "
+                    f"share the weights of {name} ({kind}), the "
                     f"last ones that scale their {'keys' if share == 'key' else 'queries'}, such "
                     f"as the gain of a norm over all heads, so one head cannot be clipped "
                     f"alone. Leave its layer out with HeadMonitor(layers=...)."
@@ -365,7 +368,8 @@ def _refuse_tied_or_frozen(model: nn.Module, rows_by_site: Mapping[str, LogitRow
             tied = f"tied to {' and '.join(users[weight])}"
             problem = tied if len(modules) > 1 else "frozen"
             raise UnsupportedError(
-                f"QKClip: {part.parameter}, which scales the logits of {site}, is {problem}. "
+                f"QKClip: {part.parameter}, which scales the logits of {site or 'the model'}, "
+                f"is {problem}. "
                 f"Train a weight of its own, or leave its layer out with HeadMonitor(layers=...)."
             )
 
@@ -401,8 +405,8 @@ def _refuse_unscaled(
         wrong = ((grown - logs[site] * weighted.sum(1)).abs() > tolerance).nonzero()
         if len(wrong):
             raise UnsupportedError(
-                f"QKClip: scaling the queries and keys of head {int(wrong[0])} of {site} does not "
-                f"scale its logits by the same factor, as with a norm without a gain, keys shared "
-                f"with another layer or a shifted weight. Leave its layer out with "
-                f"HeadMonitor(layers=...)."
+                f"QKClip: scaling the queries and keys of head {int(wrong[0])} of "
+                f"{site or 'the model'} does not scale its logits by the same factor, as with a "
+                f"norm without a gain, keys shared with another layer or a shifted weight. Leave "
+                f"its layer out with HeadMonitor(layers=...)."
             )

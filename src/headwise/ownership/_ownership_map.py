@@ -167,7 +167,7 @@ def _maps_of(
     output = attention.output
     if not parts["out"].requires_grad:
         raise UnsupportedError(
-            f"heads: {attention.site.name} runs without gradients, as under torch.no_grad() inside "
+            f"heads: {attention.site} runs without gradients, as under torch.no_grad() inside "
             f"the model, so that it is unknown which weights belong to which head. Ablate its "
             f"heads instead."
         )
@@ -196,7 +196,7 @@ def _check_separable(attention: Attention, parts: Parts, matrices: list[Dependen
     for part in [part for part in own if part in parts] or ["out"]:
         if len(parts[part]) > 1 and not any(part in dependence for dependence in matrices):
             raise UnsupportedError(
-                f"heads: the {words[part]} of the heads of {attention.site.name} depend on one "
+                f"heads: the {words[part]} of the heads of {attention.site} depend on one "
                 f"another, as under a norm over all of them, so that no weight before it is one "
                 f"head's own: they are neither cut nor counted by head. Ablate heads instead."
             )
@@ -364,7 +364,7 @@ def keep_heads(
     if not expand:
         listed = ", ".join(f"{size} of kv head {kv}" for kv, size in sizes.items())
         raise UnsupportedError(
-            f"prune: {attention.site.name} would keep {listed}, and groups must be equal. Remove "
+            f"prune: {attention.site} would keep {listed}, and groups must be equal. Remove "
             f"as many heads of each group or whole groups, or give each query its own keys and "
             f"values with expand=True."
         )

@@ -143,7 +143,7 @@ class GatedModel:
             # One row may attend for all texts, as a learned prompt does.
             if inputs % texts or (attention.rows > 1 and attention.rows % texts):
                 raise UnsupportedError(
-                    f"importance: {attention.site.name} attends in {attention.rows} rows for "
+                    f"importance: {attention.site} attends in {attention.rows} rows for "
                     f"{inputs} texts, so that it is unknown which are of which text. Give one text "
                     f"in each batch."
                 )

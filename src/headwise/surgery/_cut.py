@@ -92,7 +92,7 @@ def _check_lenders(attentions: Iterable[Attention], smaller: Mapping[Attention, 
         )
         if own != lent:
             raise UnsupportedError(
-                f"prune: {attention.site.name} attends to the keys and values of "
+                f"prune: {attention.site} attends to the keys and values of "
                 f"{attention.lender.name}, and would read its kv heads {own} where {lent} stay. "
                 f"Remove the same groups of heads from both."
             )

@@ -156,7 +156,7 @@ def _kept(plan: Plan, attentions: list[Attention]) -> dict[Attention, tuple[int,
     for attention, heads in kept.items():
         if by_module.setdefault(attention.module, heads) != heads:
             raise UnsupportedError(
-                f"prune: {attention.site.name} is shared by several layers, which would keep "
+                f"prune: {attention.site} is shared by several layers, which would keep "
                 f"different heads. Remove the same heads from all of them."
             )
     return kept
@@ -172,7 +172,7 @@ def _fold(
     for attention, heads in removed.items():
         if heads and attention.nth:
             raise UnsupportedError(
-                f"prune: {attention.site.name} is shared by several layers, whose means differ, "
+                f"prune: {attention.site} is shared by several layers, whose means differ, "
                 f"and has one bias for all. Prune without fold."
             )
         if heads:

@@ -64,7 +64,7 @@ class Graphs:
             n = self._calls.get(site, 0)
             if n != self._passes:
                 raise UnsupportedError(
-                    f"observe: {site.name} has recorded {n} calls in {self._passes} passes that "
+                    f"observe: {site} has recorded {n} calls in {self._passes} passes that "
                     f"ran compiled. Its graph was compiled without a look at its modules, or a "
                     f"pass has failed. Watch the model uncompiled: "
                     f"torch.compiler.set_stance('force_eager')."

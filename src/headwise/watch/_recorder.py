@@ -394,7 +394,7 @@ class Recorder:
         projection = output_projection(self._model, site)
         if projection is None:
             raise UnsupportedError(
-                f"observe: output_norm and value(...) need the output projection of {site.name}, "
+                f"observe: output_norm and value(...) need the output projection of {site}, "
                 f"which was not found. Request neither, or leave its layer out with layers=."
             )
         return projection.per_head
@@ -421,7 +421,7 @@ def _kind(site: Site, call: AttentionCall, inputs: StackInputs, kept: int | Tens
     if tokens is not None and T < tokens <= S and received and received[0].shape[1] == T:
         if isinstance(kept, Tensor) and kept.numel() == T:
             raise UnsupportedError(
-                f"observe: {site.name} computes {T} of {tokens} queries, those of "
+                f"observe: {site} computes {T} of {tokens} queries, those of "
                 f"logits_to_keep={kept.tolist()}. Leave logits_to_keep out, or give a number."
             )
         if kept == T:  # the last ones
@@ -463,7 +463,7 @@ def _verify_heads(
             return
         if gap != gap:
             raise UnsupportedError(
-                f"observe: {site.name} ({site.kernel}) returns NaN for queries "
+                f"observe: {site} ({site.kernel}) returns NaN for queries "
                 f"whose visible keys are all finite: NaN of padding spreads to them. Find its "
                 f"source (eager attention in float64 can produce it), or leave the layer out with "
                 f"layers=."
@@ -478,7 +478,7 @@ def _verify_heads(
             "layers=."
         )
     raise UnsupportedError(
-        f"observe: {site.name} ({site.kernel}) does not compute attention from its captured "
+        f"observe: {site} ({site.kernel}) does not compute attention from its captured "
         f"inputs: its heads and ours {difference}. {advice}"
     )
 
@@ -571,7 +571,7 @@ class _Run:
         own = self.keys[:, :, : self.last.shape[2]].view(bits)
         if not torch.equal(own, self.last.view(bits)):
             raise UnsupportedError(
-                f"observe: the keys of {site.name} were changed in their cache without a trace, as "
+                f"observe: the keys of {site} were changed in their cache without a trace, as "
                 f"through .data, while tokens were read one at a time. Change them in place "
                 f"(keys.mul_(...)), or assign new ones."
             )

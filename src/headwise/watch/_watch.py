@@ -234,7 +234,7 @@ class Watch:
             covered = self._recorder.covered[site]
             if covered.captured < covered.tokens:
                 raise UnsupportedError(
-                    f"{caller}: {site.name} attends in several parts ({covered}), and no call "
+                    f"{caller}: {site} attends in several parts ({covered}), and no call "
                     f"holds all of its weights. Leave its layer out with layers=."
                 )
         return dict(calls)
@@ -337,9 +337,7 @@ class Watch:
 
 def _advice(recorder: Recorder) -> str:
     """What to do if nothing was captured: after a pass, which modules should have attended."""
-    names = ", ".join(
-        f"{site.name or 'the model'} ({site.reason})" for site in recorder.sites()[:4]
-    )
+    names = ", ".join(f"{site} ({site.reason})" for site in recorder.sites()[:4])
     if not recorder.passes or not names:
         return "Run a model with softmax attention inside the block."
     return f"It cannot be watched: {names}."
