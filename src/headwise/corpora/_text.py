@@ -1,7 +1,8 @@
 """Texts with annotations (words, tags, a tree, mentions, translations), and examples of a task."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from headwise.errors import ArgumentError
 
@@ -119,6 +120,7 @@ class Example:
         answer: What follows the text, to measure what ablating heads does to it; a string, or
             token ids. Empty if unknown.
         source: The file and line that it was read from, for errors.
+        inputs: What else the model reads of it, each as a tensor of one row: `pixel_values`.
     """
 
     text: str | Sequence[int]
@@ -127,6 +129,7 @@ class Example:
     wrong: Stretches
     answer: str | Sequence[int] = ()
     source: str = field(default="", repr=False, compare=False)
+    inputs: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 _WHO = "AnnotatedText"

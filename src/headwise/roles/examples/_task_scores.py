@@ -3,8 +3,8 @@
 A head decides for the stretch that gets the most of its attention.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from numbers import Integral
 from typing import Any
@@ -21,7 +21,6 @@ from headwise.corpora import Example, Several, list_items, one_text
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import device_of
 from headwise.models.texts import (
-    Batch,
     TokenOffsets,
     pad,
     text_alone,
@@ -50,6 +49,7 @@ class TokenExample:
 
     Attributes:
         n_right: The number of right stretches.
+        inputs: What else the model reads.
     """
 
     ids: tuple[int, ...]
@@ -57,6 +57,7 @@ class TokenExample:
     stretches: tuple[Stretch, ...]
     n_right: int
     answer: tuple[int, ...]
+    inputs: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
 
     def differ(self) -> bool:
         """Whether the stretches have different tokens, so that exchanging them can matter."""
@@ -151,7 +152,9 @@ def _in_tokens(
             )
     answer = _answer(caller, example.answer, tokenizer)
     text = tuple(int(token) for token in ids)
-    return TokenExample(text, tuple(named["query"]), candidates, len(named["right"]), answer)
+    return TokenExample(
+        text, tuple(named["query"]), candidates, len(named["right"]), answer, example.inputs
+    )
 
 
 def _answer(caller: str, answer: str | Sequence[int], tokenizer: Any) -> tuple[int, ...]:
@@ -249,7 +252,7 @@ def masses_of(
                 queries=[list(example.query) for example in batch],
             )
             with text_alone("find_heads", model):
-                model(**vars(_padded(batch, model)), **without_logits(model))
+                model(**_inputs_of(batch, model), **without_logits(model))
             order += rows
             if on_progress is not None:
                 on_progress(len(order), len(examples))
@@ -257,20 +260,31 @@ def masses_of(
     sums = [table.per_text(name) for name in names]
     total = np.stack([part.total for part in sums], 1)
     count = np.stack([part.count for part in sums], 1)
-    if len(total) != len(examples) or not (count > 0).all():
+    reads = np.flatnonzero(count.any((0, 1)))  # the heads of a vision tower read no query
+    total, count = total[..., reads], count[..., reads]
+    if len(total) != len(examples) or not total.size or not (count > 0).all():
         raise UnsupportedError(
             f"find_heads: {type(model).__name__} attends to {len(total)} texts, but "
             f"{len(examples)} were given, or some queries attend to nothing. Give a model whose "
             f"heads attend within one text."
         )
     exists = np.arange(K) < np.array([[len(example.stretches)] for example in examples])
-    return table.heads, np.where(exists[..., None], (total / count)[np.argsort(order)], -np.inf)
+    return tuple(table.heads[head] for head in reads), np.where(
+        exists[..., None], (total / count)[np.argsort(order)], -np.inf
+    )
 
 
-def _padded(batch: Sequence[TokenExample], model: nn.Module, answers: bool = False) -> Batch:
+def _inputs_of(
+    batch: Sequence[TokenExample], model: nn.Module, answers: bool = False
+) -> dict[str, Tensor]:
     """The examples of a batch, with their answers if asked for, as inputs of a model."""
     ids = [(*example.ids, *example.answer) if answers else example.ids for example in batch]
-    return pad(ids, device_of(model))
+    device = device_of(model)
+    others = {
+        name: torch.cat([example.inputs[name] for example in batch]).to(device)
+        for name in batch[0].inputs
+    }
+    return {**vars(pad(ids, device)), **others}
 
 
 def positional_hits(examples: Sequence[TokenExample]) -> Float[np.ndarray, "M 4"]:
@@ -347,7 +361,7 @@ def answer_effect(
         return None
     lengths = [len(example.ids) for example in answered]
     batches = [[answered[row] for row in rows] for rows in rows_of_batches(lengths, _TOKENS)]
-    reference = [vars(_padded(batch, model, answers=True)) for batch in batches]
+    reference = [_inputs_of(batch, model, answers=True) for batch in batches]
 
     def without(removed: Sequence[Head]) -> Float[np.ndarray, "2 n"]:
         with ablate(model, list(removed), mode="mean", reference=reference):
@@ -375,7 +389,7 @@ def _answers(
     """The loss of each answer, and whether it is right."""
     answers = []
     for batch in batches:
-        output = model(**vars(_padded(batch, model, answers=True)))
+        output = model(**_inputs_of(batch, model, answers=True))
         logits = getattr(output, "logits", output)
         if not isinstance(logits, Tensor) or logits.ndim != 3:
             raise UnsupportedError(
