@@ -8,6 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from headwise import reference
 from headwise.tables import Head, HeadTable, Totals
 
 seeds = st.integers(0, 2**32 - 1)
@@ -33,6 +34,10 @@ class Problem:
             name: value.numpy() if isinstance(value, Tensor) else value
             for name, value in self.how.items()
         }
+
+    def by_definition(self) -> reference.AttentionOutput:
+        qkv = (x.numpy() for x in self.qkv)
+        return reference.attention(*qkv, **self.numpy(), need_weights=True, need_lse=True)
 
 
 @st.composite

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 
 from describing import choose
-from headwise import masks, reference
+from headwise import masks
 from headwise.kernels import (
     AttendOutput,
     AttentionProblem,
@@ -38,15 +38,10 @@ def _all(problem: Problem, backend: str) -> AttendOutput:
     return attend(*problem.qkv, **problem.how, backend=backend, need_weights=True, need_lse=True)
 
 
-def _reference(problem: Problem) -> reference.AttentionOutput:
-    qkv = (x.numpy() for x in problem.qkv)
-    return reference.attention(*qkv, **problem.numpy(), need_weights=True, need_lse=True)
-
-
 @pytest.mark.usefixtures("cell")
 @given(problem=problems())
 def test_the_row_kernel_equals_the_definition(problem: Problem) -> None:
-    ours, theirs = _all(problem, "rows"), _reference(problem)
+    ours, theirs = _all(problem, "rows"), problem.by_definition()
     np.testing.assert_allclose(ours.heads.numpy(), theirs.out, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(ours.weights.numpy(), theirs.weights, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(ours.lse.numpy(), theirs.lse, rtol=1e-9, atol=1e-12)
@@ -55,7 +50,7 @@ def test_the_row_kernel_equals_the_definition(problem: Problem) -> None:
 @pytest.mark.usefixtures("cell")
 @given(problem=problems(extras=False))
 def test_the_fused_kernel_equals_the_definition(problem: Problem) -> None:
-    ours, theirs = _all(problem, "fused"), _reference(problem)
+    ours, theirs = _all(problem, "fused"), problem.by_definition()
     assert ours.backend == "fused"
     np.testing.assert_allclose(ours.heads.numpy(), theirs.out, rtol=1e-9, atol=1e-12)
 

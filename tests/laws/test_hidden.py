@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from describing import choose
-from headwise import masks, reference
+from headwise import masks
 from headwise._native_library import library
 from headwise.errors import ArgumentError
 from headwise.kernels import (
@@ -213,11 +213,6 @@ def _scaled(problem: Problem, scale: float, dtype: torch.dtype) -> Problem:
     return Problem(q, k, v, problem.how | {"scale": scale})
 
 
-def _reference(problem: Problem) -> reference.AttentionOutput:
-    qkv = (x.numpy() for x in problem.qkv)
-    return reference.attention(*qkv, **problem.numpy(), need_weights=True, need_lse=True)
-
-
 def _products(problem: Problem) -> Tensor:
     groups = problem.q.shape[1] // problem.k.shape[1]
     return problem.q @ problem.k.repeat_interleave(groups, 1).mT
@@ -244,7 +239,7 @@ def _check(problem: Problem, scale: float, backend: str, dtype: torch.dtype) -> 
     wide = torch.promote_types(dtype, torch.float32)
     inputs = [x.to(dtype).detach().clone().requires_grad_() for x in scaled.qkv]
     output = attend(*inputs, **scaled.how, need_lse=True, need_weights=True, backend=backend)
-    theirs, close = _reference(scaled), CLOSE[dtype]
+    theirs, close = scaled.by_definition(), CLOSE[dtype]
     np.testing.assert_allclose(output.heads.detach().double(), theirs.out, rtol=0, atol=close)
     np.testing.assert_allclose(output.weights.detach().double(), theirs.weights, rtol=0, atol=close)
     lse = torch.tensor(theirs.lse).to(wide)
@@ -334,7 +329,7 @@ def test_statistics_equal_those_of_the_weights_at_every_scale(
     assume(scale in ORDINARY or _is_decided(scaled))
     rule, request = _rule(scaled), RowRequest(participation=True, argmax=True, heads=True)
     result = row_statistics(*(x.to(dtype) for x in scaled.qkv), rule, request, backend=backend)
-    theirs, close = _reference(scaled), CLOSE[torch.promote_types(dtype, torch.float32)]
+    theirs, close = scaled.by_definition(), CLOSE[torch.promote_types(dtype, torch.float32)]
     p = torch.tensor(theirs.weights)
     entropy = -(p * p.clamp(min=1e-300).log()).sum(-1)
     torch.testing.assert_close(result.entropy.double(), entropy, rtol=0, atol=close)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from describing import assert_same, cast, described, everything
-from headwise import reference
 from headwise._native_library import library
 from headwise.errors import ArgumentError
 from headwise.kernels import (
@@ -88,16 +87,11 @@ def _rows(problem: Problem, request: RowRequest) -> RowStatistics:
     return row_statistics(*problem.qkv, rule, request)
 
 
-def _reference(problem: Problem) -> reference.AttentionOutput:
-    qkv = (x.numpy() for x in problem.qkv)
-    return reference.attention(*qkv, **problem.numpy(), need_weights=True, need_lse=True)
-
-
 @pytest.mark.usefixtures("cell")
 @given(problem=problems())
 def test_row_statistics_equal_those_of_the_weights(problem: Problem) -> None:
     result = _rows(problem, RowRequest(distance=True, heads=True))
-    known = _reference(problem)
+    known = problem.by_definition()
     weights = known.weights
     logs = np.log(np.where(weights > 0, weights, 1.0))
     T, S = weights.shape[-2:]
@@ -124,7 +118,7 @@ def test_the_largest_logit_is_of_visible_keys_without_bias(problem: Problem) -> 
     logits = scale * q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2)
     if cap := problem.how.get("softcap"):
         logits = cap * torch.tanh(logits / cap)
-    visible = torch.from_numpy(_reference(problem).weights > 0)
+    visible = torch.from_numpy(problem.by_definition().weights > 0)
     expected = logits.masked_fill(~visible, -torch.inf).amax(-1)
     torch.testing.assert_close(_rows(problem, RowRequest()).max_logit, expected)
 
@@ -150,7 +144,7 @@ class _Columns:
 
 
 def _draw_columns(problem: Problem, seed: int) -> tuple[_Columns, Tensor]:
-    return _Columns.draw(problem, seed), torch.from_numpy(_reference(problem).weights)
+    return _Columns.draw(problem, seed), torch.from_numpy(problem.by_definition().weights)
 
 
 @pytest.mark.usefixtures("cell")
@@ -212,7 +206,7 @@ def test_shares_of_keys_without_a_norm_are_nan() -> None:
 @pytest.mark.usefixtures("cell")
 @given(problem=problems(), seed=seeds)
 def test_what_keys_receive_is_the_sum_of_a_column(problem: Problem, seed: int) -> None:
-    weights = torch.from_numpy(_reference(problem).weights)
+    weights = torch.from_numpy(problem.by_definition().weights)
     B, _, T, _ = weights.shape
     counted = torch.rand(B, T, generator=torch.Generator().manual_seed(seed)) < 0.7
     expected = (weights * counted[:, None, :, None]).sum(-2)
@@ -224,7 +218,7 @@ def test_what_keys_receive_is_the_sum_of_a_column(problem: Problem, seed: int) -
 @pytest.mark.usefixtures("cell")
 @given(problem=problems())
 def test_participation_is_the_effective_number_of_keys(problem: Problem) -> None:
-    weights = torch.from_numpy(_reference(problem).weights)
+    weights = torch.from_numpy(problem.by_definition().weights)
     squares = weights.square().sum(-1)
     expected = weights.sum(-1).square() / squares.where(squares > 0, 1.0)
     result = _rows(problem, RowRequest(participation=True))

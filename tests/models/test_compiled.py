@@ -27,16 +27,19 @@ def _fresh() -> None:
 
 
 class CompiledLayer(nn.Module):
-    """One that the compiler is quick to trace."""
+    """One that the compiler is quick to trace, by the function of torch or by hand."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_hand: bool = False) -> None:
         super().__init__()
-        self.num_heads = 4
+        self.num_heads, self.by_hand = 4, by_hand
         self.qkv, self.proj = nn.Linear(8, 24), nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).reshape(*x.shape[:2], 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        heads = nn.functional.scaled_dot_product_attention(q, k, v)
+        if self.by_hand:
+            heads = (q @ k.mT * k.shape[-1] ** -0.5).softmax(-1) @ v
+        else:
+            heads = nn.functional.scaled_dot_product_attention(q, k, v)
         return self.proj(heads.transpose(1, 2).flatten(2))
 
 
@@ -96,7 +99,7 @@ def test_what_is_compiled_is_watched_as_the_plain_model(how: str) -> None:
         frame = table.frame()
         return [loss, without, *gradients, *maps, frame, scalars, importance, table.model]
 
-    plain = nn.Sequential(CompiledLayer(), CompiledLayer())
+    plain = nn.Sequential(CompiledLayer(), CompiledLayer(by_hand=True))
     expected = results(plain, _step(plain))
     model, step = HOW[how](deepcopy(plain), partial(torch.compile, backend=backend))
     for _ in range(2):  # compiled first within a watch, and before it

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from jaxtyping import config
 from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
@@ -250,22 +249,3 @@ def test_weights_changed_after_the_softmax_are_refused() -> None:
         observe(Sharpened("matmul")) as watch,
     ):
         watch._model(X)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("flash", [True, False])
-def test_a_compiled_model_is_watched(flash: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The compiler cannot trace through the checks of annotations.
-    monkeypatch.setattr(config, "jaxtyping_disable", True)
-    model = nn.Sequential(Block(flash=flash), Block(flash=flash))
-    with torch.no_grad(), observe(model) as known:
-        model(X)
-    compiled = torch.compile(model, backend="aot_eager")
-    with torch.no_grad():
-        plain = compiled(X)
-        with observe(compiled) as watch:
-            torch.testing.assert_close(compiled(X), plain)
-    for name in known.table().statistics:
-        np.testing.assert_allclose(
-            watch.table().mean(name), known.table().mean(name), rtol=1e-5, err_msg=name
-        )
