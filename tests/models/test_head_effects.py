@@ -54,12 +54,14 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "positions that are not learned": lambda: zoo.make("XGLMForCausalLM"),
     "experts": lambda: zoo.make("Qwen3Moe"),
     "experts and a shared one": lambda: CASES["Llama4ForCausalLM"].make()[0],
+    "gated attention, a gate on the shared expert": lambda: CASES["Qwen3NextForCausalLM"].make()[0],
     "latent attention": lambda: zoo.make("DeepseekV3"),
     "sinks": lambda: zoo.make("GptOss"),
     "hybrid": lambda: CASES["FalconH1ForCausalLM"].make()[0],
     "convolutions between": lambda: CASES["Lfm2ForCausalLM"].make()[0],
     "state spaces and experts": lambda: CASES["JambaForCausalLM"].make()[0],
     "pruned": _pruned,
+    "a vision tower beside": lambda: CASES["Qwen2VLForConditionalGeneration"].make()[0],
     "ours": lambda: MiniGPT(MiniGPTConfig(23, 40, 20, 4, 2, 2)),
 }
 

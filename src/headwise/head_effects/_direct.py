@@ -311,6 +311,9 @@ class DirectWay:
             x = output[0] if isinstance(output, tuple) else output
             if call is None or not isinstance(x, Tensor) or not x.is_floating_point():
                 return None
+            # A gate, such as that of a shared expert, scales what is added.
+            if x.shape[-1] == 1 and isinstance(output, Tensor):
+                return x.detach()
             x, part = _with_leaf(x, batch)
             attention = self._mixing.get(call)
             met.parts.append((call, part, part.detach() if attention is None else _bias(attention)))
@@ -346,6 +349,8 @@ class DirectWay:
 
 
 def _has_matrix(module: nn.Module) -> bool:
+    if isinstance(module, nn.Linear):  # one with a single output is a gate
+        return True
     # Positions that are not learned are buffers.
     weights = (*module.parameters(recurse=False), *module.buffers(recurse=False))
     return any(sum(size > 1 for size in weight.shape) > 1 for weight in weights)
