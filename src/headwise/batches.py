@@ -41,6 +41,8 @@ _ROWS = 256  # in a batch of texts of files
 class _Batches:
     """Opens a model once, and turns each batch of texts into a row."""
 
+    _name = ""  # in errors; Ray makes a class of its own of the one that it is given
+
     def __init__(
         self,
         model: str | Path | nn.Module,
@@ -51,7 +53,6 @@ class _Batches:
         on_error: str = "raise",
         **opening: Any,
     ) -> None:
-        self._name = type(self).__name__
         if isinstance(model, str | Path):
             tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
             model = load(model, **opening)
@@ -132,6 +133,8 @@ class BatchObserver(_Batches):
         UnsupportedError: the model reads no text.
     """
 
+    _name = "BatchObserver"
+
     def __init__(
         self, model: str | Path | nn.Module, request: Request | None = None, **options: Any
     ) -> None:
@@ -163,6 +166,8 @@ class BatchImportance(_Batches):
     Raises:
         ArgumentError: the method needs all texts, or there is no tokenizer.
     """
+
+    _name = "BatchImportance"
 
     def __init__(
         self,
@@ -235,7 +240,15 @@ def observe_files(
             num_cpus=0.5,
         )
     )
-    return HeadTable.sum(tables)
+    try:
+        return HeadTable.sum(tables)
+    except ray.exceptions.RayTaskError as error:
+        # Of an error in a worker Ray keeps the text alone, within that of a traceback.
+        lines = [line.partition(": ") for line in str(error).splitlines()]
+        ours = [text for name, _, text in lines if name.startswith("headwise.errors.")]
+        if not ours:
+            raise
+        raise InputError(ours[-1]) from error
 
 
 def read_rows(path: str, column: str) -> Iterator[dict[str, Any]]:

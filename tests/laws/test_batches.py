@@ -310,6 +310,10 @@ def test_ray_gives_the_same_table_also_if_a_worker_is_killed(
     write_texts(tmp_path / "a.txt", TEXTS)
     files = observe_files([str(tmp_path / "a.txt")], **options)
     _assert_equal(files, known)
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "w1"}\n{"text": "w1 \\ud800"}\n')
+    with pytest.raises(InputError, match=rf"^BatchObserver: row 2 of {bad}, 'w1 .*half of a sur"):
+        observe_files([str(bad)], workers=1, **options)
 
 
 SPARK = """
