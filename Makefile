@@ -194,7 +194,6 @@ rivals: .venv/dev build/rivals
 
 # The site. Fails on code that does not run, links that lead nowhere, names without documentation.
 docs: .venv/dev build/gallery
-	$(PYTEST) tests/examples/test_docs.py
 	OMP_NUM_THREADS=1 $(BIN)/python website/build.py --out site
 
 # Pages and figures of models that are trained on the spot: a few minutes, then only after changes.
