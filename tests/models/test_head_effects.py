@@ -179,6 +179,46 @@ def test_planted_writers_and_cancellers_are_found(draws: int) -> None:
     assert found["alarms"] <= 0.05
 
 
+@torch.no_grad()
+def _patched(model: PlantedWriters, example: Any) -> list[float]:
+    """What the difference loses without what each head adds, if only the last norm sees it."""
+    ids, right, other = example
+    heads: list[Tensor] = []
+    last: list[Tensor] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda _, args, kept=kept: kept.append(args[0][0, -1]))
+        for module, kept in ((model.norm, last), *((x.out_proj, heads) for x in model.layers))
+    ]
+    model(torch.tensor([ids]))
+    for hook in hooks:
+        hook.remove()
+
+    def of(x: Tensor) -> float:
+        logits = model.unembedding(model.norm(x))
+        return float(logits[right] - logits[other])
+
+    weights = [layer.out_proj.weight.view(-1, 5, 7) for layer in model.layers]
+    return [
+        of(last[0]) - of(last[0] - weight[:, head] @ outputs.view(5, 7)[head])
+        for weight, outputs in zip(weights, heads, strict=True)
+        for head in range(5)
+    ]
+
+
+@pytest.mark.full
+def test_a_clear_effect_has_the_sign_of_exact_direct_path_patching() -> None:
+    same: list[bool] = []
+    for seed in range(8):
+        model, examples = PlantedWriters(seed), cued(16, seed)
+        frame = hw.effects(model, examples, total=None).frame()
+        exact = np.mean([_patched(model, example) for example in examples], 0)
+        error = (frame["ci_high"] - frame["ci_low"]) / 3.92
+        clear = (frame["direct"] / error).abs() > 4
+        same += (np.sign(exact) == np.sign(frame["direct"]))[clear].tolist()
+    assert len(same) >= 30
+    assert np.mean(same) >= 0.98
+
+
 def test_chance_is_what_permuted_weights_give() -> None:
     model, n = PlantedWriters(), 9
     examples = cued(n)
