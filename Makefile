@@ -192,7 +192,7 @@ rivals: .venv/dev build/rivals
 	PYTHONPATH=build/rivals $(BIN)/python -m benchmarks.evidence.torch_pruning_rival --pairs $(PAIRS) --into benchmarks/results/rivals.md
 	PYTHONPATH=build/rivals HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.evidence.transformer_lens_rival --into benchmarks/results/rivals.md
 
-# The site. Fails on code that does not run, links that lead nowhere, names without documentation.
+# The site. Fails on links that lead nowhere and names without documentation; `make test` runs its code.
 docs: .venv/dev build/gallery
 	OMP_NUM_THREADS=1 $(BIN)/python website/build.py --out site
 
