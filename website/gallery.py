@@ -40,6 +40,8 @@ def main() -> None:
     run("report", ENCODER, "--text", TEXTS, "--out", out / "encoder.html")
     encoder_figures(out)
     chat_model(out)
+    script = HERE.parent / "examples" / "where_it_looks.py"
+    subprocess.run([sys.executable, script, "--out", out / "where-it-looks.html"], check=True)
     shutil.copy(HERE / "gallery.md", out / "index.md")
 
 

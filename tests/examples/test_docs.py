@@ -39,6 +39,7 @@ SLOW = {
     "learn/bert.md",
     "learn/mini-gpt.md",
     "learn/tutorials.md",
+    "learn/where-it-looks.md",
     "research/behaviors.md",
     "research/own-relations.md",
     "smaller.md",
