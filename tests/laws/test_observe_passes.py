@@ -21,7 +21,7 @@ from headwise.errors import ArgumentError, UnsupportedError
 from headwise.layer import KVCache, MultiHeadAttention
 from headwise.models import cache_argument
 from headwise.tables import COLUMNS, HeadTable
-from headwise.watch import Request, Watch, _recorder, _sums, observe
+from headwise.watch import Request, Watch, _accumulator, _queue, observe
 from oracles import assert_tables_close, modules_of, padded
 
 Batch = dict[str, Tensor]
@@ -112,7 +112,7 @@ def test_calls_add_up_to_the_same_in_any_groups(
         return watch.table()
 
     expected = generate()
-    monkeypatch.setattr(_sums, "_MOST", together)
+    monkeypatch.setattr(_accumulator, "_MOST", together)
     table = generate()
     assert_tables_close(table, expected)
     for name in table.statistics:
@@ -149,7 +149,7 @@ _NONE, _ALL = 0, 1 << 18
 def _table_of(
     model: Any, batches: list[Batch], monkeypatch: pytest.MonkeyPatch, most: int
 ) -> HeadTable:
-    monkeypatch.setattr(_recorder, "LONG", most)
+    monkeypatch.setattr(_queue, "LONG", most)
     with observe(model, Request(per_text=True)) as watch:
         for number, batch in enumerate(batches):
             model(**batch)
@@ -171,7 +171,7 @@ def test_short_calls_count_as_others_do(
     make: Callable[[], Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Calls of several lengths, masks and paddings by turns, more of them than may wait."""
-    monkeypatch.setattr(_recorder, "WAIT", 5000)
+    monkeypatch.setattr(_queue, "WAIT", 5000)
     model, batches = make().to(dtype), [*_batches()] * 3
     expected = _table_of(model, batches, monkeypatch, _NONE)
     table = _table_of(model, batches, monkeypatch, _ALL)
@@ -182,13 +182,13 @@ def test_short_calls_count_as_others_do(
 def test_short_calls_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """The law above compares two ways only if both are taken."""
     heads: list[int] = []
-    compute = _recorder.row_statistics
+    compute = _queue.row_statistics
 
     def counted(q: Tensor, *others: Any) -> Any:
         heads.append(q.shape[1])
         return compute(q, *others)
 
-    monkeypatch.setattr(_recorder, "row_statistics", counted)
+    monkeypatch.setattr(_queue, "row_statistics", counted)
     model, batch = _bert(), {"input_ids": torch.tensor(TEXTS[:1])}
     with observe(model) as watch:
         for _ in range(5):
@@ -203,7 +203,7 @@ def test_short_calls_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_interrupted_call_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an interrupt leaves in the queue without counting it changes no other call."""
     model, batches = _bert(), [*_batches()][:4]
-    add, calls = _recorder.Queue.add, iter(range(1, 100))  # the first pass does not wait
+    add, calls = _queue.Queue.add, iter(range(1, 100))  # the first pass does not wait
 
     def interrupted(*args: Any) -> bool:
         if next(calls) == 2:  # the second layer of the second pass
@@ -212,7 +212,7 @@ def test_an_interrupted_call_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> 
 
     with observe(model, Request(per_text=True)) as watch:
         with monkeypatch.context() as patch:
-            patch.setattr(_recorder.Queue, "add", interrupted)
+            patch.setattr(_queue.Queue, "add", interrupted)
             for batch in batches[:2]:
                 with suppress(KeyboardInterrupt):
                     model(**batch)
@@ -239,9 +239,9 @@ def test_a_pass_that_ends_in_an_exception_counts_nowhere(
     kind: str, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first layer has attended, and the caller goes on: as if the pass had not been."""
-    monkeypatch.setattr(_sums, "_MOST", calls)
+    monkeypatch.setattr(_accumulator, "_MOST", calls)
     if calls == 1:
-        monkeypatch.setattr(_recorder, "WAIT", 0)
+        monkeypatch.setattr(_queue, "WAIT", 0)
     model, ids = _llama(), torch.tensor(TEXTS[2:])
     layer = model.model.layers[1]
     inner = layer.forward
@@ -604,7 +604,7 @@ def _model(kind: str = "llama", **options: Any) -> Any:
 def described(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of queries of every call of the kernel: alone, or of several layers together."""
     queries: list[int] = []
-    alone, together = AttentionCall.row_statistics, _recorder.row_statistics
+    alone, together = AttentionCall.row_statistics, _queue.row_statistics
 
     def count_alone(call: AttentionCall, request: Any) -> Any:
         queries.append(call.q.shape[2])
@@ -615,7 +615,7 @@ def described(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return together(q, *others)
 
     monkeypatch.setattr(AttentionCall, "row_statistics", count_alone)
-    monkeypatch.setattr(_recorder, "row_statistics", count)
+    monkeypatch.setattr(_queue, "row_statistics", count)
     return queries
 
 
@@ -635,8 +635,8 @@ def _assert_as_alone(
     """The table is that of calls of which none waits."""
     request = request or Request(per_text=True, top=("self",))
     table = _table(model, work, request, **options)
-    monkeypatch.setattr(_recorder, "TOKENS", 1)
-    monkeypatch.setattr(_recorder, "LONG", 0)
+    monkeypatch.setattr(_queue, "TOKENS", 1)
+    monkeypatch.setattr(_queue, "LONG", 0)
     alone = _table(model, work, request, **options)
     # The kernel adds up the keys of several queries in another order, in float32.
     assert_tables_close(table, alone, rtol=1e-4, atol=1e-6)
@@ -662,7 +662,7 @@ def test_generated_tokens_count_as_they_would_alone(
     monkeypatch: pytest.MonkeyPatch,
     described: list[int],
 ) -> None:
-    monkeypatch.setattr(_recorder, "TOKENS", together)
+    monkeypatch.setattr(_queue, "TOKENS", together)
     model = _model()
 
     def work(_: Any) -> None:
@@ -775,7 +775,7 @@ def test_a_scale_that_changes_between_tokens_counts_from_then_on(
     model = _model()
     seen: list[tuple[float, int]] = []
     scale = model.model.layers[0].self_attn.scaling
-    alone, together = AttentionCall.row_statistics, _recorder.row_statistics
+    alone, together = AttentionCall.row_statistics, _queue.row_statistics
 
     def note_alone(call: AttentionCall, request: Any) -> Any:
         seen.append((call.rule.scale, call.q.shape[2]))
@@ -791,7 +791,7 @@ def test_a_scale_that_changes_between_tokens_counts_from_then_on(
                 layer.self_attn.scaling = 2 * scale
 
     monkeypatch.setattr(AttentionCall, "row_statistics", note_alone)
-    monkeypatch.setattr(_recorder, "row_statistics", note)
+    monkeypatch.setattr(_queue, "row_statistics", note)
     _table(model, lambda _: _decode(model, DynamicCache(), 10, between=double), Request())
     tokens = {x: sum(n for found, n in seen if found == x) for x in {found for found, _ in seen}}
     assert tokens == {scale: 2 * (PROMPT.shape[1] + 6), 2 * scale: 2 * 4}

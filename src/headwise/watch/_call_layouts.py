@@ -14,6 +14,7 @@ from headwise.kernels import RowRequest
 from headwise.masks import Mask, Window
 from headwise.masks.parts import Dense
 from headwise.watch._pairs import Columns, Pairs
+from headwise.watch._pass import Pass, TextNumbers
 from headwise.watch._positions import Positions, positions_across, positions_within
 from headwise.watch._request import Request
 from headwise.watch._spans import SpanMembers, Spans
@@ -71,12 +72,12 @@ class CallLayouts:
         self._is_of_text = request.is_of_text
         # Of this pass, with the objects whose identities are the key.
         self._here: dict[Any, tuple[CallLayout, Any]] = {}
-        self._pass = 0
+        self._pass = Pass(0, TextNumbers())
         self._known: list[tuple[tuple[Any, ...], tuple[Tensor | None, ...], CallLayout]] = []
 
-    def begin_pass(self, number: int) -> None:
+    def begin_pass(self, pass_: Pass) -> None:
         """A forward pass begins."""
-        self._here, self._pass = {}, number
+        self._here, self._pass = {}, pass_
 
     def of(self, site: Site, call: AttentionCall, inputs: StackInputs, kind: str) -> CallLayout:
         """The layout of a call: that of an earlier call where it fits, or a new one."""
@@ -109,7 +110,7 @@ class CallLayouts:
         may_wait = is_rule or (isinstance(visible, Dense) and visible.visible is not mask)
         may_wait &= visible is None or visible.batch[1] == 1
         text, key_text, positions = _located(call, inputs, shape[0])
-        columns = self.pairs.columns(positions, text, self._pass)
+        columns = self.pairs.columns(positions, text, self._pass.number)
         spans = self.spans.members(site, positions, key_text, inputs.text, self._pass)
         layout = CallLayout(key_text, positions, columns, spans, visible, may_wait)
         if may_recur:

@@ -1,5 +1,6 @@
 """Which calls of a compiled model its graphs hand over, and whether they have handed over all."""
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -7,6 +8,7 @@ from torch import nn
 
 from headwise.capture import AttentionCall, Site, may_follow
 from headwise.errors import UnsupportedError
+from headwise.watch._pass import Pass
 
 
 class Graphs:
@@ -21,9 +23,8 @@ class Graphs:
     def __init__(self) -> None:
         self.sites: dict[Site, tuple[nn.Module, Callable[..., Any]] | None] = {}
         self.are_open = False
-        # The passes of graphs so far, and the calls of each site in them; and those of this pass.
-        self._passes, self._calls = 0, dict[Site, int]()
-        self._is_in_graph, self._latest = False, dict[Site, int]()
+        # The passes of graphs so far, and the calls of each site in them.
+        self._passes, self._calls = 0, Counter[Site]()
 
     def add_site(self, site: Site, call: AttentionCall, is_alike: bool) -> None:
         """Add a site with its first call; `is_alike`: an operator would tell the same of it."""
@@ -36,22 +37,11 @@ class Graphs:
         modules = {id(known_site[0]) for known_site in known if known_site is not None}
         return 0 < len(sites) == len(modules)
 
-    def begin_pass(self, is_in_graph: bool) -> None:
-        """A forward pass begins that counts."""
-        self._settle()
-        self._is_in_graph = is_in_graph
-
-    def count(self, site: Site, is_in_graph: bool) -> None:
-        """A call was recorded."""
-        self._is_in_graph |= is_in_graph
-        self._latest[site] = self._latest.get(site, 0) + 1
-
-    def _settle(self) -> None:
-        if self._is_in_graph:
+    def add(self, pass_: Pass) -> None:
+        """Count the calls of a pass, if a graph has handed over any of them."""
+        if pass_.is_in_graph:
             self._passes += 1
-            for site, n in self._latest.items():
-                self._calls[site] = self._calls.get(site, 0) + n
-        self._is_in_graph, self._latest = False, {}
+            self._calls.update(pass_.calls)
 
     def check(self, sites: Collection[Site]) -> None:
         """Refuse passes in which a graph has not handed over every call.
@@ -59,9 +49,8 @@ class Graphs:
         Raises:
             UnsupportedError: a site has fewer calls than there were passes, or more.
         """
-        self._settle()
         for site in sites:
-            n = self._calls.get(site, 0)
+            n = self._calls[site]
             if n != self._passes:
                 raise UnsupportedError(
                     f"observe: {site} has recorded {n} calls in {self._passes} passes that "
@@ -72,5 +61,5 @@ class Graphs:
 
     def clear(self) -> None:
         """Begin to count again."""
-        self._settle()
-        self._passes, self._calls = 0, {}
+        self._passes = 0
+        self._calls.clear()

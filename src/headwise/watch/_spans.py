@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from numbers import Integral
 from typing import Any
 
@@ -16,6 +17,7 @@ from headwise.errors import ArgumentError, UnsupportedError
 from headwise.kernels import RowStatistics
 from headwise.models.texts import TokenOffsets, token_offsets
 from headwise.tables import HeadLike, resolve_heads
+from headwise.watch._pass import Pass
 from headwise.watch._positions import Positions
 from headwise.watch._request import Request
 
@@ -84,7 +86,7 @@ class Spans:
         self._begun: dict[str, int] = {}  # the first pass of each stack on these texts
         self._ends: dict[str, int] = {}
         # Of each site, pass by pass, the masses of its queries on each span, [B, H, T, C].
-        self._kept: dict[Site, tuple[tuple[Positions, SpanMembers, Tensor], ...]] = {}
+        self._kept: dict[Site, list[tuple[Positions, SpanMembers, Tensor]]] = {}
 
     def set(self, forward_pass: int, spans: TextSpans) -> None:
         """Set the stretches of the texts that begin, or go on, in a forward pass."""
@@ -97,7 +99,7 @@ class Spans:
         self._begun, self._ends, self._kept = {}, {}, {}
 
     def members(
-        self, site: Site, positions: Positions, key_text: Text, text: Text, forward_pass: int
+        self, site: Site, positions: Positions, key_text: Text, text: Text, pass_: Pass
     ) -> SpanMembers | None:
         """The keys of each span and the queries that count in a call; None without spans.
 
@@ -110,13 +112,14 @@ class Spans:
         if not self._applies(site, text):
             keys = positions.key_real[..., None].expand(-1, -1, len(self._names))
             return SpanMembers(torch.zeros_like(keys), torch.zeros_like(positions.query_real))
-        spans = self._current(site, positions, forward_pass)
-        self._check(spans, positions, key_text, forward_pass)
-        first_pass = self._begun.setdefault(site.stack, forward_pass)
+        spans = self._current(site, positions, pass_)
+        self._check(spans, positions, key_text, pass_.number)
+        first_pass = self._begun.get(site.stack, pass_.number)
+        pass_.add(partial(self._begun.setdefault, site.stack, first_pass))
         queries = positions.query_real
         if spans.queries is not None:
             of_target = self._two_texts and not site.cross
-            is_first = forward_pass == first_pass
+            is_first = pass_.number == first_pass
             named = _query_members(spans.queries, positions, text, is_first)
             queries = torch.zeros_like(queries) if of_target else queries & named
         return SpanMembers(_key_members(spans, self._names, positions), queries)
@@ -128,16 +131,16 @@ class Spans:
         # A tower of images beside one of text knows no tokens.
         return not site.cross and (site.stack == "" or text.tokens is not None)
 
-    def _current(self, site: Site, positions: Positions, forward_pass: int) -> TextSpans:
+    def _current(self, site: Site, positions: Positions, pass_: Pass) -> TextSpans:
         """The stretches of the texts of a call."""
-        is_new = forward_pass > self._first_pass and not self._continues(site, positions)
+        is_new = pass_.number > self._first_pass and not self._continues(site, positions)
         if self._spans is None or is_new:
             raise ArgumentError(
-                f"observe: no spans were given for the texts of forward pass {forward_pass}. Call "
+                f"observe: no spans were given for the texts of forward pass {pass_.number}. Call "
                 f"watch.spans({self._names[0]}=[...]) before it."
             )
         if positions.columns is not None:
-            self._ends[site.stack] = positions.columns.stop
+            pass_.add(partial(self._ends.__setitem__, site.stack, positions.columns.stop))
         return self._spans
 
     def _continues(self, site: Site, positions: Positions) -> bool:
@@ -172,7 +175,12 @@ class Spans:
             _check_ids(spans.ids, positions, key_text)
 
     def keep(
-        self, site: Site, positions: Positions, members: SpanMembers | None, rows: RowStatistics
+        self,
+        site: Site,
+        positions: Positions,
+        members: SpanMembers | None,
+        rows: RowStatistics,
+        pass_: Pass,
     ) -> None:
         """Keep the mass of each query on each span, NaN where it sees none of its keys."""
         if members is None or rows.class_mass is None or rows.class_keys is None:
@@ -180,7 +188,7 @@ class Spans:
         C = len(self._names)
         seen = rows.class_keys[..., -C:] > 0
         mass = rows.class_mass[..., -C:].masked_fill(~seen, torch.nan)
-        self._kept[site] = (*self._kept.get(site, ()), (positions, members, mass))
+        pass_.add(lambda: self._kept.setdefault(site, []).append((positions, members, mass)))
 
     def per_query(self, name: str, head: HeadLike) -> list[Float[Tensor, " n"]]:
         """The mass of each counted query of each text on a span, pass after pass."""

@@ -79,7 +79,9 @@ class Watch:
         self._check_captured("observe", sites)
         heads = tuple(head for site in sites for head in site.heads())
         kind = weights_from(self._model)
-        covered = [self._recorder.covered[site][:2] for site in sites for _ in range(site.n_heads)]
+        covered = [
+            self._recorder.recorded.covered[site][:2] for site in sites for _ in range(site.n_heads)
+        ]
         return HeadTable(
             heads=heads,
             kv_heads=np.array([kv for site in sites for kv in site.kv_heads()], dtype=np.int64),
@@ -231,7 +233,7 @@ class Watch:
         calls = self._calls("calls")
         self._check_captured(caller, calls)
         for site in calls:
-            covered = self._recorder.covered[site]
+            covered = self._recorder.recorded.covered[site]
             if covered.captured < covered.tokens:
                 raise UnsupportedError(
                     f"{caller}: {site} attends in several parts ({covered}), and no call "
@@ -291,19 +293,19 @@ class Watch:
             raise ArgumentError(
                 "Watch.received: received=False. Observe with Request(received=True)."
             )
-        site, index = find_head(head, self._recorder.received)
-        return self._recorder.received[site][1][:, index]
+        site, index = find_head(head, self._recorder.recorded.received)
+        return self._recorder.recorded.received[site][1][:, index]
 
     def _calls(self, method: str) -> dict[Site, AttentionCall]:
         """The last call of each site."""
         if not self._request.maps:
             raise ArgumentError(f"Watch.{method}: maps=False. Observe with Request(maps=True).")
-        return self._recorder.calls
+        return self._recorder.recorded.calls
 
     def _select(self, method: str, head: HeadLike, rows: Rows) -> tuple[AttentionCall, int, range]:
         """The last call of a head, its index there, and the chosen queries."""
         site, index = find_head(head, self._calls(method))
-        call = self._recorder.calls[site]
+        call = self._recorder.recorded.calls[site]
         T = call.q.shape[2]
         queries = range(T) if rows is None else rows
         if isinstance(queries, slice):

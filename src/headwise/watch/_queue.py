@@ -1,0 +1,313 @@
+"""Calls that wait to be computed many at a time: short ones, and decoded tokens."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from headwise._torch_private import is_materialized, version_of, without_function_modes
+from headwise.capture import AttentionCall, Site, StackInputs, Text
+from headwise.errors import UnsupportedError
+from headwise.kernels import row_statistics
+from headwise.masks import Window
+from headwise.models import growing_layer
+from headwise.watch._accumulator import Accumulator
+from headwise.watch._call_layouts import CallLayout, CallLayouts
+from headwise.watch._pass import Pass
+from headwise.watch._request import Request
+from headwise.watch._sums import row_request, sum_rows, without_autocast
+
+# A call with more elements of queries and keys than this is computed at once: copying it would cost
+# more than waiting saves.
+LONG = 1 << 18
+# Waiting calls are computed when their copies hold this many elements. A smaller limit computes
+# them more often, each time after the model's pass has driven the kernel's code out of the cache.
+WAIT = 1 << 21
+GROUPS = 8  # wait at most: each may reserve memory for `WAIT` elements
+# The number of decoded tokens of a site that are computed as one causal call.
+TOKENS = 32
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(eq=False)
+class _Group:
+    """Calls that differ in queries and keys alone, and are computed as one, heads side by side.
+
+    Masks, positions and columns have no axis of heads, or broadcast over it, so that they hold for
+    several calls as for one, and grouped heads stay grouped.
+
+    Attributes:
+        call: One of them: its rule holds for all. Its tensors are copies of the queries and keys
+            of all, where the kernel reads them, with room for `room` calls.
+        waiting: The site, the first text and the pass of each.
+    """
+
+    call: AttentionCall
+    layout: CallLayout
+    room: int
+    waiting: list[tuple[Site, int, Pass]] = field(default_factory=list)
+
+    @property
+    def n_numbers(self) -> int:
+        """How many numbers its copies hold."""
+        return len(self.waiting) * (self.call.q.numel() + self.call.k.numel()) // self.room
+
+    def add(self, site: Site, first_text: int, call: AttentionCall, pass_: Pass) -> None:
+        n = len(self.waiting)
+        for copies, x in ((self.call.q, call.q), (self.call.k, call.k)):
+            H = x.shape[1]
+            copies[:, n * H : (n + 1) * H] = x
+        self.waiting.append((site, first_text, pass_))
+
+
+@dataclass(eq=False)
+class _Run:
+    """The tokens that a site has read one at a time, over a cache that only appends.
+
+    No numbers are compared to see that a call continues the run: before its pass the cache holds,
+    unchanged, the very tensor that the previous token has read, and appending makes a new one.
+
+    Attributes:
+        call: The first of them: the others differ in queries and keys alone.
+        cache: The layer of the cache.
+        queries: Copies, with room for further tokens.
+        keys: Copies of all keys, with room for further ones.
+        last: The keys of the latest token, as the cache holds them.
+        version: How often these had been changed in place.
+        passes: The pass of each token.
+    """
+
+    call: AttentionCall
+    cache: Any
+    queries: Float[Tensor, "B H T D"]
+    keys: Float[Tensor, "B Hkv S D"]
+    last: Tensor
+    first_text: int = -1
+    version: int = -1
+    passes: list[Pass] = field(default_factory=list)
+
+    @property
+    def n(self) -> int:
+        """The number of tokens."""
+        return len(self.passes)
+
+    @property
+    def before(self) -> int:
+        """The number of keys before the first of these tokens."""
+        return self.call.k.shape[2] - 1
+
+    def may_go_on(self) -> bool:
+        """Whether the pass that begins may read one more token of the text."""
+        is_same = self.cache.keys is self.last and version_of(self.last) == self.version
+        return is_same and self.n < TOKENS and not self.passes[-1].has_failed
+
+    def continues(self, call: AttentionCall) -> bool:
+        """Whether a call reads the next token; `may_go_on` held when its pass began."""
+        q, k, rule, S = call.q, call.k, self.call.rule, self.before + self.n
+        is_next = k is self.cache.keys and k.shape[2] == S + 1 and not k.is_inference()
+        is_alike = q.shape == self.call.q.shape and q.dtype == self.call.q.dtype
+        return is_next and is_alike and (call.rule is rule or call.rule == rule)
+
+    def add(self, call: AttentionCall, first_text: int, pass_: Pass) -> None:
+        S = self.before + self.n
+        self.queries[:, :, self.n : self.n + 1] = call.q
+        self.keys[:, :, S] = call.k[:, :, S]
+        self.last, self.version = call.k, version_of(call.k)
+        self.first_text = first_text
+        self.passes.append(pass_)
+
+    def check(self, site: Site) -> None:
+        """Refuse a run whose keys were changed unnoticed: each token has seen them as they were."""
+        if version_of(self.last) != self.version:
+            return
+        bits = _INTEGERS[self.keys.itemsize]  # by which NaN equals itself
+        own = self.keys[:, :, : self.last.shape[2]].view(bits)
+        if not torch.equal(own, self.last.view(bits)):
+            raise UnsupportedError(
+                f"observe: the keys of {site} were changed in their cache without a trace, as "
+                f"through .data, while tokens were read one at a time. Change them in place "
+                f"(keys.mul_(...)), or assign new ones."
+            )
+
+    def parts(self) -> list[tuple[int, int]]:
+        """The tokens of passes that have succeeded, and the one of the pass that runs."""
+        settled = sum(pass_.is_settled for pass_ in self.passes)
+        n = self.n - self.passes[-1].has_failed
+        return [(start, stop) for start, stop in ((0, settled), (settled, n)) if start < stop]
+
+    def as_call(self, start: int, stop: int) -> tuple[AttentionCall, Text]:
+        """A call that reads some of these tokens at once: each sees the keys up to its own."""
+        visible = self.call.rule.visible
+        window = Window(visible.left if isinstance(visible, Window) else None, 0)
+        q, k = self.queries[:, :, start:stop], self.keys[:, :, : self.before + stop]
+        rule = replace(self.call.rule, visible=window)
+        call = replace(self.call, q=q, k=k, v=k[..., :0], heads=q[..., :0], rule=rule)
+        return call, Text(cached=self.before + start, tokens=stop - start)
+
+
+class Queue:
+    """Calls on a CPU that wait to be computed together: those of all layers and of several passes.
+
+    A short call waits if its statistics follow from queries, keys and a mask. A decoded token
+    waits for the next one if its text has no padding and its cache only appends.
+    """
+
+    def __init__(self, request: Request, layouts: CallLayouts, accumulator: Accumulator) -> None:
+        of_call = request.needs_projection or request.received or request.maps or request.per_query
+        self._takes_calls = bool(request.names) and not of_call
+        self._takes_tokens = self._takes_calls and not request.is_of_text
+        self._request, self._layouts, self._accumulator = request, layouts, accumulator
+        self._groups: dict[Hashable, _Group] = {}
+        self._runs: dict[Site, _Run] = {}
+        self._whole: tuple[StackInputs, int, bool] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether enough calls wait for them to be computed."""
+        numbers = sum(group.n_numbers for group in self._groups.values())
+        return numbers > WAIT or len(self._groups) > GROUPS or self._accumulator.is_full
+
+    def begin_pass(self) -> None:
+        """Begin a forward pass; tokens of texts that have ended are computed."""
+        if not all(run.may_go_on() for run in self._runs.values()):
+            self.compute()
+
+    def add(
+        self, site: Site, call: AttentionCall, layout: CallLayout, first_text: int, pass_: Pass
+    ) -> bool:
+        """Let a call wait; False if it has to be computed at once."""
+        q, rule = call.q, call.rule
+        size = q.numel() + call.k.numel()
+        may_wait = self._takes_calls and layout.may_wait and q.is_cpu and 0 < size <= LONG
+        is_own = rule.bias is not None or rule.sinks is not None or type(rule.scale) is not float
+        if not may_wait or is_own or type(call) is not AttentionCall:
+            return False
+        self._add(site, call, layout, first_text, pass_)
+        return True
+
+    def _add(
+        self, site: Site, call: AttentionCall, layout: CallLayout, first_text: int, pass_: Pass
+    ) -> None:
+        q, k, rule = call.q, call.k, call.rule
+        key = id(layout), q.shape, k.shape, q.dtype, k.dtype, rule.scale, rule.softcap
+        group = self._groups.get(key)
+        if group is not None and len(group.waiting) == group.room:
+            self._compute(key)
+            group = None
+        if group is None:
+            room = 1 + WAIT // (q.numel() + k.numel())
+            with torch.inference_mode(False):  # they may be written to outside of it, too
+                queries, keys = (
+                    x.new_empty(len(x), room * x.shape[1], *x.shape[2:]) for x in (q, k)
+                )
+            first = replace(
+                call, q=queries, k=keys, v=keys[..., :0], heads=queries[..., :0],
+                rule=replace(rule, visible=layout.visible), module_call=None,
+            )  # fmt: skip
+            group = self._groups[key] = _Group(first, layout, room)
+        group.add(site, first_text, call, pass_)
+
+    def may_take_token(self, call: AttentionCall) -> bool:
+        """Whether a call reads one token that may wait.
+
+        In inference mode tensors have no version that would reveal a change of the keys.
+        """
+        q = call.q
+        return self._takes_tokens and q.shape[2] == 1 and q.is_cpu and not q.is_inference()
+
+    def add_token(
+        self, site: Site, call: AttentionCall, inputs: StackInputs, cache: Any, pass_: Pass
+    ) -> bool:
+        """Let a call wait if it reads one more token of a text; False if it cannot wait."""
+        if not self.may_take_token(call):
+            return False
+        run = self._runs.get(site)
+        if run is not None and not (self._is_whole(inputs, call) and run.continues(call)):
+            self.compute()
+            run = None
+        if run is None:
+            run = self._new_run(site, call, inputs, cache)
+        if run is None:
+            return False
+        S, B = call.k.shape[2], len(call.q)
+        run.add(call, pass_.texts.number(site, B, range(S - 1, S)), pass_)
+        self._runs[site] = run
+        return True
+
+    def _new_run(
+        self, site: Site, call: AttentionCall, inputs: StackInputs, cache: Any
+    ) -> _Run | None:
+        """The beginning of a run, without its first token; None if a call has to stand alone."""
+        q, k = call.q, call.k
+        layer = growing_layer(cache, call.module, k)
+        is_plain = type(call) is AttentionCall and call.real is None and call.rule.is_static
+        if layer is None or not is_plain or site.cross:
+            return None
+        is_copied = k.itemsize in _INTEGERS and is_materialized(q, k)
+        if not is_copied or not self._is_whole(inputs, call):
+            return None
+        S = k.shape[2]
+        queries = q.new_empty(*q.shape[:2], TOKENS, q.shape[3])
+        keys = k.new_empty(*k.shape[:2], S + TOKENS, k.shape[3])
+        keys[:, :, :S] = k
+        first = replace(call, v=k[..., :0], heads=q[..., :0], module_call=None)
+        return _Run(first, layer, queries, keys, k)
+
+    def _is_whole(self, inputs: StackInputs, call: AttentionCall) -> bool:
+        """Whether the keys are a text without padding, of which this pass reads the last token.
+
+        Remembered for the layers of a pass: it takes 10 us for each, a tenth of what they cost.
+        """
+        S = call.k.shape[2]
+        if self._whole is None or self._whole[0] is not inputs or self._whole[1] != S:
+            self._whole = inputs, S, _is_whole(inputs.text, S)
+        return self._whole[2]
+
+    def compute(self) -> None:
+        """Compute and add up what waits."""
+        with without_function_modes(), torch.no_grad():
+            for site in list(self._runs):
+                self._runs[site].check(site)
+                run = self._runs.pop(site)
+                for start, stop in run.parts():
+                    call, text = run.as_call(start, stop)
+                    layout = self._layouts.of(site, call, StackInputs(text), "within")
+                    self._add(site, call, layout, run.first_text, run.passes[start])
+            for key in list(self._groups):
+                self._compute(key)
+        self._accumulator.close()
+
+    def _compute(self, key: Hashable) -> None:
+        """Compute the calls of a group as one, and add up the sums of each."""
+        group = self._groups[key]
+        n, copies = len(group.waiting), (group.call.q, group.call.k)
+        q, k = (x[:, : x.shape[1] // group.room * n] for x in copies)
+        with without_autocast(q):
+            needed = row_request(group.call, self._request, group.layout, None, need_heads=False)
+            rows = row_statistics(q, k, k[..., :0], group.call.rule, needed)
+            sums = sum_rows(rows, group.layout, self._request, n_calls=n)
+        del self._groups[key]  # first, so that nothing counts twice after an interrupt
+        # None: passes that have succeeded, whose sums are added at once.
+        by_pass: dict[Pass | None, dict[Site, list[tuple[int, int]]]] = {}
+        for number, (site, first_text, of) in enumerate(group.waiting):
+            if not of.has_failed:
+                calls = by_pass.setdefault(None if of.is_settled else of, {})
+                calls.setdefault(site, []).append((number, first_text))
+        for pass_, calls in by_pass.items():
+            add = partial(self._accumulator.add, sums, calls)
+            add() if pass_ is None else pass_.add(add)
+
+
+def _is_whole(text: Text, S: int) -> bool:
+    """Whether `S` columns are a text without padding, of which a pass reads the last."""
+    if text.tokens not in (None, 1) or text.cached not in (None, S - 1):
+        return False
+    real, positions = text.real, text.positions
+    if real is not None and (real.shape[1] != S or not bool(real.all())):
+        return False
+    is_last = positions is not None and positions.shape[1] == 1 and bool((positions == S - 1).all())
+    return positions is None or is_last
