@@ -313,6 +313,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "below 0": ([([5], -6, 7)], {}, ArgumentError, r"is \(\[5\], -6, 7\)"),
     "beyond": ([([5], 6, 99)], {}, ArgumentError, "token 99, and MiniGPT has 23 logits"),
     "no tokenizer": ([("a", " b", " c")], {}, ArgumentError, r"examples\[0\] is a text"),
+    "same": ([([5], 6, 6)], {}, InputError, r"examples\[0\] has token 6 as both answers"),
     "total": ([ONE], {"total": "median"}, ArgumentError, "total='median'"),
     "long": ([([5] * 41, 6, 7)], {}, InputError, "has 41 tokens, and MiniGPT reads 40"),
 }
@@ -323,6 +324,13 @@ def test_wrong_arguments_are_named(name: str) -> None:
     examples, options, error, words = WRONG[name]
     with pytest.raises(error, match=f"effects: .*{words}"):
         hw.effects(_made("ours"), examples, **options)
+
+
+def test_logits_that_are_not_numbers_are_refused() -> None:
+    model = _made("ours")
+    nn.init.constant_(model.head.weight[7].detach(), float("nan"))
+    with pytest.raises(ArgumentError, match="effects: MiniGPT has logits that are NaN"):
+        hw.effects(model, [ONE])
 
 
 def test_answers_that_do_not_differ_are_refused() -> None:
@@ -364,8 +372,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "what bert.encoder.layer.0.attention.self adds does not reach the logits of Bert",
     ),
     "shifted logits": (lambda: _Squared("logits"), "_Squared adds to its logits after"),
-    "one logit": (lambda: _Squared("first"), r"logits of shape \(1, 23\), for inputs of shape"),
-    "no logits": (lambda: zoo.make("Bert"), "BaseModelOutput.*logits no logits"),
+    "one logit": (lambda: _Squared("first"), r"logits \(1, 23\), for inputs \(1, "),
+    "no logits": (lambda: zoo.make("Bert"), "BaseModelOutput.*, no logits, for inputs"),
 }
 
 

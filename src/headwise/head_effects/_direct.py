@@ -61,10 +61,10 @@ class Batch:
         logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
         index = self.index(logits) if isinstance(logits, Tensor) else None
         if not isinstance(logits, Tensor) or index is None:
-            shape = f"of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else "no logits"
+            shape = f"logits {tuple(logits.shape)}" if isinstance(logits, Tensor) else "no logits"
             raise UnsupportedError(
-                f"effects: the model returns {type(output).__name__}, logits {shape}, for inputs "
-                f"of shape {tuple(self.inputs['input_ids'].shape)}. Open a language model with its "
+                f"effects: the model returns {type(output).__name__}, {shape}, for inputs "
+                f"{tuple(self.inputs['input_ids'].shape)}. Open a language model with its "
                 f"language-model head."
             )
         return logits[index]
@@ -268,6 +268,11 @@ class DirectWay:
     def _rescaled(self, logits: Tensor, final: Tensor) -> Float[Tensor, "B V"]:
         """The logits times what a softcap or a scale makes of each, held at its value."""
         unscaled = logits.detach()
+        if not final.isfinite().all():
+            raise ArgumentError(
+                f"effects: {type(self._model).__name__} has logits that are NaN or infinite. Give "
+                f"a model whose logits are numbers."
+            )
         ratio = torch.where(unscaled == 0, 1.0, final / unscaled)
         if not (ratio > 0).all():
             raise UnsupportedError(

@@ -66,6 +66,8 @@ def _of_ids(where: str, _: Any, text: Sequence[int], right: int, other: int | No
             f"{where} is {shortened((ids, right, other))}. Give token ids from 0 on, one or more "
             f"before the answers."
         )
+    if right == other:
+        raise InputError(f"{where} has token {right} as both answers. Give two that differ.")
     return ids, right, MEAN if other is None else other
 
 
