@@ -80,6 +80,6 @@ class _Rows(nn.Module):
 
 def test_rows_that_texts_cannot_share_are_refused() -> None:
     batch = {"x": torch.randn(3, 4, 6)}
-    message = r"importance:  attends in 2 rows for 3 texts, so that it is unknown which are of wh"
+    message = r"importance: the model attends in 2 rows for 3 texts, so that it is unknown which"
     with pytest.raises(UnsupportedError, match=message):
         importance(_Rows(), [batch], loss=lambda output, batch: output.square().mean((1, 2)))

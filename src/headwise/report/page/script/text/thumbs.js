@@ -6,7 +6,8 @@ const whenVisible = new IntersectionObserver((entries) => {
   for (const { isIntersecting, target } of entries) {
     if (!isIntersecting) continue;
     whenVisible.unobserve(target);
-    drawThumb(target);
+    // A click on a picture that is replaced before the button is up would be lost.
+    if (!target.firstChild) drawThumb(target);
   }
 }, { rootMargin: "200px" });
 
