@@ -279,7 +279,8 @@ def test_heads_without_gradients_are_refused() -> None:
             with torch.no_grad():
                 return super().forward(x)
 
-    with pytest.raises(UnsupportedError, match=r"heads: the model runs without gradients, as under torch"):
+    message = r"heads: the model runs without gradients, as under torch"
+    with pytest.raises(UnsupportedError, match=message):
         hw.prune(Frozen().eval(), "L0.H1", reference=[torch.randn(2, 5, 12)])
 
 
