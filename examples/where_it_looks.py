@@ -184,7 +184,7 @@ def train(model: Any, steps: int = 200, batch: int = 128) -> None:
 
 def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(loss)
     optimizer.step()
 
 

@@ -108,7 +108,7 @@ def recover(
             losses.append(loss.item())
             _check_finite(losses[step], step, rate)
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(loss)
             nn.utils.clip_grad_norm_(weights, _CLIP)
             for group in optimizer.param_groups:
                 group["lr"] = rate * _rate_share(step, steps)
