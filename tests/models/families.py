@@ -33,6 +33,13 @@ _MAMBA = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_sta
 # Family -> the class of its configuration, and what it needs beyond the sizes.
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "Qwen3.5": ("Qwen3_5TextConfig", _DELTA),
+    "Qwen3.5-VL, text": ("Qwen3_5Config", {
+        "text_config": {**SIZES, **_DELTA},
+        "vision_config": {
+            "depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16,
+            "out_hidden_size": 24, "patch_size": 4, "num_position_embeddings": 16,
+        },
+    }),
     "Qwen3-Next": ("Qwen3NextConfig", _DELTA | _EXPERTS),
     "OLMo-Hybrid": ("OlmoHybridConfig", _DELTA),
     "Kimi-Linear": ("KimiLinearConfig", _LATENT | {
@@ -103,9 +110,9 @@ def make_family(name: str) -> nn.Module:
     """A tiny model of a family, with random weights: the same in each call."""
     config, more = FAMILIES[name]
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(
-        getattr(transformers, config)(**{**SIZES, **more})
-    )
+    sees = "vision_config" in more
+    kind = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+    model = kind.from_config(getattr(transformers, config)(**{**({} if sees else SIZES), **more}))
     for weight in model.parameters():
         if weight.ndim == 1:  # biases of zeros and norms of ones prove nothing
             nn.init.normal_(weight, 0.5, 0.1)

@@ -229,6 +229,21 @@ def test_full_heads_generate_what_the_cache_of_transformers_does(name: str, how:
     assert torch.equal(ours, model.generate(ids, **more))
 
 
+@pytest.mark.full
+def test_assisted_generation_takes_tokens_back_or_is_refused() -> None:
+    ids, more = _ids()[:1], {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    for name in ("LFM2", "Qwen3.5"):
+        model, assistant = make_family(name), make_family(name)
+        expected = model.generate(ids, **more)
+        with plan_of([[None, None]] * 2, SINKS).cache(model) as cache:
+            if name == "LFM2":
+                ours = model.generate(ids, cache=cache, assistant_model=assistant, **more)
+                assert torch.equal(ours, expected)
+                continue
+            with pytest.raises(ValueError, match="stateful models, such as Qwen3_5ForCausalLM"):
+                model.generate(ids, cache=cache, assistant_model=assistant, **more)
+
+
 def test_tokens_are_taken_back_from_states_of_convolutions_alone() -> None:
     ids = _ids()
     conv, recurrent = make_family("LFM2"), make_family("Qwen3.5")
