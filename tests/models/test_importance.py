@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 import torch
 import zoo
+from families import make_family
 from torch import Tensor, nn
 
 from double import Double, doubled
 from gates import gate_heads
+from headwise.errors import ArgumentError
 from headwise.ownership import find_attentions
 from headwise.scoring import Loss, find_loss, importance
 from oracles import padded
@@ -27,6 +29,15 @@ def _squared(output: Any, batch: Any) -> Tensor:
     real = batch["attention_mask"][..., None]
     # Not of all features: a norm at the end keeps their sum of squares as it is.
     return (output[0][..., :5].square() * real).sum((1, 2))
+
+
+def test_a_decoder_that_may_read_images_predicts_text() -> None:
+    model, ids = make_family("Qwen3.5-VL, text"), torch.tensor([[5, 9, 7, 3]])
+    for labels in ({}, {"labels": ids}):
+        assert find_loss(None, model, {"input_ids": ids} | labels).name == "lm"
+    images = {"input_ids": ids, "pixel_values": torch.zeros(1)}  # whose places have no label
+    with pytest.raises(ArgumentError, match="no default loss fits Qwen3_5ForConditionalGen"):
+        find_loss(None, model, images)
 
 
 @pytest.mark.parametrize(("method", "gate"), [("gradient", 1.0), ("half-gate", 0.5)])

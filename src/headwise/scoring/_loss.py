@@ -15,7 +15,7 @@ from headwise._extras import require
 from headwise.errors import ArgumentError, ShapeError
 from headwise.lab import MiniGPT
 from headwise.models import is_sentence_transformer, sentence_embedding, without_adapters
-from headwise.models.texts import IGNORED
+from headwise.models.texts import IGNORED, reads_two_texts
 
 Inputs = Mapping[str, Any]
 PerText = Float[Tensor, " B"]
@@ -126,6 +126,10 @@ def _default_name(model: nn.Module, batch: Inputs) -> str:
         return "lm"
     if kind.endswith("ForMaskedLM"):
         return "masked-lm"
+    # A decoder that may read images, whose places in the text nobody predicts: labels say so.
+    is_decoder = kind.endswith("ForConditionalGeneration") and not reads_two_texts(model)
+    if is_decoder and "input_ids" in batch and ("labels" in batch or "pixel_values" not in batch):
+        return "lm"
     if "labels" in batch:
         return "label"
     if kind.endswith("Model"):
