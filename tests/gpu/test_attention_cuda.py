@@ -21,7 +21,7 @@ from headwise import masks, reference
 from headwise.caching import CachePlan, LayerCachePlan
 from headwise.kernels import attend
 from headwise.layer import ALiBi, KVCache, MultiHeadAttention, RoPE
-from oracles import padded
+from oracles import assert_tables_close, padded
 from planted_pairs import sharp_t5
 from strategies import Problem, problems
 
@@ -101,6 +101,20 @@ def test_watched_outputs_are_the_same_bits(kind: str) -> None:
     with hw.observe(model) as watch:
         assert torch.equal(model(x), plain)
     assert watch.table().heads
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("lengths", [[19] * 6, [3, 400, 3, 17]])
+def test_calls_that_wait_on_a_gpu_count_as_on_a_cpu(lengths: list[int]) -> None:
+    model, tables = llama(), []
+    batches = [torch.randint(29, (2, n)) for n in lengths]
+    for device in ("cpu", "cuda"):
+        model.to(device)
+        with hw.observe(model) as watch:
+            for batch in batches:
+                model(batch.to(device), use_cache=False)
+        tables.append(watch.table())
+    assert_tables_close(*tables, rtol=1e-4, atol=1e-6)
 
 
 def test_a_compiled_layer_gives_the_same_output() -> None:

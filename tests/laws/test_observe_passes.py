@@ -149,7 +149,7 @@ _NONE, _ALL = 0, 1 << 18
 def _table_of(
     model: Any, batches: list[Batch], monkeypatch: pytest.MonkeyPatch, most: int
 ) -> HeadTable:
-    monkeypatch.setattr(_queue, "LONG", most)
+    monkeypatch.setattr(_queue, "LONG", {"cpu": most})
     with observe(model, Request(per_text=True)) as watch:
         for number, batch in enumerate(batches):
             model(**batch)
@@ -171,7 +171,7 @@ def test_short_calls_count_as_others_do(
     make: Callable[[], Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Calls of several lengths, masks and paddings by turns, more of them than may wait."""
-    monkeypatch.setattr(_queue, "WAIT", 5000)
+    monkeypatch.setattr(_queue, "WAIT", {"cpu": 5000})
     model, batches = make().to(dtype), [*_batches()] * 3
     expected = _table_of(model, batches, monkeypatch, _NONE)
     table = _table_of(model, batches, monkeypatch, _ALL)
@@ -241,7 +241,7 @@ def test_a_pass_that_ends_in_an_exception_counts_nowhere(
     """The first layer has attended, and the caller goes on: as if the pass had not been."""
     monkeypatch.setattr(_accumulator, "_MOST", calls)
     if calls == 1:
-        monkeypatch.setattr(_queue, "WAIT", 0)
+        monkeypatch.setattr(_queue, "WAIT", {"cpu": 0})
     model, ids = _llama(), torch.tensor(TEXTS[2:])
     layer = model.model.layers[1]
     inner = layer.forward
@@ -636,7 +636,7 @@ def _assert_as_alone(
     request = request or Request(per_text=True, top=("self",))
     table = _table(model, work, request, **options)
     monkeypatch.setattr(_queue, "TOKENS", 1)
-    monkeypatch.setattr(_queue, "LONG", 0)
+    monkeypatch.setattr(_queue, "LONG", {"cpu": 0})
     alone = _table(model, work, request, **options)
     # The kernel adds up the keys of several queries in another order, in float32.
     assert_tables_close(table, alone, rtol=1e-4, atol=1e-6)

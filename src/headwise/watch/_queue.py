@@ -21,12 +21,13 @@ from headwise.watch._pass import Pass
 from headwise.watch._request import Request
 from headwise.watch._sums import row_request, sum_rows, without_autocast
 
-# A call with more elements of queries and keys than this is computed at once: copying it would cost
-# more than waiting saves.
-LONG = 1 << 18
-# Waiting calls are computed when their copies hold this many elements. A smaller limit computes
-# them more often, each time after the model's pass has driven the kernel's code out of the cache.
-WAIT = 1 << 21
+# A call with more elements of queries and keys than this, by its device, is computed at once:
+# copying it would cost more than waiting saves. A GPU copies them in the time in which a kernel is
+# launched, and a call that is computed at once launches some thirty.
+LONG = {"cpu": 1 << 18, "cuda": 1 << 22}
+# Waiting calls are computed when their copies hold this many elements. On a CPU, a smaller limit
+# computes them more often, each time after the model has driven the kernel's code out of the cache.
+WAIT = {"cpu": 1 << 21, "cuda": 1 << 24}
 GROUPS = 8  # wait at most: each may reserve memory for `WAIT` elements
 # The number of decoded tokens of a site that are computed as one causal call.
 TOKENS = 32
@@ -50,11 +51,6 @@ class _Group:
     layout: CallLayout
     room: int
     waiting: list[tuple[Site, int, Pass]] = field(default_factory=list)
-
-    @property
-    def n_numbers(self) -> int:
-        """How many numbers its copies hold."""
-        return len(self.waiting) * (self.call.q.numel() + self.call.k.numel()) // self.room
 
     def add(self, site: Site, first_text: int, call: AttentionCall, pass_: Pass) -> None:
         n = len(self.waiting)
@@ -150,10 +146,10 @@ class _Run:
 
 
 class Queue:
-    """Calls on a CPU that wait to be computed together: those of all layers and of several passes.
+    """Calls that wait to be computed together: those of all layers and of several passes.
 
-    A short call waits if its statistics follow from queries, keys and a mask. A decoded token
-    waits for the next one if its text has no padding and its cache only appends.
+    A short call waits if its statistics follow from queries, keys and a mask. A token decoded on a
+    CPU waits for the next one if its text has no padding and its cache only appends.
     """
 
     def __init__(self, request: Request, layouts: CallLayouts, accumulator: Accumulator) -> None:
@@ -167,9 +163,8 @@ class Queue:
 
     @property
     def is_full(self) -> bool:
-        """Whether enough calls wait for them to be computed."""
-        numbers = sum(group.n_numbers for group in self._groups.values())
-        return numbers > WAIT or len(self._groups) > GROUPS or self._accumulator.is_full
+        """Whether too many kinds of calls wait."""
+        return len(self._groups) > GROUPS
 
     def begin_pass(self) -> None:
         """Begin a forward pass; tokens of texts that have ended are computed."""
@@ -181,8 +176,8 @@ class Queue:
     ) -> bool:
         """Let a call wait; False if it has to be computed at once."""
         q, rule = call.q, call.rule
-        size = q.numel() + call.k.numel()
-        may_wait = self._takes_calls and layout.may_wait and q.is_cpu and 0 < size <= LONG
+        size, most = q.numel() + call.k.numel(), LONG.get(q.device.type, 0)
+        may_wait = self._takes_calls and layout.may_wait and 0 < size <= most
         is_own = rule.bias is not None or rule.sinks is not None or type(rule.scale) is not float
         if not may_wait or is_own or type(call) is not AttentionCall:
             return False
@@ -193,13 +188,13 @@ class Queue:
         self, site: Site, call: AttentionCall, layout: CallLayout, first_text: int, pass_: Pass
     ) -> None:
         q, k, rule = call.q, call.k, call.rule
-        key = id(layout), q.shape, k.shape, q.dtype, k.dtype, rule.scale, rule.softcap
+        key = id(layout), q.device, q.shape, k.shape, q.dtype, k.dtype, rule.scale, rule.softcap
         group = self._groups.get(key)
         if group is not None and len(group.waiting) == group.room:
             self._compute(key)
             group = None
         if group is None:
-            room = 1 + WAIT // (q.numel() + k.numel())
+            room = 1 + WAIT[q.device.type] // (q.numel() + k.numel())
             with torch.inference_mode(False):  # they may be written to outside of it, too
                 queries, keys = (
                     x.new_empty(len(x), room * x.shape[1], *x.shape[2:]) for x in (q, k)
@@ -279,7 +274,6 @@ class Queue:
                     self._add(site, call, layout, run.first_text, run.passes[start])
             for key in list(self._groups):
                 self._compute(key)
-        self._accumulator.close()
 
     def _compute(self, key: Hashable) -> None:
         """Compute the calls of a group as one, and add up the sums of each."""

@@ -157,7 +157,7 @@ class Recorder:
     def totals(self) -> tuple[list[Site], dict[str, Totals]]:
         """The sites that attended, and the totals of each statistic, all heads side by side."""
         self._pass.settle()
-        self._queue.compute()
+        self._add_up()
         self._graphs.check(self._watched_sites())
         return self._accumulator.totals()
 
@@ -283,7 +283,14 @@ class Recorder:
                 rows = self._add_rows(site, call, layout, first, need_heads, verify)
             if self._queue.is_full:
                 self._queue.compute()
+            if self._accumulator.is_full:
+                self._add_up()
             return rows
+
+    def _add_up(self) -> None:
+        """Compute what waits, and add up the sums of texts that have ended: the host reads them."""
+        self._queue.compute()
+        self._accumulator.close()
 
     def _is_alike(self, site: Site, call: AttentionCall, inputs: StackInputs, kind: str) -> bool:
         """Whether an operator in a compiled graph would tell the same of a call."""
