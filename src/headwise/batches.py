@@ -1,15 +1,13 @@
-"""Large corpora: a batch of texts becomes one row of bytes, and rows add up in any order.
+"""Large corpora: a batch of texts becomes one row of bytes, and rows add up in any order."""
 
-Ray, Spark and datasets spread batches over workers, hold devices and restart what dies. What is
-ours is small: a batch of texts gives a table of sums, and tables add up.
-"""
-
-import json
+import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from glob import glob
 from importlib.util import find_spec
-from itertools import chain, islice
+from itertools import chain, count, islice, repeat
+from json import loads
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -81,29 +79,29 @@ class _Batches:
         if self._column not in names:
             problem = f"there is no column {self._column!r}, only {', '.join(names)}"
             raise ArgumentError(f"{self._name}: {problem}. Give column=.")
-        cells = {name: [*batch[name]] for name in (self._column, "path", "row") if name in names}
-        texts = {  # a missing text of a frame is NaN, which differs from itself
-            row: text
-            for row, text in enumerate(cells[self._column])
+        paths = batch["path"] if "path" in names else repeat("the batch")
+        rows = batch["row"] if "row" in names else count()
+        filled = [  # a missing text of a frame is NaN, which differs from itself
+            (text, path, row)
+            for text, path, row in zip(batch[self._column], paths, rows, strict=False)
             if text is not None and text == text and str(text).strip()
-        }
-        together, tables, skipped = [[*texts]] if texts else [], [], 0
-        for rows in together:
+        ]
+        together, tables, skipped = [filled] if filled else [], [], 0
+        for group in together:
             try:
-                tables.append(self._measure([texts[row] for row in rows]))
+                tables.append(self._measure([text for text, *_ in group]))
             except UnsupportedError:  # the model's fault, not a text's
                 raise
             except Exception as error:
-                if len(rows) > 1:  # one of them is refused, or memory is short
-                    together += [[row] for row in rows]
+                if len(group) > 1:  # one of them is refused, or memory is short
+                    together += [[place] for place in group]
                 elif self._skips:
                     skipped += 1
                 else:
-                    row, path = rows[0], cells["path"][rows[0]] if "path" in cells else "the batch"
+                    [(text, path, row)] = group
                     raise InputError(
-                        f"{self._name}: row {cells['row'][row] if 'row' in cells else row} of "
-                        f"{path}, {str(texts[row])[:40]!r}, cannot be measured "
-                        f"({first_line(error)}). Correct it, or give on_error='skip'."
+                        f"{self._name}: row {row} of {path}, {str(text)[:40]!r}, cannot be "
+                        f"measured ({first_line(error)}). Correct it, or give on_error='skip'."
                     ) from error
         measured = [table for table in tables if table is not None]
         table = reduce(add, measured).to_bytes() if measured else b""
@@ -117,9 +115,8 @@ class _Batches:
 class BatchObserver(_Batches):
     """Computes the statistics of every head on batches of texts, one row of bytes for each batch.
 
-    Engines for large corpora make one object for each worker and call it on batches: Ray Data by
-    `map_batches`, datasets by `map(batched=True)`, Spark in `mapInPandas`. `HeadTable.sum` adds the
-    rows up, in any order.
+    Engines make one object for each worker and call it on batches: Ray Data by `map_batches`,
+    datasets by `map(batched=True)`, Spark in `mapInPandas`. `HeadTable.sum` adds the rows up.
 
     Args:
         model: What `load` opens, or a model in memory.
@@ -159,8 +156,7 @@ class BatchImportance(_Batches):
 
     Args:
         model: What `load` opens, or a model in memory.
-        method: A method of `importance` that scores each text by itself: half-gate, gradient,
-            curvature or zero-ablation.
+        method: A method of `importance` that scores each text by itself.
         loss: The loss, as `importance` takes it.
         options: As in `BatchObserver`.
     Raises:
@@ -195,38 +191,53 @@ class BatchImportance(_Batches):
 def observe_files(
     patterns: Sequence[str],
     *,
+    model: str | Path,
     column: str = "text",
     address: str | None = None,
     workers: int | None = None,
+    device: Any = "cpu",
     **options: Any,
 ) -> HeadTable:
     """The statistics of every head on the texts of some files.
 
     Args:
         patterns: Globs of .parquet, .csv, .jsonl or .txt files; a line of the last is a text.
-        column: The column, or the key of JSON lines, that holds the texts.
         address: A Ray cluster. None is a Ray of this machine or, without Ray, this process.
-        workers: How many processes of Ray open the model. None is one for each CPU.
+        workers: How many processes of Ray open the model. None is one for each CPU, or for each
+            GPU if the device is one.
         options: Further arguments of `BatchObserver`.
     Raises:
         InputError: no file matches, or a file or a text cannot be read.
         MissingPackageError: `address` is given, and Ray is not installed.
+        UnsupportedError: the device is a GPU, and Ray has none.
     """
-    paths = sorted({path for pattern in patterns for path in glob(pattern, recursive=True)})
+    names = {os.path.abspath(path) for each in patterns for path in glob(each, recursive=True)}
+    paths = sorted(names)  # absolute, as the processes of a cluster work in folders of their own
     wrong = [path for path in paths if Path(path).suffix not in _ENDINGS]
     if wrong or not paths:
         raise InputError(
             f"observe: {wrong[0] if wrong else ', '.join(patterns)} is no file of texts. Name "
             f"files that end in {', '.join(_ENDINGS)}, such as 'data/*.parquet'."
         )
+    options |= {"model": os.path.abspath(model) if Path(model).exists() else model}
+    options |= {"column": column, "device": device}
     if address is None and find_spec("ray") is None:
-        observer = BatchObserver(column=column, **options)
+        observer = BatchObserver(**options)
         texts = chain.from_iterable(read_rows(path, column) for path in paths)
         rows = iter(tqdm(texts, desc="Observing", unit=" texts"))
         batches = iter(lambda: [*islice(rows, _ROWS)], [])
-        return HeadTable.sum(observer(pd.DataFrame(batch)) for batch in batches)
+        columns = ({name: [row[name] for row in batch] for name in batch[0]} for batch in batches)
+        return HeadTable.sum(map(observer, columns))
     ray, data = (require(module, "ray", "observe") for module in ("ray", "ray.data"))
     ray.init(address or "local", include_dashboard=False, ignore_reinit_error=True)
+    gpu, resources = str(device).startswith("cuda"), ray.cluster_resources()
+    if gpu and "GPU" not in resources:
+        raise UnsupportedError(
+            f"observe: device {str(device)!r}, and Ray knows of no GPU. Leave the device out, or "
+            f"give the address of a cluster that has one."
+        )
+    # Readers need CPUs of their own: what cuts their texts into batches waits for a whole one.
+    size = workers or int(resources["GPU" if gpu else "CPU"])
     tables = (
         data.from_items([{"path": path} for path in paths])
         # A reader waits for the models most of the time.
@@ -234,18 +245,18 @@ def observe_files(
         .repartition(target_num_rows_per_block=_ROWS)
         .map_batches(
             BatchObserver,
-            fn_constructor_kwargs={"column": column, **options},
+            fn_constructor_kwargs=options,
             batch_size=_ROWS,
-            compute=data.ActorPoolStrategy(size=workers or int(ray.cluster_resources()["CPU"])),
-            num_cpus=0.5,
+            compute=data.ActorPoolStrategy(size=size),
+            num_cpus=round(min(0.5, (resources["CPU"] - 1) / 2 / size), 2),
+            num_gpus=int(gpu),
         )
     )
     try:
         return HeadTable.sum(tables)
-    except ray.exceptions.RayTaskError as error:
+    except ray.exceptions.RayError as error:
         # Of an error in a worker Ray keeps the text alone, within that of a traceback.
-        lines = [line.partition(": ") for line in str(error).splitlines()]
-        ours = [text for name, _, text in lines if name.startswith("headwise.errors.")]
+        ours = re.findall(r"^headwise\.errors\.\w+: (.*)", str(error), re.MULTILINE)
         if not ours:
             raise
         raise InputError(ours[-1]) from error
@@ -253,13 +264,15 @@ def observe_files(
 
 def read_rows(path: str, column: str) -> Iterator[dict[str, Any]]:
     """The texts of a file, with their path and their row, from 1."""
+    row = 0
     try:
         for row, text in enumerate(_texts(path, column), 1):
-            yield {column: text, "path": path, "row": row}
+            yield {"path": path, "row": row, column: text}
     except (OSError, ValueError, TypeError, KeyError) as error:  # pyarrow's are among them
+        where = f" after row {row}" if row else ""
         raise InputError(
-            f"observe: {path} cannot be read ({first_line(error)}). Give a file whose column or "
-            f"key {column!r} holds the texts, or another --column."
+            f"observe: {path} cannot be read{where} ({first_line(error)}). Give a file whose "
+            f"column or key {column!r} holds the texts, or another --column."
         ) from error
 
 
@@ -274,6 +287,6 @@ def _texts(path: str, column: str) -> Iterator[Any]:
             yield from frame[column]
     else:
         is_text = suffix == ".txt"
-        with Path(path).open(encoding="utf-8") as file:
+        with Path(path).open(encoding="utf-8-sig") as file:
             for line in file:
-                yield line.rstrip("\r\n") if is_text or line.isspace() else json.loads(line)[column]
+                yield line.rstrip("\r\n") if is_text or line.isspace() else loads(line)[column]

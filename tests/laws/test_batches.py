@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -193,15 +194,18 @@ def test_files_of_every_kind_give_their_rows(tmp_path: Path) -> None:
         rows = [*read_rows(path, "text")]
         assert [row["text"] for row in rows] == texts
         assert rows[3] == {"text": texts[3], "path": path, "row": 4}
-    (tmp_path / "a.jsonl").write_text('{"text": "w1"}\n\n{"text": "w2"}\n')
+    (tmp_path / "a.jsonl").write_text('{"text": "w1"}\n\n{"text": "w2"}\n', "utf-8-sig")
     rows = [*read_rows(str(tmp_path / "a.jsonl"), "text")]
     assert [(row["text"], row["row"]) for row in rows] == [("w1", 1), ("", 2), ("w2", 3)]
+    write_texts(tmp_path / "b.txt", ["w1"])
+    assert [row["path"] for row in read_rows(str(tmp_path / "b.txt"), "path")] == ["w1"]
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
     (tmp_path / "b.jsonl").write_text('["w1"]')
+    (tmp_path / "c.jsonl").write_text('{"words": "w1"}\n{"words":')
     write_jsonl(tmp_path / "a.jsonl", ["w1"])
     write_parquet(tmp_path / "b.parquet", ["w1"])
     write_texts(tmp_path / "a.csv", ["text", "w1"])
@@ -215,6 +219,8 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     ]:
         with pytest.raises(InputError, match=rf"{name} cannot be read \(.*{reason}.*\). Give"):
             [*read_rows(str(tmp_path / name), "words")]
+    with pytest.raises(InputError, match=r"c.jsonl cannot be read after row 1 \("):
+        [*read_rows(str(tmp_path / "c.jsonl"), "words")]
     (tmp_path / "a.bin").touch()
     for pattern in ("*.zip", "a.bin"):
         with pytest.raises(InputError, match=rf"{re.escape(pattern)} is no file of texts. Name"):
@@ -238,6 +244,80 @@ def test_without_ray_the_command_reads_the_files_in_its_own_process(
         assert message in headwise("observe", folder, *options).err
     known = hw.HeadTable.sum([_observer(folder)({"text": TEXTS})])
     _assert_equal(hw.HeadTable.load(tmp_path / "t.parquet"), known)
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "w1"}\n{"text": "w1 \\ud800"}\n')
+    assert f"row 2 of {bad}, 'w1 " in headwise("observe", folder, "--data", bad).err
+
+
+class Engine:
+    """What the command asks of Ray, done in this process."""
+
+    def __init__(self, **resources: float) -> None:
+        self.resources, self.asked = resources, {}
+
+    def as_modules(self) -> dict[str, Any]:
+        data = SimpleNamespace(from_items=self.from_items, ActorPoolStrategy=dict)
+        exceptions = SimpleNamespace(RayError=RuntimeError)
+        ray = SimpleNamespace(init=self.init, cluster_resources=lambda: self.resources)
+        ray.data, ray.exceptions = data, exceptions
+        return {"ray": ray, "ray.data": data}
+
+    def init(self, address: str, **_: Any) -> None:
+        self.asked["address"] = address
+
+    def from_items(self, items: list[Any]) -> "Engine":
+        self.items = items
+        return self
+
+    def flat_map(self, function: Any, num_cpus: float) -> "Engine":
+        self.items = [each for item in self.items for each in function(item)]
+        return self
+
+    def repartition(self, target_num_rows_per_block: int) -> "Engine":
+        return self
+
+    def map_batches(self, kind: Any, fn_constructor_kwargs: Any, **asked: Any) -> Any:
+        self.asked |= asked | fn_constructor_kwargs
+        yield kind(**fn_constructor_kwargs | {"device": "cpu"})(pd.DataFrame(self.items))
+
+
+@pytest.mark.parametrize(("resources", "options", "asked"), [
+    ({"CPU": 1.0}, {}, (1, 0, 0)),  # a whole CPU is for what reads
+    ({"CPU": 2.0}, {}, (2, 0.25, 0)),
+    ({"CPU": 2.0}, {"workers": 4}, (4, 0.12, 0)),
+    ({"CPU": 16.0}, {"workers": 2, "address": "head:6379"}, (2, 0.5, 0)),
+    ({"CPU": 16.0, "GPU": 4.0}, {}, (16, 0.47, 0)),
+    ({"CPU": 16.0, "GPU": 4.0}, {"device": "cuda"}, (4, 0.5, 1)),
+    ({"CPU": 16.0, "GPU": 4.0}, {"device": torch.device("cuda"), "workers": 3}, (3, 0.5, 1)),
+    ({"CPU": 2.0}, {"device": "cuda:0"}, None),
+])  # fmt: skip
+def test_workers_of_ray_get_a_share_of_the_cpus_and_a_gpu_each(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    resources: dict[str, float],
+    options: dict[str, Any],
+    asked: tuple[int, float, int] | None,
+) -> None:
+    engine = Engine(**resources)
+    for name, module in engine.as_modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr("headwise.batches.find_spec", lambda name: name)
+    # Processes of a cluster work in another folder.
+    monkeypatch.chdir(write_texts(tmp_path / "a.txt", TEXTS[:5]).parent)
+    if asked is None:
+        with pytest.raises(UnsupportedError, match=r"device 'cuda:0', and Ray knows of no GPU\."):
+            observe_files(["*.txt"], model="hub/name", **options)
+        return
+    table = observe_files(["*.txt"], model=os.path.relpath(folder), **options)
+    assert table.count("entropy").all()
+    given = engine.asked["compute"]["size"], engine.asked["num_cpus"], engine.asked["num_gpus"]
+    assert given == asked
+    assert engine.asked["address"] == options.get("address", "local")
+    assert (engine.items[0]["path"], engine.asked["model"]) == (
+        str(tmp_path / "a.txt"),
+        str(folder),
+    )
 
 
 # Ray and Spark, which take long to start.

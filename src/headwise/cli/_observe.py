@@ -74,7 +74,9 @@ def observe(
             workers=workers,
             max_tokens=max_tokens,
             on_error=on_error,
-            **_inputs.loading(device, dtype, attention),
+            # A cluster may have a GPU where this machine has none.
+            **_inputs.loading(None if address else device, dtype, attention)
+            | {"device": device or "cpu"},
         )
         if table.skipped:
             print_note(f"The model refused {counted(table.skipped, 'text')}, left out here.")
