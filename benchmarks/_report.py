@@ -20,6 +20,8 @@ from headwise.kernels import attend
 
 Row = dict[str, Any]
 MEASURED = ("who", "took", "ratio", "rounds")
+# Where these are set, freed memory is returned at once: a peak counts what is in use alone.
+ONLY_LIVE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
 BEGIN, END = "<!-- measured -->", "<!-- end of what was measured -->"
 
 
@@ -173,14 +175,10 @@ def peak_of(work: Callable[[], object]) -> int:
 
 
 def in_process(module: str, *arguments: object) -> int:
-    """The last number that a benchmark prints in a process of its own.
-
-    Freed memory is returned at once there, so that a peak counts only live memory.
-    """
+    """The last number that a benchmark prints in a process of its own."""
     command = [sys.executable, "-W", "ignore", "-m", module, *map(str, arguments)]
-    thresholds = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
     done = subprocess.run(
-        command, capture_output=True, text=True, check=True, env=os.environ | thresholds
+        command, capture_output=True, text=True, check=True, env=os.environ | ONLY_LIVE
     )
     return int(done.stdout.splitlines()[-1])
 

@@ -152,6 +152,8 @@ def test_weights_changed_after_the_softmax_are_refused() -> None:
     message = r"1\.self_attn \(softmax\) .*Its weights are changed after the softmax, as by a gate"
     with pytest.raises(UnsupportedError, match=message), hw.observe(adapted):
         adapted(**BATCHES[0])
+    with pytest.raises(UnsupportedError, match=message):
+        hw.attentions(adapted, BATCHES[0], queries=-1)
 
 
 def test_a_panic_of_a_tokenizer_is_an_error() -> None:

@@ -110,6 +110,26 @@ def test_our_own_layer_and_torch_s() -> None:
     assert_close(hw.attentions(theirs, (x, x, x))[0], expected, atol=1e-6, rtol=0)
 
 
+class _Dropping(nn.Module):
+    """Drops weights in evaluation, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.joined = 2, nn.Linear(8, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (2, 4)).transpose(1, 2) for y in self.joined(x).chunk(3, -1))
+        return nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=0.1)
+
+
+def test_weights_are_those_before_any_is_dropped() -> None:
+    model, x = _Dropping(), torch.randn(2, 7, 8)
+    q, k, _ = (y.unflatten(-1, (2, 4)).transpose(1, 2) for y in model.joined(x).chunk(3, -1))
+    expected = (q @ k.transpose(-1, -2) / 2).softmax(-1)
+    assert_close(hw.attentions(model, x)[0], expected, atol=1e-6, rtol=0)
+    assert_close(hw.attentions(model, x, queries=-1)[0], expected[:, :, -1:], atol=1e-6, rtol=0)
+
+
 def test_half_precision_is_returned_in_half_precision() -> None:
     model, batch = CASES["Bert"].make()
     weights = hw.attentions(model.bfloat16(), batch)

@@ -23,5 +23,6 @@ from headwise.kernels._rule import make_rule as make_rule
 from headwise.kernels.native import is_packed as is_packed
 from headwise.kernels.native import native_is_faster as native_is_faster
 from headwise.kernels.rows import HeadBlock as HeadBlock
+from headwise.kernels.rows import attend_rows as attend_rows
 from headwise.kernels.rows import weights_in_blocks as weights_in_blocks
 from headwise.kernels.rows import weights_of_head as weights_of_head

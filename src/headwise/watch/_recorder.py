@@ -3,11 +3,12 @@
 A first or a long call is computed at once. Short calls and decoded tokens wait in a queue.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -29,7 +30,7 @@ from headwise.capture import (
     open_capture,
 )
 from headwise.errors import UnsupportedError
-from headwise.kernels import RowStatistics, is_packed
+from headwise.kernels import RowStatistics, attend_rows, is_packed
 from headwise.models import uncompiled
 from headwise.ownership import output_projection
 from headwise.tables import Totals
@@ -37,6 +38,7 @@ from headwise.watch._accumulator import Accumulator
 from headwise.watch._call_layouts import CallLayout, CallLayouts
 from headwise.watch._graphs import Graphs
 from headwise.watch._pass import Pass
+from headwise.watch._positions import Positions
 from headwise.watch._queue import Queue
 from headwise.watch._recorded import Covered, Recorded
 from headwise.watch._request import Request
@@ -51,6 +53,7 @@ class Recorder:
     Attributes:
         capture: The capture of the model, which knows its sites.
         pairs: The pairs of queries and keys of the current texts.
+        rows_of: The queries of a call whose weights to keep in its place; none keeps the call.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Recorder:
         self._accumulator = Accumulator(request)
         self._queue = Queue(request, self._layouts, self._accumulator)
         self.pairs = self._layouts.pairs
+        self.rows_of: Callable[[AttentionCall], Sequence[range]] = lambda call: ()
         self._answered: set[Site] = set()
         self._verified: set[Site] = set()
         self._recorded, self._graphs = Recorded(), Graphs()
@@ -262,15 +266,18 @@ class Recorder:
         need_heads = verify or is_answer
         # The function mode must not capture what is computed from the call.
         with without_function_modes():
-            if not (need_heads or request.names or request.received):  # maps alone
-                self._pass.add(partial(self._recorded.calls.__setitem__, site, call))
-                return None
             kind = _kind(site, call, inputs, self._inputs.kept)
             if site not in self._graphs.sites:
                 self._graphs.add_site(site, call, self._is_alike(site, call, inputs, kind))
             number = None if call.module_call is None else call.module_call.number
             covered = _covered(call, inputs.text.tokens)
             self._pass.add(partial(self._recorded.cover, site, number, covered))
+            if ranges := self.rows_of(call):
+                self._keep_weights(site, call, self._layout(site, call, inputs, kind), ranges)
+                return None
+            if not (need_heads or request.names or request.received):  # maps alone
+                self._keep(site, call)
+                return None
             if not need_heads and kind == "within":
                 cache = self._inputs.cache
                 if self._queue.add_token(site, call, inputs, cache, self._pass):
@@ -320,18 +327,54 @@ class Recorder:
             norms = None if per_head is None else output_norms(rows, call, per_head)
             sums = sum_rows(rows, layout, request, knows_logits=call.knows_logits, norms=norms)
         if verify and rows.heads is not None:
-            heads = rows.heads if call.join is None else call.join(rows.heads.to(call.heads.dtype))
-            verify_heads(site, call.heads, heads, rows.lse, positions)
-            self._verified.add(site)
+            self._verify(site, call, rows.heads, rows.lse, positions)
         pass_, recorded = self._pass, self._recorded
         pass_.add(partial(self._accumulator.add, sums, {site: [(0, first)]}))
         if request.maps:
-            pass_.add(partial(recorded.calls.__setitem__, site, call))
+            self._keep(site, call)
         if rows.received is not None:
             pass_.add(partial(recorded.receive, site, rows.received, positions, first))
         if request.per_query:
             self._layouts.spans.keep(site, positions, layout.spans, rows, pass_)
         return rows
+
+    def _verify(
+        self,
+        site: Site,
+        call: AttentionCall,
+        heads: Tensor,
+        lse: Tensor,
+        positions: Positions,
+        rows: slice = slice(None),
+    ) -> None:
+        """Refuse a call some of whose heads are not those that its inputs give."""
+        joined = heads if call.join is None else call.join(heads.to(call.heads.dtype))
+        real = positions.query_real[:, rows]
+        verify_heads(site, call.heads[:, :, rows], joined, lse, real)
+        self._verified.add(site)
+
+    def _keep(self, site: Site, call: AttentionCall) -> None:
+        """Keep a call for maps, without the heads and the module's inputs."""
+        bare = replace(call, heads=call.q[..., :0], module_call=None)
+        self._pass.add(partial(self._recorded.calls.__setitem__, site, bare))
+
+    def _keep_weights(
+        self, site: Site, call: AttentionCall, layout: CallLayout, ranges: Sequence[range]
+    ) -> None:
+        """Keep the weights of some queries; their heads must be those of the model."""
+        weights, must_agree = [], call.exact and site not in self._verified
+        with without_autocast(call.q):
+            for part in ranges:
+                of_part = attend_rows(
+                    call.q, call.k, call.v, call.rule, keep_weights=True, rows=part
+                )
+                weights.append(of_part["weights"].to(call.q.dtype))
+                if must_agree:
+                    rows = slice(part.start, part.stop)
+                    heads, lse = of_part["heads"], of_part["lse"]
+                    self._verify(site, call, heads, lse, layout.positions, rows)
+        joined = torch.cat(weights, 2)
+        self._pass.add(partial(self._recorded.weights.__setitem__, site, joined))
 
     def _layout(
         self, site: Site, call: AttentionCall, inputs: StackInputs, kind: str

@@ -1,11 +1,11 @@
 """Refuses a call whose heads are not those that its captured inputs give."""
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from headwise.capture import Site
 from headwise.errors import UnsupportedError
-from headwise.watch._positions import Positions
 
 # The largest relative difference between our heads and the model's own.
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -13,7 +13,7 @@ _STEPS = 8  # roundings of a logit that may add up
 
 
 def verify_heads(
-    site: Site, theirs: Tensor, ours: Tensor, lse: Tensor, positions: Positions
+    site: Site, theirs: Tensor, ours: Tensor, lse: Tensor, query_real: Bool[Tensor, "B T"]
 ) -> None:
     """Refuse a call whose heads differ from those that its captured inputs give.
 
@@ -21,7 +21,7 @@ def verify_heads(
     NaN logits or without a visible key are not compared, because kernels treat them differently:
     where a mask adds its lowest number to all keys, eager attention has uniform weights.
     """
-    real = positions.query_real[:, None, :, None] & (lse > -torch.inf).unsqueeze(-1)
+    real = query_real[:, None, :, None] & (lse > -torch.inf).unsqueeze(-1)
     logits = _largest(torch.where(real[..., 0] & lse.isfinite(), lse, 0.0))
     rounding = _STEPS * torch.finfo(torch.float32).eps * logits
     if theirs.shape == ours.shape:

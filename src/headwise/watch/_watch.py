@@ -229,17 +229,15 @@ class Watch:
         drawn = weights[text].float().cpu().numpy()
         return plot_weights("Watch.plot", drawn, str(head), ax, tokens)
 
-    def _complete_calls(self, caller: str) -> dict[Site, AttentionCall]:
-        calls = self._calls("calls")
-        self._check_captured(caller, calls)
-        for site in calls:
+    def _check_complete(self, caller: str, sites: Collection[Site]) -> None:
+        self._check_captured(caller, sites)
+        for site in sites:
             covered = self._recorder.recorded.covered[site]
             if covered.captured < covered.tokens:
                 raise UnsupportedError(
                     f"{caller}: {site} attends in several parts ({covered}), and no call "
                     f"holds all of its weights. Leave its layer out with layers=."
                 )
-        return dict(calls)
 
     def layers(self) -> list[Layer]:
         """Every layer with self-attention, on the last batch.

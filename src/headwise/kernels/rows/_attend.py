@@ -41,8 +41,11 @@ def attend_rows(
     dropout_p: float = 0.0,
     keep_weights: bool = False,
     entropy: bool = False,
+    rows: range | None = None,
 ) -> Named:
     """The `heads`, their `lse`, and if requested the `weights` and `entropy` (before dropout).
+
+    They are those of all queries, or of some `rows`.
 
     In training each block is recomputed in the backward pass, so that no `T` x `S` array is kept
     for it either.
@@ -69,6 +72,7 @@ def attend_rows(
         k,
         rule,
         lambda cell: checkpoint(compute, cell, use_reentrant=False) if again else compute(cell),
+        rows,
     )
     results = restore_dtype(results, dtype, rule)
     return results | {"heads": results["heads"].to(dtype)}

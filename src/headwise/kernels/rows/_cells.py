@@ -188,23 +188,32 @@ def positive(total: Tensor) -> Tensor:
 
 
 def over_cells(
-    q: Tensor, k: Tensor, rule: AttentionRule, compute: Callable[[Cell], Named]
+    q: Tensor,
+    k: Tensor,
+    rule: AttentionRule,
+    compute: Callable[[Cell], Named],
+    rows: range | None = None,
 ) -> Named:
-    """Join the results of `compute` for all cells: leading axes `b h R` become `B H T`."""
+    """Join the results of `compute` for all cells: leading axes `b h R` become `B H T`.
+
+    Args:
+        rows: The queries, if not all of them.
+    """
     B, H, T, _ = q.shape
     Hkv, S = k.shape[1], k.shape[2]
     if torch.compiler.is_exporting():  # a loop over a dynamic length cannot be exported
         every = slice(None)
         return compute(Cell(every, every, every, Tile.whole(T, S, q.device)))
+    queries = range(T) if rows is None else rows
     skips = T > 0 and len(rule.extent(range(1), T, S)) < S
     G = H // Hkv
-    n_texts, n_kv_heads, n_rows = _cell_size(B, Hkv, G, T, S, skips)
+    n_texts, n_kv_heads, n_rows = _cell_size(B, Hkv, G, len(queries), S, skips)
     of_texts = []
     for texts in _slices(B, n_texts):
         of_rows = []
-        for start in range(0, max(1, T), n_rows):
-            rows = range(start, min(T, start + n_rows))
-            tile = Tile(T, S, rows, rule.extent(rows, T, S), q.device)
+        for start in range(queries.start, max(queries.start + 1, queries.stop), n_rows):
+            block = range(start, min(queries.stop, start + n_rows))
+            tile = Tile(T, S, block, rule.extent(block, T, S), q.device)
             cells = [
                 Cell(texts, kv, slice(kv.start * G, kv.stop * G), tile)
                 for kv in _slices(Hkv, n_kv_heads)
