@@ -362,11 +362,23 @@ def _found() -> FoundHeads:
         ({"wrong": 3}, "wrong has 3"),
         ({"wrong": (1, 3)}, r"\(0, 2\) and \(1, 3\) of right and wrong share a token"),
         ({"text": [1] * 30}, "30 tokens and an answer of 0, and the model reads 24"),
+        ({"inputs": {"pixels": torch.ones(1, 3)}}, r"inputs \{'pixels': \(3,\)\}, and the first"),
     ],
 )
 def test_a_malformed_example_is_refused(change: dict[str, Any], message: str) -> None:
     examples = [Example(**GOOD), Example(**GOOD | change)]
     with pytest.raises(ArgumentError, match=message):
+        hw.find_heads(_model(), examples)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [{"pixels": [1.0]}, {"input_ids": torch.ones(1, 6)}, {"pixels": torch.ones(1, 3, 5)}],
+)
+def test_inputs_of_examples_that_make_no_batch_are_refused(inputs: dict[str, Any]) -> None:
+    same = [inputs, {"pixels": torch.ones(1, 3, 4)} if "pixels" in inputs else inputs]
+    examples = [Example(**GOOD, inputs=given) for given in same[::-1]]
+    with pytest.raises(ArgumentError, match=r"has the inputs \{'(pixels|input_ids)': .*Give each"):
         hw.find_heads(_model(), examples)
 
 

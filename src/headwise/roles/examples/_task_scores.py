@@ -98,6 +98,7 @@ def tokenized_examples(
     for number, example in enumerate(listed):
         tokens = next(encoded) if isinstance(example.text, str) else None
         where = f"find_heads: {_place(number, example)}"
+        _check_inputs(where, example.inputs, listed[0].inputs)
         one = _in_tokens(where, example, tokens, tokenizer)
         if len(one.ids) + len(one.answer) > limit:
             raise ArgumentError(
@@ -116,6 +117,21 @@ def tokenized_examples(
 
 def _place(number: int, example: Example) -> str:
     return example.source or f"example {number}"
+
+
+def _check_inputs(caller: str, inputs: Mapping[str, Any], first: Mapping[str, Any]) -> None:
+    """Refuse inputs that do not fit into a batch with those of the first example."""
+    axes, expected = (
+        {name: tuple(x.shape[1:]) if isinstance(x, Tensor) else type(x).__name__
+         for name, x in given.items()}
+        for given in (inputs, first)
+    )  # fmt: skip
+    are_tensors = all(isinstance(x, Tensor) for x in inputs.values())
+    if axes != expected or not are_tensors or {"input_ids", "attention_mask"} & axes.keys():
+        raise ArgumentError(
+            f"{caller} has the inputs {axes}, and the first example {expected}. Give each example "
+            f"tensors of the same names and axes, such as pixel_values; its text is input_ids."
+        )
 
 
 def _in_tokens(
