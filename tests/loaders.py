@@ -23,7 +23,7 @@ from headwise.errors import OutputError
 from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer
 from headwise.lab import load as load_lab
 from headwise.lab import save as save_lab
-from headwise.lab._run import TrainingRun
+from headwise.lab._train import TrainingRun
 from headwise.report import Comparison, compare_tables
 from headwise.roles import Roles
 from headwise.surgery import Costs, LayerPlan, Plan

@@ -17,10 +17,10 @@ from pyarrow import dataset
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from headwise._choices import METHODS
 from headwise._display import first_line
 from headwise._evaluation import in_evaluation
 from headwise._extras import require
-from headwise._methods import METHODS
 from headwise.checkpoints import load, load_tokenizer
 from headwise.corpora import list_texts
 from headwise.errors import ArgumentError, InputError, UnsupportedError
@@ -173,7 +173,7 @@ class BatchImportance(_Batches):
         loss: Loss | str | Callable[[Any, Inputs], Tensor] | None = None,
         **options: Any,
     ) -> None:
-        by_text = [name for name, about in METHODS.items() if about.by_text]
+        by_text = [name for name, alone in METHODS.items() if alone]
         if method not in by_text:
             problem = f"method={method!r} needs all texts, and a batch has only its own"
             raise ArgumentError(f"BatchImportance: {problem}. Choose from {', '.join(by_text)}.")

@@ -108,6 +108,6 @@ def test_force_replaces_no_files_of_other_origin(place: Path, name: str) -> None
 def test_training_does_not_begin_where_it_cannot_save(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwise.lab._run.TrainingRun.advance", lambda _: 1 / 0)
+    monkeypatch.setattr("headwise.lab._train.TrainingRun.advance", lambda _: 1 / 0)
     (place / "lab").mkdir()
     assert "cannot be written (Read-only file system)" in _refused(place, "train --out lab")

@@ -25,7 +25,7 @@ from headwise.lab import (
     save,
     train,
 )
-from headwise.lab._run import TrainingRun
+from headwise.lab._train import TrainingRun
 
 TOKENIZER = make_tokenizer(Grammar().vocabulary)
 SMALL = TrainSettings(steps=2, batch_size=3, d_model=6, n_heads=2, n_layers=1, mlp_ratio=1)

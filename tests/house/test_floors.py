@@ -11,7 +11,7 @@ import pytest
 from house.source import PACKAGE, Source, sources
 
 FLOORS = (
-    ("errors", "shapes", "_count_names", "_display", "_formats", "_methods", "_renamed"),
+    ("errors", "shapes", "_choices", "_display", "_renamed"),
     ("_native_library", "_extras", "_progress", "_torch_private"),
     ("files", "_tensors", "_evaluation"),
     ("reference", "masks", "tables", "corpora", "_checkpoint"),

@@ -9,7 +9,7 @@ import zoo
 from torch import Tensor, nn
 
 from gates import gate_heads
-from headwise._methods import METHODS
+from headwise._choices import METHODS
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.ownership import ablate, find_attentions
 from headwise.scoring import Gates, find_loss, importance

@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from headwise._count_names import HEADS
 from headwise._torch_private import (
     MODULE_CALL,
     can_observe_operators,
@@ -29,7 +28,7 @@ from headwise.kernels import (
     statistics_kernel,
 )
 from headwise.layer import HeadAttention
-from headwise.models import first_head_of
+from headwise.models import HEADS, first_head_of
 from headwise.tables import Head
 
 Path = tuple[str, ...]

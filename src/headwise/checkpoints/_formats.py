@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from headwise._formats import FORMATS
+from headwise._choices import FORMATS
 from headwise._tensors import misfits, output_errors
 from headwise.checkpoints import _resize
 from headwise.checkpoints._manifest import (

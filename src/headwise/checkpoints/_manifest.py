@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise._count_names import HEADS, KV_HEADS, QUERIES_PER_KV_HEAD, WIDTHS
 from headwise._extras import require
 from headwise._tensors import build_to_fit, read_tensors, write_tensors
 from headwise.checkpoints._original_heads import (
@@ -26,7 +25,7 @@ from headwise.checkpoints._torch_layer import TorchCompatibleAttention, replace_
 from headwise.errors import InputError, UnsupportedError
 from headwise.files import build_from, read_object
 from headwise.layer import MultiHeadAttention, RoPE
-from headwise.models import leave_uninitialized
+from headwise.models import HEADS, KV_HEADS, QUERIES_PER_KV_HEAD, WIDTHS, leave_uninitialized
 
 MANIFEST = "headwise.json"
 # How a model differs from what its configuration builds.

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise._choices import FORMATS, MODEL_FILES
 from headwise._evaluation import in_evaluation
 from headwise._extras import is_tokenizer_of_rust
-from headwise._formats import FORMATS, MODEL_FILES
 from headwise.checkpoints._formats import prepare
 from headwise.checkpoints._fresh_process import (
     Reader,

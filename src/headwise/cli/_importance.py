@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from headwise._methods import METHODS
+from headwise._choices import METHODS
 from headwise.cli import _options
 from headwise.cli._options import opt
 from headwise.cli._print import print_note, print_table, progress_bar

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from headwise._choices import FORMATS, MODEL_FILES
 from headwise._display import counted
-from headwise._formats import FORMATS, MODEL_FILES
 from headwise.cli import _options
 from headwise.cli._options import opt
 from headwise.cli._print import print_json, print_note, print_result, progress_bar

@@ -1,7 +1,6 @@
 """Texts and their annotations: readers, and a grammar with gold relations."""
 
 from headwise.corpora._conllu import read_conllu as read_conllu
-from headwise.corpora._coreference import read_gap as read_gap
 from headwise.corpora._gold import Choice as Choice
 from headwise.corpora._gold import annotate as annotate
 from headwise.corpora._gold import choices as choices
@@ -21,6 +20,7 @@ from headwise.corpora._listing import one_text as one_text
 from headwise.corpora._listing import refuse_path as refuse_path
 from headwise.corpora._names import name_texts as name_texts
 from headwise.corpora._plain import SentencePair as SentencePair
+from headwise.corpora._plain import read_gap as read_gap
 from headwise.corpora._plain import read_pairs as read_pairs
 from headwise.corpora._plain import read_parallel as read_parallel
 from headwise.corpora._plain import read_texts as read_texts

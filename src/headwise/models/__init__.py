@@ -26,6 +26,10 @@ from headwise.models._model import transformer_name as transformer_name
 from headwise.models._model import weights_from as weights_from
 from headwise.models._model import without_adapters as without_adapters
 from headwise.models._model import without_compiler as without_compiler
+from headwise.models._transformers_private import HEADS as HEADS
+from headwise.models._transformers_private import KV_HEADS as KV_HEADS
+from headwise.models._transformers_private import QUERIES_PER_KV_HEAD as QUERIES_PER_KV_HEAD
+from headwise.models._transformers_private import WIDTHS as WIDTHS
 from headwise.models._transformers_private import auto_classes as auto_classes
 from headwise.models._transformers_private import cache_argument as cache_argument
 from headwise.models._transformers_private import cache_in as cache_in

@@ -13,6 +13,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+# Where modules and configurations store their numbers of heads.
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_attn_heads", "heads")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
+QUERIES_PER_KV_HEAD = ("num_key_value_groups", "n_rep")
+# The number of query heads times the head dimension.
+WIDTHS = ("split_size", "all_head_size", "inner_dim", "embed_dim", "attn_dim")
 # Transformers 5.24 renamed the argument and the output; until 5.40 callers may write either.
 _CACHE_NAMES = ("cache", "past_key_values")
 

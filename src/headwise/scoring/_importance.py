@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from headwise._choices import METHODS
 from headwise._evaluation import differentiable_evaluation
-from headwise._methods import METHODS
 from headwise._progress import Progress, shows_progress
 from headwise._renamed import renamed
 from headwise.checkpoints import originals_of

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from headwise._count_names import HEADS, KV_HEADS, QUERIES_PER_KV_HEAD, WIDTHS
 from headwise._evaluation import in_evaluation
 from headwise.checkpoints import (
     CONFIG_PREFIX,
@@ -24,7 +23,7 @@ from headwise.checkpoints import (
     update_sizes,
 )
 from headwise.errors import UnsupportedError
-from headwise.models import copy_model, hooked
+from headwise.models import HEADS, KV_HEADS, QUERIES_PER_KV_HEAD, WIDTHS, copy_model, hooked
 from headwise.ownership import (
     Attention,
     HeadCounts,

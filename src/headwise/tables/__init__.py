@@ -13,6 +13,7 @@ from headwise.tables._columns import at_prompt as at_prompt
 from headwise.tables._columns import in_columns as in_columns
 from headwise.tables._curves import Curves as Curves
 from headwise.tables._curves import Elbow as Elbow
+from headwise.tables._figures import category_marks as category_marks
 from headwise.tables._figures import notebook_html as notebook_html
 from headwise.tables._figures import plot_categories as plot_categories
 from headwise.tables._figures import plot_effects as plot_effects
@@ -20,7 +21,6 @@ from headwise.tables._figures import plot_heads as plot_heads
 from headwise.tables._figures import plot_removed as plot_removed
 from headwise.tables._figures import plot_weights as plot_weights
 from headwise.tables._figures import save_figure as save_figure
-from headwise.tables._grid import category_marks as category_marks
 from headwise.tables._head_table import HeadTable as HeadTable
 from headwise.tables._heads import Head as Head
 from headwise.tables._heads import HeadLike as HeadLike

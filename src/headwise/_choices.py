@@ -1,7 +1,18 @@
-"""The formats of `save`, by name; commands list them before torch is imported."""
+"""The methods of `importance` and the formats of `save`: commands list them without torch."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
+
+# By name, whether a method scores each text by itself, so that batches of them can be scored apart.
+# `scoring.methods` computes them.
+METHODS: Mapping[str, bool] = {
+    "half-gate": True,
+    "gradient": True,
+    "curvature": True,
+    "ablation": False,  # by the mean over all texts
+    "zero-ablation": True,
+    "gates": False,
+}
 
 
 class Format(NamedTuple):
