@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperArgument, TyperCommand
+from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from headwise.cli._cache import cache
 from headwise.cli._compare import compare
@@ -54,6 +54,8 @@ class CheckedCommand(TyperCommand):
             values = next((values for param, values in strings if param is error.param), [])
             if values and repr(values[-1]) not in error.message:
                 error.message = f"{values[-1]!r}. {error.message}"
+            if isinstance(error.param, TyperArgument | TyperOption) and not error.message:
+                error.message = error.param.help or ""  # says what to give for what is missing
             raise
         for param in params:
             value = ctx.params.get(param.name)
