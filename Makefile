@@ -3,8 +3,9 @@
 #   make report     train the Mini-GPT, study its heads, write report.html
 #   make test       lint, types, tests and the code in the docs: under 10 minutes
 #   make test-full  all of that, the long tests, and the native kernel under sanitizers
-#   make docs       the site, in site/: open site/index.html
-#   make setup native lint format bench gallery coverage clean
+#   make docs       the site, in site/, with the gallery if that is made: open site/index.html
+#   make gallery    pages and figures of models that it trains: 6 CPU minutes
+#   make setup native lint format bench coverage clean
 
 # The first of these that is new enough and has venv creates the environment.
 PYTHONS = python3.13 python3.12 python3.11 python3
@@ -193,10 +194,10 @@ rivals: .venv/dev build/rivals
 	PYTHONPATH=build/rivals HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.evidence.transformer_lens_rival --into benchmarks/results/rivals.md
 
 # The site. Fails on links that lead nowhere and names without documentation; `make test` runs its code.
-docs: .venv/dev build/gallery
+docs: .venv/docs
 	OMP_NUM_THREADS=1 $(BIN)/python website/build.py --out site
 
-# Pages and figures of models that are trained on the spot: a few minutes, then only after changes.
+# Pages and figures of models that are trained on the spot, again only after changes.
 gallery: build/gallery
 build/gallery: .venv/dev website/gallery.py website/gallery.md website/texts.txt
 	OMP_NUM_THREADS=1 $(BIN)/python website/gallery.py --out $@
@@ -204,10 +205,15 @@ build/gallery: .venv/dev website/gallery.py website/gallery.md website/texts.txt
 clean:
 	rm -rf .venv build dist site .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
-# Stamp files record the installation and its inputs. The dev installation includes the run one.
+# Stamp files record the installation and its inputs. The dev installation includes the others.
 .venv/dev: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/pip
 	@echo "Installing headwise and its tools into .venv (a few minutes the first time)"
 	@$(BIN)/pip install --quiet --editable '.[dev]'
+	@touch .venv/run .venv/docs $@
+
+.venv/docs: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/pip
+	@echo "Installing headwise and what builds its site into .venv (a few minutes the first time)"
+	@$(BIN)/pip install --quiet --editable '.[docs]'
 	@touch .venv/run $@
 
 .venv/run: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/pip

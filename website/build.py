@@ -28,6 +28,7 @@ RESULTS = ROOT / "benchmarks" / "results"  # `results/` in the site
 # Files at the root that pages link to, and what they are called in the site.
 AT_ROOT = {name: name.lower() for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}
 LINK = re.compile(r"(\]\()((?:\.\./)+)([\w.-]+)((?:/[\w.-]+)?(?:#[\w-]*)?\))")
+NO_GALLERY = "# Gallery\n\nThis site was built without it. `make gallery docs` trains its models first.\n"
 NOTEBOOK = re.compile(r"(\]\([\w./-]*)\.ipynb\)")  # links lead to the page that has the output
 
 
@@ -91,7 +92,11 @@ def gather(pages: Path, reference: dict[str, str], gallery: Path) -> None:
     shutil.copytree(ROOT / "examples", pages / "examples")
     for path in sorted((DOCS / "notebooks").glob("*.ipynb")):
         notebook_page(path, pages / "notebooks")
-    shutil.copytree(gallery, pages / "gallery", dirs_exist_ok=True)
+    if gallery.is_dir():
+        shutil.copytree(gallery, pages / "gallery")
+    else:
+        (pages / "gallery").mkdir()
+        (pages / "gallery" / "index.md").write_text(NO_GALLERY, "utf-8")
     for file in ("website.css", "iframe-worker.js"):
         shutil.copy(HERE / file, pages / file)
 

@@ -33,10 +33,8 @@ def main() -> None:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     with TemporaryDirectory() as scratch:
-        for page, heads in {"mini-gpt": 4, "one-head": 1}.items():
-            folder = Path(scratch, page)
-            run("train", "--heads", heads, "--out", folder)
-            run("report", "--lab-folder", folder, "--out", out / f"{page}.html")
+        run("train", "--out", scratch)
+        run("report", "--lab-folder", scratch, "--out", out / "mini-gpt.html")
     run("report", ENCODER, "--text", TEXTS, "--out", out / "encoder.html")
     encoder_figures(out)
     chat_model(out)
