@@ -28,7 +28,7 @@ RESULTS = ROOT / "benchmarks" / "results"  # `results/` in the site
 # Files at the root that pages link to, and what they are called in the site.
 AT_ROOT = {name: name.lower() for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}
 LINK = re.compile(r"(\]\()((?:\.\./)+)([\w.-]+)((?:/[\w.-]+)?(?:#[\w-]*)?\))")
-NO_GALLERY = "# Gallery\n\nThis site was built without it. `make gallery docs` trains its models first.\n"
+NO_GALLERY = "# Gallery\n\nThis site was built without it. `make gallery docs` makes it first.\n"
 NOTEBOOK = re.compile(r"(\]\([\w./-]*)\.ipynb\)")  # links lead to the page that has the output
 
 

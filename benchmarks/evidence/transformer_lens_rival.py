@@ -1,11 +1,12 @@
-"""Direct effects of heads beside TransformerLens: two kinds of models, the same examples.
+"""Heads beside TransformerLens: two kinds of models, their direct effects, and their names.
 
     make rivals PAIRS=stsb-en-dev.csv
     python -m benchmarks.evidence.transformer_lens_rival --into benchmarks/results/rivals.md
 
 Models have random weights, none of them small, gains and biases included. TransformerLens stacks
 what heads add to the residual stream and divides by the scale of the last norm; its gain and the
-difference of the unembeddings are multiplied here.
+difference of the unembeddings are multiplied here. Each head is also set to zero in both
+libraries, by its name in ours and by its layer and index in theirs.
 """
 
 import copy
@@ -45,11 +46,10 @@ def models() -> dict[str, tuple[Any, str]]:
     }
 
 
-def theirs(model: Any, norm: str, examples: list[tuple[list[int], int, int]]) -> Tensor:
-    """The direct effect of each head in each example, by TransformerLens."""
+def bridge_of(model: Any) -> Any:
+    """The model as TransformerLens reads it."""
     from transformer_lens.model_bridge import TransformerBridge
 
-    gain, rows = model.get_submodule(norm).weight, model.lm_head.weight
     words = [*SPECIALS, *(f"w{n}" for n in range(WORDS - len(SPECIALS)))]
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=make_tokenizer(words), bos_token="<bos>", eos_token="<eos>"
@@ -58,12 +58,19 @@ def theirs(model: Any, norm: str, examples: list[tuple[list[int], int, int]]) ->
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         # It takes the modules of the model for its own.
-        bridge = TransformerBridge.boot_transformers(
+        return TransformerBridge.boot_transformers(
             folder,
             hf_model=copy.deepcopy(model),
             tokenizer=transformers.AutoTokenizer.from_pretrained(folder),
             device="cpu",
         )
+
+
+def theirs(
+    model: Any, bridge: Any, norm: str, examples: list[tuple[list[int], int, int]]
+) -> Tensor:
+    """The direct effect of each head in each example, by TransformerLens."""
+    gain, rows = model.get_submodule(norm).weight, model.lm_head.weight
     effects = []
     for ids, right, other in examples:
         _, cache = bridge.run_with_cache(torch.tensor([ids]))
@@ -71,6 +78,20 @@ def theirs(model: Any, norm: str, examples: list[tuple[list[int], int, int]]) ->
         added = cache.apply_ln_to_stack(added, layer=-1, pos_slice=-1)[:, 0]
         effects.append(added * gain @ (rows[right] - rows[other]))
     return torch.stack(effects)
+
+
+def gap_without(model: Any, bridge: Any, head: hw.Head, ids: Tensor) -> float:
+    """How far the logits of both libraries differ without a head, as a share of what it changes."""
+
+    def zero(z: Tensor, hook: Any) -> Tensor:
+        z[:, :, head.head] = 0
+        return z
+
+    hooks = [(f"blocks.{head.layer}.attn.hook_z", zero)]
+    expected = bridge.run_with_hooks(ids, fwd_hooks=hooks)
+    with hw.ablate(model, str(head)):
+        logits = model(ids).logits
+    return float((logits - expected).abs().max() / (logits - model(ids).logits).abs().max())
 
 
 @torch.no_grad()
@@ -85,11 +106,15 @@ def row_of(kind: str, model: Any, norm: str) -> list[str]:
                             generator=generator).tolist()  # fmt: skip
         right, other = torch.randperm(WORDS, generator=generator)[:2].tolist()
         examples.append((ids, right, other))
-    ours = hw.effects(model.eval(), examples, total=None).frame()["direct"].to_numpy()
-    expected = theirs(model, norm, examples).mean(0).numpy()
+    effects = hw.effects(model.eval(), examples, total=None).frame()
+    ours, bridge = effects["direct"].to_numpy(), bridge_of(model)
+    expected = theirs(model, bridge, norm, examples).mean(0).numpy()
     gap, largest = abs(ours - expected).max(), abs(expected).max()
     assert gap <= 1e-4 * largest, f"{kind}: {gap} of {largest}"
-    return [kind, str(len(ours)), f"{largest:.3f}", f"{gap / largest:.0e}"]
+    ids = torch.tensor(examples[0][:1])
+    without = max(gap_without(model, bridge, hw.Head.parse(name), ids) for name in effects["name"])
+    assert without <= 1e-4, f"{kind}: {without}"
+    return [kind, str(len(ours)), f"{largest:.3f}", f"{gap / largest:.0e}", f"{without:.0e}"]
 
 
 def main() -> None:
@@ -97,7 +122,10 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     rows = [row_of(kind, *made) for kind, made in models().items()]
-    titles = ("model", "heads", "largest effect", "largest difference, of it")
+    titles = (
+        "model", "heads", "largest effect", "largest difference, of it",
+        "logits without a head: largest difference, of the change",
+    )  # fmt: skip
     about = f"TransformerLens {version('transformer-lens')}, {software()}."
     show(f"{about}\n\n{table(titles, rows)}", options.into, PART)
 

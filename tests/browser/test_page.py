@@ -37,6 +37,9 @@ def test_page_opens_with_the_first_finding(open_page: Open) -> None:
     assert [text.removesuffix(" show") for text in findings.all_inner_texts()] == study.findings()
     head = study.findings()[0].split()[0]
     expect(page.locator("#head-title")).to_have_text(head)
+    lists = page.locator("select[data-choose='head']")  # also those far from the view
+    names = lists.evaluate_all("(all) => all.map((list) => list.selectedOptions[0].text)")
+    assert set(names) == {head}
     expect(page.locator("#heatmap [aria-selected=true]")).to_have_attribute(
         "aria-label", page.locator("#heatmap-readout").inner_text()
     )

@@ -1,7 +1,12 @@
 // The places of heads in a grid, and the select elements that choose a head.
 
-// Filled when it comes near the view: the options of 3,000 heads are half of what a browser styles first.
+// The chosen head alone until it comes near the view: the options of 3,000 heads are half of what a browser
+// styles first.
 for (const select of document.querySelectorAll("select[data-choose='head']")) {
+  drawOn(["head"], () => {
+    if (select.options.length > 1) return;
+    select.replaceChildren(make("option", { value: chosen.head, text: study.heads[chosen.head] }));
+  });
   new IntersectionObserver(([{ isIntersecting }], sight) => {
     if (!isIntersecting) return;
     sight.disconnect();

@@ -61,8 +61,7 @@ function drawLinks() {
     [makeHeader(["Head", "Weight", "", "Uniform", "Others"]), make("tbody", {}, rows)]));
   byId("links-note").textContent = (even === null
     ? "Of this text the page has only the strongest pairs of each query: all others count as 0. " : "") +
-    (above.length > LINKS ? `The ${LINKS} strongest of ${formatCount(links.length)} heads.`
-      : `${formatCount(above.length)} of ${formatCount(links.length)} heads give more than uniform attention.`);
+    `${formatCount(rows.length)} of ${formatCount(links.length)} heads, the weight furthest above Others first.`;
 }
 
 function drawLink([head, weight, others], even) {
