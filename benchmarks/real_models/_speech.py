@@ -144,13 +144,6 @@ def festival(texts: Sequence[str], seed: int) -> list[Utterance]:
     return _led_in(texts, spoken, rng)
 
 
-def faster(utterance: Utterance, factor: float) -> Utterance:
-    """Played faster: shorter by a factor, and higher by it, with the times of its words."""
-    sound, words = utterance
-    played = _resampled(sound, round(RATE * factor))
-    return played, [(start / factor, end / factor, word) for start, end, word in words]
-
-
 def _labels(path: str) -> list[tuple[float, str]]:
     """The ends and the names in a label file of festival."""
     lines = Path(path).read_text().partition("#\n")[2].splitlines()
