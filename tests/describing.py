@@ -25,7 +25,7 @@ from headwise.kernels import (
     row_statistics,
 )
 from headwise.layer import ALiBi
-from headwise.layer._biases import PositionedBias
+from headwise.layer._positions import PositionedBias
 from strategies import Problem
 
 CLOSE = 8e-5

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwise.corpora import BOS, EOS, PAD, RELATIONS, SPECIALS, Grammar, relations
-from headwise.corpora._verbs import ADVERBS, PRONOUNS, TENSES, VERBS, english_form, spanish_form
+from headwise.corpora._grammar import ADVERBS, PRONOUNS, TENSES, VERBS, english_form, spanish_form
 
 GRAMMAR = Grammar()
 SISTERS = ({"he", "she"}, {"y'all", "they"})

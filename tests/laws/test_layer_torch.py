@@ -15,7 +15,7 @@ import headwise as hw
 from children import run_laws
 from headwise.errors import ArgumentError, ShapeError
 from headwise.layer import ALiBi, MultiHeadAttention, RoPE
-from headwise.layer._biases import PositionedBias
+from headwise.layer._positions import PositionedBias
 from headwise.masks.tiles import Tile
 from oracles_layer import close, position_bias, turned
 

@@ -12,7 +12,7 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 from headwise.corpora import AnnotatedText, Arc, Grammar, annotate
-from headwise.corpora._verbs import PRONOUNS
+from headwise.corpora._grammar import PRONOUNS
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
 from headwise.roles import Evidence, Roles, find_roles
 from headwise.roles._rows import role_rows

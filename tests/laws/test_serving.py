@@ -27,9 +27,8 @@ from headwise.errors import (
 from headwise.kernels import pages
 from headwise.tables import resolve_heads
 from headwise.vllm import ServedWatch, register, spans, watch
-from headwise.vllm._layers import open_pages, why_no_layer, why_not_served
 from headwise.vllm._options import counted_positions, make_options, read_spans, server_options
-from headwise.vllm._recorder import Sent, _packed
+from headwise.vllm._recorder import Sent, _packed, open_pages, why_no_layer, why_not_served
 from headwise.vllm._server import line_writer
 
 DEFAULTS = (1, None, None, True)

@@ -33,7 +33,7 @@ from headwise.errors import ArgumentError
 from headwise.kernels import RowRequest, attend, make_rule, row_statistics
 from headwise.kernels.triton import is_installed
 from headwise.layer import ALiBi, MultiHeadAttention
-from headwise.layer._biases import PositionedBias
+from headwise.layer._positions import PositionedBias
 from strategies import Problem, problems, seeds
 
 pytestmark = [

@@ -5,10 +5,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headwise.corpora._grammar import Line
-from headwise.corpora._relations import relations
+from headwise.corpora._grammar import (
+    ADVERBS,
+    PRONOUNS,
+    TENSES,
+    Line,
+    english_form,
+    relations,
+    spanish_form,
+)
 from headwise.corpora._text import AnnotatedText, Arc, Mention, Span
-from headwise.corpora._verbs import ADVERBS, PRONOUNS, TENSES, english_form, spanish_form
 
 _TAG = {",": "PUNCT", "=": "PUNCT"}
 _TAG |= dict.fromkeys([*PRONOUNS, *PRONOUNS.values()], "PRON")

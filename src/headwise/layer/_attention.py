@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from headwise._torch_private import under_autocast
 from headwise.errors import ArgumentError, ShapeError, UnsupportedError
 from headwise.kernels import Bias, MaskLike, TensorBias, WindowLike
-from headwise.layer._biases import PositionBias, PositionedBias
 from headwise.layer._cache import CachedKeys, KVCache
 from headwise.layer._core import HeadAttention, HeadNorm, LayerOutput, LayerOutputWithLse
-from headwise.layer._positions import RoPE
+from headwise.layer._positions import PositionBias, PositionedBias, RoPE
 from headwise.layer._state import check_state, read_textbook, translate
 from headwise.masks import Mask, as_mask
 from headwise.masks.parts import split_additive

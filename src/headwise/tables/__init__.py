@@ -8,12 +8,11 @@ from headwise.tables._bootstrap import mean_interval as mean_interval
 from headwise.tables._bootstrap import rate as rate
 from headwise.tables._bootstrap import ratio_interval as ratio_interval
 from headwise.tables._bootstrap import resample_counts as resample_counts
-from headwise.tables._columns import address_columns as address_columns
-from headwise.tables._columns import at_prompt as at_prompt
-from headwise.tables._columns import in_columns as in_columns
 from headwise.tables._curves import Curves as Curves
 from headwise.tables._curves import Elbow as Elbow
+from headwise.tables._figures import at_prompt as at_prompt
 from headwise.tables._figures import category_marks as category_marks
+from headwise.tables._figures import in_columns as in_columns
 from headwise.tables._figures import notebook_html as notebook_html
 from headwise.tables._figures import plot_categories as plot_categories
 from headwise.tables._figures import plot_effects as plot_effects
@@ -25,6 +24,7 @@ from headwise.tables._head_table import HeadTable as HeadTable
 from headwise.tables._heads import Head as Head
 from headwise.tables._heads import HeadLike as HeadLike
 from headwise.tables._heads import HeadsLike as HeadsLike
+from headwise.tables._heads import address_columns as address_columns
 from headwise.tables._heads import is_head as is_head
 from headwise.tables._heads import list_heads as list_heads
 from headwise.tables._heads import resolve_heads as resolve_heads

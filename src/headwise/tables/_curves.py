@@ -12,8 +12,7 @@ from jaxtyping import Float64, Int64
 from headwise._display import printable
 from headwise.errors import ArgumentError, ShapeError
 from headwise.tables._bootstrap import TAILS, bootstrap_means, mean_interval
-from headwise.tables._columns import at_prompt
-from headwise.tables._figures import notebook_html, plain_legend, plot_axes
+from headwise.tables._figures import at_prompt, notebook_html, plain_legend, plot_axes
 
 __all__ = ["Curves", "Elbow"]
 

@@ -1,4 +1,4 @@
-"""Figures of results, which matplotlib draws: grids of heads, rankings, maps of weights."""
+"""How results show themselves: as text at a prompt, and as figures, which matplotlib draws."""
 
 import base64
 from collections import Counter
@@ -9,6 +9,7 @@ from html import escape
 from io import BytesIO
 from itertools import chain, repeat
 from pathlib import Path
+from shutil import get_terminal_size
 from string import ascii_uppercase
 from typing import Any
 
@@ -21,6 +22,33 @@ from headwise._extras import require
 from headwise.errors import ArgumentError, MissingPackageError
 from headwise.files import as_path, write_beside
 from headwise.tables._heads import Head
+
+# The number of rows at a prompt. Longer tables show their first and last rows.
+_ROWS = 12
+
+
+def in_columns(frame: pd.DataFrame, rows: int | None = None, width: int | None = None) -> str:
+    """A frame as text, one line per row, with the column `name` first.
+
+    Args:
+        rows: The maximal number of rows; longer frames show their first and last rows. None
+            shows all.
+        width: The maximal length of a line; further columns follow below, with the names
+            repeated. None does not wrap.
+    """
+    if frame.empty:
+        return "none"
+    named = frame.set_index("name").rename_axis(None)
+    text = named.to_string(
+        max_rows=rows, line_width=width, float_format="{:.3g}".format, na_rep="-"
+    )
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def at_prompt(title: str, frame: pd.DataFrame) -> str:
+    """The `repr` of a table: a title and a few rows."""
+    return f"{printable(title)}\n{in_columns(frame, _ROWS, get_terminal_size().columns)}"
+
 
 # Okabe and Ito 2008: distinguishable with any color blindness. Rarer categories share gray.
 HUES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")

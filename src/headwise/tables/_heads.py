@@ -1,7 +1,7 @@
 """The address of a head: `L5.H3`, or `decoder.cross.L0.H3` in a model with several stacks."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -111,3 +111,13 @@ def _resolve(head: HeadLike, known: set[Head]) -> Head:
         ends = f"There are {len(known)}, from {min(known)} to {max(known)}." if known else ""
         raise HeadError(f"heads: there is no head {head}. {ends or 'There are no heads at all.'}")
     return matches[0]
+
+
+def address_columns(heads: Sequence[Head]) -> dict[str, object]:
+    """The columns that every table of heads begins with: name, stack, layer, head."""
+    return {
+        "name": [str(head) for head in heads],
+        "stack": [head.stack for head in heads],
+        "layer": [head.layer for head in heads],
+        "head": [head.head for head in heads],
+    }

@@ -16,9 +16,8 @@ from jaxtyping import Float64, Int64
 from headwise._display import counted
 from headwise.errors import ArgumentError, ShapeError
 from headwise.tables._bootstrap import bootstrap_means, mean_interval
-from headwise.tables._columns import address_columns, at_prompt
-from headwise.tables._figures import notebook_html, plot_heads, plot_ranking
-from headwise.tables._heads import Head, HeadLike, resolve_heads
+from headwise.tables._figures import at_prompt, notebook_html, plot_heads, plot_ranking
+from headwise.tables._heads import Head, HeadLike, address_columns, resolve_heads
 from headwise.tables._table_file import (
     TableFile,
     heads_of_rows,
