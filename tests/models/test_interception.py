@@ -1,5 +1,6 @@
 """After its first pass a model has hooks at its root alone, and nothing drops out."""
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -309,6 +310,35 @@ def test_a_layer_by_itself_is_watched() -> None:
         assert not _get_current_function_mode_stack()
     counts = watch.table().count("lse").reshape(2, 4)
     np.testing.assert_array_equal(counts, [[40] * 4, [60] * 4])
+
+
+class Interleaved(nn.Module):
+    """Attention in two parts, with another attention between them."""
+
+    num_heads = 2
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.variables = inner, set[str]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = x.unflatten(-1, (2, 6)).transpose(1, 2)
+        first = F.scaled_dot_product_attention(q[:, :, :3], q, q)
+        x = self.inner(x)
+        heads = torch.cat([first, F.scaled_dot_product_attention(q[:, :, 3:], q, q)], 2)
+        for frame, *_ in inspect.stack(0):
+            self.variables.update(frame.f_locals if frame.f_code.co_name == "_call_impl" else ())
+        return x + heads.transpose(1, 2).flatten(2)
+
+
+@torch.no_grad()
+def test_calls_are_told_apart_without_a_trace_in_the_frames_of_torch() -> None:
+    model = Interleaved(Interleaved(nn.Identity()))
+    with hw.observe(model) as watch:
+        model(X), model(X), model.inner(X)
+        assert not [name for name in model.variables if "headwise" in name]
+    assert [site.name for site in watch.sites()] == ["", "inner"]
+    assert watch.table().count("lse").tolist() == [20, 20, 30, 30]
 
 
 def test_a_layer_that_drops_tokens_in_later_passes_is_followed() -> None:

@@ -5,11 +5,11 @@ from contextlib import ExitStack, contextmanager
 from types import MethodType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from headwise._torch_private import can_observe_operators, side_effects_under_checkpoint
-from headwise.capture._capture import AttentionCall
-from headwise.capture._functions import call_of_operator
+from headwise.capture._call import AttentionCall, GraphCall, OfGraph, OnCall
+from headwise.capture._functions import call_of_function
 from headwise.capture._graph import (
     CALL,
     PASS,
@@ -20,35 +20,23 @@ from headwise.capture._graph import (
     following_layer,
 )
 from headwise.capture._inputs import Text
-from headwise.layer import HeadAttention
 
-OnCall = Callable[[AttentionCall], None]
 OnPass = Callable[[Text, bool], None]
 
 
-def call_of_layer(
-    module: HeadAttention,
-    _: str,
-    q: Tensor,
-    k: Tensor,
-    mask: Tensor | None,
-    __: None,
-    ___: None,
-    ____: None,
-    _____: None,
-    is_causal: bool,
-) -> AttentionCall:
-    """A call of this library's own layer that an operator in a compiled graph is given."""
-    rule, kernel = module.rule(q, mask=mask, causal=is_causal), "headwise"
-    v, heads, watched = k[..., :0], q[..., :0], "a hook on the module"
+def call_of_layer(call: GraphCall) -> AttentionCall:
+    """A call of this library's own layer in a compiled graph."""
+    layer: Any = call.module
+    rule = layer.rule(call.q, mask=call.mask, causal=call.is_causal)
     return AttentionCall(
-        module, q, k, v, rule, heads, watched, kernel, True, by_operator=call_of_layer
-    )
+        layer, call.q, call.k, call.v, rule, call.heads,
+        watched="a hook on the module", kernel="headwise", exact=True, in_graph=call_of_layer,
+    )  # fmt: skip
 
 
 # Which `forward` of a module puts operators into graphs: its own calls what does so.
 _FORWARDS: dict[Any, Callable[..., Any]] = {
-    call_of_operator: following_forward,
+    call_of_function: following_forward,
     call_of_layer: following_layer,
 }
 
@@ -59,26 +47,26 @@ def may_follow(call: AttentionCall) -> bool:
     It cannot where others have replaced torch's function, or `forward` of the module.
     """
     own = vars(call.module)
-    is_replaced = call.by_operator is call_of_operator and not can_observe_operators()
-    return bool(call.by_operator) and not is_replaced and ("forward" not in own or CALL in own)
+    is_replaced = call.in_graph is call_of_function and not can_observe_operators()
+    return bool(call.in_graph) and not is_replaced and ("forward" not in own or CALL in own)
 
 
 @contextmanager
 def follow_graphs(
     model: nn.Module,
     on_pass: OnPass,
-    calls: Iterable[tuple[nn.Module, Callable[..., Any], OnCall]],
+    calls: Iterable[tuple[nn.Module, OfGraph, OnCall]],
 ) -> Iterator[None]:
     """Hand over the passes and attention calls of a model that is compiled, while a block runs.
 
     Args:
-        calls: Each module that attends, its `AttentionCall.by_operator`, and what receives its
+        calls: Each module that attends, its `AttentionCall.in_graph`, and what receives its
             calls.
     """
     with ExitStack() as stack:
         for module, describe, receive in calls:
             stack.enter_context(_handled(module, CALL, receive, describe))
-            if describe is call_of_operator:
+            if describe is call_of_function:
                 stack.enter_context(attention_function.changed())
                 stack.enter_context(side_effects_under_checkpoint())
             elif describe not in _FORWARDS:
@@ -96,7 +84,7 @@ def _handled(
     module: nn.Module,
     name: str,
     receive: Callable[..., None],
-    describe: Callable[..., Any] | None = None,
+    describe: OfGraph | None = None,
 ) -> Iterator[None]:
     """A handle that stands at a module while a block runs."""
     attributes = vars(module)

@@ -24,8 +24,11 @@ from headwise._torch_private import (
     push_function_mode,
     stop_observing_operators,
 )
-from headwise.capture._capture import HOOKED, AttentionCall, Capture, Unsupported, n_heads_of
+from headwise.capture._call import AttentionCall, GraphCall
+from headwise.capture._capture import Capture
+from headwise.capture._modules import HOOKED, n_heads_of
 from headwise.capture._softmax import SoftmaxTracker
+from headwise.capture._unsupported import Unsupported
 from headwise.kernels import make_rule
 from headwise.masks.parts import top_left
 
@@ -183,23 +186,11 @@ def _clear_leftovers() -> None:
             stop_observing_operators(observer)
 
 
-def call_of_operator(
-    module: nn.Module,
-    _: str,
-    q: Tensor,
-    k: Tensor,
-    mask: Tensor | None,
-    __: None,
-    ___: None,
-    scale: float | None,
-    ____: None,
-    is_causal: bool,
-) -> AttentionCall:
-    """A call of an operator in a compiled graph, which is given neither values nor heads."""
-    heads, value = q[..., :0], k[..., :0]
-    return _call(
-        lambda *x: [*x], module, heads, q, k, value, mask, is_causal=is_causal, scale=scale
-    )
+def call_of_function(call: GraphCall) -> AttentionCall:
+    """A call of `scaled_dot_product_attention` in a compiled graph."""
+    q, k, causal = call.q, call.k, bool(call.is_causal)
+    arguments = call.heads, q, k, call.v, call.mask, 0.0, causal, call.scale
+    return _call(lambda *x: [*x], call.module, *arguments)
 
 
 def _call(
@@ -236,15 +227,15 @@ def _call(
         watched="the function mode",
         kernel="scaled_dot_product_attention",
         exact=not dropout_p,
-        by_operator=call_of_operator,
+        in_graph=call_of_function,
     )  # fmt: skip
 
 
 def _four_axes(x: Tensor, lead: torch.Size, module: nn.Module) -> Shaped[Tensor, "#B #H _ _"]:
     """The queries, keys, values, heads or mask of a call whose queries have these leading axes."""
-    heads = n_heads_of(module)
     if len(lead) == 2:
         return x if x.ndim == 4 else x[None]  # a mask of all texts
+    heads = n_heads_of(module)  # last: it takes long to ask
     if len(lead) == 1:  # texts and heads share the first axis
         heads = heads if lead[0] % heads == 0 else 1
         return x.expand(*lead, *x.shape[-2:]).reshape(-1, heads, *x.shape[-2:])

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise._torch_private import FUSED_FUNCTION, is_traced_by_compiler
+from headwise.capture._call import GraphCall, OfGraph
 from headwise.capture._inputs import Text, has_no_tokens, positional_parameters
 from headwise.errors import UnsupportedError
 from headwise.models import SharedSetting, cache_in
@@ -42,7 +43,7 @@ class Handle:
         names: The positional parameters of the module.
     """
 
-    def __init__(self, module: nn.Module, describe: Callable[..., Any] | None = None) -> None:
+    def __init__(self, module: nn.Module, describe: OfGraph | None = None) -> None:
         self.module, self.describe, self.order = module, describe, _ORDER
         self.receivers: list[Callable[..., None]] = []
         self.names = tuple(positional_parameters(module.forward))
@@ -228,7 +229,7 @@ def _observe(
     if handle is None or handle.describe is None or not handle.receivers:
         return
     rule = mask, bias, sinks, scale, softcap, is_causal
-    call = handle.describe(handle.module, implementation, q, k, *rule)
+    call = handle.describe(GraphCall(handle.module, implementation, q, k, *rule))
     for receive in tuple(handle.receivers):
         receive(call)
 

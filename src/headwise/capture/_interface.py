@@ -18,7 +18,8 @@ from headwise._torch_private import is_traced_by_compiler, without_operator_obse
 from headwise.attention import NAME
 from headwise.attention.huggingface import Call
 from headwise.cache import GroupedKeys
-from headwise.capture._capture import AttentionCall, Capture
+from headwise.capture._call import AttentionCall, GraphCall
+from headwise.capture._capture import Capture
 from headwise.capture._graph import follow_call
 from headwise.kernels import AttentionProblem
 from headwise.masks import Mask
@@ -88,8 +89,8 @@ def _attend(
     is_cached = isinstance(key, GroupedKeys)
     if implementation == NAME and not is_cached:
         ours = call.native_problem()
-    is_of_operator = ours is None and not is_cached and call.fits_operator
-    describe = partial(_describe, call, ours, is_of_operator)
+    fits_graph = ours is None and not is_cached and call.fits_operator
+    describe = partial(_describe, call, ours, fits_graph)
     answered_by, heads = (None, None) if is_cached else _answer(active, call, describe, ours)
     # B H T Dv -> B T H Dv
     output = _uncaptured(active, compute) if heads is None else (heads.transpose(1, 2), None)
@@ -134,7 +135,7 @@ def _answer(
 def _describe(
     call: Call,
     ours: AttentionProblem | None,
-    is_of_operator: bool,
+    fits_graph: bool,
     detach: Detach,
     heads: Tensor,
 ) -> AttentionCall:
@@ -159,26 +160,14 @@ def _describe(
         kernel=call.implementation or "eager",
         exact=not call.arguments.get("dropout"),
         ours=ours is not None,
-        by_operator=_call_of_operator if is_of_operator else None,
+        in_graph=_call_in_graph if fits_graph else None,
     )  # fmt: skip
 
 
-def _call_of_operator(
-    module: nn.Module,
-    implementation: str,
-    q: Tensor,
-    k: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    sinks: Tensor | None,
-    scale: float | None,
-    softcap: float | None,
-    is_causal: bool | None,
-) -> AttentionCall:
-    """A call of an operator in a compiled graph, which is given neither values nor heads."""
+def _call_in_graph(of: GraphCall) -> AttentionCall:
     arguments = {
-        "position_bias": bias, "s_aux": sinks, "scaling": scale, "softcap": softcap,
-        "is_causal": is_causal,
+        "position_bias": of.bias, "s_aux": of.sinks, "scaling": of.scale, "softcap": of.softcap,
+        "is_causal": of.is_causal,
     }  # fmt: skip
-    call = Call.of(module, implementation, q, k, k[..., :0], mask, arguments)
-    return _describe(call, None, True, lambda *tensors: [*tensors], q[..., :0])
+    call = Call.of(of.module, of.implementation, of.q, of.k, of.v, of.mask, arguments)
+    return _describe(call, None, True, lambda *tensors: [*tensors], of.heads)

@@ -9,16 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.capture._capture import (
-    HOOKED,
-    Answer,
-    AttentionCall,
-    Capture,
-    OnCall,
-    is_attention,
-)
+from headwise.capture._call import Answer, AttentionCall, OnCall
+from headwise.capture._capture import Capture, Receiver
 from headwise.capture._follow_graphs import call_of_layer
 from headwise.capture._functions import capture_functions
+from headwise.capture._modules import HOOKED, is_attention
 from headwise.capture._torch_calls import capture_torch_layer
 from headwise.errors import UnsupportedError
 from headwise.kernels import AttendOutput
@@ -45,12 +40,11 @@ def open_capture(
             equal to those of ours to the last bit.
         compiled: Whether compiled code may run, of which `follow_graphs` captures the calls.
     """
-    capture.receiver, capture.answer = on_call, answer
-    capture.answers_others, capture.keep_graph = answers_others, keep_graph
+    receiver = Receiver(on_call, answer, answers_others, keep_graph)
     clear_leftovers(capture.model.modules())
     try:
         with Hooks(compiled=compiled) as hooks:
-            capture.open()
+            capture.open(receiver)
             for module in capture.model.modules():
                 if is_attention(module) and id(module) not in capture.called:
                     hooks.once(module, capture.note_called)
@@ -68,7 +62,7 @@ def open_capture(
             yield capture
     finally:
         # The hooks have closed it, unless an interrupt came just then.
-        capture.is_open = False
+        capture.close()
 
 
 def _interface_of(capture: Capture) -> AbstractContextManager[None]:
@@ -130,7 +124,7 @@ def _capture_layer(
     )
     options = {name: kwargs[name] for name in ("mask", "causal", "bias") if name in kwargs}
     mask, bias = kwargs.get("mask"), kwargs.get("bias")
-    is_of_operator = bias is None and isinstance(mask, Tensor | None)
+    fits_graph = bias is None and isinstance(mask, Tensor | None)
     capture.on_call(
         AttentionCall(
             module=module,
@@ -140,6 +134,6 @@ def _capture_layer(
             watched="a hook on the module",
             kernel="headwise",
             exact=not (module.training and module.dropout),
-            by_operator=call_of_layer if is_of_operator else None,
+            in_graph=call_of_layer if fits_graph else None,
         )
     )  # fmt: skip

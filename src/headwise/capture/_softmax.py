@@ -11,14 +11,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from headwise._torch_private import version_of
-from headwise.capture._capture import (
-    HOOKED,
-    AttentionCall,
-    Capture,
-    Unsupported,
-    is_attention,
-    n_heads_of,
-)
+from headwise.capture._call import AttentionCall
+from headwise.capture._capture import Capture
 from headwise.capture._logits import (
     ADDED_PRODUCTS,
     MaskTracker,
@@ -29,6 +23,8 @@ from headwise.capture._logits import (
     read_product,
     visible_keys,
 )
+from headwise.capture._modules import HOOKED, is_attention, n_heads_of
+from headwise.capture._unsupported import Unsupported
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowRequest, RowStatistics, make_rule
 from headwise.masks import as_mask
@@ -238,7 +234,7 @@ class SoftmaxTracker:
         """The masked logits, if they are products of queries and keys times one factor."""
         if pending.scores is None:
             return None
-        with torch.set_grad_enabled(self._capture.keep_graph):
+        with torch.set_grad_enabled(self._capture.keeps_graph):
             (logits,) = self._capture.detach(pending.logits)
             work = torch.promote_types(logits.dtype, torch.float32)
             logits, scores = (

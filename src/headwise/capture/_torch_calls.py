@@ -9,7 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from headwise._torch_private import has_joined_weight
-from headwise.capture._capture import AttentionCall, Capture
+from headwise.capture._call import AttentionCall
+from headwise.capture._capture import Capture
 from headwise.errors import UnsupportedError
 from headwise.kernels import make_rule
 from headwise.masks import Mask, as_mask, from_blocked

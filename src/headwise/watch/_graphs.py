@@ -28,7 +28,7 @@ class Graphs:
 
     def add_site(self, site: Site, call: AttentionCall, is_alike: bool) -> None:
         """Add a site with its first call; `is_alike`: an operator would tell the same of it."""
-        describe = call.by_operator if is_alike and may_follow(call) else None
+        describe = call.in_graph if is_alike and may_follow(call) else None
         self.sites[site] = None if describe is None else (call.module, describe)
 
     def can_follow(self, sites: Collection[Site]) -> bool:
