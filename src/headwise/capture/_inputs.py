@@ -60,10 +60,14 @@ class Text:
 
 @dataclass(frozen=True)
 class StackInputs:
-    """The text that one stack reads, and the text that it attends to in cross-attention."""
+    """The text that one stack reads, and the text that it attends to in cross-attention.
+
+    The arguments of a whole model may also say what its decoder reads.
+    """
 
     text: Text = Text()
     cross_text: Text = Text()
+    decoder_text: Text = Text()
 
     def filled(self, default: "StackInputs") -> "StackInputs":
         """The same inputs with `default` for unknown fields."""
@@ -77,34 +81,51 @@ _NO_TOKENS = ("pixel_values", "input_values", "input_features")
 _UNKNOWN = StackInputs()
 
 
+@dataclass(frozen=True, eq=False)
+class PassInputs:
+    """What a forward pass is given besides its texts.
+
+    Attributes:
+        number: Its number, from 1: of the passes of the model, or of a stack by itself.
+        cache: The cache of keys and values, or None.
+        kept: The logits that it returns: the number of the last ones, or the indices of some; None
+            is all.
+        outer_error: The exception that was being handled when it began.
+    """
+
+    number: int = 0
+    cache: Any = None
+    kept: int | Tensor | None = None
+    outer_error: BaseException | None = None
+
+
 class InputTracker:
     """The texts of the current forward pass of a model, whose stacks are those of `find_stacks`.
 
     Attributes:
-        passes: The number of forward passes so far: of the model, or of a stack by itself.
+        latest: The forward pass that runs, or has run last.
         inside: Whether a forward pass is running.
-        cache: The cache of keys and values that the current pass was given, or None.
-        kept: The logits that the current pass returns: the number of the last ones, or the indices
-            of some; None is all.
-        on_begin: Called when a forward pass begins, with whether it is one of training.
-        on_failure: Called when a forward pass ends in an exception.
-        on_success: Called when a forward pass of the whole model has ended otherwise.
     """
 
-    def __init__(self, model: nn.Module, stacks: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        stacks: Mapping[str, str],
+        on_begin: Callable[[bool], None] = lambda _: None,
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            on_begin: Called when a forward pass begins, with whether it is one of training.
+            on_failure: Called when a forward pass ends in an exception.
+        """
         inner = {name: model.get_submodule(path) for name, path in stacks.items()}
         self._modules = {"": model, **(inner or _inner_models(model))}
         self._inputs: dict[str, StackInputs] = {}
-        self._main, self._decoder = Text(), Text()
         self._open: list[str] = []
         self._known: dict[str, StackInputs] = {}  # what `of` gave since the inputs changed
-        self.passes = 0
-        self.cache: Any = None
-        self.kept: int | Tensor | None = None
-        self.on_begin: Callable[[bool], None] = lambda _: None
-        self.on_failure: Callable[[], None] = lambda: None
-        self.on_success: Callable[[], None] = lambda: None
-        self._outer_error: BaseException | None = None
+        self.latest = PassInputs()
+        self._on_begin, self._on_failure = on_begin, on_failure
 
     @property
     def inside(self) -> bool:
@@ -125,16 +146,17 @@ class InputTracker:
             inputs = [self._inputs.get(name, _UNKNOWN) for name in reversed(self._open)]
             return reduce(StackInputs.filled, inputs, _UNKNOWN)
         stack_inputs = self._inputs.get(_without_cross(stack), _UNKNOWN)
+        model = self._inputs.get("", _UNKNOWN)
         if stack.startswith("decoder"):
-            return stack_inputs.filled(StackInputs(self._decoder, self._main))
-        model_real, stack_real = self._main.real, stack_inputs.text.real
+            return stack_inputs.filled(StackInputs(model.decoder_text, model.text))
+        model_real, stack_real = model.text.real, stack_inputs.text.real
         same_mask = (
             model_real is not None
             and stack_real is not None
             and torch.equal(model_real, stack_real)
         )
         if stack == "encoder" or same_mask:
-            return stack_inputs.filled(StackInputs(self._main))
+            return stack_inputs.filled(StackInputs(model.text))
         return stack_inputs
 
     def learn(self, stack: str, real: Bool[Tensor, "B S"]) -> None:
@@ -142,29 +164,32 @@ class InputTracker:
         name = _without_cross(stack)
         stack_inputs = self._inputs.get(name, _UNKNOWN)
         self._inputs[name] = stack_inputs.filled(StackInputs(Text(real=real)))
-        self._known = {}
+        self._known.clear()
 
     @contextmanager
-    def follow(self, *, compiled: bool = False) -> Iterator["InputTracker"]:
+    def follow(
+        self, *, compiled: bool = False, on_success: Callable[[], None] | None = None
+    ) -> Iterator["InputTracker"]:
         """Read the arguments of each forward pass.
 
         Args:
             compiled: Whether compiled code may run, which is not followed.
+            on_success: Called when a forward pass of the whole model has ended without an
+                exception.
         """
         with Hooks(compiled=compiled) as hooks:
             for name, module in self._modules.items():
                 begin = partial(self._begin, name, positional_parameters(module.forward))
                 hooks.before(module, begin, with_kwargs=True)
-                hooks.after(module, partial(self._end, name), always_call=True)
+                hooks.after(module, partial(self._end, name, on_success), always_call=True)
             yield self
 
     def begin_in_graph(self, text: Text) -> None:
         """A forward pass begins in a compiled graph, which does not tell when it ends."""
         self._close("")
-        self._inputs[""], self._main, self._decoder = StackInputs(text), text, Text()
-        self._open, self._known = [""], {}
-        self.passes += 1
-        self.cache = self.kept = None
+        self._inputs[""] = StackInputs(text)
+        self._open[:] = [""]
+        self.latest = PassInputs(self.latest.number + 1)
 
     def follows_model(self, stack: str) -> bool:
         """Whether the inputs of a stack are those that the model itself is given."""
@@ -187,32 +212,27 @@ class InputTracker:
         # A call that does not fit the signature is refused by the model itself.
         arguments = {**dict(zip(positional, args, strict=False)), **kwargs}
         text = _text(arguments)
-        self._inputs[name] = StackInputs(text, _text(arguments, "encoder_"))
-        if name == "":
-            self._main, self._decoder = text, _text(arguments, "decoder_")
+        decoder_text = _text(arguments, "decoder_") if name == "" else Text()
+        self._inputs[name] = StackInputs(text, _text(arguments, "encoder_"), decoder_text)
         self._close(name)
         if not self._open:
-            self.passes += 1
-            self._outer_error = sys.exception()
-            self.cache, self.kept = cache_in(arguments), arguments.get("logits_to_keep")
-            self.on_begin(module.training and torch.is_grad_enabled())
+            number, kept = self.latest.number + 1, arguments.get("logits_to_keep")
+            self.latest = PassInputs(number, cache_in(arguments), kept, sys.exception())
+            self._on_begin(module.training and torch.is_grad_enabled())
         self._open.append(name)
-        self._known = {}
 
-    def _end(self, name: str, *_: Any) -> None:
+    def _end(self, name: str, on_success: Callable[[], None] | None, *_: Any) -> None:
         self._inputs.pop(name, None)
         self._close(name)
-        if name == "":
-            self._main, self._decoder = Text(), Text()
         # The model may run where an exception is being handled.
-        if not self._open and sys.exception() is not self._outer_error:
-            self.on_failure()
-        elif name == "":
-            self.on_success()
+        if not self._open and sys.exception() is not self.latest.outer_error:
+            self._on_failure()
+        elif name == "" and on_success is not None:
+            on_success()
 
     def _close(self, name: str) -> None:
         """End a pass and all passes inside it: an interrupt may have left any of them open."""
-        self._known = {}
+        self._known.clear()
         if name in self._open:
             del self._open[self._open.index(name) :]
 

@@ -229,8 +229,8 @@ def _call_order(calls: list[Attention], inputs: InputTracker) -> Callable[[], At
                 f"heads: {calls[0].site.name} is shared by {len(calls)} layers, and in "
                 f"a backward pass it is unknown which of them runs. Turn checkpointing off."
             )
-        if inputs.passes != current:
-            position, current = 0, inputs.passes
+        if inputs.latest.number != current:
+            position, current = 0, inputs.latest.number
         position += 1
         return calls[(position - 1) % len(calls)]
 

@@ -67,7 +67,7 @@ class Recorder:
         self._model, self._request = model, request
         self._layers, self._every, self._is_of_training = layers, every, is_of_training
         self.capture = Capture(model)
-        self._inputs = InputTracker(model, self.capture.stacks)
+        self._inputs = InputTracker(model, self.capture.stacks, self._begin, self._drop)
         self._layouts = CallLayouts(request, self.capture.stacks)
         self._accumulator = Accumulator(request)
         self._queue = Queue(request, self._layouts, self._accumulator)
@@ -77,12 +77,11 @@ class Recorder:
         self._verified: set[Site] = set()
         self._recorded, self._graphs = Recorded(), Graphs()
         self._new_pass()
-        self._inputs.on_begin, self._inputs.on_failure = self._begin, self._drop
 
     @property
     def passes(self) -> int:
         """The number of forward passes so far."""
-        return self._inputs.passes
+        return self._inputs.latest.number
 
     @property
     def recorded(self) -> Recorded:
@@ -109,14 +108,14 @@ class Recorder:
             self.capture, self._record, self._answer, answers_others=not exact, compiled=True
         )
         try:
-            with ExitStack() as graphs, self._inputs.follow(compiled=True), capturing:
-                if not self._graphs.are_open:
-                    graphs.enter_context(uncompiled())
-                    if not self._is_of_training:  # else from the next step on
-                        self._inputs.on_success = partial(self._follow_graphs, graphs)
-                yield
+            with ExitStack() as graphs:
+                is_of_training = self._is_of_training  # graphs are followed from the next step on
+                on_success = None if is_of_training else partial(self._follow_graphs, graphs)
+                with self._inputs.follow(compiled=True, on_success=on_success), capturing:
+                    if not self._graphs.are_open:
+                        graphs.enter_context(uncompiled())
+                    yield
         finally:
-            self._inputs.on_success = lambda: None
             # A pass that this did not see begin counts nowhere.
             self.capture.is_paused = self._is_of_training
 
@@ -266,7 +265,7 @@ class Recorder:
         need_heads = verify or is_answer
         # The function mode must not capture what is computed from the call.
         with without_function_modes():
-            kind = _kind(site, call, inputs, self._inputs.kept)
+            kind = _kind(site, call, inputs, self._inputs.latest.kept)
             if site not in self._graphs.sites:
                 self._graphs.add_site(site, call, self._is_alike(site, call, inputs, kind))
             number = None if call.module_call is None else call.module_call.number
@@ -279,7 +278,7 @@ class Recorder:
                 self._keep(site, call)
                 return None
             if not need_heads and kind == "within":
-                cache = self._inputs.cache
+                cache = self._inputs.latest.cache
                 if self._queue.add_token(site, call, inputs, cache, self._pass):
                     return None
             layout = self._layout(site, call, inputs, kind)
