@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from headwise._torch_private import can_observe_operators, in_backward, in_func_transform
+from headwise.capture._attention_modules import cross_by_name, is_attention
 from headwise.capture._call import Answer, AttentionCall, OnCall
-from headwise.capture._modules import cross_by_name, is_attention
 from headwise.capture._running_calls import ModuleCall, running_calls
 from headwise.capture._site import Site
 from headwise.capture._stacks import find_stacks, stack_of

@@ -24,9 +24,9 @@ from headwise._torch_private import (
     push_function_mode,
     stop_observing_operators,
 )
+from headwise.capture._attention_modules import HOOKED, n_heads_of
 from headwise.capture._call import AttentionCall, GraphCall
 from headwise.capture._capture import Capture
-from headwise.capture._modules import HOOKED, n_heads_of
 from headwise.capture._softmax import SoftmaxTracker
 from headwise.capture._unsupported import Unsupported
 from headwise.kernels import make_rule

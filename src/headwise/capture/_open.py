@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.capture._attention_modules import HOOKED, is_attention
 from headwise.capture._call import Answer, AttentionCall, OnCall
 from headwise.capture._capture import Capture, Receiver
 from headwise.capture._follow_graphs import call_of_layer
 from headwise.capture._functions import capture_functions
-from headwise.capture._modules import HOOKED, is_attention
 from headwise.capture._torch_calls import capture_torch_layer
 from headwise.errors import UnsupportedError
 from headwise.kernels import AttendOutput

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from headwise._torch_private import version_of
+from headwise.capture._attention_modules import HOOKED, is_attention, n_heads_of
 from headwise.capture._call import AttentionCall
 from headwise.capture._capture import Capture
 from headwise.capture._logits import (
@@ -23,7 +24,6 @@ from headwise.capture._logits import (
     read_product,
     visible_keys,
 )
-from headwise.capture._modules import HOOKED, is_attention, n_heads_of
 from headwise.capture._unsupported import Unsupported
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowRequest, RowStatistics, make_rule

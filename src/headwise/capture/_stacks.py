@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from headwise.capture._modules import is_attention
+from headwise.capture._attention_modules import is_attention
 
 Path = tuple[str, ...]
 _SUFFIX = re.compile(r"_(model|tower)(?=\.|$)")

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from torch import nn
 
+from headwise.capture._attention_modules import n_heads_of
 from headwise.capture._call import AttentionCall
-from headwise.capture._modules import n_heads_of
 from headwise.capture._running_calls import ModuleCall
 
 
