@@ -2,8 +2,8 @@
 
 from torch import nn
 
-from headwise._count_names import HEADS
 from headwise.layer import HeadAttention
+from headwise.models import HEADS
 
 # Layers with a plain hook of their own: what they call in turn is not captured.
 HOOKED = (HeadAttention, nn.MultiheadAttention)
