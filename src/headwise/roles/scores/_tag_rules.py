@@ -78,6 +78,7 @@ def tag_rows(eligible: EligiblePairs, tags: Sequence[str]) -> TagRows:
     n = nodes.n
     structural = index.where([role.kind == "structure" for role in index.roles])
     rows = torch.nonzero(structural & (eligible.eligible[:, 0] > 0)).flatten()
+    # Roles share their queries: what is nearest is found once for each word that asks.
     place, of_row = torch.unique(index.text[rows] * n + index.node[rows], return_inverse=True)
     text, node = place // n, place % n
     members, tag_of_node = nodes.by_tag(tags)
@@ -189,6 +190,7 @@ def _fit(
     with_offsets: bool = False,
 ) -> _Fitted:
     """The best rule of each group among all sides and ranks, by its sum over selected queries."""
+    # The queries of a group follow each other, so that one pass adds up each (`_sums`).
     chosen = np.flatnonzero(selected)
     chosen = chosen[np.argsort(group[chosen], kind="stable")]
     rows = rows.take(chosen)
