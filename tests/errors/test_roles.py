@@ -1,8 +1,9 @@
-"""Each refusal when roles are evaluated says what is wrong."""
+"""Each refusal when roles are evaluated says what is wrong: calls and messages."""
 
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,14 @@ from transformers import PreTrainedTokenizerFast
 
 import headwise as hw
 from headwise.corpora import AnnotatedText, Choice, Example, name_texts, read_examples
-from headwise.errors import ArgumentError, HeadError, InputError, ShapeError, UnsupportedError
+from headwise.errors import (
+    ArgumentError,
+    HeadError,
+    HeadwiseError,
+    InputError,
+    ShapeError,
+    UnsupportedError,
+)
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.ownership import check_edits_reach, edit_heads, find_attentions
 from headwise.roles import (
@@ -23,7 +31,6 @@ from headwise.roles import (
     ChoiceRelation,
     Evidence,
     FoundHeads,
-    Pairs,
     Roles,
     TokenText,
     agreement,
@@ -38,52 +45,8 @@ from planted import TOKENIZER, Planted, PlantedGPT, lines
 from planted_pairs import PlantedPairs, sharp_t5, spelled
 
 MODEL = Planted([("offset -1",)], causal=True)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"models": 0}, r"models=0\. Give 1 or more"),
-        ({"splits": 0}, r"splits=0\. Give 1 or more"),
-        ({"seed": -1}, r"seed=-1\. Give 0 or more"),
-        ({"nulls": ("permuted", "reversed")}, r"no null 'reversed'\. Choose from permuted"),
-    ],
-)
-def test_evidence_that_cannot_be_had(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=f"Evidence: {message}"):
-        Evidence(**given)
-
-
 FAST = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER)  # which cannot read an empty text
-
-
-@pytest.mark.parametrize("tokenizer", [TOKENIZER, FAST])
-@pytest.mark.parametrize("corpus", [[], ["", "  "]])
-def test_a_corpus_without_tokens(corpus, tokenizer):
-    distinct = len(corpus)
-    with pytest.raises(InputError, match=rf"find_roles: {distinct} texts hold no token"):
-        find_roles(MODEL, corpus, tokenizer=tokenizer)
-
-
-def test_a_corpus_that_is_no_list_of_texts():
-    with pytest.raises(ArgumentError, match=r"find_roles: texts is 7, a int\. Give a str or A"):
-        find_roles(MODEL, 7, tokenizer=TOKENIZER)
-
-
-def test_a_null_of_examples_is_none_of_roles():
-    with pytest.raises(ArgumentError, match=r"find_roles: the null 'exchanged' is of examples"):
-        find_roles(MODEL, lines(8), tokenizer=TOKENIZER, evidence=Evidence(("exchanged",)))
-
-
-@pytest.mark.parametrize("name", ["self", "induction", "prefix matching"])
-def test_a_custom_role_with_a_taken_name(name):
-    with pytest.raises(ArgumentError, match=rf"find_roles: '{name}' is a role already"):
-        find_roles(MODEL, lines(3), tokenizer=TOKENIZER, relations={name: lambda text: []})
-
-
-def test_a_pair_outside_the_text():
-    with pytest.raises(ArgumentError, match=r"'far' gives \(0, 99\) for a text of 2[0-9] tokens"):
-        find_roles(MODEL, lines(3), tokenizer=TOKENIZER, relations={"far": lambda text: [(0, 99)]})
+Rows = list[tuple[Callable[[], Any], type[HeadwiseError], str]]
 
 
 class Weightless(torch.nn.Module):
@@ -113,221 +76,142 @@ class Both(Planted):
         return super().forward(input_ids, attention_mask)
 
 
-@pytest.mark.parametrize(
-    ("model", "nulls", "message"),
-    [
-        (Weightless(), ("permuted",), "Weightless has no weight matrix to permute"),
-        (MODEL, ("random",), "Evidence: Planted has no known initialization .*Leave 'random' out"),
-        (Deaf(), None, "no self-attention of Deaf was captured"),
-        (Hasty([("first",)], causal=True), None, r"Hasty was given 3 texts of 2\d .* to 3 of"),
-        (Both(), None, "find_roles: Both reads two texts, and .* encoder"),
-    ],
-)
-def test_a_model_that_cannot_be_scored(model: Any, nulls: Any, message: str) -> None:
-    with pytest.raises(UnsupportedError, match=message):
-        find_roles(model, lines(3), tokenizer=TOKENIZER, evidence=Evidence(nulls))
+def _roles(model: Any = MODEL, texts: Any = None, **options: Any) -> Roles:
+    options = {"tokenizer": TOKENIZER, "evidence": Evidence(nulls=())} | options
+    return find_roles(model, lines(3) if texts is None else texts, **options)
 
 
-def test_a_slow_tokenizer():
-    class Slow:
-        is_fast = False
-
-    with pytest.raises(UnsupportedError, match=r"tokenize: Slow cannot say .*use_fast=True"):
-        tokenize(Slow(), [AnnotatedText("a")], 8)
+_found_roles = cache(lambda: _roles(texts=lines(6)))
 
 
-def test_a_word_longer_than_the_context():
-    spelled = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
-    with pytest.raises(InputError, match=r"tokenize: 'aaaaaaaaaa' has more tokens .* \(8\)"):
-        tokenize(spelled, [AnnotatedText("b aaaaaaaaaa")], 8)
+def _of(nulls: Any) -> dict[str, Any]:
+    return {"evidence": Evidence(nulls)}
 
 
-@pytest.fixture(scope="module")
-def roles():
-    return find_roles(MODEL, lines(6), tokenizer=TOKENIZER, evidence=Evidence(nulls=()))
-
-
-@pytest.mark.parametrize("ask", [Roles.why, Roles.examples, Roles.of])
-def test_a_missing_head(roles, ask):
-    with pytest.raises(HeadError, match=r"L7\.H0"):
-        ask(roles, "L7.H0")
-
-
-def test_a_file_that_holds_no_roles(roles, tmp_path):
-    path = roles.save(tmp_path / "roles.json")
-    said = json.loads(path.read_text("utf-8"))
-    path.write_text(json.dumps({**said, "headwise_roles": 99}), "utf-8")
-    with pytest.raises(InputError, match=r"Roles\.load: .* schema 99, not 2"):
-        Roles.load(path)
-    path.write_text(json.dumps({**said, "heads": [{"name": "L0.H0"}]}), "utf-8")
-    with pytest.raises(InputError, match=r"Roles\.load: .* is incomplete or damaged"):
-        Roles.load(path)
-
-
-def test_texts_of_mostly_unknown_tokens():
-    with pytest.raises(InputError, match=r"find_roles: 80% of the tokens .* are unknown to the"):
-        find_roles(MODEL, ["una frase que nadie ,"], tokenizer=TOKENIZER)
-
-
-def right(text: TokenText) -> Pairs:
+def right(text: TokenText) -> tuple[()]:
     return ()
 
 
-@pytest.mark.parametrize(("pairs", "candidates"), [(None, right), (right, [(1, 2)])])
-def test_parts_of_a_choice_that_are_no_functions(pairs: Any, candidates: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"ChoiceRelation: (pairs|candidates) is .*Give a"):
-        ChoiceRelation(pairs, candidates)
+ROLES: Rows = [
+    (lambda: Evidence(models=0), ArgumentError, r"Evidence: models=0\. Give 1 or more"),
+    (lambda: Evidence(splits=0), ArgumentError, r"Evidence: splits=0\. Give 1 or more"),
+    (lambda: Evidence(seed=-1), ArgumentError, r"Evidence: seed=-1\. Give 0 or more"),
+    (lambda: Evidence(("permuted", "reversed")), ArgumentError,
+     r"Evidence: no null 'reversed'\. Choose from permuted"),
+    (lambda: _roles(texts=[]), InputError, "find_roles: 0 texts hold no token"),
+    (lambda: _roles(texts=["", "  "]), InputError, "find_roles: 2 texts hold no token"),
+    (lambda: _roles(texts=[], tokenizer=FAST), InputError, "find_roles: 0 texts hold no token"),
+    (lambda: _roles(texts=["", "  "], tokenizer=FAST), InputError,
+     "find_roles: 2 texts hold no token"),
+    (lambda: _roles(texts=7), ArgumentError, r"find_roles: texts is 7, a int\. Give a str or A"),
+    (lambda: _roles(**_of(("exchanged",))), ArgumentError,
+     r"find_roles: the null 'exchanged' is of examples"),
+    *((partial(_roles, relations={name: lambda text: []}), ArgumentError,
+       rf"find_roles: '{name}' is a role already")
+      for name in ("self", "induction", "prefix matching")),
+    (lambda: _roles(relations={"far": lambda text: [(0, 99)]}), ArgumentError,
+     r"'far' gives \(0, 99\) for a text of 2[0-9] tokens"),
+    (lambda: _roles(Weightless(), **_of(("permuted",))), UnsupportedError,
+     "Weightless has no weight matrix to permute"),
+    (lambda: _roles(**_of(("random",))), UnsupportedError,
+     "Evidence: Planted has no known initialization .*Leave 'random' out"),
+    (lambda: _roles(Deaf(), **_of(None)), UnsupportedError,
+     "no self-attention of Deaf was captured"),
+    (lambda: _roles(Hasty([("first",)], causal=True), **_of(None)), UnsupportedError,
+     r"Hasty was given 3 texts of 2\d .* to 3 of"),
+    (lambda: _roles(Both(), **_of(None)), UnsupportedError,
+     "find_roles: Both reads two texts, and .* encoder"),
+    (lambda: tokenize(type("Slow", (), {"is_fast": False})(), [AnnotatedText("a")], 8),
+     UnsupportedError, r"tokenize: Slow cannot say .*use_fast=True"),
+    (lambda: tokenize(Tokenizer(models.BPE({"a": 0, "b": 1}, [])), [AnnotatedText("b " + "a" * 10)],
+                      8), InputError, r"tokenize: 'aaaaaaaaaa' has more tokens .* \(8\)"),
+    *((partial(lambda ask: ask(_found_roles(), "L7.H0"), ask), HeadError, r"L7\.H0")
+      for ask in (Roles.why, Roles.examples, Roles.of)),
+    (lambda: _roles(texts=["una frase que nadie ,"], **_of(None)), InputError,
+     r"find_roles: 80% of the tokens .* are unknown to the"),
+    (lambda: ChoiceRelation(None, right), ArgumentError, "ChoiceRelation: pairs is .*Give a"),
+    (lambda: ChoiceRelation(right, [(1, 2)]), ArgumentError,
+     "ChoiceRelation: candidates is .*Give a"),
+]  # fmt: skip
 
-
-# Each refusal when effects are measured says what is wrong.
+# What effects cannot be measured by.
 
 
 PREDICTS = PlantedGPT([("before",), ("induction",)])
 CHOICE = Choice("w1 w2 w1", "w2", "w3")
+IDS = torch.tensor([[8, 9, 8], [9, 8, 9]])
+_predicting = cache(lambda: _roles(PREDICTS, lines(6)))
 
 
-@pytest.fixture(scope="module")
-def predicting():
-    return find_roles(PREDICTS, lines(6), tokenizer=TOKENIZER, evidence=Evidence(nulls=()))
+class Ahead(PlantedGPT):
+    def forward(self, input_ids, attention_mask=None):
+        return super().forward(input_ids.flip(1)).flip(1)
 
 
-def test_a_behavior_without_texts():
-    with pytest.raises(ArgumentError, match="behavior: batches holds no batch"):
-        behavior("mine", [], lambda output, batch: output)
-    with pytest.raises(
-        ArgumentError, match=r"behavior: none of these texts has a target for PlantedGPT"
-    ):
-        translation(PREDICTS, [AnnotatedText("w1 w2")], tokenizer=TOKENIZER)
-    with pytest.raises(ArgumentError, match=r"none of these texts has a target for PlantedGPT"):
-        induction(PREDICTS, ["w1 w2"], tokenizer=TOKENIZER)
+class Headless(Planted):
+    def forward(self, input_ids, attention_mask=None):
+        return SimpleNamespace(last_hidden_state=super().forward(input_ids))
+
+
+def _agreement(choice: Choice = CHOICE, model: Any = PREDICTS) -> Any:
+    return agreement(model, [choice], tokenizer=TOKENIZER)
+
+
+def _effects(*tasks: Any, model: Any = PREDICTS, **options: Any) -> Roles:
+    return _predicting().effects(model, [*tasks], **options)
+
+
+def _induction(sequences: int = 4) -> Any:
+    return induction(PREDICTS, lines(6), tokenizer=TOKENIZER, sequences=sequences)
+
+
+def _of_another_model() -> None:
+    other = PlantedGPT([("before", "even"), ("induction", "even")])
+    _effects(_agreement(model=other), model=other)
+
+
+def _loss(name: str, loss: Callable[[Any, Any], Any], ids: torch.Tensor = IDS, **more: Any) -> Any:
+    return behavior(name, [{"input_ids": ids}], loss, **more)
+
+
+NO_TARGET = "none of these texts has a target for PlantedGPT"
+EFFECTS: Rows = [
+    (lambda: behavior("mine", [], lambda output, batch: output), ArgumentError,
+     "behavior: batches holds no batch"),
+    (lambda: translation(PREDICTS, [AnnotatedText("w1 w2")], tokenizer=TOKENIZER), ArgumentError,
+     f"behavior: {NO_TARGET}"),
+    (lambda: induction(PREDICTS, ["w1 w2"], tokenizer=TOKENIZER), ArgumentError, NO_TARGET),
     # One text has no other name for its control.
-    for texts in ([AnnotatedText("w1 w2")], name_texts(1, names=["w1", "w2"])):
-        with pytest.raises(ArgumentError, match=r"none of these texts has a target for PlantedGPT"):
-            name_moving(PREDICTS, texts, tokenizer=TOKENIZER)
+    (lambda: name_moving(PREDICTS, [AnnotatedText("w1 w2")], tokenizer=TOKENIZER), ArgumentError,
+     NO_TARGET),
+    (lambda: name_moving(PREDICTS, name_texts(1, names=["w1", "w2"]), tokenizer=TOKENIZER),
+     ArgumentError, NO_TARGET),
+    (lambda: _agreement(Choice("w1", "w2", "w2")), InputError,
+     r"'w2' and 'w2' after 'w1' do not differ within .* first 48"),
+    (lambda: _agreement(Choice(" ".join(["w1"] * 60), "w2", "w3")), InputError,
+     r"'w2' and 'w3' after ' w1.* first 48 tokens\. Give .* fewer"),
+    (lambda: _agreement(model=Ahead([("before",), ("induction",)])), UnsupportedError,
+     "behavior: Ahead looks ahead"),
+    (lambda: _agreement(model=Headless([("offset -1",)], causal=True)), UnsupportedError,
+     "behavior: Headless gives no logits for each"),
+    (lambda: _effects(_agreement(), _agreement()), ArgumentError,
+     r"effects: behaviors are named agreement, agreement\."),
+    (_effects, ArgumentError, "effects: behaviors are named nothing"),
+    (lambda: _effects(_loss("broken", lambda output, batch: output[:, 0, 0].log())), ArgumentError,
+     "effects: 'broken' is not finite on 2 of 2 texts"),
+    (lambda: _effects(_loss("mean", lambda output, _: output.mean(), IDS[:1, :2])), ShapeError,
+     r"loss mean: shape \(\) for 1 texts\. Return one"),
+    (_of_another_model, ArgumentError, r"effects: these are roles of the model [0-9a-f]{16}"),
+    (lambda: _effects(_agreement(), heads=["L7.H0"]), HeadError, r"L7\.H0"),
+    (lambda: replace(_induction(), control=()), ArgumentError,
+     r"'induction' has labels \{'prefix.* no control"),
+    (lambda: _loss("mine", lambda output, _: output[:, 0, 0], labels={"r": "moving"}),
+     ArgumentError, r"Behavior: 'mine' has labels \{'r': 'moving'\}"),
+    (lambda: _effects(replace(_induction(), control=_induction(3).control)), ArgumentError,
+     "'induction' has 4 texts and 3 of its control"),
+]  # fmt: skip
 
-
-def test_two_choices_with_the_same_tokens():
-    with pytest.raises(
-        InputError, match=r"'w2' and 'w2' after 'w1' do not differ within .* first 48"
-    ):
-        agreement(PREDICTS, [Choice("w1", "w2", "w2")], tokenizer=TOKENIZER)
-
-
-def test_a_choice_longer_than_the_context():
-    far = Choice(" ".join(["w1"] * 60), "w2", "w3")
-    with pytest.raises(
-        InputError, match=r"'w2' and 'w3' after ' w1.* first 48 tokens\. Give .* fewer"
-    ):
-        agreement(PREDICTS, [far], tokenizer=TOKENIZER)
-
-
-def test_a_model_that_looks_ahead():
-    class Ahead(PlantedGPT):
-        def forward(self, input_ids, attention_mask=None):
-            return super().forward(input_ids.flip(1)).flip(1)
-
-    with pytest.raises(UnsupportedError, match=r"behavior: Ahead looks ahead"):
-        agreement(Ahead([("before",), ("induction",)]), [CHOICE], tokenizer=TOKENIZER)
-
-
-def test_a_model_without_logits():
-    class Headless(Planted):
-        def forward(self, input_ids, attention_mask=None):
-            return SimpleNamespace(last_hidden_state=super().forward(input_ids))
-
-    with pytest.raises(UnsupportedError, match=r"behavior: Headless gives no logits for each"):
-        agreement(Headless([("offset -1",)], causal=True), [CHOICE], tokenizer=TOKENIZER)
-
-
-def test_behaviors_need_distinct_names(predicting):
-    chosen = agreement(PREDICTS, [CHOICE], tokenizer=TOKENIZER)
-    with pytest.raises(ArgumentError, match=r"effects: behaviors are named agreement, agreement\."):
-        predicting.effects(PREDICTS, [chosen, chosen])
-    with pytest.raises(ArgumentError, match=r"effects: behaviors are named nothing"):
-        predicting.effects(PREDICTS, [])
-
-
-def test_a_loss_that_is_nan(predicting):
-    batches = [{"input_ids": torch.tensor([[8, 9, 8], [9, 8, 9]])}]
-    broken = behavior("broken", batches, lambda output, batch: output[:, 0, 0].log())
-    with pytest.raises(ArgumentError, match=r"effects: 'broken' is not finite on 2 of 2 texts"):
-        predicting.effects(PREDICTS, [broken])
-
-
-def test_a_loss_that_is_not_one_number_for_each_text(predicting):
-    mean = behavior(
-        "mean", [{"input_ids": torch.tensor([[8, 9]])}], lambda output, _: output.mean()
-    )
-    with pytest.raises(ShapeError, match=r"loss mean: shape \(\) for 1 texts\. Return one"):
-        predicting.effects(PREDICTS, [mean])
-
-
-def test_roles_of_another_model(predicting):
-    model = PlantedGPT([("before", "even"), ("induction", "even")])
-    with pytest.raises(
-        ArgumentError, match=rf"effects: these are roles of the model {predicting.model}"
-    ):
-        predicting.effects(model, [agreement(model, [CHOICE], tokenizer=TOKENIZER)])
-
-
-def test_effects_of_a_missing_head(predicting):
-    with pytest.raises(HeadError, match=r"L7\.H0"):
-        predicting.effects(
-            PREDICTS, [agreement(PREDICTS, [CHOICE], tokenizer=TOKENIZER)], heads=["L7.H0"]
-        )
-
-
-def test_labels_without_a_control(predicting):
-    task = induction(PREDICTS, lines(6), tokenizer=TOKENIZER, sequences=4)
-    with pytest.raises(ArgumentError, match=r"'induction' has labels \{'prefix.* no control"):
-        replace(task, control=())
-    batches = [{"input_ids": torch.tensor([[8, 9, 8]])}]
-    with pytest.raises(ArgumentError, match=r"Behavior: 'mine' has labels \{'r': 'moving'\}"):
-        behavior("mine", batches, lambda output, _: output[:, 0, 0], labels={"r": "moving"})
-
-
-def test_a_control_of_another_size(predicting):
-    task = induction(PREDICTS, lines(6), tokenizer=TOKENIZER, sequences=4)
-    fewer = induction(PREDICTS, lines(6), tokenizer=TOKENIZER, sequences=3)
-    with pytest.raises(ArgumentError, match=r"'induction' has 4 texts and 3 of its control"):
-        predicting.effects(PREDICTS, [replace(task, control=fewer.control)])
-
-
-class Unprojected(torch.nn.Module):
-    """Attention without an output projection; its output may be ignored."""
-
-    def __init__(self, read: bool) -> None:
-        super().__init__()
-        self.embed, self.read = torch.nn.Embedding(9, 4), read
-
-    def forward(self, input_ids):
-        x = self.embed(input_ids)[:, None]
-        heads = torch.nn.functional.scaled_dot_product_attention(x, x, x)
-        return (x + heads if self.read else x)[:, 0]
-
-
-def test_heads_whose_output_is_never_read_cannot_be_edited():
-    model, batch = Unprojected(read=False), {"input_ids": torch.tensor([[1, 2, 3]])}
-    attentions = find_attentions(model, batch, needs_projections=False)
-    with pytest.raises(UnsupportedError, match=r"edits of the heads of .* do not reach the output"):
-        check_edits_reach(model, attentions, batch)
-    with pytest.raises(UnsupportedError, match=r"has no output projection"):
-        _ = attentions[0].output
-
-
-def test_heads_without_a_projection_are_not_edited_under_gradients():
-    model, batch = Unprojected(read=True), {"input_ids": torch.tensor([[1, 2, 3]])}
-    attentions = find_attentions(model, batch, needs_projections=False)
-    check_edits_reach(model, attentions, batch)
-    with (
-        edit_heads(model, attentions, lambda _, heads: heads * 0),
-        pytest.raises(UnsupportedError, match=r"Unprojected has no output .*no_grad"),
-    ):
-        model(**batch)
-    assert not model._forward_hooks
-
-
-# Examples and files of task heads that cannot be used are refused.
+# Examples of task heads, and alignments.
 
 
 CONFIG = MiniGPTConfig(vocab_size=60, context=24, d_model=12, n_heads=4, n_kv_heads=2, n_layers=1)
@@ -337,6 +221,7 @@ GOOD: dict[str, Any] = {
     "right": (0, 2),
     "wrong": (2, 4),
 }
+ONE = Example(**GOOD)
 
 
 def _model() -> MiniGPT:
@@ -344,98 +229,135 @@ def _model() -> MiniGPT:
     return MiniGPT(CONFIG).eval()
 
 
+def _heads(*examples: Any, model: Any = None, **options: Any) -> FoundHeads:
+    return hw.find_heads(model or _model(), [*examples], **options)
+
+
+@cache
 def _found() -> FoundHeads:
     examples = [Example(**GOOD | {"text": [n % 7, 4, 5, 6, 7, 8]}) for n in range(8)]
-    return hw.find_heads(_model(), examples, evidence=hw.Evidence(nulls=()))
+    return _heads(*examples, evidence=hw.Evidence(nulls=()))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"text": []}, r"has the text \[\]"),
-        ({"text": [1.5, 2, 3, 4, 5, 6]}, "has the text"),
-        ({"text": "a b"}, "strings without a tokenizer"),
-        ({"answer": "a"}, "the answer 'a', and no tokenizer"),
-        ({"query": (5, 7)}, r"query has \(5, 7\) in a text of 6 tokens"),
-        ({"right": []}, r"right=\[\]"),
-        ({"right": (2, 1)}, r"right has \(2, 1\)"),
-        ({"wrong": 3}, "wrong has 3"),
-        ({"wrong": (1, 3)}, r"\(0, 2\) and \(1, 3\) of right and wrong share a token"),
-        ({"text": [1] * 30}, "30 tokens and an answer of 0, and the model reads 24"),
-        ({"inputs": {"pixels": torch.ones(1, 3)}}, r"inputs \{'pixels': \(3,\)\}, and the first"),
-    ],
-)
-def test_a_malformed_example_is_refused(change: dict[str, Any], message: str) -> None:
-    examples = [Example(**GOOD), Example(**GOOD | change)]
-    with pytest.raises(ArgumentError, match=message):
-        hw.find_heads(_model(), examples)
+MALFORMED: list[tuple[dict[str, Any], str]] = [
+    ({"text": []}, r"has the text \[\]"),
+    ({"text": [1.5, 2, 3, 4, 5, 6]}, "has the text"),
+    ({"text": "a b"}, "strings without a tokenizer"),
+    ({"answer": "a"}, "the answer 'a', and no tokenizer"),
+    ({"query": (5, 7)}, r"query has \(5, 7\) in a text of 6 tokens"),
+    ({"right": []}, r"right=\[\]"),
+    ({"right": (2, 1)}, r"right has \(2, 1\)"),
+    ({"wrong": 3}, "wrong has 3"),
+    ({"wrong": (1, 3)}, r"\(0, 2\) and \(1, 3\) of right and wrong share a token"),
+    ({"text": [1] * 30}, "30 tokens and an answer of 0, and the model reads 24"),
+    ({"inputs": {"pixels": torch.ones(1, 3)}}, r"inputs \{'pixels': \(3,\)\}, and the first"),
+]
+PIXELS = {"pixels": torch.ones(1, 3, 4)}
+NO_BATCH: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (PIXELS, {"pixels": [1.0]}),
+    (PIXELS, {"pixels": torch.ones(1, 3, 5)}),
+    ({"input_ids": torch.ones(1, 6)},) * 2,
+]
+APART = Example("w1 w2 w3", query=(6, 8), right=(2, 3), wrong=(0, 2))
+EXAMPLES: Rows = [
+    *((partial(lambda change: _heads(ONE, Example(**GOOD | change)), change), ArgumentError, said)
+      for change, said in MALFORMED),
+    *((partial(lambda two: _heads(*(Example(**GOOD, inputs=x) for x in two)), two), ArgumentError,
+       r"has the inputs \{'(pixels|input_ids)': .*Give each") for two in NO_BATCH),
+    (lambda: hw.find_heads(_model(), ONE), ArgumentError, "1 examples"),
+    (lambda: hw.find_heads(_model(), "a"), ArgumentError, "examples is 'a'"),  # type: ignore[arg-type]
+    (lambda: _heads(ONE, ONE, evidence=hw.Evidence(splits=3)), ArgumentError,
+     r"Evidence\(splits=3\)"),
+    (lambda: _heads(ONE, ONE, most=0), ArgumentError, "most=0"),
+    (lambda: _heads(ONE, ONE, max_tokens=5), ArgumentError, "the model reads 5"),
+    (lambda: _heads(ONE, ONE, model=sharp_t5()), UnsupportedError,
+     "T5ForConditionalGeneration reads two texts"),
+    (lambda: _heads(*[Example(**GOOD, answer=[3])] * 4, model=zoo.make("Bert"),
+                    evidence=hw.Evidence(nulls=())), UnsupportedError, "BertModel gives no logits"),
+    (lambda: _heads(APART, APART, tokenizer=TOKENIZER), ArgumentError, r"right has \(2, 3\), ' '"),
+]  # fmt: skip
+
+SOURCES, TARGETS = [[5, 9, 7, 3, 11, 4]], [[6, 2, 7]]
+STATES = torch.zeros(1, 6, 32)
 
 
-@pytest.mark.parametrize(
-    "inputs",
-    [{"pixels": [1.0]}, {"input_ids": torch.ones(1, 6)}, {"pixels": torch.ones(1, 3, 5)}],
-)
-def test_inputs_of_examples_that_make_no_batch_are_refused(inputs: dict[str, Any]) -> None:
-    same = [inputs, {"pixels": torch.ones(1, 3, 4)} if "pixels" in inputs else inputs]
-    examples = [Example(**GOOD, inputs=given) for given in same[::-1]]
-    with pytest.raises(ArgumentError, match=r"has the inputs \{'(pixels|input_ids)': .*Give each"):
-        hw.find_heads(_model(), examples)
+def _align(outputs: Any = TARGETS, inputs: Any = None, **options: Any) -> Any:
+    inputs = {"input_ids": torch.tensor(SOURCES)} if inputs is None else inputs
+    return hw.align(sharp_t5(), inputs, outputs, **options)
 
 
-def test_too_few_examples_and_other_models_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="1 examples"):
-        hw.find_heads(_model(), Example(**GOOD))
-    with pytest.raises(ArgumentError, match="examples is 'a'"):
-        hw.find_heads(_model(), "a")  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=r"Evidence\(splits=3\)"):
-        hw.find_heads(_model(), [Example(**GOOD)] * 2, evidence=hw.Evidence(splits=3))
-    with pytest.raises(ArgumentError, match="most=0"):
-        hw.find_heads(_model(), [Example(**GOOD)] * 2, most=0)
-    with pytest.raises(ArgumentError, match="the model reads 5"):
-        hw.find_heads(_model(), [Example(**GOOD)] * 2, max_tokens=5)
-    with pytest.raises(UnsupportedError, match="T5ForConditionalGeneration reads two texts"):
-        hw.find_heads(sharp_t5(), [Example(**GOOD)] * 2)
+def _alignment_heads(span: tuple[int, int] | None = None) -> Any:
+    batch = spelled(2, 0)
+    spans = [[span] * len(outputs) for outputs in batch.outputs] if span else [[], []]
+    batch = AlignedBatch(batch.inputs, batch.outputs, spans)
+    return hw.find_alignment_heads(PlantedPairs(), batch)
 
 
-def test_answers_of_a_model_without_logits_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="BertModel gives no logits"):
-        hw.find_heads(
-            zoo.make("Bert"), [Example(**GOOD, answer=[3])] * 4, evidence=hw.Evidence(nulls=())
-        )
+ALIGNMENTS: Rows = [
+    (_align, ArgumentError, "heads=None, and T5ForConditionalGeneration"),
+    (lambda: _align(heads=(5, 0)), HeadError, r"no head \(5, 0\)"),
+    (lambda: _align(heads=[]), ArgumentError, r"heads=\[\]"),
+    (lambda: _align(TARGETS[0], heads=(0, 0)), ArgumentError, r"outputs=\[6, 2, 7\]"),
+    (lambda: _align([*TARGETS, []], heads=(0, 0)), ArgumentError, "output 1 has no token"),
+    (lambda: _align(inputs={"encoder_outputs": STATES}, heads=(0, 0)), ArgumentError,
+     "encoder_outputs is a Tensor"),
+    (lambda: _align(inputs={"encoder_outputs": {"last_hidden_state": STATES}}, heads=(0, 0)),
+     ArgumentError, "encoder_outputs is a dict"),
+    (_alignment_heads, ArgumentError, "spans of"),
+    (lambda: _alignment_heads((2, 2)), ArgumentError, r"a span is \(2, 2\)"),
+    (lambda: _alignment_heads((0, 99)), ArgumentError, "in a source of"),
+    (lambda: hw.find_alignment_heads(PlantedPairs(), spelled(2, 0), most=0), ArgumentError,
+     "most=0"),
+    (lambda: hw.align(zoo.make("Bert"), {"input_ids": torch.tensor([[3]])}, [[4]], heads=(0, 0)),
+     UnsupportedError, "has no function that shifts labels"),
+]  # fmt: skip
 
 
-def test_characters_without_a_token_are_refused() -> None:
-    example = Example("w1 w2 w3", query=(6, 8), right=(2, 3), wrong=(0, 2))
-    with pytest.raises(ArgumentError, match=r"right has \(2, 3\), ' '"):
-        hw.find_heads(_model(), [example] * 2, tokenizer=TOKENIZER)
+@pytest.mark.parametrize(("call", "kind", "message"), [*ROLES, *EFFECTS, *EXAMPLES, *ALIGNMENTS])
+def test_what_cannot_be_evaluated_is_named(
+    call: Callable[[], Any], kind: type[HeadwiseError], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        call()
 
 
-def test_exports_that_no_tool_reads_are_refused(tmp_path: Path) -> None:
+EXPORTS: list[tuple[str, dict[str, Any], type[HeadwiseError], str]] = [
+    ("a.json", {"format": "onnx"}, ArgumentError, "no format 'onnx'"),
+    ("a.json", {"model_name": None}, ArgumentError, "model_name=None"),
+    ("a.json", {"heads": None}, ArgumentError, "the set was not tested"),
+    ("a.json", {"format": "qrhead"}, ArgumentError, r"ends in '\.json'"),
+    ("a.json", {"heads": "L7.H0"}, HeadError, r"no head L7\.H0"),
+    ("", {"format": "ctranslate2", "model_name": None}, HeadError,
+     r"L0\.H0 is no head of cross-attention, and ctranslate2"),
+    ("a.json", {"heads": "decoder.L0.H0"}, HeadError, r"decoder\.L0\.H0 belongs to a stack"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "given", "kind", "message"), EXPORTS)
+def test_exports_that_no_tool_reads_are_refused(
+    name: str, given: dict[str, Any], kind: type[HeadwiseError], message: str, tmp_path: Path
+) -> None:
     found = _found()
-    path, heads = tmp_path / "a.json", ["L0.H0"]
-    with pytest.raises(ArgumentError, match="no format 'onnx'"):
-        found.export(path, "onnx", model_name="a/b", heads=heads)
-    with pytest.raises(ArgumentError, match="model_name=None"):
-        found.export(path, "vllm-hook", heads=heads)
-    with pytest.raises(ArgumentError, match="the set was not tested"):
-        found.export(path, "vllm-hook", model_name="a/b")
-    with pytest.raises(ArgumentError, match=r"ends in '\.json'"):
-        found.export(path, "qrhead", model_name="a/b", heads=heads)
-    with pytest.raises(ArgumentError, match=r"ends in '\.txt'"):
-        found.save(tmp_path / "heads.txt")
-    with pytest.raises(HeadError, match=r"no head L7\.H0"):
-        found.export(path, "vllm-hook", model_name="a/b", heads="L7.H0")
+    if "decoder" in str(given):
+        rows = found.frame().assign(name=[f"decoder.{name}" for name in found.frame()["name"]])
+        found = FoundHeads(rows, found.heads, found.set_row)
+    options = {"format": "vllm-hook", "model_name": "a/b", "heads": ["L0.H0"]} | given
+    with pytest.raises(kind, match=message):
+        found.export(tmp_path / name, options.pop("format"), **options)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_head_of_a_stack_is_not_exported(tmp_path: Path) -> None:
-    found = _found()
-    rows = found.frame().assign(name=[f"decoder.{name}" for name in found.frame()["name"]])
-    stacked = FoundHeads(rows, found.heads, found.set_row)
-    with pytest.raises(HeadError, match=r"L0\.H0 is no head of cross-attention, and ctranslate2"):
-        found.export(tmp_path, "ctranslate2", heads="L0.H0")
-    with pytest.raises(HeadError, match=r"decoder\.L0\.H0 belongs to a stack"):
-        stacked.export(tmp_path / "a.json", "vllm-hook", model_name="a/b", heads="decoder.L0.H0")
+def test_files_that_hold_no_roles_or_heads_are_refused(tmp_path: Path) -> None:
+    path = _found_roles().save(tmp_path / "roles.json")
+    said = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps({**said, "headwise_roles": 99}), "utf-8")
+    with pytest.raises(InputError, match=r"Roles\.load: .* schema 99, not 2"):
+        Roles.load(path)
+    path.write_text(json.dumps({**said, "heads": [{"name": "L0.H0"}]}), "utf-8")
+    with pytest.raises(InputError, match=r"Roles\.load: .* is incomplete or damaged"):
+        Roles.load(path)
+    with pytest.raises(ArgumentError, match=r"ends in '\.txt'"):
+        _found().save(tmp_path / "heads.txt")
 
 
 CHANGES: list[Callable[[dict[str, Any]], object]] = [
@@ -501,43 +423,35 @@ def test_a_file_without_examples_is_refused(tmp_path: Path) -> None:
     ]
 
 
-# Alignments that cannot be computed are refused.
+class Unprojected(torch.nn.Module):
+    """Attention without an output projection; its output may be ignored."""
+
+    def __init__(self, read: bool) -> None:
+        super().__init__()
+        self.embed, self.read = torch.nn.Embedding(9, 4), read
+
+    def forward(self, input_ids):
+        x = self.embed(input_ids)[:, None]
+        heads = torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        return (x + heads if self.read else x)[:, 0]
 
 
-SOURCES, TARGETS = [[5, 9, 7, 3, 11, 4]], [[6, 2, 7]]
+def test_heads_whose_output_is_never_read_cannot_be_edited():
+    model, batch = Unprojected(read=False), {"input_ids": torch.tensor([[1, 2, 3]])}
+    attentions = find_attentions(model, batch, needs_projections=False)
+    with pytest.raises(UnsupportedError, match=r"edits of the heads of .* do not reach the output"):
+        check_edits_reach(model, attentions, batch)
+    with pytest.raises(UnsupportedError, match=r"has no output projection"):
+        _ = attentions[0].output
 
 
-def test_bad_pairs_are_refused() -> None:
-    model = sharp_t5()
-    source = {"input_ids": torch.tensor([SOURCES[0]])}
-    with pytest.raises(ArgumentError, match="heads=None, and T5ForConditionalGeneration"):
-        hw.align(model, source, TARGETS)
-    with pytest.raises(HeadError, match=r"no head \(5, 0\)"):
-        hw.align(model, source, TARGETS, heads=(5, 0))
-    with pytest.raises(ArgumentError, match=r"heads=\[\]"):
-        hw.align(model, source, TARGETS, heads=[])
-    with pytest.raises(ArgumentError, match=r"outputs=\[6, 2, 7\]"):
-        hw.align(model, source, TARGETS[0], heads=(0, 0))  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="output 1 has no token"):
-        hw.align(model, source, [*TARGETS, []], heads=(0, 0))
-    states = torch.zeros(1, 6, 32)
-    for encoded, kind in ((states, "Tensor"), ({"last_hidden_state": states}, "dict")):
-        with pytest.raises(ArgumentError, match=f"encoder_outputs is a {kind}"):
-            hw.align(model, {"encoder_outputs": encoded}, TARGETS, heads=(0, 0))
-    batch = spelled(2, 0)
-    for wrong, message in (
-        (AlignedBatch(batch.inputs, batch.outputs, [[], []]), "spans of"),
-        (AlignedBatch(batch.inputs, batch.outputs, [[(2, 2)] * len(o) for o in batch.outputs]),
-         r"a span is \(2, 2\)"),
-        (AlignedBatch(batch.inputs, batch.outputs, [[(0, 99)] * len(o) for o in batch.outputs]),
-         "in a source of"),
-    ):  # fmt: skip
-        with pytest.raises(ArgumentError, match=message):
-            hw.find_alignment_heads(PlantedPairs(), wrong)
-    with pytest.raises(ArgumentError, match="most=0"):
-        hw.find_alignment_heads(PlantedPairs(), batch, most=0)
-
-
-def test_a_model_without_cross_attention_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="has no function that shifts labels"):
-        hw.align(zoo.make("Bert"), {"input_ids": torch.tensor([[3]])}, [[4]], heads=(0, 0))
+def test_heads_without_a_projection_are_not_edited_under_gradients():
+    model, batch = Unprojected(read=True), {"input_ids": torch.tensor([[1, 2, 3]])}
+    attentions = find_attentions(model, batch, needs_projections=False)
+    check_edits_reach(model, attentions, batch)
+    with (
+        edit_heads(model, attentions, lambda _, heads: heads * 0),
+        pytest.raises(UnsupportedError, match=r"Unprojected has no output .*no_grad"),
+    ):
+        model(**batch)
+    assert not model._forward_hooks

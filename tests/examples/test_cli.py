@@ -12,16 +12,13 @@ from typing import get_args, get_type_hints
 
 import pandas as pd
 import pytest
-import torch
 import typer
 
-import headwise as hw
 from command import headwise
 from headwise.cli._app import EXAMPLES, app
 from headwise.cli._train import train
 from headwise.lab import MiniGPTConfig, TrainSettings
 from headwise.tables import Head, HeadTable
-from tiers import tiers
 
 TINY = ("--steps", 3, "--d-model", 8, "--layers", 2, "--heads", 2)
 TEXT = "I work , you work\nhe works\nthey work\n"
@@ -291,52 +288,6 @@ def test_texts_come_from_standard_input(
 
 
 # The importance of heads, from the weights of a model to its table of scores.
-
-
-@pytest.mark.parametrize(
-    "method", tiers(["half-gate", "gradient", "ablation", "zero-ablation"], ["gates"])
-)
-def test_the_scores_equal_those_of_the_library(folder: Path, text: Path, method: str) -> None:
-    out = text.parent / "scores.parquet"
-    done = headwise("importance", folder, "--text", text, "-o", out, "--method", method)
-    assert done.code == 0, done.err
-    scores = hw.Scores.load(out)
-    model, tokenizer = hw.load(folder), hw.load_tokenizer(folder)
-    expected = hw.importance(model, TEXT.splitlines(), method, tokenizer=tokenizer)
-    assert torch.equal(torch.tensor(scores.per_text), torch.tensor(expected.per_text))
-    assert (scores.model, scores.loss, scores.method) == (expected.model, "lm", method)
-    over = "3 seeds" if method == "gates" else "3 texts"
-    assert f"4 heads by {method} of the loss lm, over {over}" in done.err
-    assert (
-        f"The least important heads are {', '.join(map(str, expected.order()))}: {out}" in done.err
-    )
-
-
-def test_without_an_output_the_scores_are_printed_in_order(folder: Path, text: Path) -> None:
-    done = headwise("importance", folder, "--text", text)
-    assert done.code == 0, done.err
-    model, tokenizer = hw.load(folder), hw.load_tokenizer(folder)
-    expected = hw.importance(model, TEXT.splitlines(), tokenizer=tokenizer)
-    header, *rows = done.out.splitlines()
-    assert header.split() == ["importance", "ci_low", "ci_high"]
-    assert [row.split()[0] for row in rows] == [str(head) for head in expected.order()]
-
-
-@pytest.mark.parametrize("ending", [".svg", ".gif"])
-def test_the_scores_are_drawn_or_refused_before_any_work(
-    folder: Path, text: Path, ending: str
-) -> None:
-    figure = text.parent / f"scores{ending}"
-    done = headwise("importance", folder, "--text", text, "--figure", figure)
-    if ending == ".gif":
-        assert done.code == 2
-        assert done.err.strip().endswith("does not end in .svg, .png, .pdf. Rename it.")
-        assert not figure.exists()
-        return
-    assert done.code == 0, done.err
-    drawn = figure.read_text("utf-8")
-    assert "importance (half-gate, lm)" in drawn
-    assert f"A map of the scores: {figure}" in done.err
 
 
 def test_pairs_are_read_as_sentences(folder: Path, tmp_path: Path) -> None:
