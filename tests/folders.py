@@ -35,11 +35,20 @@ def tiny_gemma() -> nn.Module:
     return transformers.Gemma4ForCausalLM(config).eval()
 
 
-def tiny_bert(seed: int = 0) -> transformers.BertModel:
+def tiny_bert(**more: Any) -> transformers.BertModel:
     """An encoder of two layers of four heads, with random weights, in evaluation."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     sizes = {name: size for name, size in _SIZES.items() if name != "num_key_value_heads"}
-    return transformers.BertModel(transformers.BertConfig(**sizes)).eval()
+    return transformers.BertModel(transformers.BertConfig(**sizes | more)).eval()
+
+
+def tiny_t5(**more: Any) -> transformers.T5ForConditionalGeneration:
+    """An encoder-decoder of two layers of four heads in each stack, in evaluation."""
+    sizes = {"d_model": 24, "d_kv": 6, "d_ff": 32, "num_layers": 2, "num_heads": 4}
+    sizes |= {"vocab_size": 23}
+    tokens = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
+    config = transformers.T5Config(**sizes | tokens | more)
+    return transformers.T5ForConditionalGeneration(config).eval()
 
 
 def write_llama(folder: Path, words: tuple[str, ...], **sizes: int) -> None:

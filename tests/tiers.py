@@ -9,6 +9,12 @@ LONG = (pytest.mark.full,)
 BY_HAND = (pytest.mark.full, pytest.mark.zoo)  # `make zoo` runs them, CI does not
 
 
+def diagonal(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Cases in which every value of each axis occurs, where all of their product takes longer."""
+    values = [[*axis] for axis in axes]
+    return [tuple(axis[i % len(axis)] for axis in values) for i in range(max(map(len, values)))]
+
+
 def tiers(quick: Iterable[Any], long: Iterable[Any] = (), by_hand: Iterable[Any] = ()) -> list[Any]:
     """Each case once, in the first of these tiers that has it.
 

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from headwise.tables import Curves, Head, Scores
 from pages import scrolled_to
 from studies import make_effects, make_roles, make_sample, make_study
 from tables_of_texts import make_table
+from tiers import tiers
 
 pytestmark = pytest.mark.browser
 
@@ -256,7 +258,7 @@ def test_links_lead_to_a_head_and_a_statistic(open_page: Open) -> None:
     expect(page.locator("#head-title")).to_have_text("L0.H1")
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1000), ("dark", 390)])
+@pytest.mark.parametrize(("scheme", "width"), tiers([("light", 1000)], [("dark", 390)]))
 def test_no_rule_of_accessibility_is_broken(open_page: Open, scheme: str, width: int) -> None:
     size = {"width": width, "height": 900}
     page = open_page(full_study(2, 12), color_scheme=scheme, viewport=size)
@@ -277,8 +279,9 @@ def _violations(page: Page) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("width", [390, 820, 1400])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("width", "scheme"), tiers([(390, "light")], product([390, 820, 1400], ["light", "dark"]))
+)
 def test_no_width_overflows(open_page: Open, width: int, scheme: str) -> None:
     page = open_page(
         full_study(3, 12), viewport={"width": width, "height": 900}, color_scheme=scheme

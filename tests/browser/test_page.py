@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 from headwise.report import Sample, Study
 from pages import scrolled_to
 from studies import make_roles, make_sample, make_study
+from tiers import tiers
 
 pytestmark = pytest.mark.browser
 
@@ -213,7 +214,7 @@ def test_another_sample_has_its_own_map(open_page: Open) -> None:
     )
 
 
-@pytest.mark.parametrize("heads", [4, 12, 32])
+@pytest.mark.parametrize("heads", tiers([32], [4, 12]))
 def test_nothing_overflows_on_a_phone(open_page: Open, heads: int) -> None:
     words = " ".join(["incomprehensibilities"] * 24)
     study = make_study(3, heads, title="a" * 200, relations=RELATIONS, sentences=[words])

@@ -39,7 +39,7 @@ from headwise.kernels import RowRequest, attend, make_rule, row_statistics
 from headwise.kernels._rule import Lowered
 from headwise.kernels.native._problem import MOST_TOKENS, check_counts, compute_heads, reach
 from strategies import Problem, problems, seeds
-from tiers import tiers
+from tiers import diagonal, tiers
 
 HALVES = pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
 pytestmark = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
@@ -87,12 +87,19 @@ FEW_QUERIES = [
 # Heads of whole AMX tiles in bfloat16: two whole blocks of keys and a part of a third.
 TILES = [Shape(2, 4, 2, 299, 300, 64, 32), Shape(2, 4, 2, 17, 300, 32, 64)]
 MORE_TILES = [Shape(2, 4, 2, 300, 300, 32, 64), Shape(2, 4, 2, 49, 300, 96, 96)]
-CASES = [
-    *product([torch.float32], [*BLOCKS, *FEW_QUERIES], RULES),
-    *product([torch.bfloat16, torch.float16], FEW_QUERIES, ["causal"]),
-    *product([torch.bfloat16], TILES, RULES),
-    *tiers([], product([torch.bfloat16], MORE_TILES, RULES)),
-]
+# Every rule in blocks, beside a cache and in tiles; every shape; then each rule in each shape.
+CASES = tiers(
+    [
+        *product([torch.float32], [BLOCKS[1], FEW_QUERIES[1]], RULES),
+        *diagonal([torch.float32], RULES, [*BLOCKS, *FEW_QUERIES]),
+        *product([torch.bfloat16, torch.float16], FEW_QUERIES, ["causal"]),
+        *product([torch.bfloat16], TILES[:1], RULES),
+    ],
+    [
+        *product([torch.float32], [*BLOCKS, *FEW_QUERIES], RULES),
+        *product([torch.bfloat16], [*TILES, *MORE_TILES], RULES),
+    ],
+)
 
 
 @pytest.mark.usefixtures("built_for_halves")
@@ -253,16 +260,19 @@ def _errors(
     return errors_of("native", q, k, v, is_causal)
 
 
-_LONG = pytest.param(1021, 128, marks=pytest.mark.full)
+SIZES = (1.0, 30.0, 3000.0)  # logits up to ten thousand and more
+ERRORS = (False, True), SIZES, ((1, 64), (7, 5), (129, 64), (509, 61), (1021, 128))
 
 
 @pytest.mark.usefixtures("built")
-@pytest.mark.parametrize("size", [1.0, 30.0, 3000.0])  # logits up to ten thousand and more
-@pytest.mark.parametrize(("T", "D"), [(1, 64), (7, 5), (129, 64), (509, 61), _LONG])
-@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(
+    ("is_causal", "size", "shape"),
+    tiers([*product(*ERRORS[:2], ERRORS[2][1:3]), (True, 30.0, (509, 61))], product(*ERRORS)),
+)
 def test_errors_are_at_most_twice_those_of_torch(
-    T: int, D: int, size: float, is_causal: bool
+    is_causal: bool, size: float, shape: tuple[int, int]
 ) -> None:
+    T, D = shape
     for name, (ours, torchs) in _errors(T, D, size, is_causal).items():
         assert ours <= 2 * torchs + 1e-7, name
 
@@ -288,13 +298,18 @@ def test_errors_of_distances_are_at_most_twice_those_of_pytorch(T: int, size: fl
             assert error <= 2 * allowed + 1e-7 * known.mean(), name
 
 
-@HALVES
+HALF_ERRORS = ((7, 5), (129, 64), (509, 62)), SIZES, (torch.bfloat16, torch.float16)
+
+
 @pytest.mark.usefixtures("built_for_halves")
-@pytest.mark.parametrize("size", [1.0, 30.0, 3000.0])
-@pytest.mark.parametrize(("T", "D"), [(7, 5), (129, 64), (509, 62)])
+@pytest.mark.parametrize(
+    ("shape", "size", "half"),
+    tiers([*product(HALF_ERRORS[0][:2], *HALF_ERRORS[1:])], product(*HALF_ERRORS)),
+)
 def test_errors_of_half_precision_are_at_most_twice_those_of_torch(
-    half: torch.dtype, T: int, D: int, size: float
+    shape: tuple[int, int], size: float, half: torch.dtype
 ) -> None:
+    T, D = shape
     rng = torch.get_rng_state()
     errors = _errors(T, D, size, True, half)
     torch.set_rng_state(rng)

@@ -1,5 +1,6 @@
 """The native kernel's gradients equal those of the definition, through heads, lse and entropy."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from headwise.kernels import AttendOutput, _attend, attend
 from headwise.kernels.native import _kernel
 from headwise.layer import MultiHeadAttention
 from strategies import Problem, problems, seeds
+from tiers import diagonal, tiers
 
 pytestmark = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
 OUTPUTS = ("heads", "lse", "entropy")
@@ -87,41 +89,54 @@ RULE_NAMES = [name for name in RULES if not name.startswith(("scale", "keys", "b
 
 
 # Of half precision pairs are read where both widths are even, and else none.
+PRECISIONS = [
+    (torch.float32, (19, 37)),
+    (torch.bfloat16, (18, 38)),
+    (torch.bfloat16, (20, 37)),
+    (torch.float16, (19, 40)),
+]
+SIZES = [(150, 150), (53, 300), (131, 67), (1, 70)]
+
+
+@pytest.mark.usefixtures("built_for_halves")
 @pytest.mark.parametrize(
-    ("dtype", "widths"),
-    [
-        (torch.float32, (19, 37)),
-        (torch.bfloat16, (18, 38)),
-        (torch.bfloat16, (20, 37)),
-        (torch.float16, (19, 40)),
-    ],
+    ("rule", "sizes", "precision"),
+    tiers(
+        [
+            *product(RULE_NAMES, SIZES[1:2], PRECISIONS[:2]),
+            *diagonal(RULE_NAMES, SIZES, PRECISIONS[:1]),
+            *diagonal(RULE_NAMES, SIZES[1:], PRECISIONS),
+        ],
+        product(RULE_NAMES, SIZES, PRECISIONS),
+    ),
     ids=str,
 )
-@pytest.mark.usefixtures("built_for_halves")
-@pytest.mark.parametrize("sizes", [(150, 150), (53, 300), (131, 67), (1, 70)])
-@pytest.mark.parametrize("rule", RULE_NAMES)
 def test_every_rule_holds_across_shares_of_keys(
-    rule: str, sizes: tuple[int, int], dtype: torch.dtype, widths: tuple[int, int]
+    rule: str, sizes: tuple[int, int], precision: tuple[torch.dtype, tuple[int, int]]
 ) -> None:
-    (T, S), (D, Dv) = sizes, widths
+    (T, S), (dtype, (D, Dv)) = sizes, precision
     if rule == "documents" and T > S:
         return
     torch.manual_seed(0)
     _assert_close(problem_of(Shape(2, 4, 2, T, S, D, Dv), rule), dtype, size=2.0)
 
 
-_LONG = pytest.param(700, 128, marks=pytest.mark.full)
+ERRORS = (False, True), (1.0, 30.0), CLOSE
+SHAPES = (1, 64), (7, 5), (129, 64), (509, 61), (700, 128)
 
 
-@dtypes
 @pytest.mark.usefixtures("built_for_halves")
-@pytest.mark.parametrize("size", [1.0, 30.0])
-@pytest.mark.parametrize(("T", "D"), [(1, 64), (7, 5), (129, 64), (509, 61), _LONG])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("causal", "size", "dtype", "shape"),
+    tiers(
+        [*product(*ERRORS, SHAPES[1:3]), *diagonal(*ERRORS, SHAPES[3:4])], product(*ERRORS, SHAPES)
+    ),
+)
 def test_errors_are_at_most_twice_those_of_torch(
-    T: int, D: int, size: float, causal: bool, dtype: torch.dtype
+    causal: bool, size: float, dtype: torch.dtype, shape: tuple[int, int]
 ) -> None:
     torch.manual_seed(0)
+    T, D = shape
     scaled = zip((size, 1, 1, 1), torch.randn(4, 1, 8, T, D), strict=True)
     q, k, v, grad = ((n * x).to(dtype) for n, x in scaled)
 

@@ -1,8 +1,11 @@
 """Many passes in one watch: each counts as it would alone, whatever the ones before it."""
 
+import gc
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from copy import deepcopy
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
-from folders import tiny_llama
+from folders import tiny_bert, tiny_llama
 from headwise import masks
 from headwise.capture import AttentionCall
 from headwise.errors import ArgumentError, UnsupportedError
@@ -23,6 +26,7 @@ from headwise.models import cache_argument
 from headwise.tables import COLUMNS, HeadTable
 from headwise.watch import Request, Watch, _accumulator, _queue, observe
 from oracles import assert_tables_close, modules_of, padded
+from tiers import diagonal, tiers
 
 Batch = dict[str, Tensor]
 TEXTS = [[5, 9, 7, 3, 11], [4, 6, 12], [2, 8, 10, 3, 1, 7, 6]]
@@ -36,11 +40,8 @@ REQUEST = Request(
 
 
 def _bert() -> Any:
-    config = transformers.BertConfig(
-        hidden_size=12, num_hidden_layers=2, num_attention_heads=4, vocab_size=13,
-        intermediate_size=16, max_position_embeddings=32, attn_implementation="sdpa",
-    )  # fmt: skip
-    return transformers.BertModel(config).eval()
+    sizes = {"hidden_size": 12, "intermediate_size": 16, "max_position_embeddings": 32}
+    return tiny_bert(**sizes, attn_implementation="sdpa")
 
 
 def _llama() -> Any:
@@ -68,18 +69,40 @@ def _alone(model: Any, batches: list[Batch], request: Request) -> HeadTable:
     return sum(tables[1:], tables[0])
 
 
-@pytest.mark.parametrize("request_", [Request(), REQUEST], ids=["default", "of texts"])
-@pytest.mark.parametrize("make", [_bert, _llama])
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+REQUESTS = {"default": Request(), "of texts": REQUEST}
+WAYS = REQUESTS, (_bert, _llama), (torch.no_grad, torch.inference_mode)
+
+
+@pytest.mark.parametrize(("asked", "make", "mode"), tiers(diagonal(*WAYS), product(*WAYS)))
 def test_passes_count_as_they_would_alone(
-    make: Callable[[], Any], request_: Request, mode: Callable[[], AbstractContextManager[None]]
+    asked: str, make: Callable[[], Any], mode: Callable[[], AbstractContextManager[None]]
 ) -> None:
     torch.manual_seed(0)
-    model, batches = make(), list(_batches())
-    with mode(), observe(model, request_) as watch:
+    model, batches, request = make(), list(_batches()), REQUESTS[asked]
+    with mode(), observe(model, request) as watch:
         for batch in batches:
             model(**batch)
-    assert_tables_close(watch.table(), _alone(model, batches, request_))
+    assert_tables_close(watch.table(), _alone(model, batches, request))
+
+
+def test_a_watch_of_many_passes_holds_no_more_memory() -> None:
+    model, batch, held = _bert(), padded(TEXTS, "right"), []
+    batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    tracemalloc.start()
+    with torch.no_grad(), observe(model) as watch:
+        for passes in (30, 100):
+            for _ in range(passes):
+                model(**batch)
+            watch.table()
+            gc.collect()
+            held.append((tracemalloc.get_traced_memory()[0], _n_tensors()))
+    tracemalloc.stop()
+    assert held[1][0] < held[0][0] + 20_000
+    assert held[1][1] <= held[0][1]
+
+
+def _n_tensors() -> int:
+    return sum(isinstance(x, Tensor) for x in gc.get_objects())
 
 
 def test_a_mask_that_is_changed_in_place_is_another_one() -> None:

@@ -17,6 +17,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import nn
 
+from folders import tiny_t5
 from headwise import Head, Plan, prune
 from headwise.capture import capture_calls
 from headwise.corpora import SentencePair
@@ -173,11 +174,7 @@ def test_costs_are_equal_after_saving_and_loading(tmp_path: Path) -> None:
 
 def test_an_encoder_has_no_cache_cost_and_a_decoder_has_one() -> None:
     assert costs(zoo.make("Bert")).names == ("parameters", "multiply_adds")
-    config = transformers.T5Config(
-        vocab_size=23, d_model=24, d_kv=6, d_ff=32, num_layers=1, num_heads=4,
-        decoder_start_token_id=0, pad_token_id=0,
-    )  # fmt: skip
-    counted = costs(transformers.T5ForConditionalGeneration(config))
+    counted = costs(tiny_t5(num_layers=1))
     assert counted.after((), "cache_bytes") == 2 * 4 * 12 * 4  # two attentions of the decoder
 
 

@@ -11,7 +11,7 @@ import torch
 import transformers
 import zoo
 from sentence_transformers import SentenceTransformer
-from test_stacks import _bart, _t5
+from test_stacks import _bart
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, StaticCache
 from transformers.cache_utils import QuantizedLayer
@@ -19,6 +19,7 @@ from transformers.cache_utils import QuantizedLayer
 import headwise as hw
 from children import run_laws
 from command import headwise
+from folders import tiny_t5
 from on_our_kernel import at_any_size as at_any_size
 from on_our_kernel import left_to_torch as left_to_torch
 from oracles import padded
@@ -85,7 +86,7 @@ def test_other_ways_to_decode(how: str) -> None:
     assert torch.equal(known, ours)
 
 
-@pytest.mark.parametrize("make", [_bart, _t5])
+@pytest.mark.parametrize("make", [_bart, tiny_t5])
 def test_encoder_decoders_decode(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     known, ours = _both(make().eval(), lambda m: m.generate(**_prompt("right"), **HOW))
@@ -117,7 +118,7 @@ def test_a_mask_of_the_callers_own(kind: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["Bert", "Gemma2", "GptOss", "Llama", "t5"])
 def test_the_weights_are_there_if_asked_for(name: str) -> None:
-    model = _t5().eval() if name == "t5" else zoo.make(name)
+    model = tiny_t5().eval() if name == "t5" else zoo.make(name)
     batch: dict[str, Any] = _prompt("right")
     if name == "t5":
         batch["decoder_input_ids"] = batch["input_ids"][:, :3]

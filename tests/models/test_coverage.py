@@ -1,6 +1,7 @@
 """The queries a table covers, and modules that do not attend between tokens."""
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -751,9 +752,13 @@ def test_statistics_without_logits_of_architectures(
     assert len(results) >= least
 
 
-@pytest.mark.parametrize("implementation", ["eager", "headwise"])
-@pytest.mark.parametrize("kept", [1, 3])
-@pytest.mark.parametrize("padding", [0, 4])
+LAST = ("eager", "headwise"), (1, 3), (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "kept", "padding"),
+    tiers([("eager", 3, 4), ("headwise", 1, 4)], product(*LAST)),
+)
 def test_queries_of_the_last_logits_count_at_their_positions(
     implementation: str, kept: int, padding: int
 ) -> None:

@@ -31,6 +31,7 @@ import headwise as hw
 from folders import tiny_bert
 from headwise.checkpoints import _gguf
 from headwise.errors import InputError, UnsupportedError
+from tiers import tiers
 
 SIZES: dict[str, Any] = {
     "vocab_size": 50, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
@@ -63,7 +64,7 @@ def _halves(rows: np.ndarray, heads: int) -> Tensor:
     return x.reshape(heads, -1, 2, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", tiers([torch.float32], [torch.bfloat16, torch.float16]))
 @pytest.mark.parametrize(
     ("name", "gone", "changes", "architecture", "heads"),
     [

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 import zoo
-from test_stacks import _bart, _t5, _whisper
+from test_stacks import _bart, _whisper
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, StaticCache
 
+from folders import tiny_t5
 from headwise.tables import HeadTable
 from headwise.watch import Request, observe
 from oracles import padded
@@ -81,7 +82,7 @@ def test_the_cache_gives_the_position_of_a_text(name: str, kind: type[Cache]) ->
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("make", [_bart, _t5])
+@pytest.mark.parametrize("make", [_bart, tiny_t5])
 def test_encoder_decoders(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     model = make().eval()

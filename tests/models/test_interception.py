@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 
 import headwise as hw
+from folders import tiny_bert
 from headwise.capture._functions import FunctionCapture
 from headwise.errors import UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
@@ -68,11 +69,8 @@ class Model(nn.Module):
 
 
 def _bert() -> Any:
-    config = transformers.BertConfig(
-        hidden_size=12, num_hidden_layers=2, num_attention_heads=4, vocab_size=13,
-        intermediate_size=16, max_position_embeddings=16, attn_implementation="sdpa",
-    )  # fmt: skip
-    return transformers.BertModel(config).eval()
+    sizes = {"hidden_size": 12, "intermediate_size": 16, "max_position_embeddings": 16}
+    return tiny_bert(**sizes, attn_implementation="sdpa")
 
 
 def _albert() -> nn.Module:

@@ -20,7 +20,7 @@ from torch import nn
 
 import headwise as hw
 from command import headwise
-from folders import tiny_llama
+from folders import tiny_bert, tiny_llama, tiny_t5
 from headwise.errors import ArgumentError, InputError
 from headwise.models.texts import token_strings
 from headwise.report import Look
@@ -44,19 +44,11 @@ def _causal() -> nn.Module:
 
 
 def _encoder() -> nn.Module:
-    config = transformers.BertConfig(
-        vocab_size=len(WORDS), hidden_size=24, intermediate_size=32, num_hidden_layers=2,
-        num_attention_heads=4, max_position_embeddings=128,
-    )  # fmt: skip
-    return transformers.BertModel(config)
+    return tiny_bert(vocab_size=len(WORDS), max_position_embeddings=128)
 
 
 def _t5() -> nn.Module:
-    config = transformers.T5Config(
-        vocab_size=len(WORDS), d_model=24, d_kv=6, d_ff=32, num_layers=2, num_heads=4,
-        decoder_start_token_id=0, pad_token_id=0, eos_token_id=1,
-    )  # fmt: skip
-    return transformers.T5ForConditionalGeneration(config)
+    return tiny_t5(vocab_size=len(WORDS))
 
 
 def _made(make: Callable[[], nn.Module]) -> nn.Module:

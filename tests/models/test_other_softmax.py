@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import headwise as hw
 from headwise.watch import Request, observe
+from tiers import diagonal, tiers
 
 D_MODEL, HEADS, N = 12, 4, 3  # N experts, streams or layers
 
@@ -139,8 +141,10 @@ def _table(model: nn.Module, *batches: Tensor) -> tuple[hw.HeadTable, list[Any]]
     return watch.table(), watch.sites()
 
 
-@pytest.mark.parametrize("fused", [False, True], ids=["by hand", "fused"])
-@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize(
+    ("mixture", "fused"),
+    tiers(diagonal(MIXTURES, (False, True)), product(MIXTURES, (False, True))),
+)
 def test_heads_beside_another_softmax_are_those_without_it(mixture: str, fused: bool) -> None:
     """Whatever the softmax weighs, and also where there are as many tokens as it weighs."""
     model, plain = _models(mixture, fused)
@@ -387,9 +391,13 @@ def _check(
         np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=rtol, err_msg=name)
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("constant", [LOWEST, -1e9, -65500.0, -1e4])
-@pytest.mark.parametrize("way", WAYS)
+CONSTANTS = (LOWEST, -1e9, -65500.0, -1e4)
+
+
+@pytest.mark.parametrize(
+    ("way", "constant", "side"),
+    tiers(diagonal(WAYS, CONSTANTS, ("right", "left")), product(WAYS, CONSTANTS, ("right",))),
+)
 def test_keys_of_zero_weight_count_as_visible_unless_masked(
     way: str, constant: float, side: str
 ) -> None:
@@ -402,8 +410,10 @@ def test_a_watch_survives_an_entropy_collapse(way: str) -> None:
     _check(MaskedModel(way, -1e4), "right", [1.0, 30.0, 1e3, 1e5, 1e6], torch.float32, 1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("way", ["fill", "add", "multiply", "with_bias"])
+HALF = ("fill", "add", "multiply", "with_bias"), (torch.float16, torch.bfloat16)
+
+
+@pytest.mark.parametrize(("way", "dtype"), tiers(diagonal(*HALF), product(*HALF)))
 def test_half_precision_counts_keys_down_to_its_smallest_weight(
     way: str, dtype: torch.dtype
 ) -> None:

@@ -18,6 +18,7 @@ from headwise.ownership import example_input
 from headwise.recovery import recover
 from headwise.scoring import Loss
 from sentence_models import TEXTS, open_sentence_model, open_with_head, write_sentence_model
+from tiers import tiers
 
 GONE = {0: [1, 3], 1: [0]}
 
@@ -148,7 +149,7 @@ def _states(output: Any, batch: Any) -> torch.Tensor:
     return next(iter(output.values())).flatten(1).square().mean(1)
 
 
-@pytest.mark.parametrize("kind", ["SentenceTransformer", "CrossEncoder", "SparseEncoder"])
+@pytest.mark.parametrize("kind", tiers(["SentenceTransformer"], ["CrossEncoder", "SparseEncoder"]))
 def test_every_verb_takes_the_transformer_in_a_model(
     kind: str, model: SentenceTransformer, folders: Path
 ) -> None:

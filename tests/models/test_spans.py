@@ -14,6 +14,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import ByteLevel, TemplateProcessing
 from torch import Tensor, nn
 
+from folders import tiny_t5
 from headwise.errors import ArgumentError
 from headwise.models.texts import token_offsets
 from headwise.tables import HeadTable
@@ -39,11 +40,7 @@ def _model(name: str) -> nn.Module:
         )
         return transformers.BartForConditionalGeneration(config).eval()
     if name == "T5":
-        config = transformers.T5Config(
-            vocab_size=40, d_model=24, d_kv=6, d_ff=32, num_layers=2, num_heads=4,
-            decoder_start_token_id=0, pad_token_id=1,
-        )  # fmt: skip
-        return transformers.T5ForConditionalGeneration(config).eval()
+        return tiny_t5(vocab_size=40, pad_token_id=1)
     more = {"num_key_value_heads": 2} if name == "Llama" else {}
     config = getattr(transformers, f"{name}Config")(**SIZES, **more)
     kind = {"Llama": "LlamaForCausalLM"}.get(name, f"{name}Model")

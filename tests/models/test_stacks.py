@@ -7,6 +7,7 @@ import torch
 import transformers
 from torch import nn
 
+from folders import tiny_t5
 from headwise.tables import Head, HeadTable
 from headwise.watch import observe
 
@@ -51,15 +52,6 @@ def _wav2vec() -> nn.Module:
             **SIZES, conv_dim=(8, 8), conv_stride=(5, 2), conv_kernel=(10, 3),
             num_feat_extract_layers=2, num_conv_pos_embeddings=4, feat_extract_norm="layer",
             num_conv_pos_embedding_groups=2, do_stable_layer_norm=True,
-        )
-    )  # fmt: skip
-
-
-def _t5() -> nn.Module:
-    return transformers.T5ForConditionalGeneration(
-        transformers.T5Config(
-            vocab_size=23, d_model=24, d_kv=6, d_ff=32, num_layers=2, num_heads=4,
-            decoder_start_token_id=0, pad_token_id=0, eos_token_id=1,
         )
     )  # fmt: skip
 
@@ -124,7 +116,7 @@ MODELS: dict[str, tuple[Any, dict[str, torch.Tensor], dict[str, int]]] = {
         },
         {"": 39 + 19},
     ),
-    "t5": (_t5, BOTH, {"encoder": 12, "decoder": 8, "decoder.cross": 8}),
+    "t5": (tiny_t5, BOTH, {"encoder": 12, "decoder": 8, "decoder.cross": 8}),
     "bart": (_bart, BOTH, {"encoder": 12, "decoder": 8, "decoder.cross": 8}),
     "whisper": (
         _whisper,
