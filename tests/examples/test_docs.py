@@ -33,7 +33,7 @@ WRITES = re.compile(
     r'\b(?:save|train)\(\w+, "([^"]+)"|\.export\("([^"]+)"|'
     r"(?<![\w-])(?:-o|--out|--save|--vllm-hook|--qrhead) ([a-z][\w./-]*)"
 )
-# Documents whose code takes more than a few seconds: tested by `make docs` and the long tests.
+# Documents whose code takes more than a few seconds: tested in the long tier.
 SLOW = {
     "README.md",
     "learn/bert.md",
@@ -67,6 +67,18 @@ def _cases() -> Iterator[Any]:
 def test_slow_documents_exist() -> None:
     names = {str(document.relative_to(ROOT)).removeprefix("docs/") for document in DOCUMENTS}
     assert names >= SLOW
+
+
+def test_each_lesson_leads_to_the_next() -> None:
+    course = ROOT / "docs" / "learn" / "index.md"
+    listed = re.findall(r"^\d+\. \[[^]]+\]\(([^)]+)", course.read_text("utf-8"), re.MULTILINE)
+    lessons = [(course.parent / lesson).resolve() for lesson in listed]
+    visited = lessons[:1]
+    while link := re.search(
+        r"^Next: \[[^]]+\]\(([^)]+)", visited[-1].read_text("utf-8"), re.MULTILINE
+    ):
+        visited.append((visited[-1].parent / link[1]).resolve())
+    assert [page for page in visited if page in lessons] == lessons
 
 
 @pytest.mark.parametrize("document", list(_cases()))
