@@ -56,7 +56,7 @@ def report(
     roles: Annotated[
         bool | None,
         opt(
-            "Also find the roles of the heads of MODEL.",
+            "Also find the roles of the heads of MODEL, which takes most of the time.",
             "--roles/--no-roles",
             shown="yes, unless MODEL is an encoder-decoder",
         ),
@@ -171,9 +171,8 @@ def report(
             )
         if roles is not False and not reads_two:
             found = find_roles_of(
-                model, opened, tokenizer, texts, Evidence(seed=seed or 0), max_tokens,
-                without="--no-roles leaves the roles out, which take most of the time",
-            )  # fmt: skip
+                model, opened, tokenizer, texts, Evidence(seed=seed or 0), max_tokens
+            )
             result = result.with_roles(found)
         if effects is not None:
             result = result.with_effects(effects)

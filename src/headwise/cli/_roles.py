@@ -1,6 +1,5 @@
 """`headwise roles`: what each head does, with its evidence, as a table."""
 
-import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 # The outcome is last: with its reason it is a sentence.
 _OUTCOME = ["role", "heads", "nearest", "effect", "baseline", "smallest", "outcome"]
-_SECONDS_BEFORE_NOTE = 5.0
 
 
 def roles(
@@ -111,15 +109,8 @@ def find_roles_of(
     evidence: "Evidence",
     max_tokens: int | None,
     relations: "Relations | None" = None,
-    *,
-    without: str = "",
 ) -> "Roles":
-    """Find the roles of the heads of an open model, behind a progress bar; `report` does, too.
-
-    Args:
-        without: How to do without the roles; it is noted, with the time that they take, once that
-            turns out to be long.
-    """
+    """Find the roles of the heads of an open model, behind a progress bar; `report` does, too."""
     from headwise.roles import FEWEST_TEXTS, find_roles
 
     if len(texts) // 2 < FEWEST_TEXTS:
@@ -127,18 +118,7 @@ def find_roles_of(
             f"Of {counted(len(texts), 'text')} no role of text can be tested, only roles on "
             f"sequences of random tokens: give {2 * FEWEST_TEXTS} distinct texts or more"
         )
-    start, noted = time.monotonic(), not without
-    with progress_bar(f"Finding the roles of the heads of {name}") as bar:
-
-        def on_progress(done: int, total: int) -> None:
-            nonlocal noted
-            bar(done, total)
-            seconds = time.monotonic() - start
-            if not noted and done and seconds > _SECONDS_BEFORE_NOTE:
-                noted = True
-                minutes = seconds / done * total / 60
-                print_note(f"{total:,} steps take about {minutes:,.1f} minutes; {without}")
-
+    with progress_bar(f"Finding the roles of the heads of {name}") as on_progress:
         return find_roles(
             model,
             texts,
