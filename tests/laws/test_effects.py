@@ -143,7 +143,7 @@ def test_the_copying_score_names_a_behavior_if_its_whole_interval_has_the_sign(
 
 
 class Writing(torch.nn.Module):
-    """One layer that writes what it reads, its opposite, noise or nothing, then the logits."""
+    """One layer that writes what it reads, its opposite, noise or nothing, then capped logits."""
 
     def __init__(self, norm: torch.nn.Module) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class Writing(torch.nn.Module):
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         x = torch.nn.functional.one_hot(input_ids, len(IDS)).float()
         x = x + self.layer(x, mask=attention_mask.bool()[:, None, None], causal=True)
-        return self.head(self.norm(x))
+        return 9 * (self.head(self.norm(x)) / 9).tanh()
 
 
 @pytest.mark.parametrize(

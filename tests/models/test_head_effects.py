@@ -311,7 +311,8 @@ WRONG: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "two parts": ([ONE, ([5], 6)], {}, ArgumentError, r"examples\[1\] is \(\[5\], 6\)"),
     "mixed": ([([5], 6, " b")], {}, ArgumentError, "the answers 6 and ' b'"),
     "below 0": ([([5], -6, 7)], {}, ArgumentError, r"is \(\[5\], -6, 7\)"),
-    "beyond": ([([5], 6, 99)], {}, ArgumentError, "token 99, and MiniGPT has 23 logits"),
+    "beyond": ([([5], 6, 99)], {}, ArgumentError, r"0\] has the token id 99, and the model has 23"),
+    "text beyond": ([([5, 23], 6, 7)], {}, ArgumentError, "has the token id 23, and the model has"),
     "no tokenizer": ([("a", " b", " c")], {}, ArgumentError, r"examples\[0\] is a text"),
     "same": ([([5], 6, 6)], {}, InputError, r"examples\[0\] has token 6 as both answers"),
     "total": ([ONE], {"total": "median"}, ArgumentError, "total='median'"),
@@ -373,6 +374,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "shifted logits": (lambda: _Squared("logits"), "_Squared adds to its logits after"),
     "one logit": (lambda: _Squared("first"), r"logits \(1, 23\), for inputs \(1, "),
+    "images": (
+        lambda: CASES["BlipForConditionalGeneration"].make()[0],
+        "BlipForConditionalGeneration reads pixel_values beside text, and does not run on text",
+    ),
     "no logits": (lambda: zoo.make("Bert"), "BaseModelOutput.*, no logits, for inputs"),
 }
 

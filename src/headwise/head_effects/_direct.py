@@ -19,7 +19,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import Hooks
+from headwise.models import Hooks, find_unembedding, gain_and_bias, has_matrix, is_norm, logits_of
 from headwise.ownership import Attention, edit_heads
 
 MEAN = -1  # in place of a token: the mean over the vocabulary
@@ -58,10 +58,10 @@ class Batch:
 
     def logits(self, output: Any) -> Float[Tensor, "B V"]:
         """The logits at the positions, from the model's output."""
-        logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-        index = self.index(logits) if isinstance(logits, Tensor) else None
-        if not isinstance(logits, Tensor) or index is None:
-            shape = f"logits {tuple(logits.shape)}" if isinstance(logits, Tensor) else "no logits"
+        logits = logits_of(output)
+        index = None if logits is None else self.index(logits)
+        if logits is None or index is None:
+            shape = "no logits" if logits is None else f"logits {tuple(logits.shape)}"
             raise UnsupportedError(
                 f"effects: the model returns {type(output).__name__}, {shape}, for inputs "
                 f"{tuple(self.inputs['input_ids'].shape)}. Open a language model with its "
@@ -168,11 +168,11 @@ class DirectWay:
         self._cut = [
             module
             for module in model.modules()
-            if _has_matrix(module) and (module not in self._holders or module in inside)
+            if has_matrix(module) and (module not in self._holders or module in inside)
         ]
         self._on_way: set[Call] | None = None
-        self._unembedding: nn.Module | None = None
-        self._unembedding = self._find_unembedding(example)
+        found = find_unembedding(model, dict(example.inputs))
+        self._unembedding = None if found is None else found[0]
         with self._followed(example) as met:
             logits = example.logits(model(**example.inputs))
         slopes = torch.autograd.grad(
@@ -192,7 +192,7 @@ class DirectWay:
         """What is written in each example, for each way to pair tokens.
 
         Raises:
-            ArgumentError: there is no such token.
+            ArgumentError: logits are no numbers.
             UnsupportedError: what is added does not sum to the difference of logits.
         """
         outputs: dict[Attention, Tensor] = {}
@@ -210,12 +210,6 @@ class DirectWay:
 
         with edit_heads(self._model, self._attentions, note), self._followed(batch) as met:
             final = batch.logits(self._model(**batch.inputs))
-        largest = max(int(pair.max()) for pair in pairs)
-        if largest >= final.shape[-1]:
-            raise ArgumentError(
-                f"effects: an answer is token {largest}, and {type(self._model).__name__} has "
-                f"{final.shape[-1]} logits. Give ids of its own tokenizer."
-            )
         logits = final if met.logits is None else met.logits
         scaled = self._rescaled(logits, final.detach())
         differences, rest, slopes = [], [], []
@@ -282,21 +276,6 @@ class DirectWay:
             )
         return logits * ratio
 
-    def _find_unembedding(self, example: Batch) -> nn.Module | None:
-        """The last module with a matrix, if its outputs are as many as the logits."""
-        outputs: list[tuple[nn.Module, Any]] = []
-
-        def note(module: nn.Module, args: Any, output: Any) -> None:
-            outputs.append((module, output))
-
-        with Hooks() as hooks:
-            for module in self._cut:
-                hooks.after(module, note)
-            logits = example.logits(self._model(**example.inputs))
-        module, last = outputs[-1]
-        fits = isinstance(last, Tensor) and last.shape[-1] == logits.shape[-1]
-        return module if fits else None
-
     @contextmanager
     def _followed(self, batch: Batch) -> Iterator[_Pass]:
         """Let gradients follow the direct way alone while a batch runs."""
@@ -348,21 +327,9 @@ class DirectWay:
                     hooks.before(module, enter, with_kwargs=True)
                     if module not in self._holders:
                         hooks.after(module, leave)
-                elif _is_norm(module):
+                elif is_norm(module):
                     hooks.after(module, keep_scale)
             yield met
-
-
-def _has_matrix(module: nn.Module) -> bool:
-    if isinstance(module, nn.Linear):  # one with a single output is a gate
-        return True
-    # Positions that are not learned are buffers.
-    weights = (*module.parameters(recurse=False), *module.buffers(recurse=False))
-    return any(sum(size > 1 for size in weight.shape) > 1 for weight in weights)
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower() and not any(module.children())
 
 
 def _detached(x: Any) -> Any:
@@ -396,11 +363,7 @@ def _linear(
     norm: nn.Module, x: Float[Tensor, "B d_model"], y: Float[Tensor, "B d_model"]
 ) -> tuple[Float[Tensor, "B d_model"], Float[Tensor, " d_model"]]:
     """A norm's output as a linear function of its input, at the scale of this input; its bias."""
-    unit = _unit_vector(x.shape[-1]).to(x)
-    with torch.no_grad():
-        # By what it does, since families differ in what they multiply by: 1 + weight in some.
-        up, down = norm.forward(unit), norm.forward(-unit)
-        gain, bias = (up - down) / (2 * unit), (up + down) / 2
+    gain, bias = gain_and_bias(norm, x)
     best = None
     for v in (x, x - x.mean(-1, keepdim=True)):
         scaled = v * gain
@@ -411,13 +374,6 @@ def _linear(
             best = gap, scaled * scale
     assert best is not None
     return y + (best[1] - best[1].detach()), bias
-
-
-def _unit_vector(width: int) -> Float[Tensor, " width"]:
-    """A vector of mean 0 and mean square 1 without zeros, which norms leave as it is."""
-    signs = torch.tensor([1.0, -1.0]).repeat(width // 2)
-    odd = torch.tensor([1.0, (3**0.5 - 1) / 2, -(3**0.5 + 1) / 2])
-    return signs if width % 2 == 0 else torch.cat([signs[: width - 3], odd])
 
 
 def difference(logits: Float[Tensor, "B V"], pairs: Pairs) -> Float[Tensor, " B"]:

@@ -11,7 +11,7 @@ from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError, InputError
 from headwise.head_effects._direct import MEAN, Batch
 from headwise.models import device_of
-from headwise.models.texts import context_of, pad, token_offsets, without_logits
+from headwise.models.texts import check_ids, context_of, pad, token_offsets, without_logits
 from headwise.shapes import is_size
 
 # A text, the word or token that is right to follow it, and another one; None is the mean logit.
@@ -53,6 +53,7 @@ def read_examples(examples: Examples, tokenizer: Any, model: nn.Module) -> list[
                 f"{where} has {len(one[0]):,} tokens, and {type(model).__name__} reads {limit:,}. "
                 f"Shorten it."
             )
+        check_ids(where, (*one[0], one[1], max(0, one[2])), model)
         read.append(one)
     if not read:
         raise ArgumentError("effects: 0 examples. Give 20 or more.")

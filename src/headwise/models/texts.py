@@ -357,6 +357,22 @@ def without_logits(model: nn.Module) -> dict[str, Tensor]:
     return {"logits_to_keep": torch.tensor([-1])} if "logits_to_keep" in takes else {}
 
 
+def check_ids(where: str, ids: Iterable[int], model: nn.Module) -> None:
+    """Check that the model has all tokens.
+
+    Raises:
+        ArgumentError: it does not have one of them.
+    """
+    tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
+    size = getattr(getattr(model, "config", None), "vocab_size", max(tables, default=None))
+    for token in ids:
+        if isinstance(size, int) and not 0 <= token < size:
+            raise ArgumentError(
+                f"{where} has the token id {token}, and the model has {size}. Give ids from 0 to "
+                f"{size - 1}."
+            )
+
+
 @contextmanager
 def text_alone(caller: str, model: nn.Module) -> Iterator[None]:
     """Explain the error if a model of text and images, or sound, is run on text alone."""

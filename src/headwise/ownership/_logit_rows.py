@@ -20,7 +20,7 @@ from headwise._evaluation import differentiable_evaluation
 from headwise._torch_private import has_joined_weight
 from headwise.capture import AttentionCall, SoftmaxCall, capture_calls
 from headwise.errors import UnsupportedError
-from headwise.models import Hooks, is_sharded
+from headwise.models import Hooks, is_norm, is_sharded
 from headwise.ownership._model_runs import call_model, random_like
 from headwise.ownership._ownership_map import gradients
 from headwise.ownership._projection import is_linear, is_transposed
@@ -219,7 +219,7 @@ def _trace(
     with Hooks() as hooks:
         active = hooks.enter_context(capture_calls(model, record, keep_graph=True))
         for name, module in model.named_modules():
-            if is_linear(module) or _is_norm(module):
+            if is_linear(module) or _has_gain(module):
                 hooks.after(module, partial(scale, name))
         call_model(model, batch)
     return calls, scales, growth
@@ -232,11 +232,10 @@ def _rates(heads: Float[Tensor, "n ..."], scales: _Scales) -> _Rates:
     return {name: torch.stack(x).double().cpu() for name, x in grads if x[0] is not None}
 
 
-def _is_norm(module: nn.Module) -> bool:
+def _has_gain(module: nn.Module) -> bool:
     """Whether a module multiplies what it has normalized by a learned gain, one of each feature."""
     gain = getattr(module, "weight", None)
-    named = "norm" in type(module).__name__.lower() and not any(module.children())
-    return named and isinstance(gain, nn.Parameter) and gain.ndim > 0
+    return is_norm(module) and isinstance(gain, nn.Parameter) and gain.ndim > 0
 
 
 def _growth(module: nn.Module, output: Tensor) -> float:
@@ -333,11 +332,11 @@ def _parameters_of(
     module = model.get_submodule(name)
     dot = f"{name}." if name else ""
     shape: tuple[int, ...] = (1, -1) if is_transposed(module) else (-1, 1)
-    if _is_norm(module):
+    if _has_gain(module):
         shape = tuple(module.get_parameter("weight").shape)
     yield ScaledRows(share, f"{dot}weight", shape, owners)
     if getattr(module, "bias", None) is not None:
-        yield ScaledRows(share, f"{dot}bias", shape if _is_norm(module) else (-1,), owners)
+        yield ScaledRows(share, f"{dot}bias", shape if _has_gain(module) else (-1,), owners)
 
 
 def _torch_rows(site: str, module: nn.MultiheadAttention) -> Iterator[ScaledRows]:

@@ -23,7 +23,7 @@ from headwise.corpora import (
     list_texts,
 )
 from headwise.errors import ArgumentError, InputError, UnsupportedError
-from headwise.models import device_of
+from headwise.models import device_of, logits_of
 from headwise.models.texts import batches as padded_batches
 from headwise.models.texts import context_of, tokenizer_of
 from headwise.ownership import batches_of
@@ -373,7 +373,7 @@ def _wrong_share(model: nn.Module, ids: Tensor, targets: Sequence[Sequence[int]]
 
 def _logits_of(output: Any, model: nn.Module) -> Float[Tensor, "B T V"]:
     """The next-token logits of a language model's output."""
-    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    logits = logits_of(output)
     if logits is None or logits.ndim != 3:
         raise UnsupportedError(
             f"behavior: {type(model).__name__} gives no logits for each token. Open a language "

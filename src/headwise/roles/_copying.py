@@ -1,15 +1,13 @@
 """Whether heads copy what they read: how they move the logit of a token that they attend to."""
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
-from headwise.models import device_of, hooked
+from headwise.models import device_of, find_unembedding, gain_and_bias
 from headwise.models.texts import batches, without_logits
 from headwise.tables import Head, ratio_interval
 from headwise.watch import Request, observe
@@ -43,7 +41,7 @@ def copying_scores(
     """
     read = list(batches([list(ids) for ids in sequences], _BATCH, device_of(model)))
     with torch.no_grad(), in_evaluation(model):
-        unembedding = _find_unembedding(model, {name: x[:1] for name, x in vars(read[0]).items()})
+        unembedding = _unembedding(model, {name: x[:1] for name, x in vars(read[0]).items()})
         if unembedding is None:
             return {}
         parts = [_batch_scores(model, vars(batch), unembedding) for batch in read]
@@ -89,42 +87,14 @@ def _ranks(
     return signs.sum((1, 2)).double().cpu(), others.sum((1, 2)).double().cpu()
 
 
-def _find_unembedding(model: nn.Module, inputs: dict[str, Tensor]) -> Unembedding | None:
-    """The map from the residual stream to logits: the last norm's gain, then the last module.
-
-    Found by what modules return in one pass, since names differ between families. None if no
-    module with a weight per token of the vocabulary returns the model's logits.
-    """
-    calls: list[tuple[nn.Module, Tensor, Any]] = []
-
-    def record(module: nn.Module, args: Any, output: Any) -> None:
-        if args and isinstance(args[0], Tensor):
-            calls.append((module, args[0], output))
-
-    leaves = [module for module in model.modules() if not list(module.children())]
-    with hooked(after=[(module, record) for module in leaves]):
-        output = model(**inputs)
-    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    if not isinstance(logits, Tensor):
+def _unembedding(model: nn.Module, inputs: dict[str, Tensor]) -> Unembedding | None:
+    """None if the model has no unembedding with a vector for each token."""
+    found = find_unembedding(model, inputs)
+    if found is None:
         return None
-    for module, x, y in reversed(calls):
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, Tensor) and weight.ndim == 2 and _same(y, logits):
-            if weight.shape[0] != logits.shape[-1] or weight.shape[1] != x.shape[-1]:
-                return None
-            norm = next((m for m, _, out in reversed(calls) if _same(out, x)), None)
-            return (weight * _gain(norm, x)).float(), isinstance(norm, nn.LayerNorm)
-    return None
-
-
-def _same(x: Any, y: Tensor) -> bool:
-    return isinstance(x, Tensor) and x.shape == y.shape and torch.equal(x, y)
-
-
-def _gain(norm: nn.Module | None, like: Float[Tensor, "... d_model"]) -> Float[Tensor, " d_model"]:
-    """What a norm multiplies each coordinate of a vector of unit size by."""
-    width = like.shape[-1]
-    if norm is None or getattr(norm, "weight", None) is None or norm.weight.shape != (width,):
-        return torch.ones(width).to(like)
-    signs = torch.tensor(np.resize([1.0, -1.0], width)).to(like)
-    return (norm(signs) - norm(-signs)) / (2 * signs)
+    module, x, norm = found
+    weight = getattr(module, "weight", None)
+    if weight is None or weight.shape[1:] != x.shape[-1:]:
+        return None
+    gain = 1.0 if norm is None else gain_and_bias(norm, x)[0]
+    return (weight * gain).float(), isinstance(norm, nn.LayerNorm)

@@ -14,7 +14,12 @@ from torch import Tensor, nn
 from headwise._extras import require
 from headwise.errors import ArgumentError, ShapeError
 from headwise.lab import MiniGPT
-from headwise.models import is_sentence_transformer, sentence_embedding, without_adapters
+from headwise.models import (
+    is_sentence_transformer,
+    logits_of,
+    sentence_embedding,
+    without_adapters,
+)
 from headwise.models.texts import IGNORED, reads_two_texts
 
 Inputs = Mapping[str, Any]
@@ -205,7 +210,7 @@ def _labels(batch: Inputs, name: str) -> Tensor:
 
 
 def _logits(output: Any) -> Tensor:
-    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    logits = logits_of(output)
     if logits is None:
         raise ArgumentError(
             f"loss: {type(output).__name__} has no logits. Load the model with its head, "

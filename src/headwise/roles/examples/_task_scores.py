@@ -22,6 +22,7 @@ from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import device_of
 from headwise.models.texts import (
     TokenOffsets,
+    check_ids,
     pad,
     text_alone,
     token_offsets,
@@ -93,7 +94,6 @@ def tokenized_examples(
             f"or token ids."
         )
     encoded = iter(token_offsets(tokenizer, texts) if texts else ())
-    size = getattr(getattr(model, "config", None), "vocab_size", None)
     read = []
     for number, example in enumerate(listed):
         tokens = next(encoded) if isinstance(example.text, str) else None
@@ -105,12 +105,7 @@ def tokenized_examples(
                 f"{where} has {len(one.ids)} tokens and an answer of "
                 f"{len(one.answer)}, and the model reads {limit}. Shorten it."
             )
-        for token in (*one.ids, *one.answer):
-            if isinstance(size, int) and not 0 <= token < size:
-                raise ArgumentError(
-                    f"{where} has the token id {token}, and the model has {size}. Give ids from 0 "
-                    f"to {size - 1}."
-                )
+        check_ids(where, (*one.ids, *one.answer), model)
         read.append(one)
     return read
 
