@@ -95,7 +95,7 @@ def test_characters_need_the_texts_that_the_model_reads() -> None:
         _run(spans, (texts, tokenizer))
     with pytest.raises(ArgumentError, match="tokenizer=NoneType"):
         _run(spans, (texts,))
-    with pytest.raises(ArgumentError, match="2 texts, where 1 texts"):
+    with pytest.raises(ArgumentError, match="2 texts where 1 texts"):
         _run(spans, (texts[:1], tokenizer))
     with pytest.raises(ArgumentError, match=r"has \(1, 2\), ' ', in a text of 9 characters"):
         _run({"doc": [(1, 2), (0, 1)]}, (texts, tokenizer))

@@ -518,6 +518,7 @@ def test_a_close_look_is_at_the_same_weights(block: int, monkeypatch: pytest.Mon
         whole = known[:, head]
         torch.testing.assert_close(watch.weights((0, head)), whole)
         torch.testing.assert_close(watch.weights((0, head), slice(-3, None)), whole[:, -3:])
+        torch.testing.assert_close(watch.weights((0, head), [-1, 4, 5]), whole[:, [-1, 4, 5]])
         top = watch.top_keys((0, head), k=3, rows=slice(2, 6))
         torch.testing.assert_close(top.weights, whole[:, 2:6].topk(3).values)
         assert ((top.keys == -1) == (top.weights == 0)).all()

@@ -1,8 +1,7 @@
 """The attention weights themselves, as `output_attentions=True` returns them in eager mode."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
-from numbers import Integral
 from types import SimpleNamespace
 from typing import Any, SupportsIndex
 
@@ -25,12 +24,10 @@ from headwise.models.texts import (
 )
 from headwise.ownership import call_model
 from headwise.tables import HeadsLike, resolve_heads
-from headwise.watch._maps import weights_of_heads
+from headwise.watch._maps import Queries, ranges_of, weights_of_heads
 from headwise.watch._observe import check_arguments, observe
 from headwise.watch._request import Request
 from headwise.watch._watch import Watch
-
-Queries = slice | SupportsIndex | Sequence[SupportsIndex] | None
 
 
 @torch.no_grad()
@@ -99,7 +96,7 @@ def attentions(
     if layers is None and heads is None:
         _refuse_uncaptured(watch)
     chosen = _chosen_heads([*calls, *weights], heads)
-    rows = {site: _ranges(queries, call.q.shape[2]) for site, call in calls.items()}
+    rows = {site: ranges_of("attentions", queries, call) for site, call in calls.items()}
     of_head = {site: _bytes(call, rows[site]) for site, call in calls.items()}
     of_head |= {site: part[:, 0].nbytes for site, part in weights.items()}
     _check_size(sum(len(chosen[site]) * size for site, size in of_head.items()), max_bytes)
@@ -164,32 +161,6 @@ def _chosen_heads(sites: Collection[Site], heads: HeadsLike | None) -> dict[Site
     return chosen
 
 
-def _ranges(queries: Queries, T: int) -> list[range]:
-    """The chosen columns of `T`, in the order given, as stretches of neighbors.
-
-    Raises:
-        ArgumentError: a column does not exist, or the queries are no numbers.
-    """
-    if queries is None or isinstance(queries, slice):
-        columns: Sequence[Any] = range(T)[queries or slice(None)]
-    else:
-        numbers: Any = queries.tolist() if hasattr(queries, "tolist") else queries
-        columns = list(numbers) if isinstance(numbers, Iterable) else [numbers]
-    ranges: list[range] = []
-    for column in columns:
-        if not isinstance(column, Integral) or not -T <= int(column) < T:
-            raise ArgumentError(
-                f"attentions: queries has {column!r}, where a layer has {T} queries. Give numbers "
-                f"from {-T} to {T - 1}."
-            )
-        start = int(column) % T
-        if ranges and ranges[-1].stop == start:
-            ranges[-1] = range(ranges[-1].start, start + 1)
-        else:
-            ranges.append(range(start, start + 1))
-    return ranges
-
-
 def _few_rows(queries: Queries, call: AttentionCall) -> Sequence[range]:
     """The chosen queries of a call, if their weights are smaller than what they follow from.
 
@@ -198,7 +169,7 @@ def _few_rows(queries: Queries, call: AttentionCall) -> Sequence[range]:
     """
     if queries is None:
         return ()
-    rows = _ranges(queries, call.q.shape[2])
+    rows = ranges_of("attentions", queries, call)
     inputs = call.q.nbytes + call.k.nbytes + call.v.nbytes
     return rows if call.q.shape[1] * _bytes(call, rows) <= inputs else ()
 

@@ -1,5 +1,6 @@
 """What calls on the same text share: where their queries and keys lie, and what follows from it."""
 
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +15,7 @@ from headwise.kernels import RowRequest
 from headwise.masks import Mask, Window
 from headwise.masks.parts import Dense
 from headwise.watch._pairs import Columns, Pairs
-from headwise.watch._pass import Pass, TextNumbers
+from headwise.watch._pass import Pass
 from headwise.watch._positions import Positions, positions_across, positions_within
 from headwise.watch._request import Request
 from headwise.watch._spans import SpanMembers, Spans
@@ -70,29 +71,28 @@ class CallLayouts:
     def __init__(self, request: Request, stacks: Collection[str]) -> None:
         self.pairs, self.spans = Pairs(request), Spans(request, stacks)
         self._is_of_text = request.is_of_text
-        # Of this pass, with the objects whose identities are the key.
-        self._here: dict[Any, tuple[CallLayout, Any]] = {}
-        self._pass = Pass(0, TextNumbers())
-        self._known: list[tuple[tuple[Any, ...], tuple[Tensor | None, ...], CallLayout]] = []
+        self._known: deque[tuple[tuple[Any, ...], tuple[Tensor | None, ...], CallLayout]]
+        self._known = deque(maxlen=_MOST)
 
-    def begin_pass(self, pass_: Pass) -> None:
-        """A forward pass begins."""
-        self._here, self._pass = {}, pass_
-
-    def of(self, site: Site, call: AttentionCall, inputs: StackInputs, kind: str) -> CallLayout:
+    def of(
+        self, site: Site, call: AttentionCall, inputs: StackInputs, kind: str, pass_: Pass
+    ) -> CallLayout:
         """The layout of a call: that of an earlier call where it fits, or a new one."""
         q, k, visible = call.q, call.k, call.rule.visible
         shape = kind, q.shape[0], q.shape[2], k.shape[0], k.shape[2], k.device
         here = (*shape, id(inputs), _identity(visible), _identity_of(call.real))
-        known = self._here.get(here)
-        if known is not None:
-            return known[0]
-        layout = self._by_value(shape, site, call, inputs)
-        self._here[here] = layout, (inputs, visible, call.real)
-        return layout
+        if here not in pass_.shared:  # with the objects whose identities are the key
+            layout = self._by_value(shape, site, call, inputs, pass_)
+            pass_.shared[here] = layout, inputs, visible, call.real
+        return pass_.shared[here][0]
 
     def _by_value(
-        self, shape: tuple[Any, ...], site: Site, call: AttentionCall, inputs: StackInputs
+        self,
+        shape: tuple[Any, ...],
+        site: Site,
+        call: AttentionCall,
+        inputs: StackInputs,
+        pass_: Pass,
     ) -> CallLayout:
         text, cross, visible = inputs.text, inputs.cross_text, call.rule.visible
         is_rule = visible is None or isinstance(visible, Window)
@@ -110,13 +110,13 @@ class CallLayouts:
         may_wait = is_rule or (isinstance(visible, Dense) and visible.visible is not mask)
         may_wait &= visible is None or visible.batch[1] == 1
         text, key_text, positions = _located(call, inputs, shape[0])
-        columns = self.pairs.columns(positions, text, self._pass.number)
-        spans = self.spans.members(site, positions, key_text, inputs.text, self._pass)
+        columns = self.pairs.columns(positions, text, pass_)
+        spans = self.spans.members(site, positions, key_text, inputs.text, pass_)
         layout = CallLayout(key_text, positions, columns, spans, visible, may_wait)
         if may_recur:
             copies = (x if x is None or x is mask else x.clone() for x in tensors[:-1])
             own = visible.visible if isinstance(visible, Dense) else None
-            self._known = [(numbers, (*copies, own), layout), *self._known[: _MOST - 1]]
+            self._known.appendleft((numbers, (*copies, own), layout))
         return layout
 
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from numbers import Integral
+from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,10 +14,10 @@ from headwise.errors import ArgumentError
 from headwise.kernels import HeadBlock, weights_in_blocks, weights_of_head
 from headwise.masks.tiles import Tile
 from headwise.ownership import output_projection
-from headwise.tables import Head, HeadLike, resolve_heads
+from headwise.tables import Head
 from headwise.watch._sums import projected_norms
 
-Rows = range | slice | None
+Queries = slice | SupportsIndex | Sequence[SupportsIndex] | None
 # The number of weights that are computed at a time.
 _BLOCK = 1 << 22
 
@@ -71,15 +72,6 @@ def layer_of(model: nn.Module, site: Site, call: AttentionCall) -> Layer:
     return Layer(site.heads(), visible_keys(call), call, per_head)
 
 
-def find_head(head: HeadLike, sites: Iterable[Site]) -> tuple[Site, int]:
-    """The site of one head, and its index there."""
-    known = {address: site for site in sites for address in site.heads()}
-    address, *more = resolve_heads(head, known)
-    if more:
-        raise ArgumentError(f"Watch: {head} are several heads. Give one head at a time.")
-    return known[address], address.head - known[address].first_head
-
-
 def visible_keys(call: AttentionCall, heads: slice = slice(None)) -> Bool[Tensor, " B #h T S"]:
     """Which keys each query of some heads may attend to; one mask for all if they share it."""
     (B, _, T, _), S, device = call.q.shape, call.k.shape[2], call.q.device
@@ -87,6 +79,33 @@ def visible_keys(call: AttentionCall, heads: slice = slice(None)) -> Bool[Tensor
     if visible is None:
         visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
     return visible.expand(B, -1, T, S)
+
+
+def ranges_of(caller: str, queries: Queries, call: AttentionCall) -> list[range]:
+    """The chosen columns of the queries of a call, in the order given, as ranges of neighbors.
+
+    Raises:
+        ArgumentError: a column does not exist, or the queries are no numbers.
+    """
+    T = call.q.shape[2]
+    if queries is None or isinstance(queries, slice):
+        columns: Sequence[Any] = range(T)[queries or slice(None)]
+    else:
+        numbers: Any = queries.tolist() if hasattr(queries, "tolist") else queries
+        columns = list(numbers) if isinstance(numbers, Iterable) else [numbers]
+    ranges: list[range] = []
+    for column in columns:
+        if not isinstance(column, Integral) or not -T <= int(column) < T:
+            raise ArgumentError(
+                f"{caller}: queries has {column!r}, where a layer has {T} queries. Give numbers "
+                f"from {-T} to {T - 1}."
+            )
+        start = int(column) % T
+        if ranges and ranges[-1].stop == start:
+            ranges[-1] = range(ranges[-1].start, start + 1)
+        else:
+            ranges.append(range(start, start + 1))
+    return ranges
 
 
 def weights_of_heads(

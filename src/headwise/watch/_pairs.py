@@ -8,6 +8,7 @@ from torch import Tensor
 
 from headwise.capture import Text
 from headwise.errors import ArgumentError, UnsupportedError
+from headwise.watch._pass import Pass
 from headwise.watch._positions import NONE, Positions
 from headwise.watch._request import OFFSETS, Request
 
@@ -21,11 +22,8 @@ class Pairs:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._offsets = [name for name in OFFSETS if request.wants(name)]
-        self._pairs: Mapping[str, Sequence[TextPairs]] = {}
-        self._pairs_pass = -1
-        # Of the latest pass: a relation is called once for each text, and not for every layout.
-        self._pass = -1
-        self._related: dict[tuple[str, tuple[int, ...]], list[tuple[int, int]]] = {}
+        # The number of a forward pass, and the pairs that were given for it.
+        self._given: tuple[int, Mapping[str, Sequence[TextPairs]]] = -1, {}
 
     def set(self, forward_pass: int, pairs: Mapping[str, Sequence[TextPairs]]) -> None:
         """Set the pairs of each text of a forward pass."""
@@ -34,10 +32,10 @@ class Pairs:
                 f"Watch.pairs: {', '.join(sorted(pairs)) or 'nothing'} given, but the request has "
                 f"pairs={self._request.pairs}. Give a list for each of them."
             )
-        self._pairs = {name: [list(text) for text in texts] for name, texts in pairs.items()}
-        self._pairs_pass = forward_pass
+        lists = {name: [list(text) for text in texts] for name, texts in pairs.items()}
+        self._given = forward_pass, lists
 
-    def columns(self, positions: Positions, text: Text, forward_pass: int) -> Columns:
+    def columns(self, positions: Positions, text: Text, pass_: Pass) -> Columns:
         """The columns of each query's keys, by name; NONE fills the rows of shorter lists.
 
         In cross-attention there are none, because a relation holds within one text.
@@ -47,13 +45,11 @@ class Pairs:
         if positions.is_cross:
             no_keys = torch.full_like(positions.query_position, NONE).unsqueeze(-1)
             return columns | dict.fromkeys(names, no_keys)
-        if forward_pass != self._pass:
-            self._pass, self._related = forward_pass, {}
         if self._request.relations:
-            columns |= self._relation_columns(positions, text)
-        return columns | self._pair_columns(positions, forward_pass)
+            columns |= self._relation_columns(positions, text, pass_)
+        return columns | self._pair_columns(positions, pass_.number)
 
-    def _relation_columns(self, positions: Positions, text: Text) -> Columns:
+    def _relation_columns(self, positions: Positions, text: Text, pass_: Pass) -> Columns:
         relations = self._request.relations
         if text.ids is None or text.ids.shape[1] != positions.key_real.shape[1]:
             raise UnsupportedError(
@@ -65,21 +61,22 @@ class Pairs:
         texts = [[row[column] for column in columns] for row, columns in rows]
         columns: Columns = {}
         for name, relation in relations.items():
-            keys = [(name, tuple(tokens)) for tokens in texts]
-            for key, tokens in zip(keys, texts, strict=True):
-                if key not in self._related:
-                    self._related[key] = list(relation(tokens))
+            keys = [(name, *tokens) for tokens in texts]
+            for key, tokens in zip(keys, texts, strict=True):  # once for each text of a pass
+                if key not in pass_.shared:
+                    pass_.shared[key] = list(relation(tokens))
             source = f"the relation {name!r} gives"
-            columns[name] = _pairs_as_columns(positions, source, [self._related[k] for k in keys])
+            columns[name] = _pairs_as_columns(positions, source, [pass_.shared[k] for k in keys])
         return columns
 
     def _pair_columns(self, positions: Positions, forward_pass: int) -> Columns:
-        if self._request.pairs and self._pairs_pass != forward_pass:
+        given_for, given = self._given
+        if self._request.pairs and given_for != forward_pass:
             raise ArgumentError(
                 f"observe: no pairs were given for forward pass {forward_pass}. "
                 f"Call watch.pairs({self._request.pairs[0]}=[...]) before each."
             )
-        for name, pairs in self._pairs.items():
+        for name, pairs in given.items():
             if len(pairs) != positions.n_texts:
                 raise ArgumentError(
                     f"Watch.pairs: {name!r} has pairs of {len(pairs)} texts where the model reads "
@@ -87,7 +84,7 @@ class Pairs:
                 )
         return {
             name: _pairs_as_columns(positions, f"watch.pairs({name}=...) gave", pairs)
-            for name, pairs in self._pairs.items()
+            for name, pairs in given.items()
         }
 
 

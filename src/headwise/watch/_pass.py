@@ -1,8 +1,9 @@
 """A forward pass as a value: made when it begins, added when it succeeds, forgotten otherwise."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 from headwise.capture import Site
 
@@ -25,10 +26,6 @@ class TextNumbers:
     read: dict[str, tuple[int, int]] = field(default_factory=dict)
     of_site: dict[Site, int] = field(default_factory=dict)
 
-    def following(self) -> "TextNumbers":
-        """Those of the next pass."""
-        return TextNumbers(self.first, self.next, dict(self.read))
-
     def number(self, site: Site, n_texts: int, columns: range | None) -> int:
         """The number of the first text of a call on `n_texts` texts.
 
@@ -40,7 +37,8 @@ class TextNumbers:
         stack = site.stack.removesuffix("cross").removesuffix(".")
         is_first = not self.of_site
         if is_first and not self._continues(stack, n_texts, columns.start if columns else 0):
-            self.first, self.read = self.next, {}
+            self.first = self.next
+            self.read.clear()
         if columns is not None:
             self.read[stack] = n_texts, columns.stop
         number = self.first + self.of_site.get(site, 0)
@@ -64,34 +62,39 @@ class Pass:
 
     Attributes:
         number: Its number, from 1.
-        texts: The numbers of its texts.
+        before: The numbers of the texts of the latest pass that had succeeded.
+        texts: The numbers of its own texts.
         is_in_graph: Whether a compiled graph has handed over any of it.
         calls: How often each site has attended.
-        is_settled: Whether it has succeeded; what comes later is added at once.
-        has_failed: Whether it has ended in an exception, and counts nowhere.
+        shared: What layers find for one another, such as where queries and keys lie.
+        has_succeeded: None while that is not known. What comes after a success is added at once;
+            a pass that has ended in an exception counts nowhere.
     """
 
-    def __init__(self, number: int, texts: TextNumbers, is_in_graph: bool = False) -> None:
-        self.number, self.texts, self.is_in_graph = number, texts, is_in_graph
+    def __init__(self, number: int, before: TextNumbers, is_in_graph: bool = False) -> None:
+        self.number, self.before, self.is_in_graph = number, before, is_in_graph
+        self.texts = TextNumbers(before.first, before.next, dict(before.read))
         self.calls: Counter[Site] = Counter()
-        self.is_settled = self.has_failed = False
+        self.shared: dict[Hashable, Any] = {}
+        self.has_succeeded: bool | None = None
         self._steps: list[Callable[[], object]] = []
+
+    @property
+    def latest_texts(self) -> TextNumbers:
+        """The numbers of the texts of the latest pass that has succeeded: this one, if it has."""
+        return self.texts if self.has_succeeded else self.before
 
     def add(self, step: Callable[[], object]) -> None:
         """Do something as soon as the pass has succeeded."""
-        if self.is_settled:
+        if self.has_succeeded:
             step()
-        elif not self.has_failed:
+        elif self.has_succeeded is None:
             self._steps.append(step)
 
-    def settle(self) -> None:
-        """The pass has succeeded, unless it has failed before."""
-        self.is_settled = not self.has_failed
-        while self._steps:
+    def settle(self, has_succeeded: bool = True) -> None:
+        """The pass has succeeded, or has ended in an exception, unless that was known before."""
+        if self.has_succeeded is None:
+            self.has_succeeded = has_succeeded
+            self.shared.clear()
+        while self.has_succeeded and self._steps:
             self._steps.pop(0)()
-
-    def fail(self) -> None:
-        """The pass has ended in an exception."""
-        if not self.is_settled:
-            self.has_failed = True
-            self._steps.clear()

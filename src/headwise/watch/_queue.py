@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -28,36 +28,34 @@ LONG = {"cpu": 1 << 18, "cuda": 1 << 22}
 # Waiting calls are computed when their copies hold this many elements. On a CPU, a smaller limit
 # computes them more often, each time after the model has driven the kernel's code out of the cache.
 WAIT = {"cpu": 1 << 21, "cuda": 1 << 24}
-GROUPS = 8  # wait at most: each may reserve memory for `WAIT` elements
 # The number of decoded tokens of a site that are computed as one causal call.
 TOKENS = 32
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-@dataclass(eq=False)
-class _Group:
+class _Waiting(NamedTuple):
+    """A call that waits: copies of its queries and keys, and where its sums go."""
+
+    q: Float[Tensor, "B H T D"]
+    k: Float[Tensor, "B Hkv S D"]
+    site: Site
+    first_text: int
+    of_pass: Pass
+
+
+class _Group(NamedTuple):
     """Calls that differ in queries and keys alone, and are computed as one, heads side by side.
 
     Masks, positions and columns have no axis of heads, or broadcast over it, so that they hold for
     several calls as for one, and grouped heads stay grouped.
 
     Attributes:
-        call: One of them: its rule holds for all. Its tensors are copies of the queries and keys
-            of all, where the kernel reads them, with room for `room` calls.
-        waiting: The site, the first text and the pass of each.
+        call: The first of them: its rule holds for all.
     """
 
     call: AttentionCall
     layout: CallLayout
-    room: int
-    waiting: list[tuple[Site, int, Pass]] = field(default_factory=list)
-
-    def add(self, site: Site, first_text: int, call: AttentionCall, pass_: Pass) -> None:
-        n = len(self.waiting)
-        for copies, x in ((self.call.q, call.q), (self.call.k, call.k)):
-            H = x.shape[1]
-            copies[:, n * H : (n + 1) * H] = x
-        self.waiting.append((site, first_text, pass_))
+    waiting: list[_Waiting]
 
 
 @dataclass(eq=False)
@@ -72,19 +70,17 @@ class _Run:
         cache: The layer of the cache.
         queries: Copies, with room for further tokens.
         keys: Copies of all keys, with room for further ones.
-        last: The keys of the latest token, as the cache holds them.
-        version: How often these had been changed in place.
-        passes: The pass of each token.
+        last: The keys of the latest token, as the cache holds them, and how often these had been
+            changed in place.
+        passes: The pass of each token, and the number of its first text.
     """
 
     call: AttentionCall
     cache: Any
     queries: Float[Tensor, "B H T D"]
     keys: Float[Tensor, "B Hkv S D"]
-    last: Tensor
-    first_text: int = -1
-    version: int = -1
-    passes: list[Pass] = field(default_factory=list)
+    last: tuple[Tensor, int]
+    passes: list[tuple[Pass, int]] = field(default_factory=list)
 
     @property
     def n(self) -> int:
@@ -98,8 +94,9 @@ class _Run:
 
     def may_go_on(self) -> bool:
         """Whether the pass that begins may read one more token of the text."""
-        is_same = self.cache.keys is self.last and version_of(self.last) == self.version
-        return is_same and self.n < TOKENS and not self.passes[-1].has_failed
+        last, version = self.last
+        is_same = self.cache.keys is last and version_of(last) == version
+        return is_same and self.n < TOKENS and self.passes[-1][0].has_succeeded is not False
 
     def continues(self, call: AttentionCall) -> bool:
         """Whether a call reads the next token; `may_go_on` held when its pass began."""
@@ -112,17 +109,15 @@ class _Run:
         S = self.before + self.n
         self.queries[:, :, self.n : self.n + 1] = call.q
         self.keys[:, :, S] = call.k[:, :, S]
-        self.last, self.version = call.k, version_of(call.k)
-        self.first_text = first_text
-        self.passes.append(pass_)
+        self.last = call.k, version_of(call.k)
+        self.passes.append((pass_, first_text))
 
     def check(self, site: Site) -> None:
         """Refuse a run whose keys were changed unnoticed: each token has seen them as they were."""
-        if version_of(self.last) != self.version:
-            return
-        bits = _INTEGERS[self.keys.itemsize]  # by which NaN equals itself
-        own = self.keys[:, :, : self.last.shape[2]].view(bits)
-        if not torch.equal(own, self.last.view(bits)):
+        last, version = self.last
+        bits = _INTEGERS[last.itemsize]  # by which NaN equals itself
+        own = self.keys[:, :, : last.shape[2]].view(bits)
+        if version_of(last) == version and not torch.equal(own, last.view(bits)):
             raise UnsupportedError(
                 f"observe: the keys of {site} were changed in their cache without a trace, as "
                 f"through .data, while tokens were read one at a time. Change them in place "
@@ -131,8 +126,8 @@ class _Run:
 
     def parts(self) -> list[tuple[int, int]]:
         """The tokens of passes that have succeeded, and the one of the pass that runs."""
-        settled = sum(pass_.is_settled for pass_ in self.passes)
-        n = self.n - self.passes[-1].has_failed
+        known = [pass_.has_succeeded for pass_, _ in self.passes]
+        settled, n = known.count(True), self.n - known.count(False)
         return [(start, stop) for start, stop in ((0, settled), (settled, n)) if start < stop]
 
     def as_call(self, start: int, stop: int) -> tuple[AttentionCall, Text]:
@@ -159,12 +154,6 @@ class Queue:
         self._request, self._layouts, self._accumulator = request, layouts, accumulator
         self._groups: dict[Hashable, _Group] = {}
         self._runs: dict[Site, _Run] = {}
-        self._whole: tuple[StackInputs, int, bool] | None = None
-
-    @property
-    def is_full(self) -> bool:
-        """Whether too many kinds of calls wait."""
-        return len(self._groups) > GROUPS
 
     def begin_pass(self) -> None:
         """Begin a forward pass; tokens of texts that have ended are computed."""
@@ -189,22 +178,20 @@ class Queue:
     ) -> None:
         q, k, rule = call.q, call.k, call.rule
         key = id(layout), q.device, q.shape, k.shape, q.dtype, k.dtype, rule.scale, rule.softcap
-        group = self._groups.get(key)
-        if group is not None and len(group.waiting) == group.room:
-            self._compute(key)
-            group = None
-        if group is None:
-            room = 1 + WAIT[q.device.type] // (q.numel() + k.numel())
-            with torch.inference_mode(False):  # they may be written to outside of it, too
-                queries, keys = (
-                    x.new_empty(len(x), room * x.shape[1], *x.shape[2:]) for x in (q, k)
-                )
+        own = _Waiting(q.clone(), k.clone(), site, first_text, pass_)
+        if key not in self._groups:
             first = replace(
-                call, q=queries, k=keys, v=keys[..., :0], heads=queries[..., :0],
+                call, q=own.q, k=own.k, v=own.k[..., :0], heads=own.q[..., :0],
                 rule=replace(rule, visible=layout.visible), module_call=None,
             )  # fmt: skip
-            group = self._groups[key] = _Group(first, layout, room)
-        group.add(site, first_text, call, pass_)
+            self._groups[key] = _Group(first, layout, [])
+        self._groups[key].waiting.append(own)
+        n_numbers = sum(
+            len(group.waiting) * (group.call.q.numel() + group.call.k.numel())
+            for group in self._groups.values()
+        )
+        if n_numbers > WAIT[q.device.type]:
+            self._compute_groups()
 
     def may_take_token(self, call: AttentionCall) -> bool:
         """Whether a call reads one token that may wait.
@@ -221,79 +208,64 @@ class Queue:
         if not self.may_take_token(call):
             return False
         run = self._runs.get(site)
-        if run is not None and not (self._is_whole(inputs, call) and run.continues(call)):
+        S, B = call.k.shape[2], len(call.q)
+        # Known for the layers of a pass: it takes 10 us for each, a tenth of what they cost.
+        key = "is whole", id(inputs), S
+        if key not in pass_.shared:
+            pass_.shared[key] = _is_whole(inputs.text, S), inputs
+        is_whole = pass_.shared[key][0]
+        if run is not None and not (is_whole and run.continues(call)):
             self.compute()
             run = None
         if run is None:
-            run = self._new_run(site, call, inputs, cache)
+            run = self._new_run(site, call, cache) if is_whole else None
         if run is None:
             return False
-        S, B = call.k.shape[2], len(call.q)
         run.add(call, pass_.texts.number(site, B, range(S - 1, S)), pass_)
         self._runs[site] = run
         return True
 
-    def _new_run(
-        self, site: Site, call: AttentionCall, inputs: StackInputs, cache: Any
-    ) -> _Run | None:
+    def _new_run(self, site: Site, call: AttentionCall, cache: Any) -> _Run | None:
         """The beginning of a run, without its first token; None if a call has to stand alone."""
         q, k = call.q, call.k
         layer = growing_layer(cache, call.module, k)
         is_plain = type(call) is AttentionCall and call.real is None and call.rule.is_static
         if layer is None or not is_plain or site.cross:
             return None
-        is_copied = k.itemsize in _INTEGERS and is_materialized(q, k)
-        if not is_copied or not self._is_whole(inputs, call):
+        if k.itemsize not in _INTEGERS or not is_materialized(q, k):
             return None
         S = k.shape[2]
         queries = q.new_empty(*q.shape[:2], TOKENS, q.shape[3])
         keys = k.new_empty(*k.shape[:2], S + TOKENS, k.shape[3])
         keys[:, :, :S] = k
         first = replace(call, v=k[..., :0], heads=q[..., :0], module_call=None)
-        return _Run(first, layer, queries, keys, k)
-
-    def _is_whole(self, inputs: StackInputs, call: AttentionCall) -> bool:
-        """Whether the keys are a text without padding, of which this pass reads the last token.
-
-        Remembered for the layers of a pass: it takes 10 us for each, a tenth of what they cost.
-        """
-        S = call.k.shape[2]
-        if self._whole is None or self._whole[0] is not inputs or self._whole[1] != S:
-            self._whole = inputs, S, _is_whole(inputs.text, S)
-        return self._whole[2]
+        return _Run(first, layer, queries, keys, (k, version_of(k)))
 
     def compute(self) -> None:
-        """Compute and add up what waits."""
+        """Compute what waits, and add its sums."""
         with without_function_modes(), torch.no_grad():
             for site in list(self._runs):
                 self._runs[site].check(site)
                 run = self._runs.pop(site)
                 for start, stop in run.parts():
                     call, text = run.as_call(start, stop)
-                    layout = self._layouts.of(site, call, StackInputs(text), "within")
-                    self._add(site, call, layout, run.first_text, run.passes[start])
-            for key in list(self._groups):
-                self._compute(key)
+                    pass_, first_text = run.passes[start]
+                    layout = self._layouts.of(site, call, StackInputs(text), "within", pass_)
+                    self._add(site, call, layout, first_text, pass_)
+            self._compute_groups()
 
-    def _compute(self, key: Hashable) -> None:
-        """Compute the calls of a group as one, and add up the sums of each."""
-        group = self._groups[key]
-        n, copies = len(group.waiting), (group.call.q, group.call.k)
-        q, k = (x[:, : x.shape[1] // group.room * n] for x in copies)
-        with without_autocast(q):
-            needed = row_request(group.call, self._request, group.layout, None, need_heads=False)
-            rows = row_statistics(q, k, k[..., :0], group.call.rule, needed)
-            sums = sum_rows(rows, group.layout, self._request, n_calls=n)
-        del self._groups[key]  # first, so that nothing counts twice after an interrupt
-        # None: passes that have succeeded, whose sums are added at once.
-        by_pass: dict[Pass | None, dict[Site, list[tuple[int, int]]]] = {}
-        for number, (site, first_text, of) in enumerate(group.waiting):
-            if not of.has_failed:
-                calls = by_pass.setdefault(None if of.is_settled else of, {})
-                calls.setdefault(site, []).append((number, first_text))
-        for pass_, calls in by_pass.items():
-            add = partial(self._accumulator.add, sums, calls)
-            add() if pass_ is None else pass_.add(add)
+    def _compute_groups(self) -> None:
+        """Compute the calls of each group as one, and add up the sums of each call."""
+        for key, (call, layout, waiting) in list(self._groups.items()):
+            q, k = (torch.cat(xs, 1) for xs in zip(*(each[:2] for each in waiting), strict=True))
+            with without_autocast(q):
+                needed = row_request(call, self._request, layout, None, need_heads=False)
+                rows = row_statistics(q, k, k[..., :0], call.rule, needed)
+                sums = sum_rows(rows, layout, self._request, n_calls=len(waiting))
+            del self._groups[key]  # first, so that nothing counts twice after an interrupt
+            for each, own in zip(waiting, sums, strict=True):
+                add = partial(self._accumulator.add, each.site, own, each.first_text)
+                each.of_pass.add(add)
 
 
 def _is_whole(text: Text, S: int) -> bool:

@@ -1,5 +1,6 @@
 """What the passes of a watch have recorded of each site, besides sums."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from jaxtyping import Float
@@ -7,6 +8,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from headwise.capture import AttentionCall, Site
+from headwise.errors import ArgumentError
+from headwise.tables import HeadLike, resolve_heads
 from headwise.watch._positions import Positions
 
 
@@ -70,3 +73,12 @@ class Recorded:
             # A cache only grows: new keys have received nothing yet.
             received = received + pad(sums, (0, received.shape[2] - sums.shape[2]))
         self.received[site] = first, received
+
+
+def find_head(head: HeadLike, sites: Iterable[Site]) -> tuple[Site, int]:
+    """The site of one head, and its index there."""
+    known = {address: site for site in sites for address in site.heads()}
+    address, *more = resolve_heads(head, known)
+    if more:
+        raise ArgumentError(f"Watch: {head} are several heads. Give one head at a time.")
+    return known[address], address.head - known[address].first_head

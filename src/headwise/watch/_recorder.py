@@ -37,7 +37,7 @@ from headwise.tables import Totals
 from headwise.watch._accumulator import Accumulator
 from headwise.watch._call_layouts import CallLayout, CallLayouts
 from headwise.watch._graphs import Graphs
-from headwise.watch._pass import Pass
+from headwise.watch._pass import Pass, TextNumbers
 from headwise.watch._positions import Positions
 from headwise.watch._queue import Queue
 from headwise.watch._recorded import Covered, Recorded
@@ -76,7 +76,7 @@ class Recorder:
         self._answered: set[Site] = set()
         self._verified: set[Site] = set()
         self._recorded, self._graphs = Recorded(), Graphs()
-        self._new_pass()
+        self._pass = self._new_pass(TextNumbers())
 
     @property
     def passes(self) -> int:
@@ -162,14 +162,14 @@ class Recorder:
         self._pass.settle()
         self._add_up()
         self._graphs.check(self._watched_sites())
-        return self._accumulator.totals()
+        return self._accumulator.totals(self._pass.texts.next)
 
     def take_totals(self) -> tuple[list[Site], dict[str, Totals]]:
         """The totals since the last time; the sums start again at zero."""
         totals = self.totals()
         self._accumulator.clear()
         self._graphs.clear()
-        self._new_pass()
+        self._pass = self._new_pass(TextNumbers())
         return totals
 
     def _describe(self, site: Site) -> Site:
@@ -228,23 +228,18 @@ class Recorder:
         self._queue.begin_pass()
         is_counted = is_training or not self._is_of_training
         self.capture.is_paused = not is_counted or (self.passes - 1) % self._every > 0
-        self._new_pass(is_in_graph and not self.capture.is_paused)
+        is_in_graph &= not self.capture.is_paused
+        self._pass = self._new_pass(self._pass.texts, is_in_graph)
 
-    def _new_pass(self, is_in_graph: bool = False) -> None:
-        following = Pass(self.passes, self._accumulator.texts.following(), is_in_graph)
-        following.add(partial(self._add_pass, following))
-        self._pass = following
-        self._layouts.begin_pass(following)
-
-    def _add_pass(self, pass_: Pass) -> None:
-        """A pass has succeeded: others follow it."""
-        self._accumulator.texts = pass_.texts
-        self._graphs.add(pass_)
+    def _new_pass(self, before: TextNumbers, is_in_graph: bool = False) -> Pass:
+        pass_ = Pass(self.passes, before, is_in_graph)
+        pass_.add(partial(self._graphs.add, pass_))
+        return pass_
 
     def _drop(self) -> None:
         """Forget the current forward pass, which has ended in an exception and counts nowhere."""
-        self._pass.fail()
-        self._new_pass()
+        self._pass.settle(has_succeeded=False)
+        self._pass = self._new_pass(self._pass.before)
 
     def _add(
         self, site: Site, call: AttentionCall, *, verify: bool = False, is_answer: bool = False
@@ -287,16 +282,14 @@ class Recorder:
             rows = None
             if need_heads or not self._queue.add(site, call, layout, first, self._pass):
                 rows = self._add_rows(site, call, layout, first, need_heads, verify)
-            if self._queue.is_full:
-                self._queue.compute()
-            if self._accumulator.is_full:
+            if self._accumulator.is_full(site):
                 self._add_up()
             return rows
 
     def _add_up(self) -> None:
         """Compute what waits, and add up the sums of texts that have ended: the host reads them."""
         self._queue.compute()
-        self._accumulator.close()
+        self._accumulator.close(self._pass.latest_texts.first)
 
     def _is_alike(self, site: Site, call: AttentionCall, inputs: StackInputs, kind: str) -> bool:
         """Whether an operator in a compiled graph would tell the same of a call."""
@@ -324,11 +317,11 @@ class Recorder:
             needed = row_request(call, request, layout, per_head, need_heads)
             rows = call.row_statistics(needed)
             norms = None if per_head is None else output_norms(rows, call, per_head)
-            sums = sum_rows(rows, layout, request, knows_logits=call.knows_logits, norms=norms)
+            [sums] = sum_rows(rows, layout, request, knows_logits=call.knows_logits, norms=norms)
         if verify and rows.heads is not None:
             self._verify(site, call, rows.heads, rows.lse, positions)
         pass_, recorded = self._pass, self._recorded
-        pass_.add(partial(self._accumulator.add, sums, {site: [(0, first)]}))
+        pass_.add(partial(self._accumulator.add, site, sums, first))
         if request.maps:
             self._keep(site, call)
         if rows.received is not None:
@@ -381,7 +374,7 @@ class Recorder:
         """Where the queries and keys of a call lie in their texts."""
         if kind != "cross" and inputs.text.real is None and call.real is not None:
             self._inputs.learn(site.stack, call.real)
-        return self._layouts.of(site, call, inputs, kind)
+        return self._layouts.of(site, call, inputs, kind, self._pass)
 
     def _per_head(self, site: Site) -> Float[Tensor, "H Dv d_model"]:
         projection = output_projection(self._model, site)

@@ -102,20 +102,13 @@ class Request:
                 f"Request: queries={self.queries!r}. Give 'eligible' or 'all', for means over the "
                 f"queries that may attend to such a key, or over all queries."
             )
-        _check_known(self.statistics, STATISTICS)
+        _check_known("", self.statistics, STATISTICS)
         _check_spans(self)
-        named = [*self.statistics, *self.classes, *self.relations, *self.pairs, *self.spans]
-        for name in named:
-            if named.count(name) > 1:
-                raise ArgumentError(f"Request: {name!r} is requested twice. Rename one of them.")
-        masses = (*OFFSETS, *self.classes, *self.relations, *self.pairs, *self.spans)
-        for measure, names in (("top", self.top), ("value", self.value)):
-            for name in names:
-                if names.count(name) > 1:
-                    raise ArgumentError(
-                        f"Request: {measure} of {name!r} is requested twice. Leave one of them out."
-                    )
-            _check_masses(measure, names, masses)
+        named = (*self.classes, *self.relations, *self.pairs, *self.spans)
+        _check_once("", (*self.statistics, *named), "Rename one of them.")
+        for measure, names in (("top of ", self.top), ("value of ", self.value)):
+            _check_once(measure, names, "Leave one of them out.")
+            _check_known(measure, names, (*OFFSETS, *named))
 
     @classmethod
     def of(
@@ -138,10 +131,10 @@ class Request:
         mentioned = {name for masses in by_measure.values() for name in masses}
         used = {name: ids for name, ids in (classes or {}).items() if name in mentioned}
         statistics = tuple(name for name in by_measure[""] if name not in used)
-        _check_known(statistics, (*STATISTICS, *(classes or {})))
+        _check_known("", statistics, (*STATISTICS, *(classes or {})))
         top, value = tuple(by_measure["top"]), tuple(by_measure["value"])
-        for measure, masses in (("top", top), ("value", value)):
-            _check_masses(measure, masses, (*OFFSETS, *(classes or {})))
+        for measure, masses in (("top of ", top), ("value of ", value)):
+            _check_known(measure, masses, (*OFFSETS, *(classes or {})))
         return cls(statistics, classes=used, top=top, value=value, per_text=per_text)
 
     @cached_property
@@ -166,22 +159,20 @@ class Request:
         return mass in self.names or mass in self.top or mass in self.value
 
 
-def _check_known(statistics: Sequence[str], known: Collection[str]) -> None:
-    for name in statistics:
-        if name not in known:
-            raise ArgumentError(
-                f"Request: no statistic {name!r}.{did_you_mean(name, known)} "
-                f"Choose from {', '.join(known)}."
-            )
-
-
-def _check_masses(measure: str, names: Sequence[str], masses: Sequence[str]) -> None:
+def _check_known(measure: str, names: Sequence[str], known: Collection[str]) -> None:
     for name in names:
-        if name not in masses:
+        if name not in known:
+            problem = f"{measure}{name!r}, but no mass has that name"
             raise ArgumentError(
-                f"Request: {measure} of {name!r}, but no mass has that name."
-                f"{did_you_mean(name, masses)} Choose from {', '.join(masses)}."
+                f"Request: {problem if measure else f'no statistic {name!r}'}."
+                f"{did_you_mean(name, known)} Choose from {', '.join(known)}."
             )
+
+
+def _check_once(measure: str, names: Sequence[str], advice: str) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise ArgumentError(f"Request: {measure}{name!r} is requested twice. {advice}")
 
 
 def _check_spans(request: Any) -> None:

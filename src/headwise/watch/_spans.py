@@ -1,7 +1,7 @@
 """Named stretches of each text: which keys belong to them, and which queries count for them."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral
 from typing import Any
@@ -16,9 +16,10 @@ from headwise.corpora import one_text
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.kernels import RowStatistics
 from headwise.models.texts import TokenOffsets, token_offsets
-from headwise.tables import HeadLike, resolve_heads
+from headwise.tables import HeadLike
 from headwise.watch._pass import Pass
 from headwise.watch._positions import Positions
+from headwise.watch._recorded import find_head
 from headwise.watch._request import Request
 
 Stretch = tuple[int, int]  # a half-open range of positions
@@ -45,9 +46,12 @@ class TextSpans:
     ) -> "TextSpans":
         """Read the arguments of `Watch.spans`."""
         by_name = {name: _per_text(name, given) for name, given in stretches.items()}
-        of_queries = (
-            None if queries is None else _queries(queries, len(next(iter(by_name.values()))))
-        )
+        of_queries = None
+        if queries is not None:
+            n_texts = len(next(iter(by_name.values())))
+            given = [queries] * n_texts if isinstance(queries, str) else queries
+            of_queries = _per_text("queries", given, (LAST, GENERATED))
+            _check_count("queries", of_queries, n_texts, "for {} texts")
         if texts is None and tokenizer is None:
             return cls(by_name, of_queries)
         if texts is None or tokenizer is None or isinstance(texts, str):
@@ -72,6 +76,24 @@ class SpanMembers:
     queries: Bool[Tensor, "B T"]
 
 
+@dataclass(frozen=True)
+class _Current:
+    """The stretches of the current texts, and how far these were read.
+
+    Attributes:
+        first_pass: The number of the pass that begins the texts, or goes on with them.
+        begun: The first pass of each stack on these texts.
+        ends: How far each stack has read them.
+        kept: Of each site, pass by pass, the masses of its queries on each span, [B, H, T, C].
+    """
+
+    spans: TextSpans
+    first_pass: int
+    begun: dict[str, int] = field(default_factory=dict)
+    ends: dict[str, int] = field(default_factory=dict)
+    kept: dict[Site, list[tuple[Positions, SpanMembers, Tensor]]] = field(default_factory=dict)
+
+
 class Spans:
     """The stretches of the current texts, which last while a cache continues these texts.
 
@@ -81,12 +103,7 @@ class Spans:
     def __init__(self, request: Request, stacks: Collection[str]) -> None:
         self._names, self._keeps = request.spans, request.per_query
         self._two_texts = {"encoder", "decoder"} <= set(stacks)
-        self._spans: TextSpans | None = None
-        self._first_pass = -1
-        self._begun: dict[str, int] = {}  # the first pass of each stack on these texts
-        self._ends: dict[str, int] = {}
-        # Of each site, pass by pass, the masses of its queries on each span, [B, H, T, C].
-        self._kept: dict[Site, list[tuple[Positions, SpanMembers, Tensor]]] = {}
+        self._current: _Current | None = None
 
     def set(self, forward_pass: int, spans: TextSpans) -> None:
         """Set the stretches of the texts that begin, or go on, in a forward pass."""
@@ -95,8 +112,7 @@ class Spans:
                 f"Watch.spans: {', '.join(sorted(spans.stretches)) or 'nothing'} given, but the "
                 f"request has spans={self._names}. Give the stretches of each of them."
             )
-        self._spans, self._first_pass = spans, forward_pass
-        self._begun, self._ends, self._kept = {}, {}, {}
+        self._current = _Current(spans, forward_pass)
 
     def members(
         self, site: Site, positions: Positions, key_text: Text, text: Text, pass_: Pass
@@ -112,11 +128,13 @@ class Spans:
         if not self._applies(site, text):
             keys = positions.key_real[..., None].expand(-1, -1, len(self._names))
             return SpanMembers(torch.zeros_like(keys), torch.zeros_like(positions.query_real))
-        spans = self._current(site, positions, pass_)
-        self._check(spans, positions, key_text, pass_.number)
-        first_pass = self._begun.get(site.stack, pass_.number)
-        pass_.add(partial(self._begun.setdefault, site.stack, first_pass))
-        queries = positions.query_real
+        current = self._current_of(site, positions, pass_)
+        spans, queries = current.spans, positions.query_real
+        _check_lengths(spans, positions)
+        if spans.ids is not None and pass_.number == current.first_pass and not positions.is_cross:
+            _check_ids(spans.ids, positions, key_text)
+        first_pass = current.begun.get(site.stack, pass_.number)
+        pass_.add(partial(current.begun.setdefault, site.stack, first_pass))
         if spans.queries is not None:
             of_target = self._two_texts and not site.cross
             is_first = pass_.number == first_pass
@@ -131,48 +149,29 @@ class Spans:
         # A tower of images beside one of text knows no tokens.
         return not site.cross and (site.stack == "" or text.tokens is not None)
 
-    def _current(self, site: Site, positions: Positions, pass_: Pass) -> TextSpans:
+    def _current_of(self, site: Site, positions: Positions, pass_: Pass) -> _Current:
         """The stretches of the texts of a call."""
-        is_new = pass_.number > self._first_pass and not self._continues(site, positions)
-        if self._spans is None or is_new:
+        current = self._current
+        if current is None or not (
+            pass_.number <= current.first_pass
+            or self._continues(positions, current.ends.get(site.stack))
+        ):
             raise ArgumentError(
                 f"observe: no spans were given for the texts of forward pass {pass_.number}. Call "
                 f"watch.spans({self._names[0]}=[...]) before it."
             )
         if positions.columns is not None:
-            pass_.add(partial(self._ends.__setitem__, site.stack, positions.columns.stop))
-        return self._spans
+            pass_.add(partial(current.ends.__setitem__, site.stack, positions.columns.stop))
+        return current
 
-    def _continues(self, site: Site, positions: Positions) -> bool:
-        """Whether a pass after the first one reads more of the same texts."""
-        columns, end = positions.columns, self._ends.get(site.stack)
+    def _continues(self, positions: Positions, end: int | None) -> bool:
+        """Whether a pass after the first one, which has read up to `end`, goes on from there."""
+        columns = positions.columns
         if columns is None:
             return True
         if end is None:
             return self._two_texts or columns.start > 0
         return 0 < end <= columns.start or (end == columns.stop and columns.start > 0)
-
-    def _check(
-        self, spans: TextSpans, positions: Positions, key_text: Text, forward_pass: int
-    ) -> None:
-        """Refuse stretches that do not fit the texts."""
-        lengths = positions.keys.length + positions.evicted[positions.keys.row, 0]
-        for name, by_text in spans.stretches.items():
-            if len(by_text) != positions.n_texts:
-                raise ArgumentError(
-                    f"Watch.spans: {name!r} has stretches of {len(by_text)} texts where the model "
-                    f"reads {positions.n_texts}. Give those of each text."
-                )
-            pairs = zip(by_text, lengths.tolist(), strict=True)
-            beyond = [(s, n) for stretches, n in pairs for s in stretches if s[1] > n]
-            if beyond:
-                stretch, length = beyond[0]
-                raise ArgumentError(
-                    f"Watch.spans: {name!r} has {stretch} in a text of {length} tokens. Give "
-                    f"positions from 0 to {length}."
-                )
-        if spans.ids is not None and forward_pass == self._first_pass and not positions.is_cross:
-            _check_ids(spans.ids, positions, key_text)
 
     def keep(
         self,
@@ -183,12 +182,13 @@ class Spans:
         pass_: Pass,
     ) -> None:
         """Keep the mass of each query on each span, NaN where it sees none of its keys."""
-        if members is None or rows.class_mass is None or rows.class_keys is None:
+        current = self._current
+        if not (current and members) or rows.class_mass is None or rows.class_keys is None:
             return
         C = len(self._names)
         seen = rows.class_keys[..., -C:] > 0
         mass = rows.class_mass[..., -C:].masked_fill(~seen, torch.nan)
-        pass_.add(lambda: self._kept.setdefault(site, []).append((positions, members, mass)))
+        pass_.add(lambda: current.kept.setdefault(site, []).append((positions, members, mass)))
 
     def per_query(self, name: str, head: HeadLike) -> list[Float[Tensor, " n"]]:
         """The mass of each counted query of each text on a span, pass after pass."""
@@ -197,18 +197,30 @@ class Spans:
                 f"Watch.per_query: {name!r} with spans={self._names} and per_query={self._keeps}. "
                 f"Observe with Request(spans=({name!r},), per_query=True)."
             )
-        known = {address: site for site in self._kept for address in site.heads()}
-        address, *more = resolve_heads(head, known)
-        if more:
-            raise ArgumentError(f"Watch.per_query: {head} are several heads. Give one at a time.")
-        site, column = known[address], self._names.index(name)
-        passes, row = self._kept[site], address.head - site.first_head
+        kept = self._current.kept if self._current else {}
+        site, row = find_head(head, kept)
+        passes, column = kept[site], self._names.index(name)
         parts: list[list[Tensor]] = [[] for _ in range(passes[0][0].n_texts)]
         for positions, members, mass in passes:
             of_head, counted = mass[:, row, :, column], members.queries
             for text, masses in enumerate(parts):
                 masses.append(of_head[counted & (positions.query_text == text)])
         return [torch.cat(masses) for masses in parts]
+
+
+def _check_lengths(spans: TextSpans, positions: Positions) -> None:
+    """Refuse stretches that do not fit the texts."""
+    lengths = positions.keys.length + positions.evicted[positions.keys.row, 0]
+    for name, by_text in spans.stretches.items():
+        _check_count(name, by_text, positions.n_texts, "where the model reads {}")
+        pairs = zip(by_text, lengths.tolist(), strict=True)
+        beyond = [(s, n) for stretches, n in pairs for s in stretches if s[1] > n]
+        if beyond:
+            stretch, length = beyond[0]
+            raise ArgumentError(
+                f"Watch.spans: {name!r} has {stretch} in a text of {length} tokens. Give "
+                f"positions from 0 to {length}."
+            )
 
 
 def _key_members(
@@ -289,29 +301,25 @@ def _check_ids(ids: Sequence[Sequence[int]], positions: Positions, text: Text) -
             )
 
 
-def _per_text(name: str, given: Any) -> list[list[Stretch]]:
-    """The stretches of each text, of which each is a pair or a list of pairs."""
+def _per_text(name: str, given: Any, words: Collection[str] = ()) -> list[Any]:
+    """The stretches of each text, of which each is a pair, a list of pairs, or one of the words."""
     if isinstance(given, str) or not isinstance(given, Sequence) or not len(given):
         raise ArgumentError(
             f"Watch.spans: {name}={given!r}. Give a list with (start, end), or a list of them, "
             f"for each text."
         )
-    return [read_stretches(f"Watch.spans: {name!r}", text) for text in given]
-
-
-def _queries(given: Any, n_texts: int) -> list[list[Stretch] | str]:
-    """The queries of each text: stretches, `last` or `generated`."""
-    if isinstance(given, str):
-        given = [given] * n_texts
-    if not isinstance(given, Sequence) or len(given) != n_texts:
-        raise ArgumentError(
-            f"Watch.spans: queries={given!r} for {n_texts} texts. Give 'last', 'generated', or a "
-            f"list with (start, end), or a list of them, for each text."
-        )
     return [
-        text if text in (LAST, GENERATED) else read_stretches("Watch.spans: 'queries'", text)
-        for text in given
+        text if text in words else read_stretches(f"Watch.spans: {name!r}", text) for text in given
     ]
+
+
+def _check_count(name: str, given: Sequence[Any], n_texts: int, whose: str) -> None:
+    """Refuse stretches of more texts than there are, or of fewer."""
+    if len(given) != n_texts:
+        raise ArgumentError(
+            f"Watch.spans: {name!r} has stretches of {len(given)} texts {whose.format(n_texts)}. "
+            f"Give those of each text."
+        )
 
 
 def read_stretches(caller: str, given: Any) -> list[Stretch]:
@@ -339,11 +347,7 @@ def _in_tokens(
     name: str, given: list[Any], texts: Sequence[str], encoded: Sequence[TokenOffsets]
 ) -> list[Any]:
     """Stretches of characters as stretches of tokens."""
-    if len(given) != len(texts):
-        raise ArgumentError(
-            f"Watch.spans: {name!r} has stretches of {len(given)} texts, where {len(texts)} texts "
-            f"are given. Give those of each text."
-        )
+    _check_count(name, given, len(texts), "where {} texts are given")
     return [
         stretches
         if isinstance(stretches, str)

@@ -6,7 +6,7 @@ Which rows count for a statistic follows from masks; a text may be read in sever
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -89,17 +89,20 @@ def without_autocast(x: Tensor) -> AbstractContextManager[None]:
     return torch.autocast(x.device.type, enabled=False) if under_autocast(x) else nullcontext()
 
 
-@dataclass(frozen=True)
-class RowSums:
-    """What `n` calls on the same `M` texts add to the sums of their sites.
+class RowSums(NamedTuple):
+    """The sums of a site over the rows of some texts, on their device until they are read.
 
     Attributes:
         parts: The number of rows, the sums over them, and the sums under uniform attention.
         highest: The largest value of each statistic; NaN where no row counts.
     """
 
-    parts: Float[Tensor, "3 K n M H"]
-    highest: Float[Tensor, "K n H"]
+    parts: Float[Tensor, "3 K M H"]
+    highest: Float[Tensor, "K H"]
+
+    def of_texts(self, texts: slice) -> "RowSums":
+        """Those of some texts alone; their largest value is that of all."""
+        return self._replace(parts=self.parts[:, :, texts])
 
 
 def sum_rows(
@@ -110,8 +113,8 @@ def sum_rows(
     n_calls: int = 1,
     knows_logits: bool = True,
     norms: RowValues | None = None,
-) -> RowSums:
-    """The sums of every statistic over the rows of some calls, by text.
+) -> list[RowSums]:
+    """The sums of every statistic over the rows of each of some calls, by text.
 
     Padding rows are never counted. A row with a single visible key has a fixed weight of 1, so
     it counts only for logits, unless means are taken over all queries.
@@ -237,8 +240,8 @@ class EligibleRows:
     uniform: Float[Tensor, "K M H"]
     undefined: Bool[Tensor, "K H"]
 
-    def sums_of(self, values: Float[Tensor, "K n B H T"], positions: Positions) -> RowSums:
-        """The sums of `n` calls on the same `M` texts, and the largest values.
+    def sums_of(self, values: Float[Tensor, "K n B H T"], positions: Positions) -> list[RowSums]:
+        """The sums and the largest values of each of `n` calls on the same `M` texts.
 
         Args:
             values: Overwritten, since new memory costs more than all the sums.
@@ -250,9 +253,9 @@ class EligibleRows:
         count, uniform = (x[:, None].expand_as(sums) for x in (self.count, self.uniform))
         highest = values.add_(self.floor[:, None]).amax((2, 4)).double()
         undefined = self.undefined[:, None]
-        return RowSums(
-            torch.stack([count, sums, uniform]), highest.masked_fill(undefined, torch.nan)
-        )
+        highest = highest.masked_fill(undefined, torch.nan)
+        parts = torch.stack([count, sums, uniform])
+        return list(map(RowSums, parts.unbind(2), highest.unbind(1)))
 
 
 def _by_text(

@@ -19,15 +19,16 @@ from headwise.models import fingerprint, weights_from
 from headwise.tables import HeadLike, HeadTable, plot_weights
 from headwise.watch._maps import (
     Layer,
-    Rows,
+    Queries,
     TopKeys,
-    find_head,
     in_blocks,
     layer_of,
+    ranges_of,
     weights_of_heads,
 )
 from headwise.watch._pairs import TextPairs
 from headwise.watch._positions import NONE
+from headwise.watch._recorded import find_head
 from headwise.watch._recorder import Recorder
 from headwise.watch._request import Request
 from headwise.watch._spans import TextSpans
@@ -166,7 +167,7 @@ class Watch:
         return self._recorder.spans.per_query(span, head)
 
     @torch.no_grad()
-    def weights(self, head: HeadLike, rows: Rows = None) -> Float[Tensor, "B *H R S"]:
+    def weights(self, head: HeadLike, rows: Queries = None) -> Float[Tensor, "B *H R S"]:
         """The exact attention weights of one head, or of all heads of a layer, on the last batch.
 
         Keys that a query may not attend to have weight 0; padding queries have the weights that
@@ -175,9 +176,10 @@ class Watch:
         Args:
             head: `"L5.H3"`, `(5, 3)` or a `Head`; `"L5"` is all heads of a layer, along a second
                 axis.
-            rows: The queries, as columns of the batch. None is all: a result of `T` x `S` numbers.
+            rows: The queries, as columns of the batch: a slice, a list or a number; −1 is the
+                last. None is all: a result of `T` x `S` numbers.
         Raises:
-            ArgumentError: the request has no maps, or rows lie outside the text.
+            ArgumentError: the request has no maps, or a query does not exist.
             HeadError: the head does not exist.
         """
         calls = self._calls("weights")
@@ -189,8 +191,10 @@ class Watch:
                 f"Watch.weights: {head!r} is neither a head nor a layer that is watched. Write "
                 f"'{first}.H0', or a layer from {first} to {last}."
             )
-        call, index, queries = self._select("weights", layer.heads()[0] if layer else head, rows)
-        weights = weights_of_heads(call, range(layer.n_heads) if layer else [index], [queries])
+        site, index = find_head(layer.heads()[0] if layer else head, calls)
+        parts = ranges_of("Watch.weights", rows, calls[site])
+        heads = range(layer.n_heads) if layer else [index]
+        weights = weights_of_heads(calls[site], heads, parts)
         return weights if layer else weights[:, 0]
 
     def plot(
@@ -250,26 +254,28 @@ class Watch:
         return [layer_of(self._model, site, calls[site]) for site in order if not site.cross]
 
     @torch.no_grad()
-    def top_keys(self, head: HeadLike, k: int = 5, rows: Rows = None) -> TopKeys:
+    def top_keys(self, head: HeadLike, k: int = 5, rows: Queries = None) -> TopKeys:
         """The `k` keys that each query of a head attends to most on the last batch.
 
         Args:
             head: `"L5.H3"`, `(5, 3)` or a `Head`.
             k: How many keys.
-            rows: The queries, as columns of the batch. None is all of them.
+            rows: The queries, as for `weights`.
         Returns:
             Columns of the batch in descending order of weight, and their weights; −1 and 0 if no
             further key has any weight.
         Raises:
             ArgumentError: the request has no maps, `k` is not from 1 to the number of
-                keys, or rows lie outside the text.
+                keys, or a query does not exist.
             HeadError: the head does not exist.
         """
-        call, index, queries = self._select("top_keys", head, rows)
-        S = call.k.shape[2]
+        calls = self._calls("top_keys")
+        site, index = find_head(head, calls)
+        call, S = calls[site], calls[site].k.shape[2]
         if not 1 <= k <= S:
             raise ArgumentError(f"Watch.top_keys: k={k} among {S} keys. Give 1 to {S}.")
-        blocks = [weights.topk(k, dim=-1) for weights in in_blocks(call, index, queries)]
+        parts = ranges_of("Watch.top_keys", rows, call) or [range(0)]
+        blocks = [x.topk(k, dim=-1) for part in parts for x in in_blocks(call, index, part)]
         weights = torch.cat([block.values for block in blocks], 1)
         keys = torch.cat([block.indices for block in blocks], 1)
         return TopKeys(keys.masked_fill(weights == 0, NONE), weights)
@@ -299,20 +305,6 @@ class Watch:
         if not self._request.maps:
             raise ArgumentError(f"Watch.{method}: maps=False. Observe with Request(maps=True).")
         return self._recorder.recorded.calls
-
-    def _select(self, method: str, head: HeadLike, rows: Rows) -> tuple[AttentionCall, int, range]:
-        """The last call of a head, its index there, and the chosen queries."""
-        site, index = find_head(head, self._calls(method))
-        call = self._recorder.recorded.calls[site]
-        T = call.q.shape[2]
-        queries = range(T) if rows is None else rows
-        if isinstance(queries, slice):
-            queries = range(*queries.indices(T))
-        if not isinstance(queries, range) or queries.step != 1:
-            raise ArgumentError(f"Watch.{method}: rows={rows!r}. Give a slice or range of step 1.")
-        if not (0 <= queries.start <= queries.stop <= T):
-            raise ArgumentError(f"Watch.{method}: {rows} in a text of {T}. Stay within it.")
-        return call, index, queries
 
     def _check_captured(self, caller: str, watched: Collection[Site]) -> None:
         """Refuse layers that do not exist, and a watch without a call.
