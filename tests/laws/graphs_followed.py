@@ -121,7 +121,7 @@ def _eager(model: nn.Module, calls: list[dict[str, Any]], **options: Any) -> Hea
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("how", ["wrapped", "in place", "layers", "a function"])
+@pytest.mark.parametrize("how", ["wrapped", "within", "in place", "layers", "a function"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_compiled_model_is_watched_in_its_graph(kind: str, how: str) -> None:
     if how != "wrapped" and kind not in ("left padding", "function"):
@@ -130,8 +130,8 @@ def test_a_compiled_model_is_watched_in_its_graph(kind: str, how: str) -> None:
     model = make()
     expected = _eager(model, [call] * PASSES)
     run: Callable[..., Any] = model
-    options: Any = {"fullgraph": True, "backend": "aot_eager"}
-    if how == "wrapped":
+    options: Any = {"fullgraph": how != "within", "backend": "aot_eager"}
+    if how in ("wrapped", "within"):
         run = torch.compile(model, **options)
     elif how == "in place":
         model.compile(**options)
@@ -140,6 +140,9 @@ def test_a_compiled_model_is_watched_in_its_graph(kind: str, how: str) -> None:
             layer.compile(**options)
     else:
         run = torch.compile(lambda **call: _first(model(**call)), **options)
+    if how == "within":  # a watch, it is compiled first
+        with hw.observe(model):
+            run(**call), run(**call)
     unwatched = _first(run(**call))
     before = counters["stats"]["unique_graphs"]
     for _ in range(2):
@@ -285,7 +288,9 @@ def test_a_watch_is_not_in_what_is_copied_or_saved_of_a_model() -> None:
         assert set(model.state_dict()) == names == set(copy.state_dict())
         assert not list(model.buffers())
         assert torch.equal(copy(**call), model(**call))
-    assert set(watch.table().count("lse")) == {3 * IDS.numel()}
+        model.half().float()
+        run(**call)
+    assert set(watch.table().count("lse")) == {4 * IDS.numel()}
     assert "forward" not in vars(model[0])
 
 
