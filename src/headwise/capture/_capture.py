@@ -180,6 +180,14 @@ class Capture:
         finally:
             self._receiving = call.module_call = None
 
+    def compute_uncaptured(self, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function that reports its attention itself, whatever it calls in turn."""
+        self.captured_elsewhere += 1
+        try:
+            return compute(*args, **kwargs)
+        finally:
+            self.captured_elsewhere -= 1
+
     def begin(
         self,
         follow: Callable[[], None],

@@ -126,11 +126,9 @@ class FunctionCapture(TorchFunctionMode):
         heads = self._answer(module, *args, **kwargs)
         if heads is not None:
             return heads
-        capture.captured_elsewhere += 1  # a replacement may call torch's in turn
-        try:
-            output = func(*args, **kwargs)
-        finally:
-            capture.captured_elsewhere -= 1
+        output = capture.compute_uncaptured(
+            func, *args, **kwargs
+        )  # a replacement may call torch's in turn
         query = args[0] if args else kwargs["query"]
         if not _have_heads(query, module):
             shape = tuple(query.shape)

@@ -142,7 +142,8 @@ class SoftmaxTracker:
         """End the pass: a softmax that has no product with values by now will have none."""
         for pending in self._pending:
             self._give_up(pending)
-        self._pending, self._scores = [], None
+        self._pending.clear()
+        self._scores = None
         self._masks.clear()
 
     def _begin(
