@@ -281,7 +281,13 @@ def _refused() -> list[Any]:
         (vit, cropped, [Image.fromarray(page)], UnsupportedError, "pictures by their content"),
         (vit, jittered, noise, UnsupportedError, r"by their content \(\d+\.\d% off\)"),
         (vit, varying, noise * 2, UnsupportedError, "gives 75264 or 150528 numbers"),
-        (vit, lambda images: {"x": 1}, noise, ArgumentError, r"returns dict of \['x'\], without"),
+        (
+            vit,
+            lambda images: {"x": 1},
+            noise,
+            ArgumentError,
+            r"returns dict of \['x'\], without",
+        ),
         (vit, process, noise[0], ArgumentError, "images=<PIL.Image.*Give a list of PIL images"),
         (vit, process, [_noise((5, 5))], ArgumentError, "Give a list of PIL images"),
     ]
@@ -302,6 +308,7 @@ def test_regions_of_ones_own_are_checked() -> None:
     for arguments, said in (
         ({"box": (0, 0, 130, 80)}, r"box=\(0, 0, 130, 80\) in an image of 120 × 80"),
         ({"box": (50, 0, 50, 80)}, r"box=\(50, 0, 50, 80\)"),
+        ({"box": (50, 0, 50)}, r"box=\(50, 0, 50\) .* Give four numbers"),
         ({"box": (0, 0, 9, 9), "image": 1}, "image=1 of 1 images"),
         ({"box": (0, 0, 3, 3)}, r"no token has 50% of its region in \(0, 0, 3, 3\)"),
     ):

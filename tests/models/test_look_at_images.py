@@ -1,10 +1,12 @@
 """A look at images: the weights are the model's own, the command opens a folder, encoders too."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import transformers as hf
@@ -101,9 +103,21 @@ def test_the_regions_may_be_given_and_one_text_is_read() -> None:
         hw.look(vit, None, tokenizer=process, images=[_picture()] * 2)
     with pytest.raises(ArgumentError, match="look: images= with the processor None"):
         hw.look(vit, None, images=[_picture()])
+    for unread in ({"images": [_picture()], "target": "what"}, {"regions": half}):
+        with pytest.raises(ArgumentError, match=r"look: (target= with|regions= without) images="):
+            hw.look(model, PROMPT, tokenizer=processor, **unread)
     away = ImageRegions(look.regions.rows, look.regions.sizes, 1, "nowhere")
     with pytest.raises(NotImplementedError, match="no attention among the tokens of 'nowhere'"):
         hw.look(model, PROMPT, tokenizer=processor, images=[_picture()], regions=away)
+
+
+def test_many_pictures_are_smaller_on_the_page() -> None:
+    model, processor = _llava()
+    look = hw.look(model, PROMPT, tokenizer=processor, images=[_picture((900, 900))])
+    rows = pd.concat([look.regions.rows.assign(frame=n) for n in range(8)])
+    regions = replace(look.regions, rows=rows)
+    video = replace(look, regions=regions, images=[look.images * 8])
+    assert len(look._page()) * 4 > len(video._page()) < 5_000_000
 
 
 def test_the_command_reads_image_files(tmp_path: Path) -> None:

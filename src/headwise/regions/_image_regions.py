@@ -102,8 +102,8 @@ def _pictures(images: Any) -> tuple[list[tuple[int, int]], list[Picture]]:
     flat = [picture for video in videos for picture in video]
     if not flat or not all(hasattr(picture, "convert") for picture in flat):
         raise ArgumentError(
-            f"image_regions: images={images!r:.80}. Give a list of PIL images, or of lists of them "
-            f"for videos."
+            f"image_regions: images={images!r:.80}. Give a list of PIL images, as Image.open and "
+            f"Image.fromarray make them, or of lists of them for videos."
         )
     return frames, [np.asarray(picture.convert("RGB")) for picture in flat]
 

@@ -64,12 +64,12 @@ class ImageRegions:
             raise ArgumentError(
                 f"ImageRegions.inside: image={image} of {len(self.sizes)} images. Give its index."
             )
-        left, top, right, bottom = box
+        left, top, right, bottom = box if len(box) == 4 else (np.nan,) * 4
         width, height = self.sizes[image]
         if not (0 <= left < right <= width and 0 <= top < bottom <= height):
             raise ArgumentError(
-                f"ImageRegions.inside: box={tuple(box)} in an image of {width} × {height}. Give "
-                f"left < right and top < bottom within it."
+                f"ImageRegions.inside: box={box!r:.60} in an image of {width} × {height}. "
+                f"Give four numbers, left < right and top < bottom, within it."
             )
         rows = self.rows[(self.rows["image"] == image) & (self.rows["frame"] == frame)]
         across = np.minimum(rows["right"], right) - np.maximum(rows["left"], left)

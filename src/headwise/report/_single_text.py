@@ -73,6 +73,10 @@ def look(
         InputError: the text holds no token.
         UnsupportedError: the model cannot be watched exactly, or reads more than text.
     """
+    beside = {"regions": regions} if images is None else {"source": source, "target": target}
+    if unread := [name for name, value in beside.items() if value is not None]:
+        how = "without" if images is None else "with"
+        raise ArgumentError(f"look: {unread[0]}= {how} images=. Leave out what is not read.")
     if images is not None:
         return look_at_images(model, tokenizer, text, images, regions, title)
     wrapper, model = model, check_model("look", model)

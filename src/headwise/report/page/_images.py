@@ -17,7 +17,7 @@ _SCRIPTS = (
     *("core/dom", "core/study", "core/numbers", "core/grid", "core/heads"),
     *("image/regions", "core/scroll"),
 )
-# The longest side of a picture on the page, in pixels: about 200 KB as JPEG.
+# The longest side of a picture on the page, in pixels: about 200 KB as JPEG. Many are smaller.
 _LONGEST = 1024
 _SMALL = 256  # exact up to here
 # A sink receives this many times what even attention would give it, from all queries and heads.
@@ -43,15 +43,19 @@ def render_images(
     videos = [image if isinstance(image, list | tuple) else [image] for image in images]
     places = [(n, frame) for n, video in enumerate(videos) for frame in range(len(video))]
     data = _payload(sample, queries, regions, places)
-    data["pictures"] = [_inline(picture) for video in videos for picture in video]
+    longest = _LONGEST
+    data["pictures"] = [_inline(picture, longest) for video in videos for picture in video]
+    while len(as_json(data)) > MAX_BYTES / 2 and longest > 1:  # as of a long video
+        longest //= 2
+        data["pictures"] = [_inline(picture, longest) for video in videos for picture in video]
     _add_maps(data, sample, MAX_BYTES - len(page.encode()) - len(as_json(data)))
     return page.replace(DATA, as_json(data), 1)
 
 
-def _inline(picture: Any) -> Payload:
+def _inline(picture: Any, longest: int) -> Payload:
     """A picture inside the page, with its own size."""
     small, file = picture.convert("RGB"), BytesIO()
-    small.thumbnail((_LONGEST, _LONGEST))
+    small.thumbnail((longest, longest))
     kind = "png" if max(picture.size) <= _SMALL else "jpeg"
     small.save(file, kind, quality=90)
     source = base64.b64encode(file.getvalue()).decode("ascii")
