@@ -8,8 +8,8 @@ from headwise.cli._app import app
 COLUMNS = 84  # a line of code on the site at 1,280 px
 HEAD = """# Commands
 
-`headwise COMMAND --help` prints what stands here. `MODEL` is a folder or a name on the Hugging
-Face hub. Commands exit with 0, or with 2 and one line that says what is wrong.
+`headwise COMMAND --help` prints what stands here. `MODEL` is a folder, a GGUF file or a name on the
+Hugging Face hub. Commands exit with 0, or with 2 and one line that says what is wrong.
 """
 
 

@@ -236,7 +236,7 @@ def test_two_copies_of_a_head_back_each_other_up(two: Roles) -> None:
     )  # the head whose output is never read is not part of it
     assert (group.role, group.together.behavior) == ("prefix matching", "induction")
     assert group.together.low > 1.0 > 100 * abs(group.alone)
-    assert "L1.H0 and L1.H1 (prefix matching) back each other up" in two.why("L1.H0")
+    assert "L1.H0 and L1.H1 back each other up" in two.why("L1.H0")
     assert "back each other up" not in two.why("L1.H2")
 
 

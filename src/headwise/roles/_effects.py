@@ -164,7 +164,7 @@ def group_line(group: Group) -> str:
     together = group.together
     *first, last = together.heads
     return (
-        f"{', '.join(first)} and {last} ({group.role}) back each other up: without all of them "
+        f"{', '.join(first)} and {last} back each other up: without all of them "
         f"{together.behavior} loses {_signed(together)}, without each alone "
         f"{group.alone:+.3f} in sum"
     )
