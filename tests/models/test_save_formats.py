@@ -115,8 +115,9 @@ def test_remote_code_is_opened_by_transformers(
     assert type(ours) is type(small)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize("format", tiers(["headwise"], ["stock", "padded", "remote-code"]))
+@pytest.mark.parametrize("format", ["headwise", "stock", "padded", "remote-code"])
 def test_each_format_opens_in_a_fresh_process(format: Any, tmp_path: Path) -> None:
     small = prune(zoo.make("Llama", torch.bfloat16), EVEN)
     small.generation_config.max_new_tokens = 3
