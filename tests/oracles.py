@@ -31,6 +31,7 @@ def means(
     pairs: Mapping[str, Sequence[tuple[int, int, int]]] | None = None,
     logits: Sequence[np.ndarray] = (),
     writes: Sequence[np.ndarray] = (),
+    gates: Sequence[np.ndarray] = (),
 ) -> dict[str, np.ndarray]:
     """Means per head of the statistics of weights, as DESIGN defines them.
 
@@ -40,6 +41,7 @@ def means(
         logits: For each text the logits `[H, T, T]`: those of rows that a default request lacks
             or that need more than weights come with them.
         writes: For each text what each head writes, `[H, T, D]`.
+        gates: For each text the factor of each head, `[H, T]`.
     """
     rows: dict[str, list[np.ndarray]] = {}
 
@@ -56,6 +58,7 @@ def means(
                 add("max_logit", highest)
                 add("lse", highest - np.log(row.max(-1)))
                 add("sink", 1 - row.sum(-1))
+                add("gate", gates[number][:, query])
                 add("output_norm", np.linalg.norm(writes[number][:, query], axis=-1))
             if visible.sum() < 2:
                 continue  # its weight is always 1

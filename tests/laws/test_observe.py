@@ -85,7 +85,9 @@ def test_statistics_are_those_of_the_weights(texts: list[list[int]]) -> None:
 
 
 def test_every_statistic_has_an_oracle_a_page_and_a_line_in_the_glossary() -> None:
-    layer = MultiHeadAttention(12, 4, 2, sinks=torch.tensor([-1.0, 0.0, 0.5, 2.0])).double()
+    sinks = torch.tensor([-1.0, 0.0, 0.5, 2.0])
+    layer = MultiHeadAttention(12, 4, 2, gate=True, sinks=sinks).double()
+    assert layer.gate_proj is not None
     x = torch.randn(2, 7, 12).double()
     request = Request(statistics=(*STATISTICS,), maps=True)
     with torch.no_grad(), observe(layer, request) as watch:
@@ -98,7 +100,9 @@ def test_every_statistic_has_an_oracle_a_page_and_a_line_in_the_glossary() -> No
         k, v = (each.repeat_interleave(2, 1) for each in (k, v))
         logits = q @ k.transpose(-1, -2) / 3**0.5
         writes = weights @ v @ layer.out_proj.weight.T.unflatten(0, (4, 3))
-    expected = means(weights.numpy(), None, [*logits.numpy()], [*writes.numpy()])
+        gates = layer.gate_proj(x).sigmoid().transpose(1, 2)
+    of_text = ([*each.numpy()] for each in (logits, writes, gates))
+    expected = means(weights.numpy(), None, *of_text)
     assert expected.keys() == STATISTICS.keys()
     for name, theirs in expected.items():
         np.testing.assert_allclose(watch.table().mean(name), theirs, rtol=1e-9, err_msg=name)

@@ -214,6 +214,26 @@ def test_heads_are_cut_with_their_gates() -> None:
     assert (len(before), len(after)) == (4 * 2 * 8, 2 * 2 * 8)  # queries and gates, head by head
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["Qwen3-Next", "LFM2"])
+def test_a_gate_is_a_statistic(name: str) -> None:
+    model, ids, gates = make_family(name), _ids(), list[np.ndarray]()
+
+    def collect(module: nn.Module, _: Any, out: Tensor) -> None:
+        gate = out.unflatten(-1, (4, 2, -1)).sigmoid()[..., 1, :]
+        gates.append(gate.mean((0, 1, 3)).numpy())
+
+    for module_name, module in model.named_modules():
+        if name == "Qwen3-Next" and module_name.endswith("q_proj"):  # which interleaves both
+            module.register_forward_hook(collect)
+    with hw.observe(model, hw.Request(statistics=("gate", "output_norm"))) as watch:
+        model(ids)
+    table = watch.table()
+    expected = np.concatenate(gates) if gates else np.full(len(table.heads), np.nan)
+    np.testing.assert_allclose(table.mean("gate"), expected, rtol=0, atol=1e-5)
+    assert np.isfinite(table.mean("output_norm")).all()
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["Qwen3.5", "LFM2", "Falcon-H1", "Gemma 4, shared keys"])
 @pytest.mark.parametrize("how", ["greedy", "beams"])

@@ -482,6 +482,30 @@ class PackedFusedAttention(PackedHandwrittenAttention):
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
+class GatedInPlace(PackedFusedAttention):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.mix = nn.Linear(12, 12), nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(super().forward(x).mul_(self.gate(x).sigmoid()))
+
+
+@pytest.mark.parametrize("kind", [PackedHandwrittenAttention, GatedInPlace])
+def test_passes_of_no_texts_or_tokens_add_nothing(kind: type[nn.Module]) -> None:
+    model, request = kind(), Request(statistics=("entropy", "gate"))
+    with torch.no_grad(), observe(model, request) as watch:
+        for x in (X, X[:0], X[:, :0]):
+            model(x)
+    with torch.no_grad(), observe(model, request) as alone:
+        model(X)
+    for name in request.statistics:
+        np.testing.assert_array_equal(watch.table().mean(name), alone.table().mean(name))
+    if isinstance(model, GatedInPlace):
+        gate = model.gate(X).sigmoid().unflatten(-1, (4, 3)).mean((0, 1, 3))
+        np.testing.assert_allclose(watch.table().mean("gate"), gate.detach(), rtol=1e-5)
+
+
 def _gpt2() -> nn.Module:
     return transformers.GPT2Model(transformers.GPT2Config(n_embd=12, n_layer=2, n_head=4))
 

@@ -1,32 +1,15 @@
 """The output projection of every site, applied to the heads, gives the module's output."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 import zoo
-from peft import LoraConfig, get_peft_model
-from torch import Tensor, nn
+from torch import Tensor
 
+import headwise as hw
 from headwise.capture import AttentionCall, capture_calls
-from headwise.layer import MultiHeadAttention
-from headwise.ownership import OutputProjection, output_projection
+from headwise.ownership import OutputProjection, find_attentions
 
 IDS = torch.tensor([[5, 9, 7, 3, 11], [4, 6, 8, 10, 3]])
-
-
-def _captured_projections(
-    model: nn.Module, run: Callable[[], Any]
-) -> list[tuple[AttentionCall, OutputProjection | None]]:
-    captured = []
-
-    def record(call: AttentionCall) -> None:
-        captured.append((call, output_projection(model, running.site_of(call))))
-
-    with torch.no_grad(), capture_calls(model, record) as running:
-        run()
-    return captured
 
 
 def _mixed(call: AttentionCall, projection: OutputProjection) -> Tensor:
@@ -40,30 +23,21 @@ def test_the_projection_gives_the_output_of_the_layer(name: str) -> None:
     for weight in model.parameters():  # biases are initialised with zeros
         if weight.ndim == 1:
             weight.data.normal_(0.5)
-    outputs = []
-    projections = [
-        p for _, p in _captured_projections(model, lambda: model(input_ids=IDS)) if p is not None
-    ]
-    assert len(projections) == 2
+    projections = [attention.output for attention in find_attentions(model, {"input_ids": IDS})]
+    outputs: list[Tensor] = []
     for module in {id(p.module): p.module for p in projections}.values():
         module.register_forward_hook(lambda module, args, out: outputs.append(out))
-    captured = _captured_projections(model, lambda: model(input_ids=IDS))
-    assert len(captured) == len(outputs) == 2
-    for (call, projection), out in zip(captured, outputs, strict=True):
+    calls: list[AttentionCall] = []
+    with torch.no_grad(), capture_calls(model, calls.append):
+        model(input_ids=IDS)
+    assert len(calls) == len(outputs) == len(projections) == 2
+    for call, projection, out in zip(calls, projections, outputs, strict=True):
         torch.testing.assert_close(_mixed(call, projection), out, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.filterwarnings(
-    "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
-)  # in peft
-def test_an_adapter_has_no_plain_projection() -> None:
-    model = zoo.make("Llama")
-    adapted = get_peft_model(model, LoraConfig(target_modules=["o_proj"]))
-    captured = _captured_projections(adapted, lambda: adapted(input_ids=IDS))
-    assert [projection for _, projection in captured] == [None, None]
-
-
-def test_a_layer_without_an_output_projection_has_none() -> None:
-    layer = MultiHeadAttention(12, 4, out_proj=False)
-    [(_, projection)] = _captured_projections(layer, lambda: layer(torch.randn(2, 5, 12)))
-    assert projection is None
+    with torch.no_grad(), hw.observe(model, hw.Request(statistics=(), maps=True)) as watch:
+        model(input_ids=IDS)
+    for layer, call, projection in zip(watch.layers(), calls, projections, strict=True):
+        shared = call.q.shape[1] // call.v.shape[1]
+        for number, (_, written) in enumerate(layer.written()):
+            expected = call.v[:, number // shared] @ projection.per_head[number]
+            torch.testing.assert_close(written, expected)
+        assert number == len(layer.heads) - 1

@@ -150,7 +150,8 @@ class Capture:
         if receiver is None or receiver.answer is None or not (ours or receiver.answers_others):
             return False
         needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-        return not needs_grad and not torch.compiler.is_compiling()
+        is_empty = not all(x.numel() for x in inputs)
+        return not (needs_grad or is_empty or torch.compiler.is_compiling())
 
     def answer_to(self, call: AttentionCall) -> Tensor | None:
         """The heads of a call that the model has not computed, if `answer` gives them."""
@@ -164,7 +165,7 @@ class Capture:
     def on_call(self, call: AttentionCall) -> None:
         """Receive an attention call that the model has computed."""
         receiver = self.receiver
-        if receiver is None:
+        if receiver is None or not call.heads.numel():
             return
         # Parts of a model that are called by themselves are no pass, but must not meet here either.
         self._check_thread(self._receiving)

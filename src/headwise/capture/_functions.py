@@ -98,7 +98,7 @@ class FunctionCapture(TorchFunctionMode):
         output = func(*args, **kwargs)
         # An assignment to a tensor returns None, and so do the functions that switch gradients.
         changed = args[0] if output is None and args else output
-        if not isinstance(changed, Tensor):  # such as a shape
+        if not isinstance(changed, Tensor) or not changed.numel():  # such as a shape, or no text
             return output
         with torch.no_grad():
             call = self._softmaxes.follow(func, args, kwargs, output)

@@ -4,7 +4,6 @@ from headwise.ownership._attention import Attention as Attention
 from headwise.ownership._attention import by_attention as by_attention
 from headwise.ownership._attention import find_attentions as find_attentions
 from headwise.ownership._attention import heads_of as heads_of
-from headwise.ownership._attention import output_projection as output_projection
 from headwise.ownership._edit import ablate as ablate
 from headwise.ownership._edit import check_edits_reach as check_edits_reach
 from headwise.ownership._edit import edit_heads as edit_heads
@@ -30,3 +29,4 @@ from headwise.ownership._ownership_map import keep_heads as keep_heads
 from headwise.ownership._ownership_map import kept_indices as kept_indices
 from headwise.ownership._ownership_map import spread as spread
 from headwise.ownership._projection import OutputProjection as OutputProjection
+from headwise.ownership._projection import is_whole_linear as is_whole_linear

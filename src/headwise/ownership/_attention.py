@@ -10,7 +10,7 @@ from torch import nn
 from headwise._evaluation import in_evaluation
 from headwise.capture import AttentionCall, Site, capture_calls
 from headwise.errors import UnsupportedError
-from headwise.models import Hooks, check_weights, is_sharded
+from headwise.models import Hooks, check_weights
 from headwise.ownership._model_runs import example_input, float_tensors, run
 from headwise.ownership._projection import (
     HeadsOfCall,
@@ -21,42 +21,8 @@ from headwise.ownership._projection import (
 )
 from headwise.tables import Head, HeadsLike, resolve_heads
 
-# Its usual names, beside the other projections or, in BERT and its relatives, one module above. A
-# watch needs them, since it asks for the weight before any module has received the heads.
-_NAMES = (
-    "o_proj", "out_proj", "c_proj", "out_lin", "Wo", "o", "dense", "wo",
-    "proj", "to_out.0", "to_out", "projection", "proj_out", "output_proj", "linear_out",
-)  # fmt: skip
-_NAMES_ABOVE = ("output.dense", "out_proj")
-
 _ONLY_WATCH = "Watch this model without editing its heads."
 _NO_PROJECTION = "heads: {} has no output projection of its own that is a plain linear layer: {}"
-
-
-def output_projection(model: nn.Module, site: Site) -> OutputProjection | None:
-    """The output projection of a site, found by its name; None if it has no usual one.
-
-    `find_attentions` finds it by its input, whatever its name, and needs a pass for that.
-
-    Also None if the module computes more than a linear map of its weight, as under an adapter or
-    when packed by quantization, or if this process has a part of the weight only.
-    """
-    above = site.name.rpartition(".")[0]
-    candidates = [(site.name, name) for name in _NAMES]
-    candidates += [(above, name) for name in _NAMES_ABOVE]
-    for parts in candidates:
-        name = ".".join(part for part in parts if part)
-        try:
-            module = model.get_submodule(name)
-        except AttributeError:
-            continue
-        if is_sharded(getattr(module, "weight", None)) or not is_linear(module):
-            return None
-        projection = OutputProjection(name, module, site.n_heads)
-        return (
-            projection if projection.weight.shape[projection.in_axis] % site.n_heads == 0 else None
-        )
-    return None
 
 
 @dataclass(frozen=True)

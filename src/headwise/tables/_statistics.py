@@ -40,6 +40,7 @@ STATISTICS: Mapping[str, Statistic] = {
     "output_norm": Statistic(
         "Output norm", "norm", "norm of the head's contribution to the residual stream"
     ),
+    "gate": Statistic("Gate", "share", "mean factor by which the model's gate multiplies the head"),
 }
 
 

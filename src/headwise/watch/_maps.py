@@ -7,13 +7,13 @@ from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwise.capture import AttentionCall, Site
 from headwise.errors import ArgumentError
 from headwise.kernels import HeadBlock, weights_in_blocks, weights_of_head
 from headwise.masks.tiles import Tile
-from headwise.ownership import output_projection
+from headwise.ownership import OutputProjection
 from headwise.tables import Head
 from headwise.watch._sums import projected_norms
 
@@ -65,9 +65,8 @@ class Layer:
                 yield head, self._call.v[:, index // shared] @ self._per_head[index]
 
 
-def layer_of(model: nn.Module, site: Site, call: AttentionCall) -> Layer:
+def layer_of(site: Site, call: AttentionCall, projection: OutputProjection | None) -> Layer:
     """The self-attention of one layer, from its last call."""
-    projection = output_projection(model, site)
     per_head = None if projection is None else projection.per_head
     return Layer(site.heads(), visible_keys(call), call, per_head)
 

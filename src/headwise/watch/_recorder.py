@@ -32,13 +32,14 @@ from headwise.capture import (
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowStatistics, attend_rows, is_packed
 from headwise.models import uncompiled
-from headwise.ownership import output_projection
+from headwise.ownership import OutputProjection
 from headwise.tables import Totals
 from headwise.watch._accumulator import Accumulator
 from headwise.watch._call_layouts import CallLayout, CallLayouts
 from headwise.watch._graphs import Graphs
 from headwise.watch._pass import Pass, TextNumbers
 from headwise.watch._positions import Positions
+from headwise.watch._projections import Gate, Projections
 from headwise.watch._queue import Queue
 from headwise.watch._recorded import Covered, Recorded
 from headwise.watch._request import Request
@@ -52,6 +53,7 @@ class Recorder:
 
     Attributes:
         capture: The capture of the model, which knows its sites.
+        projections: The output projections that the request needs, as far as they were found.
         pairs: The pairs of queries and keys of the current texts.
         rows_of: The queries of a call whose weights to keep in its place; none keeps the call.
     """
@@ -71,6 +73,8 @@ class Recorder:
         self._layouts = CallLayouts(request, self.capture.stacks)
         self._accumulator = Accumulator(request)
         self._queue = Queue(request, self._layouts, self._accumulator)
+        self.projections = Projections(model, needs_gates="gate" in request.statistics)
+        self._needs_projections = request.maps or request.needs_projection
         self.pairs = self._layouts.pairs
         self.rows_of: Callable[[AttentionCall], Sequence[range]] = lambda call: ()
         self._answered: set[Site] = set()
@@ -86,13 +90,13 @@ class Recorder:
     @property
     def recorded(self) -> Recorded:
         """What was recorded of each site so far."""
-        self._pass.settle()
+        self._settle()
         return self._recorded
 
     @property
     def spans(self) -> Spans:
         """The named stretches of the current texts."""
-        self._pass.settle()
+        self._settle()
         return self._layouts.spans
 
     @contextmanager
@@ -109,9 +113,14 @@ class Recorder:
         )
         try:
             with ExitStack() as graphs:
-                is_of_training = self._is_of_training  # graphs are followed from the next step on
-                on_success = None if is_of_training else partial(self._follow_graphs, graphs)
+                on_success: Callable[[], None] | None = None
+                if self._needs_projections:  # whose inputs are in no graph
+                    on_success = self.projections.flush
+                elif not self._is_of_training:  # else graphs are followed from the next step on
+                    on_success = partial(self._follow_graphs, graphs)
                 with self._inputs.follow(compiled=True, on_success=on_success), capturing:
+                    if self._needs_projections:
+                        graphs.enter_context(self.projections.following())
                     if not self._graphs.are_open:
                         graphs.enter_context(uncompiled())
                     yield
@@ -159,7 +168,7 @@ class Recorder:
 
     def totals(self) -> tuple[list[Site], dict[str, Totals]]:
         """The sites that attended, and the totals of each statistic, all heads side by side."""
-        self._pass.settle()
+        self._settle()
         self._add_up()
         self._graphs.check(self._watched_sites())
         return self._accumulator.totals(self._pass.texts.next)
@@ -212,6 +221,8 @@ class Recorder:
         is_reordered = self._request.received and is_packed(call.q.shape[2])
         if call.ours and (self._queue.may_take_token(call) or is_reordered):
             return None
+        if self._request.needs_projection and not self.projections.is_known(site):
+            return None
         rows = self._add(site, call, is_answer=True)
         self._pass.calls[site] += 1
         self._answered.add(site)
@@ -224,12 +235,16 @@ class Recorder:
 
     def _begin(self, is_training: bool, is_in_graph: bool = False) -> None:
         """Begin a forward pass; the one before it has succeeded, or was dropped."""
-        self._pass.settle()
+        self._settle()
         self._queue.begin_pass()
         is_counted = is_training or not self._is_of_training
         self.capture.is_paused = not is_counted or (self.passes - 1) % self._every > 0
         is_in_graph &= not self.capture.is_paused
         self._pass = self._new_pass(self._pass.texts, is_in_graph)
+
+    def _settle(self) -> None:
+        self.projections.flush()
+        self._pass.settle()
 
     def _new_pass(self, before: TextNumbers, is_in_graph: bool = False) -> Pass:
         pass_ = Pass(self.passes, before, is_in_graph)
@@ -238,6 +253,7 @@ class Recorder:
 
     def _drop(self) -> None:
         """Forget the current forward pass, which has ended in an exception and counts nowhere."""
+        self.projections.forget()
         self._pass.settle(has_succeeded=False)
         self._pass = self._new_pass(self._pass.before)
 
@@ -271,6 +287,8 @@ class Recorder:
                 return None
             if not (need_heads or request.names or request.received):  # maps alone
                 self._keep(site, call)
+                if not self.projections.is_known(site):
+                    self.projections.wait(site, call, lambda *_: None)
                 return None
             if not need_heads and kind == "within":
                 cache = self._inputs.latest.cache
@@ -281,7 +299,15 @@ class Recorder:
             first = self._pass.texts.number(site, n_texts, columns)
             rows = None
             if need_heads or not self._queue.add(site, call, layout, first, self._pass):
-                rows = self._add_rows(site, call, layout, first, need_heads, verify)
+                is_known = is_answer or self.projections.is_known(site)
+                waits = self._needs_projections and not is_known
+                if waits:  # and a gate may change the heads in place
+                    call = replace(call, heads=call.heads.clone())
+                add = partial(self._add_rows, site, call, layout, first, need_heads, verify)
+                if waits:
+                    self.projections.wait(site, call, add)
+                else:
+                    rows = add(self.projections.found.get(site))
             if self._accumulator.is_full(site):
                 self._add_up()
             return rows
@@ -309,15 +335,18 @@ class Recorder:
         first: int,
         need_heads: bool,
         verify: bool,
+        projection: OutputProjection | None = None,
+        gate: Gate | None = None,
     ) -> RowStatistics:
         """Compute the statistics of each row, add them, and keep what else is requested."""
         request, positions = self._request, layout.positions
-        per_head = self._per_head(site) if request.needs_projection else None
+        per_head = _per_head(site, projection) if request.needs_weight else None
         with without_autocast(call.q):
             needed = row_request(call, request, layout, per_head, need_heads)
             rows = call.row_statistics(needed)
             norms = None if per_head is None else output_norms(rows, call, per_head)
-            [sums] = sum_rows(rows, layout, request, knows_logits=call.knows_logits, norms=norms)
+            more = {"output_norm": norms, "gate": gate}
+            [sums] = sum_rows(rows, layout, request, knows_logits=call.knows_logits, more=more)
         if verify and rows.heads is not None:
             self._verify(site, call, rows.heads, rows.lse, positions)
         pass_, recorded = self._pass, self._recorded
@@ -376,14 +405,14 @@ class Recorder:
             self._inputs.learn(site.stack, call.real)
         return self._layouts.of(site, call, inputs, kind, self._pass)
 
-    def _per_head(self, site: Site) -> Float[Tensor, "H Dv d_model"]:
-        projection = output_projection(self._model, site)
-        if projection is None:
-            raise UnsupportedError(
-                f"observe: output_norm and value(...) need the output projection of {site}, "
-                f"which was not found. Request neither, or leave its layer out with layers=."
-            )
-        return projection.per_head
+
+def _per_head(site: Site, projection: OutputProjection | None) -> Float[Tensor, "H Dv d_model"]:
+    if projection is None:
+        raise UnsupportedError(
+            f"observe: output_norm and value(...) need the output projection of {site}, "
+            f"which was not found. Request neither, or leave its layer out with layers=."
+        )
+    return projection.per_head
 
 
 def _kind(site: Site, call: AttentionCall, inputs: StackInputs, kept: int | Tensor | None) -> str:

@@ -45,7 +45,8 @@ class Request:
     largest weight is on the first token (ties share it). `value(first)` is the mass with each
     key weighted by the norm of what it would write, `‖v_j W_O‖`: a head may attend mostly to keys
     whose values are small. `value(...)` and `output_norm` ignore any gate that a model puts
-    between its heads and their output projection.
+    between its heads and their output projection; `gate` is the mean of its factors, from 0 to 1,
+    and NaN where a model has none.
 
     Means are over eligible queries. A mass counts queries that may attend to such a key (the
     first query has no `previous`, a query before the first comma has no comma). A query with a
@@ -60,7 +61,7 @@ class Request:
 
     Attributes:
         statistics: Names from `headwise.tables.STATISTICS`. The default is all except
-            participation and output_norm.
+            participation, output_norm and gate.
         classes: Token ids by name.
         relations: Functions by name.
         pairs: Names of pairs that are passed for each forward pass.
@@ -146,7 +147,12 @@ class Request:
 
     @cached_property
     def needs_projection(self) -> bool:
-        """Whether a statistic needs the output projection of each site."""
+        """Whether a statistic needs the output projection of each site, or its input."""
+        return self.needs_weight or "gate" in self.statistics
+
+    @property
+    def needs_weight(self) -> bool:
+        """Whether a statistic needs the weight of the output projection of each site."""
         return bool(self.value) or "output_norm" in self.statistics
 
     @cached_property

@@ -22,7 +22,7 @@ from headwise.watch._request import Request
 
 PerHead = Float[Tensor, "H Dv d_model"]
 RowValues = Shaped[Tensor, "B H T"]
-Rows = Mapping[str, Any]  # by field of `RowStatistics`, and `output_norm`
+Rows = Mapping[str, Any]  # by field of `RowStatistics`, and those of `_OTHERS`
 Widths = dict[str, int]  # the most keys of a query, by name
 # The rows for which a statistic is defined (None: every real row), and its value in each row under
 # uniform weights (None: there is no such value).
@@ -38,9 +38,10 @@ _UNIFORM: dict[str, Callable[[Rows, Float[Tensor, "B H T"]], Float[Tensor, "B H 
     "participation": lambda rows, n_keys: n_keys,
     "distance": lambda rows, n_keys: rows["even_distance"],
 }
+_OTHERS = ("output_norm", "gate")  # follow from the output projection and its input
 # The statistics of `tables.STATISTICS` other than masses. A kernel that does not compute one gives
 # None, and then no row counts for it.
-_OF_ROWS = (*_UNIFORM, "max_logit", "lse", "sink", "output_norm")
+_OF_ROWS = (*_UNIFORM, "max_logit", "lse", "sink", *_OTHERS)
 # Kernels compute these on request only.
 _REQUESTED = [field.name for field in fields(RowRequest) if field.name in _OF_ROWS]
 
@@ -112,7 +113,7 @@ def sum_rows(
     *,
     n_calls: int = 1,
     knows_logits: bool = True,
-    norms: RowValues | None = None,
+    more: Mapping[str, RowValues | None] | None = None,
 ) -> list[RowSums]:
     """The sums of every statistic over the rows of each of some calls, by text.
 
@@ -122,12 +123,12 @@ def sum_rows(
     Args:
         n_calls: The number of calls whose heads lie side by side.
         knows_logits: Whether the largest logit before any bias is known.
-        norms: The norm of each head's output after the output projection, if it is requested.
+        more: The statistics of `_OTHERS` that are requested.
     """
-    rows = vars(statistics) | {"output_norm": norms}
+    rows = vars(statistics) | dict.fromkeys(_OTHERS) | dict(more or {})
     B, H, T = len(rows["lse"]), rows["lse"].shape[1] // n_calls, rows["lse"].shape[2]
     # Masks alone decide which rows count, unless values do.
-    shares = knows_logits and not request.value
+    shares = knows_logits and not request.value and rows["gate"] is None
     kind = H, rows["sink"] is not None
     eligible = layout.eligible.get(kind) if shares else None
     if eligible is None:
@@ -325,4 +326,6 @@ def _rule(
     if name == "max_logit":
         # That of hand-written attention may be unknown; NaN rows count as known.
         return ~rows["max_logit"].isnan() | rows["lse"].isnan(), None
+    if name == "gate":
+        return ~rows["gate"].isnan(), None
     return (several, _UNIFORM[name](rows, n_keys)) if name in _UNIFORM else (None, None)

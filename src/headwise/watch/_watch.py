@@ -251,7 +251,8 @@ class Watch:
         """
         calls = self._calls("layers")
         order = sorted(calls, key=lambda site: (site.stack, site.layer))
-        return [layer_of(self._model, site, calls[site]) for site in order if not site.cross]
+        found = self._recorder.projections.found
+        return [layer_of(site, calls[site], found.get(site)) for site in order if not site.cross]
 
     @torch.no_grad()
     def top_keys(self, head: HeadLike, k: int = 5, rows: Queries = None) -> TopKeys:
