@@ -27,7 +27,7 @@ NATIVE = CMakeLists.txt $(wildcard src/headwise/kernels/native/source/*.* src/he
 KERNELS = tests/laws/test_attend.py tests/laws/test_statistics.py tests/laws/test_observe.py \
     tests/models/test_answered.py tests/models/test_sites.py
 
-.PHONY: vllm rivals zoo floors newest wheel setup native report test test-full test-without-native test-sanitized lint types format bench docs gallery coverage clean
+.PHONY: vllm rivals soak zoo floors newest wheel setup native report test test-full test-without-native test-sanitized lint types format bench docs gallery coverage clean
 
 setup: .venv/dev
 
@@ -141,6 +141,18 @@ format: .venv/dev
 # material, or with PAGE=benchmarks/results/native.md those of one. It goes on where it stopped.
 bench: .venv/dev build/rivals build/peers
 	$(BIN)/python -m benchmarks.bench $(PAGE)
+
+# By hand, an hour or two: kills, broken files by the million, and long watches. CI runs a sample.
+SOAK = PYTHONPATH=.:tests:tests/models OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
+    HF_HUB_OFFLINE=1 $(BIN)/python tests/soak
+soak: .venv/dev
+	@mkdir -p build/soak
+	$(SOAK)/kills.py 240 build/soak/kills.json
+	$(SOAK)/fuzz.py 1080000 build/soak/fuzz.json
+	$(SOAK)/steady.py training 20 build/soak/training.json
+	$(SOAK)/steady.py decoding 20 build/soak/decoding.json
+	$(SOAK)/writers.py 200 benchmarks/results/real-models-effects.md
+	$(SOAK)/page.py build/soak benchmarks/results/nothing-lost.md
 
 # By hand, long: every step on a tiny random model of each architecture, and the cases of the tests
 # of which CI has a sample.

@@ -12,6 +12,7 @@ from soak.fuzz import Guard, fuzz_kind
 GUARD = Guard()
 
 
+# A sample of `make soak`.
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_broken_file_is_read_or_refused(kind: str, tmp_path: Path) -> None:
     fuzzers = {fuzzer.name: fuzzer for fuzzer in fuzz_kind(kind, tmp_path, 300, GUARD)}

@@ -105,7 +105,7 @@ def test_a_file_name_that_is_too_long(name: str, tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-# Work killed at random moments loses nothing.
+# Work killed at random moments loses nothing: a sample of `make soak`.
 
 
 TESTS = Path(__file__).parents[1]

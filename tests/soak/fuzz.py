@@ -1,23 +1,35 @@
 """Give broken files to every loader, and count what happens.
 
-A loader either reads a file or raises a `HeadwiseError` that names it. It runs no code, opens no
-file elsewhere and takes no memory far beyond the file's size.
+Run as `python tests/soak/fuzz.py INPUTS RESULTS.json`, with `tests` on the path. A loader either
+reads a file or raises a `HeadwiseError` that names it. It runs no code, opens no file elsewhere and
+takes no memory far beyond the file's size.
 """
 
 import hashlib
+import json
 import os
+import resource
+import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import torch
+
+from children import exit_status, start_child
 from headwise.errors import HeadwiseError
 from loaders import KINDS, SHARES, Loader
 from mutations import mutations
 
+# A table may take 64 MiB, and a model 64 MiB of weights and 512 MiB of buffers, whatever the file.
+_SPARE_BYTES = 2**30
+_SECONDS = 30
 _CHUNK = 500
 _PROGRAMS = ("os.system", "os.exec", "os.posix_spawn", "os.spawn", "subprocess.", "pty.")
 _NETWORK = ("socket.connect", "socket.getaddrinfo", "urllib.")
@@ -145,3 +157,44 @@ def _memory(name: str) -> float:
     lines = Path("/proc/self/status").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith(name))
     return int(line.split()[1]) / 1024
+
+
+def _limit() -> None:
+    """Let memory and time beyond the limits raise an error in this process."""
+    limit = int(_memory("VmSize") * 2**20) + _SPARE_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"more than {_SECONDS} s")
+
+    signal.signal(signal.SIGALRM, late)
+
+
+def _fuzz(kind: str, inputs: int, results: Path) -> None:
+    guard = Guard()
+    found: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+        for fuzzer in fuzz_kind(kind, Path(folder), inputs, guard):
+            if not found:  # what is imported late has been imported
+                _limit()
+            found[fuzzer.name] = asdict(fuzzer.outcomes)
+            results.write_text(json.dumps(found))
+            signal.alarm(_SECONDS * _CHUNK)
+
+
+def main(inputs: int, results: Path) -> None:
+    torch.set_num_threads(1)
+    found: dict[str, dict[str, Any]] = {}
+    part = results.with_suffix(".part.json")
+    for kind in sorted(KINDS, key=lambda kind: SHARES[kind]):
+        part.write_text("{}")
+        status = exit_status(start_child(partial(_fuzz, kind, inputs, part)))
+        found |= json.loads(part.read_text())
+        if status:
+            found[f"{kind}, the process"] = asdict(Outcomes(problems={f"ended with {status}": ""}))
+        results.write_text(json.dumps(found, indent=1))
+    part.unlink()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
