@@ -10,6 +10,9 @@ from headwise.files._atomic import make_folder as make_folder
 from headwise.files._atomic import write_beside as write_beside
 from headwise.files._json import JsonFile as JsonFile
 from headwise.files._json import build_from as build_from
+from headwise.files._json import decode as decode
+from headwise.files._json import is_unicode as is_unicode
+from headwise.files._json import kind_of as kind_of
 from headwise.files._json import number as number
 from headwise.files._json import parse_json as parse_json
 from headwise.files._json import read_json as read_json
@@ -17,6 +20,3 @@ from headwise.files._json import read_object as read_object
 from headwise.files._json import typed as typed
 from headwise.files._json import without_nan as without_nan
 from headwise.files._json import write_json as write_json
-from headwise.files._text import decode as decode
-from headwise.files._text import is_unicode as is_unicode
-from headwise.files._text import kind_of as kind_of
