@@ -172,7 +172,10 @@ def test_costs_are_equal_after_saving_and_loading(tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded.kv_heads, saved.kv_heads)
 
 
-def test_an_encoder_has_no_cache_cost_and_a_decoder_has_one() -> None:
+def test_an_encoder_has_no_cache_cost_and_a_decoder_has_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("transformers.utils.generic.logger.warning_once", pytest.fail)
     assert costs(zoo.make("Bert")).names == ("parameters", "multiply_adds")
     counted = costs(tiny_t5(num_layers=1))
     assert counted.after((), "cache_bytes") == 2 * 4 * 12 * 4  # two attentions of the decoder

@@ -117,7 +117,8 @@ def _calls(
     calls: list[AttentionCall] = []
     with in_evaluation(model), capture_calls(model, calls.append):
         output = call_model(model, batch)
-    cache = cache_in(output) if isinstance(output, Mapping) else None
+    # A copy: an output of transformers warns of the earlier name, also where it has neither.
+    cache = cache_in(dict(output)) if isinstance(output, Mapping) else None
     has_cache = cache is not None if hasattr(model, "config") else isinstance(model, _WITH_CACHE)
     layers = getattr(cache, "layers", [])
     if len(layers) != len(calls):  # a cache of two stacks, which holds no latents
