@@ -42,8 +42,9 @@ class Accumulator:
 
     def is_full(self, site: Site) -> bool:
         """Whether there are so many sums that those of ended texts should be added up."""
-        n = self._n_texts[site]
-        return n > _MOST and n > _MOST + len(self._open[site][0][0])
+        own = self._open.get(site, [])
+        # The first of them may be what `close` has left, of a batch of many texts.
+        return bool(own) and self._n_texts[site] > _MOST + len(own[0][0])
 
     def close(self, first: int) -> None:
         """Add up the texts that have ended: those before the first one of the latest pass.
