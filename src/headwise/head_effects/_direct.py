@@ -19,8 +19,16 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import Hooks, find_unembedding, gain_and_bias, has_matrix, is_norm, logits_of
-from headwise.ownership import Attention, edit_heads
+from headwise.models import Hooks
+from headwise.ownership import (
+    Attention,
+    edit_heads,
+    find_unembedding,
+    gain_and_bias,
+    has_matrix,
+    is_norm,
+    logits_of,
+)
 
 MEAN = -1  # in place of a token: the mean over the vocabulary
 # How far the sum of what is added may be from the difference of logits, as a share of its parts.

@@ -41,8 +41,3 @@ from headwise.models._transformers_private import (
     progress_bar_in_terminals_only as progress_bar_in_terminals_only,
 )
 from headwise.models._transformers_private import trainer_reporters as trainer_reporters
-from headwise.models._unembedding import find_unembedding as find_unembedding
-from headwise.models._unembedding import gain_and_bias as gain_and_bias
-from headwise.models._unembedding import has_matrix as has_matrix
-from headwise.models._unembedding import is_norm as is_norm
-from headwise.models._unembedding import logits_of as logits_of

@@ -30,3 +30,8 @@ from headwise.ownership._ownership_map import kept_indices as kept_indices
 from headwise.ownership._ownership_map import spread as spread
 from headwise.ownership._projection import OutputProjection as OutputProjection
 from headwise.ownership._projection import is_whole_linear as is_whole_linear
+from headwise.ownership._unembedding import find_unembedding as find_unembedding
+from headwise.ownership._unembedding import gain_and_bias as gain_and_bias
+from headwise.ownership._unembedding import has_matrix as has_matrix
+from headwise.ownership._unembedding import is_norm as is_norm
+from headwise.ownership._unembedding import logits_of as logits_of

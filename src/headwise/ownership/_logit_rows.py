@@ -20,10 +20,11 @@ from headwise._evaluation import differentiable_evaluation
 from headwise._torch_private import has_joined_weight
 from headwise.capture import AttentionCall, SoftmaxCall, capture_calls
 from headwise.errors import UnsupportedError
-from headwise.models import Hooks, is_norm, is_sharded
+from headwise.models import Hooks, is_sharded
 from headwise.ownership._model_runs import call_model, random_like
 from headwise.ownership._ownership_map import gradients
 from headwise.ownership._projection import is_linear, is_transposed
+from headwise.ownership._unembedding import is_norm
 
 # Relative tolerances of what is computed in a dtype; a wrong factor differs more.
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 1e-1}

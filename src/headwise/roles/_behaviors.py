@@ -23,10 +23,10 @@ from headwise.corpora import (
     list_texts,
 )
 from headwise.errors import ArgumentError, InputError, UnsupportedError
-from headwise.models import device_of, logits_of
+from headwise.models import device_of
 from headwise.models.texts import batches as padded_batches
 from headwise.models.texts import context_of, tokenizer_of
-from headwise.ownership import batches_of
+from headwise.ownership import batches_of, logits_of
 from headwise.roles.relations import (
     NEXT_NAME,
     PREFIX_MATCHING,

@@ -7,8 +7,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
-from headwise.models import device_of, find_unembedding, gain_and_bias
+from headwise.models import device_of
 from headwise.models.texts import batches, without_logits
+from headwise.ownership import find_unembedding, gain_and_bias
 from headwise.tables import Head, ratio_interval
 from headwise.watch import Request, observe
 

@@ -16,11 +16,11 @@ from headwise.errors import ArgumentError, ShapeError
 from headwise.lab import MiniGPT
 from headwise.models import (
     is_sentence_transformer,
-    logits_of,
     sentence_embedding,
     without_adapters,
 )
 from headwise.models.texts import IGNORED, reads_two_texts
+from headwise.ownership import logits_of
 
 Inputs = Mapping[str, Any]
 PerText = Float[Tensor, " B"]

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from headwise.models._hooks import hooked
+from headwise.models import hooked
 
 
 def logits_of(output: Any) -> Tensor | None:
