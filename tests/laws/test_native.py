@@ -91,7 +91,7 @@ MORE_TILES = [Shape(2, 4, 2, 300, 300, 32, 64), Shape(2, 4, 2, 49, 300, 96, 96)]
 CASES = tiers(
     [
         *product([torch.float32], [BLOCKS[1], FEW_QUERIES[1]], RULES),
-        *diagonal([torch.float32], RULES, [*BLOCKS, *FEW_QUERIES]),
+        *diagonal([torch.float32], [*BLOCKS, *FEW_QUERIES], RULES),
         *product([torch.bfloat16, torch.float16], FEW_QUERIES, ["causal"]),
         *product([torch.bfloat16], TILES[:1], RULES),
     ],
