@@ -102,10 +102,11 @@ class Projections:
 
 def _is_alike(heads: Float[Tensor, "B T H Dv"], received: Float[Tensor, "B T H Dv"]) -> bool:
     """Whether numbers keep their sign on the way from the heads; those that become zero may."""
+    if torch.equal(heads, received):  # as in most models, and zeros
+        return True
     products = heads.sign() * received.sign()
     n_same, n_other = (products > 0).sum(), (products < 0).sum()
-    is_alike = n_same > 0 and n_same >= _ALIKE * (n_same + n_other)
-    return bool(is_alike) or torch.equal(heads, received)  # zeros
+    return bool(n_same > 0 and n_same >= _ALIKE * (n_same + n_other))
 
 
 def _gate(heads: Float[Tensor, "B T H Dv"], received: Float[Tensor, "B T H Dv"]) -> Gate | None:
