@@ -4,6 +4,7 @@ The weights are of four bits (Q4_1). Examples A choose heads, examples B, of oth
 templates, test them.
 """
 
+import sys
 from collections.abc import Iterator
 from functools import cache
 from random import Random
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 import headwise as hw
-from benchmarks._report import table, titled
+from benchmarks._report import in_process, peak_of, table, titled
 from benchmarks.real_models._packages import FOLDER, fetch, stored
 from benchmarks.real_models._smollm2 import FILE, PACKAGE
 from headwise._evaluation import differentiable_evaluation
@@ -26,6 +27,13 @@ from headwise.ownership import find_attentions
 # first intended, that was before anything of the task was measured.
 N_OBJECTS, N = 80, 48
 SIZE = 5  # heads of a set: the strongest that were found on A
+TEXTS, TOKENS = 8, 256  # of which memory is measured
+WAYS = (
+    "a pass, all logits",
+    "a pass, the logits of the last tokens",
+    "the same pass in a watch",
+    "direct effects of all heads, with their nulls",
+)
 # What would count as found, as it was written down before any of it was measured. Five writers and
 # five cancellers of indirect objects had been seen before, on 24 examples of one template.
 EXPECTED = {
@@ -100,6 +108,9 @@ def smollm2_effects() -> str:
     }
     measured["direct"] = stored("smollm2-effects-direct", lambda: direct_paths(*opened()))
     measured["cost"] = stored("smollm2-effects-cost", lambda: cost(*opened()))
+    measured["memory"] = stored(
+        "smollm2-effects-memory", lambda: {way: in_process(__name__, way) for way in WAYS}
+    )
     measured["totals"] = stored("smollm2-effects-totals", lambda: totals(*opened()))
     return titled(_tables(measured))
 
@@ -261,6 +272,7 @@ def cost(model: Any, tokenizer: Any) -> Any:
         once = process_time() - start
         work = {
             "pass": torch.no_grad()(lambda: model(**plain)),
+            "last": torch.no_grad()(lambda: model(**batch.inputs)),
             "direct": lambda: way.written(batch, [pairs]).of_heads(),
             "with nulls": lambda: way.written(batch, [pairs] * 5).of_heads(),
         }
@@ -271,6 +283,39 @@ def cost(model: Any, tokenizer: Any) -> Any:
                 run()
                 seconds[name].append(process_time() - start)
     return {"once": once, **{name: min(each) for name, each in seconds.items()}}
+
+
+def memory_of(way: str) -> int:
+    """Peak memory of one way to run the model on long texts, beyond that of the model."""
+    torch.set_num_threads(1)
+    model = hw.load(FOLDER / "smollm2.gguf")
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(9999, size=TOKENS - n).tolist() for n in range(TEXTS)]
+    read = read_examples([(ids, 5, 7) for ids in texts], None, model)
+    (batch,), (first,) = batches_of(model, read), batches_of(model, [(texts[0][:8], 5, 7)])
+    every = {name: x for name, x in batch.inputs.items() if name != "logits_to_keep"}
+    pairs = torch.tensor([answers for _, *answers in read])
+
+    def direct() -> None:
+        with differentiable_evaluation(model, weights=False):
+            way = DirectWay(model, find_attentions(model, dict(first.inputs)), first)
+            way.written(batch, [pairs] * 5).of_heads()
+
+    @torch.no_grad()
+    def watched() -> None:
+        with hw.observe(model) as watch:
+            model(**batch.inputs)
+        watch.table()
+
+    runs = (
+        torch.no_grad()(lambda: model(**every)),
+        torch.no_grad()(lambda: model(**batch.inputs)),
+        watched,
+        direct,
+    )
+    with torch.no_grad():
+        model(**first.inputs)  # one-time setup
+    return peak_of(dict(zip(WAYS, runs, strict=True))[way])
 
 
 def _tables(measured: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -308,6 +353,9 @@ def _tables(measured: dict[str, Any]) -> Iterator[tuple[str, str]]:
     ]
     titles = ("head", "direct", "total", "repair")
     yield "Direct and total effects on indirect objects of B, the strongest", table(titles, rows)
+    rows = [[way, f"{peak / 2**20:,.0f} MiB"] for way, peak in measured["memory"].items()]
+    about = f"Peak memory beyond the model, {TEXTS} texts of up to {TOKENS} tokens"
+    yield about, table(("what runs", "peak"), rows)
 
 
 def _outcomes(measured: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -354,6 +402,11 @@ def _outcomes(measured: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     shares = {name: x / measured["cost"]["pass"] for name, x in measured["cost"].items()}
     said = (
         f"{shares['direct']:.2f} passes; {shares['with nulls']:.2f} with the answers of four other "
-        f"examples; the way is found once, in {shares['once']:.1f} passes"
+        f"examples; the way is found once, in {shares['once']:.1f} passes; a pass without the "
+        f"logits of other tokens takes {shares['last']:.2f}"
     )
     yield "cost", said, "yes" if shares["direct"] <= 1.2 else "no"
+
+
+if __name__ == "__main__":
+    print(memory_of(sys.argv[1]))
