@@ -78,7 +78,7 @@ def _made(name: str) -> nn.Module:
 def _examples(n: int, seed: int = 0) -> list[tuple[list[int], int, int | None]]:
     rng = np.random.default_rng(seed)
     return [
-        (rng.integers(5, 23, rng.integers(3, 9)).tolist(), *rng.permutation(23)[:2].tolist())
+        (rng.integers(5, 23, rng.integers(3, 9)).tolist(), *rng.permutation(23)[:2])
         for _ in range(n)
     ]
 

@@ -1,6 +1,7 @@
 """Examples as token ids: where logits are read, and which are compared."""
 
 from collections.abc import Sequence
+from numbers import Integral
 from reprlib import repr as shortened
 from typing import Any, TypeAlias
 
@@ -41,7 +42,7 @@ def read_examples(examples: Examples, tokenizer: Any, model: nn.Module) -> list[
                 f"the mean of all logits."
             )
         text, right, other = example
-        kind = str if isinstance(text, str) else int
+        kind: type = str if isinstance(text, str) else Integral
         if not isinstance(right, kind) or not isinstance(other, kind | None):
             raise ArgumentError(
                 f"{where} has the answers {right!r} and {other!r}. Give texts after a text, and "
@@ -60,7 +61,7 @@ def read_examples(examples: Examples, tokenizer: Any, model: nn.Module) -> list[
     return sorted(read, key=lambda one: len(one[0]))
 
 
-def _of_ids(where: str, _: Any, text: Sequence[int], right: int, other: int | None) -> Read:
+def _of_ids(where: str, _: Any, text: Sequence[Any], right: Any, other: Any) -> Read:
     ids = [*text]
     if not ids or not all(is_size(token + 1) for token in (*ids, right, other or 0)):
         raise ArgumentError(
@@ -69,7 +70,7 @@ def _of_ids(where: str, _: Any, text: Sequence[int], right: int, other: int | No
         )
     if right == other:
         raise InputError(f"{where} has token {right} as both answers. Give two that differ.")
-    return ids, right, MEAN if other is None else other
+    return [int(token) for token in ids], int(right), MEAN if other is None else int(other)
 
 
 def _of_text(where: str, tokenizer: Any, text: str, right: str, other: str | None) -> Read:
