@@ -130,6 +130,7 @@ def test_weights_are_drawn_as_the_watch_has_them() -> None:
         layer(torch.randn(3, 5, 8), causal=True)
     ax = watch.plot("L0.H1", text=2)
     assert _image(ax).get_array().tolist() == watch.weights("L0.H1")[2].tolist()
+    assert ax.get_xticks().tolist() == ax.get_yticks().tolist() == [0, 1, 2, 3, 4]
     words = ["a$b", "it", "was", "so", "tired"]
     named = watch.plot("L0.H1", tokens=words)
     for axis in (named.xaxis, named.yaxis):

@@ -351,6 +351,9 @@ def plot_weights(
         # The queries of a text that goes on over a cache are its last tokens.
         queries = names[len(names) - len(weights) :]
         ax.set_yticks(range(len(queries)), queries, parse_math=False)
+    else:
+        for ticks, size in zip((ax.set_yticks, ax.set_xticks), weights.shape, strict=True):
+            ticks(range(0, size, -(-size // _TICKS)))
     ax.set_title(printable(title), parse_math=False, fontsize="medium")
     ax.figure.colorbar(drawn, ax=ax).set_label("weight")
     return ax
