@@ -198,9 +198,9 @@ docs: .venv/docs
 	OMP_NUM_THREADS=1 $(BIN)/python website/build.py --out site
 
 # Pages and figures of models that are trained on the spot, again only after changes.
-gallery: build/gallery
-build/gallery: .venv/dev website/gallery.py website/gallery.md website/texts.txt
-	OMP_NUM_THREADS=1 $(BIN)/python website/gallery.py --out $@
+gallery: build/gallery/index.md
+build/gallery/index.md: .venv/dev website/gallery.py website/gallery.md website/texts.txt
+	OMP_NUM_THREADS=1 $(BIN)/python website/gallery.py --out $(@D)
 
 clean:
 	rm -rf .venv build dist site .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache

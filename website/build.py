@@ -92,7 +92,7 @@ def gather(pages: Path, reference: dict[str, str], gallery: Path) -> None:
     shutil.copytree(ROOT / "examples", pages / "examples")
     for path in sorted((DOCS / "notebooks").glob("*.ipynb")):
         notebook_page(path, pages / "notebooks")
-    if gallery.is_dir():
+    if (gallery / "index.md").is_file():  # written last: an interrupted gallery has none
         shutil.copytree(gallery, pages / "gallery")
     else:
         (pages / "gallery").mkdir()
