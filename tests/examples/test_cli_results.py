@@ -135,7 +135,10 @@ def at(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     other.save_pretrained(place / "other")
     tokenizer.save_pretrained(place / "other")
     (place / "some.txt").write_text("\n".join(LINES), "utf-8")
-    answers = [{"text": line[:-5], "right": " you", "other": " they"} for line in LINES]
+    answers = [
+        {"text": line[:-5], "right": f" {WORDS[3 + n // 4]}", "other": f" {WORDS[11 + n // 4]}"}
+        for n, line in enumerate(LINES)  # the same four lines, and other answers to each
+    ]
     (place / "answers.jsonl").write_text(_lines(answers), "utf-8")
     examples = [
         {"ids": [1, 3 + n % 5, 6, 7, 3 + n % 4, 4], "query": [5, 6], "right": [1, 3],
@@ -185,7 +188,8 @@ def test_what_a_command_writes_is_what_the_library_gives(
 PRINTED = {
     "importance model --text some.txt": (r"^ +importance +ci_low +ci_high\nL", ""),
     "effects model --examples answers.jsonl --total none --max-texts 5": (
-        r"^ +direct +ci_low +ci_high", "5 examples, too few for a test: give 20",
+        r"^ +direct +ci_low +ci_high", "Of 5 distinct examples no head can be tested: give 20"
+        " or more(.|\n)*5 distinct examples, too few for a test: give 20",
     ),
     "heads model --examples examples.jsonl --nulls none --max-texts 20": (
         "", "no head was tested: 10 held-out examples",

@@ -290,7 +290,8 @@ def test_effects_are_saved_drawn_and_shown(tmp_path: Path) -> None:
     names = {text.get_text() for text in effects.plot().texts}
     assert names == set(KINDS)
     assert "<img" in effects._repr_html_()
-    without = hw.effects(PlantedWriters(), cued(8), total=None)
+    without = hw.effects(PlantedWriters(), cued(8) * 5, total=None)
+    assert without.notes[0].endswith("too few for a test: give 20")  # of 40, eight are distinct
     assert without.frame()[["total", "repair", "p_adj"]].isna().all(axis=None)
     assert "direct effect" in [ax.get_ylabel() for ax in without.plot().figure.axes]
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from headwise._display import counted
 from headwise.cli import _options
 from headwise.cli._options import opt
 from headwise.cli._print import print_note, print_table, progress_bar
@@ -50,6 +51,12 @@ def effects(
 
     read = _inputs.draw_texts(read_answers(examples), seed, max_texts)
     opened, tokenizer = _inputs.open_model(model, device, dtype, attention)
+    distinct = len({*read})
+    if distinct < head_effects.FEWEST_EXAMPLES:
+        print_note(
+            f"Of {counted(distinct, 'distinct example')} no head can be tested: give "
+            f"{head_effects.FEWEST_EXAMPLES} or more"
+        )
     with progress_bar(f"Measuring the effects of the heads of {model}") as on_progress:
         measured = head_effects.effects(
             opened,

@@ -224,9 +224,9 @@ def effects(
 
     Args:
         model: A causal language model.
-        examples: 20 or more, of (text, right, other): the answers follow the text, and their first
-            tokens that differ are compared. `other` is None for the mean of all logits. Or
-            token ids and two ids.
+        examples: 20 or more distinct ones, of (text, right, other): the answers follow the text,
+            and their first tokens that differ are compared. `other` is None for the mean of all
+            logits. Or token ids and two ids.
         tokenizer: A fast tokenizer, for texts.
         total: What replaces the outputs of a removed head: `mean`, its mean over the tokens of the
             examples, or `zero`. Each head costs a pass over half of the examples. None leaves total
@@ -253,7 +253,8 @@ def effects(
             f"effects: {type(model).__name__} reads two texts. Give a causal language model."
         )
     read = read_examples(examples, tokenizer_of(wrapper, tokenizer), model)
-    tests = len(read) >= FEWEST_EXAMPLES
+    distinct = len({(*ids, *answers) for ids, *answers in read})
+    tests = distinct >= FEWEST_EXAMPLES  # a repeated example is no further evidence
     selection = halves(len(read), seed) if tests else np.zeros(len(read), dtype=bool)
     chosen, held = ([read[n] for n in np.flatnonzero(of)] for of in (selection, ~selection))
     with differentiable_evaluation(model, weights=False), text_alone("effects", model):
@@ -297,7 +298,8 @@ def effects(
     split = f"{n} chose directions, {len(held)} were held out"
     notes = [f"of {counted(len(read), 'example')} {split}"]
     if not tests:
-        notes = [f"{counted(len(read), 'example')}, too few for a test: give {FEWEST_EXAMPLES}"]
+        few = counted(distinct, "distinct example")
+        notes = [f"{few}, too few for a test: give {FEWEST_EXAMPLES}"]
     if not of_others:
         notes.append("all examples have the same answers: none were permuted")
     notes.append(f"total effects: outputs replaced by {total}" if total else "no total effects")
