@@ -1,6 +1,7 @@
 """`headwise look`: the attention of every head on one sentence, as a page."""
 
 import os
+import re
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from headwise.errors import ArgumentError
 
 if TYPE_CHECKING:
     from headwise.report import Look
+    from headwise.watch import Word
 
 # The strongest links that are printed: a screen.
 _LINKS = 10
@@ -33,7 +35,12 @@ def look(
         opt("For an encoder-decoder: what its decoder reads.", shown="what the model generates"),
     ] = None,
     source: Annotated[
-        str | None, opt("With --to: print which heads link this word to it.", "--from", shown=False)
+        str | None,
+        opt(
+            "With --to: print which heads link this word to it; or its characters, such as 24,26.",
+            "--from",
+            shown=False,
+        ),
     ] = None,
     to: Annotated[
         str | None, opt("With --from: the word that is attended to.", shown=False)
@@ -89,16 +96,25 @@ def look(
         return
     opened, tokenizer = open_model(model, device, dtype, attention, text_for="look")
     _note_unknown_words(tokenizer, text)
+    word: Word | None = None
+    other: Word | None = target
     if source is not None and to is not None:
-        links = watch.links(opened, text, source, to, tokenizer=tokenizer)
+        word, other = _word(source, text), _word(to, text)
+        links = watch.links(opened, text, word, other, tokenizer=tokenizer)
         print_heads(links.head(_LINKS))
         if out is None:
             print_note("Add --out look.html for a page.")
             return
     result = report.look(
-        opened, text, tokenizer=tokenizer, source=source, target=to or target, title=title_of(model)
+        opened, text, tokenizer=tokenizer, source=word, target=other, title=title_of(model)
     )
     _write(result, out)
+
+
+def _word(given: str, text: str) -> "Word":
+    """A word of a text, or its characters: `24,26`, or `(24, 26)` as messages write them."""
+    numbers = re.fullmatch(r"\(?(\d+), *(\d+)\)?", given)
+    return given if numbers is None or given in text else (int(numbers[1]), int(numbers[2]))
 
 
 def _write(result: "Look", out: Path | None) -> None:
