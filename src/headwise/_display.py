@@ -17,9 +17,15 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException, most: int = 160) -> str:
-    """The first line of an error, to stand in another message; its type if it says nothing."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].rstrip(" .")[:most]
+    """The first line of an error, to stand in another message; its type if it says nothing.
+
+    A first line that ends in a colon only announces the next one, which then follows it.
+    """
+    first, *more = str(error).strip().splitlines() or [type(error).__name__]
+    said = f"{first} {more[0].strip()}" if more and first.endswith(":") else first
+    if len(said) > most:
+        said = f"{said[:most].rpartition(' ')[0] or said[:most]} …"
+    return said.rstrip(" .")
 
 
 def printable(text: str) -> str:

@@ -394,5 +394,13 @@ def test_only_a_terminal_limits_the_width(
 
 
 def test_an_error_in_another_message_is_its_first_line_or_its_type() -> None:
-    said = [first_line(ValueError(text)) for text in ("no shape.\nmore", "", " \n")]
-    assert said == ["no shape", "ValueError", "ValueError"]
+    errors = ("no shape.\nmore", "", " \n", "In a class:\n  no shape.\nmore", "no shape of a head")
+    said = [first_line(ValueError(text), 22) for text in errors]
+    assert said == [
+        "no shape",
+        "ValueError",
+        "ValueError",
+        "In a class: no shape",
+        "no shape of a head",
+    ]
+    assert [first_line(ValueError(errors[-1]), most) for most in (10, 3)] == ["no shape …", "no …"]
