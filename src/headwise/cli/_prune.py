@@ -82,6 +82,9 @@ def prune(
     """Remove the least important heads from a model."""
     _options.check_folder(out, *MODEL_FILES, force=force)
     _options.check_figure(figure, force)
+    if (remove is None) == (within is None):
+        given = "neither --remove nor" if remove is None else "both --remove and"
+        raise ArgumentError(f"prune: {given} --within. Give one of them.")
     if text is not None and pairs is not None:
         raise ArgumentError("prune: --text and --pairs are both given. Give one of them.")
     if text is None and pairs is None and (within is not None or curve or recover):
