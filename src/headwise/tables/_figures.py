@@ -46,8 +46,9 @@ def in_columns(frame: pd.DataFrame, rows: int | None = None, width: int | None =
 
 
 def at_prompt(title: str, frame: pd.DataFrame) -> str:
-    """The `repr` of a table: a title and a few rows."""
-    return f"{printable(title)}\n{in_columns(frame, _ROWS, get_terminal_size().columns)}"
+    """The `repr` of a table: a title, of several lines where there are notes, and a few rows."""
+    lines = "\n".join(map(printable, title.split("\n")))
+    return f"{lines}\n{in_columns(frame, _ROWS, get_terminal_size().columns)}"
 
 
 # Okabe and Ito 2008: distinguishable with any color blindness. Rarer categories share gray.
