@@ -19,8 +19,9 @@ def effects(
     examples: Annotated[
         Path,
         opt(
-            "JSON lines with text, right and other: what is right to follow the text, and what "
-            "its logit is compared with, which may be left out: the mean of all logits."
+            "JSON lines with text, right and other: what is right to follow the text, such as "
+            "' Mary' with its space, and what its logit is compared with, which may be left out: "
+            "the mean of all logits."
         ),
     ],
     total: Annotated[

@@ -225,8 +225,8 @@ def effects(
     Args:
         model: A causal language model.
         examples: 20 or more distinct ones, of (text, right, other): the answers follow the text,
-            and their first tokens that differ are compared. `other` is None for the mean of all
-            logits. Or token ids and two ids.
+            as ' Mary' does with its space, and their first tokens that differ are compared. `other`
+            is None for the mean of all logits. Or token ids and two ids.
         tokenizer: A fast tokenizer, for texts.
         total: What replaces the outputs of a removed head: `mean`, its mean over the tokens of the
             examples, or `zero`. Each head costs a pass over half of the examples. None leaves total
