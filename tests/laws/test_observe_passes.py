@@ -102,7 +102,8 @@ def test_a_watch_of_many_passes_holds_no_more_memory() -> None:
 
 
 def _n_tensors() -> int:
-    return sum(isinstance(x, Tensor) for x in gc.get_objects())
+    # By type: isinstance would ask torch.distributed for what it has deprecated.
+    return sum(issubclass(type(x), Tensor) for x in gc.get_objects())
 
 
 def test_a_mask_that_is_changed_in_place_is_another_one() -> None:
