@@ -23,19 +23,19 @@ from headwise.corpora import BOS, EOS, PAD, Grammar, annotate
 from headwise.lab import make_tokenizer
 from headwise.surgery import costs, plan_curves
 
-STEPS, BATCH, RATE, WARMUP = 500, 32, 2e-3, 50
+STEPS, BATCH, RATE, WARMUP = 900, 32, 2e-3, 50
 HEADS = 4
 
 
 def hybrid(vocabulary: int) -> nn.Module:
-    """Six layers: linear, linear, gated attention, twice."""
+    """Six layers: gated attention, linear, linear, twice."""
     torch.manual_seed(0)
     config = transformers.Qwen3_5TextConfig(
         vocab_size=vocabulary, hidden_size=96, intermediate_size=192, num_hidden_layers=6,
         num_attention_heads=HEADS, num_key_value_heads=HEADS, head_dim=24,
         max_position_embeddings=64, linear_num_key_heads=2, linear_num_value_heads=2,
         linear_key_head_dim=24, linear_value_head_dim=24, pad_token_id=0, bos_token_id=1,
-        eos_token_id=2, layer_types=["linear_attention", "linear_attention", "full_attention"] * 2,
+        eos_token_id=2, layer_types=["full_attention", "linear_attention", "linear_attention"] * 2,
     )  # fmt: skip
     model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
     return model
@@ -92,13 +92,18 @@ def measured(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     rng = np.random.default_rng(3)
     texts = [annotate(grammar.sentence(rng)) for _ in range(256)]
     roles = hw.find_roles(model, texts, tokenizer=tokenizer).frame()
-    found = roles[roles["outcome"] == "found"].sort_values("lift", ascending=False)
+    tested = roles[roles["p_adj"].notna()]
+    best = tested.sort_values("effect", ascending=False).drop_duplicates("role")
     rows = [
-        [row["name"], row["role"], f"{row['lift']:.2f}", f"{row['p_adj']:.3f}"]
-        for _, row in found.drop_duplicates("name").iterrows()
-    ]
-    listed = table(["head", "role", "lift", "p"], rows, 2) if rows else "None has one so early."
-    yield "Heads with a role, by their strongest one", listed
+        [row["role"], row["name"], *(f"{row[x]:.2f}" for x in ("effect", "baseline", "control")),
+         f"{row['p_adj']:.3f}"]
+        for _, row in best.iterrows()
+    ]  # fmt: skip
+    names = sorted(roles.loc[roles["found"], "name"].unique())
+    yield (
+        f"The best head of each role that was tested; heads that have one: {len(names)}",
+        table(["role", "head", "score", "null", "planted head", "p"], rows, 2),
+    )
 
     scores = hw.importance(model, [scoring])
     curves = plan_curves(model, [scoring], scores)
