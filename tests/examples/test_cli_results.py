@@ -76,7 +76,7 @@ CASES = {
         lambda at: hw.effects(
             at.model, read_answers(at.place / "answers.jsonl"), tokenizer=at.tokenizer
         ),
-        "of 32 examples 16 chose directions, 16 were held out",
+        "of 32 distinct examples 16 chose directions, 16 were held out",
     ),
     "heads": Case(
         "heads model --examples examples.jsonl --nulls none -o heads.json",

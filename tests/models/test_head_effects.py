@@ -152,6 +152,13 @@ def test_an_answer_may_be_compared_with_the_mean_of_all() -> None:
     assert effects.difference == pytest.approx(np.mean(_differences(model, examples)), abs=1e-5)
 
 
+def test_an_example_that_comes_twice_counts_once() -> None:
+    examples = _examples(20)
+    once, twice = (hw.effects(_made("sinks"), x) for x in (examples, examples * 2))
+    assert once.frame().equals(twice.frame())
+    assert twice.notes[0] == "of 20 distinct examples 10 chose directions, 10 were held out"
+
+
 @pytest.mark.parametrize("mode", ["mean", "zero"])
 def test_a_total_effect_is_what_ablation_takes_away(mode: Any) -> None:
     model, examples = zoo.make("Llama"), _examples(5)

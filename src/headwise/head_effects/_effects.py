@@ -253,8 +253,7 @@ def effects(
             f"effects: {type(model).__name__} reads two texts. Give a causal language model."
         )
     read = read_examples(examples, tokenizer_of(wrapper, tokenizer), model)
-    distinct = len({(*ids, *answers) for ids, *answers in read})
-    tests = distinct >= FEWEST_EXAMPLES  # a repeated example is no further evidence
+    tests = len(read) >= FEWEST_EXAMPLES
     selection = halves(len(read), seed) if tests else np.zeros(len(read), dtype=bool)
     chosen, held = ([read[n] for n in np.flatnonzero(of)] for of in (selection, ~selection))
     with differentiable_evaluation(model, weights=False), text_alone("effects", model):
@@ -296,9 +295,9 @@ def effects(
         "n": float(len(held)),
     }  # fmt: skip
     split = f"{n} chose directions, {len(held)} were held out"
-    notes = [f"of {counted(len(read), 'example')} {split}"]
+    notes = [f"of {counted(len(read), 'distinct example')} {split}"]
     if not tests:
-        few = counted(distinct, "distinct example")
+        few = counted(len(read), "distinct example")
         notes = [f"{few}, too few for a test: give {FEWEST_EXAMPLES}"]
     if not of_others:
         notes.append("all examples have the same answers: none were permuted")

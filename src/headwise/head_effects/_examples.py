@@ -24,7 +24,8 @@ SIZE = 16  # examples of a batch
 def read_examples(examples: Examples, tokenizer: Any, model: nn.Module) -> list[Read]:
     """The tokens before the answers of each example, and the first tokens that differ.
 
-    They are in the order of their lengths, which keeps padding short.
+    Examples that are the same count once. They are in the order of their lengths, which keeps
+    padding short.
 
     Raises:
         ArgumentError: an example is malformed, or a text comes without a tokenizer.
@@ -58,7 +59,8 @@ def read_examples(examples: Examples, tokenizer: Any, model: nn.Module) -> list[
         read.append(one)
     if not read:
         raise ArgumentError("effects: 0 examples. Give 20 or more.")
-    return sorted(read, key=lambda one: len(one[0]))
+    distinct = {(*one[0], *one[1:]): one for one in read}
+    return sorted(distinct.values(), key=lambda one: len(one[0]))
 
 
 def _of_ids(where: str, _: Any, text: Sequence[Any], right: Any, other: Any) -> Read:
