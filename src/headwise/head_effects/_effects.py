@@ -66,6 +66,15 @@ class Removal:
     ci_high: float
     n: int
 
+    def __str__(self) -> str:
+        """The difference of logits before and after, with the interval."""
+        return (
+            f"logit difference {self.before:+.2f}, {self.after:+.2f} "
+            f"[{self.ci_low:+.2f}, {self.ci_high:+.2f}] without {', '.join(self.heads)}"
+        )
+
+    __repr__ = __str__
+
 
 @dataclass(frozen=True, eq=False)
 class HeadEffects(TableFile):
@@ -186,7 +195,8 @@ class HeadEffects(TableFile):
     def __str__(self) -> str:
         """The difference of logits, what heads write of it, and how many do."""
         counts = [counted(int((self.rows["kind"] == kind).sum()), kind) for kind in KINDS[:2]]
-        n = counted(int(self.rows["n"].iloc[0]), "example")
+        tested = self.rows["p_adj"].notna().any()
+        n = counted(int(self.rows["n"].iloc[0]), "held-out example" if tested else "example")
         return (
             f"logit difference {self.difference:+.2f} over {n}, of which heads write "
             f"{self.difference - self.rest:+.2f}: {' and '.join(counts)}"
