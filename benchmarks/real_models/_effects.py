@@ -211,7 +211,8 @@ def direct_paths(model: Any, tokenizer: Any) -> Any:
 
     Written for Llama alone, without anything of `hw.effects`.
     """
-    examples = indirect_objects("A", 19)  # too few for a test, so that all are measured
+    # Too few for a test, so that all are measured, each once.
+    examples = [*dict.fromkeys(indirect_objects("A", 19))]
     frame = hw.effects(model, examples, tokenizer=tokenizer, total=None).frame()
     n_heads, width = model.config.num_attention_heads, model.config.head_dim
     exact, frozen = [], []
