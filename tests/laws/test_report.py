@@ -581,7 +581,7 @@ def test_writers_and_cancellers_have_a_table_and_a_plot(found: bool, total: bool
         rows[["total", "repair"]] = np.nan
     page = render(study.with_effects(replace(effects, rows=rows)))
     section = page.partition('<section id="effects"')[2].partition("</section>")[0]
-    assert "Logit difference +2.50 over 20 examples" in section
+    assert "Logit difference +2.50 over 20 held-out examples" in section
     assert "&lt;note&gt;" in section
     assert re.findall('data-show="(.*?)"', section) == (["L0.H0", "L1.H3"] if found else [])
     assert ("No head is a writer or a canceller." in section) == (not found)
