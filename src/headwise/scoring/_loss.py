@@ -14,11 +14,7 @@ from torch import Tensor, nn
 from headwise._extras import require
 from headwise.errors import ArgumentError, ShapeError
 from headwise.lab import MiniGPT
-from headwise.models import (
-    is_sentence_transformer,
-    sentence_embedding,
-    without_adapters,
-)
+from headwise.models import is_sentence_transformer, sentence_embedding, without_adapters
 from headwise.models.texts import IGNORED, reads_two_texts
 from headwise.ownership import logits_of
 

@@ -153,6 +153,7 @@ class Queue:
         self._takes_tokens = self._takes_calls and not request.is_of_text
         self._request, self._layouts, self._accumulator = request, layouts, accumulator
         self._groups: dict[Hashable, _Group] = {}
+        self._n_numbers = 0  # that the copies of all groups hold, of which there may be hundreds
         self._runs: dict[Site, _Run] = {}
 
     def begin_pass(self) -> None:
@@ -186,11 +187,8 @@ class Queue:
             )  # fmt: skip
             self._groups[key] = _Group(first, layout, [])
         self._groups[key].waiting.append(own)
-        n_numbers = sum(
-            len(group.waiting) * (group.call.q.numel() + group.call.k.numel())
-            for group in self._groups.values()
-        )
-        if n_numbers > WAIT[q.device.type]:
+        self._n_numbers += q.numel() + k.numel()
+        if self._n_numbers > WAIT[q.device.type]:
             self._compute_groups()
 
     def may_take_token(self, call: AttentionCall) -> bool:
@@ -263,6 +261,7 @@ class Queue:
                 rows = row_statistics(q, k, k[..., :0], call.rule, needed)
                 sums = sum_rows(rows, layout, self._request, n_calls=len(waiting))
             del self._groups[key]  # first, so that nothing counts twice after an interrupt
+            self._n_numbers -= q.numel() + k.numel()
             for each, own in zip(waiting, sums, strict=True):
                 add = partial(self._accumulator.add, each.site, own, each.first_text)
                 each.of_pass.add(add)
