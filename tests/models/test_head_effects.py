@@ -386,6 +386,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: CASES["BlipForConditionalGeneration"].make()[0],
         "BlipForConditionalGeneration reads pixel_values beside text, and does not run on text",
     ),
+    "codebooks": (
+        lambda: CASES["MusicgenForCausalLM"].make()[0],
+        "MusicgenForCausalLM reads 2 codebooks, not text",
+    ),
     "no logits": (lambda: zoo.make("Bert"), "BaseModelOutput.*, no logits, for inputs"),
 }
 

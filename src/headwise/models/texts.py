@@ -3,7 +3,7 @@
 import inspect
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from unicodedata import category
@@ -338,7 +338,13 @@ def check_reads_text(caller: str, model: nn.Module) -> None:
     main = getattr(model, "main_input_name", None)
     # A forward with **kwargs may pass the token ids on.
     takes_kwargs = len(named) < len(parameters) and main in (None, "input_ids")
-    if "input_ids" not in named and not takes_kwargs:
+    reads_ids, tables = "input_ids" in named or takes_kwargs, None
+    get_tables: Any = getattr(model, "get_input_embeddings", lambda: None)
+    with suppress(NotImplementedError):  # models with two towers have no single one
+        tables = get_tables()
+    if isinstance(tables, nn.ModuleList):  # Musicgen, whose rows of ids are not texts
+        main, reads_ids = f"{len(tables)} codebooks", False
+    if not reads_ids:
         main = main or ", ".join(named[:2]) or "nothing"
         raise UnsupportedError(
             f"{caller}: {type(model).__name__} reads {main}, not text. Watch it with "
