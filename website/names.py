@@ -44,7 +44,7 @@ TOPICS = {
     ),
     "roles.md": Topic(
         "Roles and behaviors",
-        ("roles",),
+        ("roles", "head_effects"),
         (
             "roles.AlignedBatch",
             "roles.agreement",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from headwise.checkpoints import save as save
     from headwise.corpora import Example as Example
     from headwise.errors import HeadwiseError as HeadwiseError
+    from headwise.head_effects import HeadEffects as HeadEffects
     from headwise.head_effects import effects as effects
     from headwise.kernels import attend as attend
     from headwise.layer import KVCache as KVCache
@@ -77,7 +78,7 @@ _NAMES = {
     "checkpoints": "load load_tokenizer save",
     "corpora": "Example",
     "errors": "HeadwiseError",
-    "head_effects": "effects",
+    "head_effects": "effects HeadEffects",
     "kernels": "attend",
     "layer": "KVCache MultiHeadAttention RoPE",
     "monitor": "HeadMonitor QKClip",

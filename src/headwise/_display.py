@@ -16,6 +16,11 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f" Did you mean {by_lower[close[0]]}?" if close else ""
 
 
+def measured_on(model: str, what: str, digest: str, seed: int, version: str) -> str:
+    """What a result was measured on, as one of its notes: model, inputs, seed and version."""
+    return f"model {model}, {what} {digest[:16]}, seed {seed}, headwise {version}"
+
+
 def first_line(error: BaseException, most: int = 160) -> str:
     """The first line of an error, to stand in another message; its type if it says nothing.
 

@@ -16,7 +16,6 @@ import headwise as hw
 from command import headwise
 from folders import write_llama
 from headwise.corpora import read_answers, read_examples, read_jsonl
-from headwise.head_effects import HeadEffects
 from headwise.report import Comparison, Study
 from headwise.roles import load_heads, task_examples
 from headwise.surgery import plan_curves
@@ -72,7 +71,7 @@ CASES = {
     ),
     "effects": Case(
         "effects model --examples answers.jsonl --figure effects.svg -o effects.json",
-        "effects.json", HeadEffects.load,
+        "effects.json", hw.HeadEffects.load,
         lambda at: hw.effects(
             at.model, read_answers(at.place / "answers.jsonl"), tokenizer=at.tokenizer
         ),

@@ -571,6 +571,8 @@ def test_a_planted_head_that_chooses_is_found(roles: Roles) -> None:
     assert outcomes.loc["own", ["outcome", "nearest", "heads"]].tolist() == ["found", "L0.H0", 1]
     assert outcomes.loc["own back", ["outcome", "nearest"]].tolist() == ["found", "L0.H1"]
     assert (outcomes.loc[["own", "own back"], "control"] > 0.5).all()
+    forms = "pronoun → antecedent, antecedent → pronoun, own, own back: a choice among candidates"
+    assert roles.notes[-1].startswith(forms)
 
 
 def test_a_head_that_picks_the_nearest_is_not_found() -> None:

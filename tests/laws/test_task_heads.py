@@ -328,6 +328,7 @@ def test_the_form_that_qrhead_reads(found: FoundHeads, tmp_path: Path) -> None:
 
 def test_the_result_is_readable(found: FoundHeads) -> None:
     assert "is right in 100.0% of 45 held-out cases" in str(found)
+    assert f"model {found.model}, examples {str(found.texts['sha256'])[:16]}, seed 0" in str(found)
     assert repr(found).startswith(f"FoundHeads: {found}\n")  # line by line
     assert RETRIEVAL in repr(found)
     assert "<table" in found._repr_html_()

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import headwise as hw
 from headwise.errors import ArgumentError, InputError, UnsupportedError
-from headwise.head_effects import HeadEffects
 from headwise.head_effects._direct import Batch, DirectWay
 from headwise.head_effects._evidence import kinds_of, sign_flips
 from headwise.lab import MiniGPT, MiniGPTConfig
+from headwise.models import fingerprint
 from headwise.ownership import find_attentions
 from planted_writers import ANSWER, END, KINDS, RIGHT, PlantedWriters, cued, discoveries
 from tiers import tiers
@@ -280,18 +280,36 @@ def test_texts_are_read_before_the_first_token_that_differs() -> None:
     assert by_text.equals(hw.effects(model, ids, total=None).frame())
 
 
+def test_effects_say_what_they_were_measured_on() -> None:
+    model = PlantedWriters()
+    first, other = (hw.effects(model, cued(24, seed), total=None, seed=3) for seed in range(2))
+    assert (first.seed, first.model) == (3, fingerprint(model))
+    assert {**first.examples} == {
+        "examples": 24,
+        "held_out": 12,
+        "sha256": first.examples["sha256"],
+    }
+    assert first.examples["sha256"] != other.examples["sha256"]
+    again = hw.effects(model, cued(24), total=None, seed=3)
+    assert again.examples == first.examples
+    facts = f"model {first.model}, examples {str(first.examples['sha256'])[:16]}, seed 3, headwise"
+    assert first.notes[-1].startswith(facts)
+
+
 def test_effects_are_saved_drawn_and_shown(tmp_path: Path) -> None:
     effects = hw.effects(PlantedWriters(), cued(40))
     assert str(effects).endswith("2 writers and 2 cancellers")
     assert effects.found()["kind"].tolist() == ["writer", "writer", "canceller", "canceller"]
     for ending in ("parquet", "csv", "json"):
-        loaded = HeadEffects.load(effects.save(tmp_path / f"effects.{ending}"))
+        loaded = hw.HeadEffects.load(effects.save(tmp_path / f"effects.{ending}"))
         assert loaded.frame().equals(effects.frame())
-        assert (str(loaded), loaded.notes) == (str(effects), effects.notes)
+        assert (repr(loaded), loaded.notes) == (repr(effects), effects.notes)
+        measured_on = (loaded.examples, loaded.seed, loaded.model, loaded.versions)
+        assert measured_on == (effects.examples, effects.seed, effects.model, effects.versions)
     changed = effects.save(tmp_path / "changed.json")
     changed.write_text(changed.read_text("utf-8").replace('"canceller"', '"eraser"'), "utf-8")
     with pytest.raises(InputError, match=r"10 rows of the kinds \['eraser', 'none', 'writer'\]"):
-        HeadEffects.load(changed)
+        hw.HeadEffects.load(changed)
     with pytest.raises(ArgumentError, match="effects of 10 heads were loaded from a file"):
         loaded.remove("L0.H1")
     names = {text.get_text() for text in effects.plot().texts}

@@ -1,5 +1,6 @@
 """`effects`: what each head writes of a difference of logits, and what is lost without it."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,10 +12,11 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from headwise._display import counted
+from headwise._display import counted, measured_on
 from headwise._evaluation import differentiable_evaluation
 from headwise._progress import Passes, Progress, shows_progress
 from headwise.errors import ArgumentError, UnsupportedError
+from headwise.files import typed
 from headwise.head_effects._direct import Batch, DirectWay, Written, difference
 from headwise.head_effects._evidence import FEWEST_EXAMPLES, kinds_of
 from headwise.head_effects._examples import SIZE, Examples, Read, batches_of, read_examples
@@ -43,6 +45,7 @@ from headwise.tables import (
 _OF_ANSWERS = 4  # how often answers are exchanged
 KINDS = ("writer", "canceller", "none")
 _NUMBERS = ("direct", "ci_low", "ci_high", "p_adj", "answers", "weights", "total", "repair", "n")
+_EXAMPLES: tuple[tuple[str, type], ...] = (("examples", int), ("held_out", int), ("sha256", str))
 Answers = tuple[int, int]  # the ids of the compared tokens
 
 
@@ -97,16 +100,21 @@ class HeadEffects(TableFile):
         difference: The mean difference of logits.
         rest: What of it no head writes: embeddings, other layers, biases.
         notes: How the numbers were obtained.
+        examples: The number of distinct examples, of those held out, and the SHA-256 of their
+            tokens.
+        seed: The seed of the halves and the nulls.
         model: The fingerprint of the model's weights.
         versions: The versions of the packages that computed the table.
     """
 
-    _schema = ("headwise_effects", 1)
+    _schema = ("headwise_effects", 2)
 
     rows: pd.DataFrame
     difference: float
     rest: float
     notes: tuple[str, ...] = ()
+    examples: Mapping[str, int | str] = field(default_factory=dict)
+    seed: int = 0
     model: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     _without: Callable[[Sequence[Head]], np.ndarray] | None = field(default=None, repr=False)
@@ -167,6 +175,8 @@ class HeadEffects(TableFile):
             "difference": self.difference,
             "rest": self.rest,
             "notes": list(self.notes),
+            "examples": dict(self.examples),
+            "seed": self.seed,
             "model": self.model,
             "versions": dict(self.versions),
         }
@@ -188,6 +198,8 @@ class HeadEffects(TableFile):
             difference=float(about["difference"]),
             rest=float(about["rest"]),
             notes=tuple(map(str, about["notes"])),
+            examples={name: typed(about["examples"][name], kind) for name, kind in _EXAMPLES},
+            seed=typed(about["seed"], int),
             model=str(about["model"]),
             versions=dict(about["versions"]),
         )
@@ -312,13 +324,18 @@ def effects(
     if not of_others:
         notes.append("all examples have the same answers: none were permuted")
     notes.append(f"total effects: outputs replaced by {total}" if total else "no total effects")
+    weights, digest = fingerprint(model), hashlib.sha256(repr(chosen + held).encode()).hexdigest()
+    versions = {package: version(package) for package in ("headwise", "torch")}
+    notes.append(measured_on(weights, "examples", digest, seed, versions["headwise"]))
     return HeadEffects(
         rows=pd.DataFrame(columns),
         difference=float(written.differences[0][n:].mean()),
         rest=float(written.rest[0][n:].mean()),
         notes=tuple(notes),
-        model=fingerprint(model),
-        versions={package: version(package) for package in ("headwise", "torch")},
+        examples={"examples": len(read), "held_out": len(held), "sha256": digest},
+        seed=seed,
+        model=weights,
+        versions=versions,
         _without=partial(gated.losses_without, mean=total != "zero"),
     )
 

@@ -3,6 +3,7 @@
 `find_roles` reads from top to bottom: texts → relations → scores → hypotheses → tests → table.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pandas as pd
 from jaxtyping import Float
 from torch import nn
 
-from headwise._display import counted
+from headwise._display import counted, measured_on
 from headwise._progress import Passes, Progress, shows_progress
 from headwise._renamed import renamed
 from headwise.checkpoints import originals_of
@@ -65,6 +66,14 @@ _MOST_UNKNOWN = 0.5  # of the tokens; above it the text is in no language of the
 _DRAWS = 1000  # resamples of the test under each further split, where no p is reported
 _EXAMPLES = 3  # texts where a role is strongest, and as many where it is weakest
 _EXCERPT = 200  # characters of a text shown as an example
+# The forms in which relations are asked, by their score, and which form may contradict each.
+_FORMS = {
+    "top": "pairs, among all tokens; a ChoiceRelation, which asks for the right one among likely "
+    "candidates, may find other heads",
+    "choice": "a choice among candidates; pairs, which ask for the largest weight among all "
+    "tokens, may find other heads",
+}
+_FEW = 4  # relations that are named
 
 
 @renamed(tokenizer=1, texts="corpus")
@@ -145,9 +154,8 @@ def find_roles(
             f"find_roles: {tokenized.unknown:.0%} of the tokens of these texts are unknown to the "
             f"tokenizer. Give texts in a language that the model was trained on."
         )
-    own = own_roles("find_roles", relations or {})
-    annotated = {pair.relation for text in read for pair in text.pairs}
-    roles = [*token_roles(pieces), *gold_roles(pieces), *own]
+    asked = [*gold_roles(pieces), *own_roles("find_roles", relations or {})]
+    roles = [*token_roles(pieces), *asked]
     times = Counter([*(role.name for role in (*roles, *PROBED)), *BEHAVIOR_LABELS])
     if duplicates := sorted(name for name in times if times[name] > 1):
         raise ArgumentError(f"find_roles: {duplicates[0]!r} is a role already. Rename yours.")
@@ -206,16 +214,19 @@ def find_roles(
         for text, selected in zip(distinct_texts(read), samples[0].split.selection, strict=True)
         if not selected
     ]
+    weights, versions = fingerprint(model), {name: version(name) for name in ("headwise", "torch")}
+    digest = hashlib.sha256(b"".join(samples[0].split.digests)).hexdigest()
     return Roles(
         rows=rows,
         meanings={role.name: role.says for family in families for role in family.roles},
         notes=(
             *_notes(tokenized, n_texts, samples, n_models, evidence.n_splits),
-            *_other_forms(rows, [role for role in roles if role in own or role.name in annotated]),
+            measured_on(weights, "texts", digest, seed, versions["headwise"]),
+            *_other_forms(rows, asked),
         ),
         texts=_examples(rows, families[0], len(heads), held),
-        model=fingerprint(model),
-        versions={name: version(name) for name in ("headwise", "torch")},
+        model=weights,
+        versions=versions,
     )
 
 
@@ -296,13 +307,12 @@ def _notes(
 
 
 def _other_forms(rows: pd.DataFrame, asked: Sequence[Role]) -> Iterator[str]:
-    """Which outcomes of relations that are not ours another form of the question may contradict."""
-    pairs = [role.name for role in asked if role.score == "top"]
-    if found := [name for name in pairs if rows["found"][rows["role"] == name].any()]:
-        yield (
-            f"{', '.join(found)}: pairs, among all tokens; a ChoiceRelation, which asks for the "
-            f"right one among likely candidates, may not find the same heads"
-        )
+    """In which form relations that are not ours were asked, and what another may contradict."""
+    for score, form in _FORMS.items():
+        names = [role.name for role in asked if role.score == score]
+        if names:
+            few = ", ".join(names) if len(names) <= _FEW else f"{len(names)} relations"
+            yield f"{few}: {form}"
     others = rows[[f"null.{null}" for null in NULLS if null != "shuffled"]].max(axis=1)
     is_refused = (rows["outcome"] == NOT_FOUND) & (rows["null"] == NULLS["shuffled"])
     for role in asked:

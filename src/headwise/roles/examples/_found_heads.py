@@ -14,7 +14,7 @@ import pandas as pd
 from jaxtyping import Bool, Float
 from torch import nn
 
-from headwise._display import counted, printable
+from headwise._display import counted, measured_on, printable
 from headwise.errors import ArgumentError
 from headwise.files import JsonFile, as_path, number, typed
 from headwise.models import check_model, fingerprint
@@ -307,19 +307,18 @@ def heads_of_examples(
             f"no head was tested: {counted(held, 'held-out example')}, not {FEWEST_TEXTS}; give "
             f"{2 * FEWEST_TEXTS} or more"
         )
+    weights, digest = fingerprint(model), hashlib.sha256(repr(examples).encode()).hexdigest()
+    versions = {package: version(package) for package in ("headwise", "torch")}
+    noted.append(measured_on(weights, "examples", digest, seed, versions["headwise"]))
     return FoundHeads(
         rows=rows.iloc[:-1].reset_index(drop=True),
         heads=tuple(heads[head] for head in chosen),
         set_row=set_row,
         answers=answers,
         notes=tuple(noted),
-        texts={
-            "examples": n,
-            "held_out": held,
-            "sha256": hashlib.sha256(repr(examples).encode()).hexdigest(),
-        },
+        texts={"examples": n, "held_out": held, "sha256": digest},
         queries=queries,
-        model=fingerprint(model),
+        model=weights,
         name=str(getattr(getattr(model, "config", None), "_name_or_path", "") or ""),
-        versions={package: version(package) for package in ("headwise", "torch")},
+        versions=versions,
     )
