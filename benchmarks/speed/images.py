@@ -4,14 +4,14 @@
 
 A LLaVA with random weights: the mass that the last token gives each region, in every head, beside
 the plain pass and `output_attentions` under `eager`. The tower of the geometry is as large as
-ViT-B. Each way runs in a process of its own, because peak memory is that of the process.
+ViT-B. Peak memory is that of a process of its own.
 """
 
 import os
-import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForCon
 
 import headwise as hw
 from benchmarks._report import ONLY_LIVE, cpu_name, parser_of, peak_of, show, software, table
+from benchmarks._timing import interleaved
 
 PLAIN, MASS, EAGER, FIRST, AGAIN = "plain", "mass", "eager", "first", "again"
 WAYS = {
@@ -29,31 +30,28 @@ WAYS = {
     FIRST: "hw.image_regions(model, process, [image])",
     AGAIN: "the same, for another image of this size",
 }
+PASSES = (PLAIN, MASS, EAGER)
 PATCH, IMAGE = 14, 2
 
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--one", help="measure a way in this process")
     options = parser.parse_args()
     if options.one:
         print(*measure(options.one))
         return
+    times = interleaved({way: pass_of(way) for way in PASSES}, options.rounds, "cpu")
     # Where freed memory is returned at once, new pages take time: time is measured without.
-    peaks = {way: _measured(way, ONLY_LIVE)[1] for way in (PLAIN, MASS, EAGER)}
-    measured: dict[str, list[float]] = {way: [] for way in WAYS}
-    for way in [way for _ in range(options.rounds) for way in (PLAIN, MASS, EAGER)] + [FIRST]:
-        seconds, _, *more = _measured(way, {})
-        measured[way].append(seconds)
-        measured[AGAIN] += more
-    middle = {way: statistics.median(seconds) for way, seconds in measured.items()}
+    peaks = {way: _measured(way, ONLY_LIVE)[0] for way in PASSES}
     passes = [
-        (WAYS[way], f"{middle[way]:.2f} s", f"{middle[way] / middle[PLAIN]:.2f}",
+        (WAYS[way], f"{times.median(way) / 1000:.2f} s", str(times.ratio(way, PLAIN)),
          f"{peak / 2**20:,.0f} MiB", f"{peak / peaks[PLAIN]:.2f}")
         for way, peak in peaks.items()
     ]  # fmt: skip
-    geometry = [(WAYS[way], f"{middle[way]:.1f} s") for way in (FIRST, AGAIN)]
+    seconds = zip((FIRST, AGAIN), _measured(FIRST, {}), strict=True)
+    geometry = [(WAYS[way], f"{taken:.1f} s") for way, taken in seconds]
     titles = ("way", "CPU time", "of plain", "peak memory beyond the model", "of plain")
     text = f"{software()}, {cpu_name()}, one thread, {options.rounds} rounds.\n\n"
     text += f"{table(titles, passes, 1)}\n\n{table(('1,225 tokens', 'CPU time'), geometry, 1)}"
@@ -91,33 +89,38 @@ def inputs_of(images: list[Any]) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "pixel_values": pixels}
 
 
-@torch.no_grad()
-def measure(way: str) -> tuple[float, ...]:
-    """Seconds of CPU time and peak bytes of one way."""
-    side = 896 if way in (PLAIN, MASS, EAGER) else 490
+def pass_of(way: str) -> Callable[[], object]:
+    """One of the passes over 4,096 image tokens."""
     small = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4,
              "num_attention_heads": 4}  # fmt: skip
-    base = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
-            "num_attention_heads": 12}  # fmt: skip
-    model = llava(side, small if side == 896 else base, "eager" if way == EAGER else "sdpa")
-    images = [Image.effect_noise((side, side), sigma).convert("RGB") for sigma in (40, 60)]
-    if way == FIRST:
-        seconds = []
-        for image in images:
-            started = time.process_time()
-            hw.image_regions(model, inputs_of, [image])
-            seconds.append(time.process_time() - started)
-        return seconds[0], 0, seconds[1]
-    inputs = inputs_of(images[:1])
+    model = llava(896, small, "eager" if way == EAGER else "sdpa")
+    inputs = {**inputs_of([_image(896, 40)]), "use_cache": False}
 
+    @torch.no_grad()
     def work() -> object:
         if way == MASS:
-            return hw.attentions(model, {**inputs, "use_cache": False}, queries=-1)
-        return model(**inputs, logits_to_keep=1, use_cache=False, output_attentions=way == EAGER)
+            return hw.attentions(model, inputs, queries=-1)
+        return model(**inputs, logits_to_keep=1, output_attentions=way == EAGER)
 
-    started = time.process_time()
-    peak = peak_of(work)
-    return time.process_time() - started, float(peak)
+    return work
+
+
+def measure(way: str) -> tuple[float, ...]:
+    """Peak bytes of a pass, or the seconds of CPU time of the geometry of two images."""
+    if way in PASSES:
+        return (float(peak_of(pass_of(way))),)
+    base = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+            "num_attention_heads": 12}  # fmt: skip
+    model, seconds = llava(490, base, "sdpa"), []
+    for sigma in (40, 60):
+        started = time.process_time()
+        hw.image_regions(model, inputs_of, [_image(490, sigma)])
+        seconds.append(time.process_time() - started)
+    return tuple(seconds)
+
+
+def _image(side: int, sigma: float) -> Any:
+    return Image.effect_noise((side, side), sigma).convert("RGB")
 
 
 if __name__ == "__main__":
