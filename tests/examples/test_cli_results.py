@@ -183,12 +183,15 @@ def test_what_a_command_writes_is_what_the_library_gives(
         assert _run(at, monkeypatch, f"{again} --force --json")[0] == out
 
 
-# Command lines that write no file: what they print, and what they say.
+# Command lines: what they print, and what they say.
 PRINTED = {
     "importance model --text some.txt": (r"^ +importance +ci_low +ci_high\nL", ""),
     "effects model --examples answers.jsonl --total none --max-texts 5": (
         r"^ +direct +ci_low +ci_high", "Of 5 distinct examples no head can be tested: give 20"
         " or more(.|\n)*5 distinct examples, too few for a test: give 20",
+    ),
+    "effects model --examples answers.jsonl --total none -o effects.csv --force": (
+        r"^ +direct +ci_low +ci_high(.|\n)*L1", "all heads: effects.csv",
     ),
     "heads model --examples examples.jsonl --nulls none --max-texts 20": (
         "", "no head was tested: 10 held-out examples",
@@ -251,7 +254,11 @@ def test_a_set_that_was_not_found_is_not_exported(
     line = "heads model --examples examples.jsonl --nulls none --vllm-hook hook.json"
     done = headwise(*line.split())
     assert done.code == 2
-    assert re.search(r"the set was not found \(p = \S+ among \d+ tested.*\)\. Give heads", done.err)
+    assert (
+        "--vllm-hook hook.json is for a set that was found, and this one was not found. Give more"
+        in done.err
+    )
+    assert ".export('hook.json', 'vllm-hook', heads=[...])" in done.err
     assert not (at.place / "hook.json").exists()
 
 

@@ -392,12 +392,23 @@ def test_a_folder_of_ctranslate2_gets_the_heads(tmp_path: Path) -> None:
             found.export(tmp_path, "ctranslate2")
     config.write_text('{"alignment_heads": [[0, 0]], "lang_ids": [7]}')
     assert found.export(str(tmp_path), "ctranslate2") == config
-    assert json.loads(config.read_text()) == {"alignment_heads": [[1, 3]], "lang_ids": [7]}
+    assert json.loads(config.read_text()) == {
+        "alignment_heads": [[1, 3]], "lang_ids": [7], "alignment_heads_note": NOTE
+    }  # fmt: skip
+
+
+NOTE = "headwise , model : the set decoder.cross.L1.H3 is right in 75.0% of 40 held-out cases "
+NOTE += "[50.0%, 87.5%], against 25.0% of chance: found (p = 0.002)"
 
 
 def _found() -> FoundHeads:
-    head = hw.Head("decoder.cross", 1, 3)
-    return FoundHeads(pd.DataFrame({"name": [str(head)]}), (head,), {"found": True})
+    head, numbers = (
+        hw.Head("decoder.cross", 1, 3),
+        {"effect": 0.75, "ci_low": 0.5, "ci_high": 0.875},
+    )
+    numbers |= {"baseline": 0.25, "p_adj": 0.002, "n": 40.0}
+    of_set = {"found": True, "outcome": "found", "null": "chance", **numbers}
+    return FoundHeads(pd.DataFrame({"name": [str(head)]}), (head,), of_set)
 
 
 def test_whisper_reads_what_is_written() -> None:
@@ -425,6 +436,7 @@ def test_a_saved_model_gets_the_heads(tmp_path: Path) -> None:
     for _ in range(2):
         loaded = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path)
         assert loaded.generation_config.alignment_heads == [[1, 3]]
+        assert loaded.generation_config.alignment_heads_note == NOTE
         loaded.save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"generation_config\.json .*a saved model that writes"):
         _found().export(tmp_path / "none", "transformers")

@@ -1,6 +1,7 @@
 """Task heads: a planted head is found, a model without it has none, and files hold the evidence."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -313,6 +314,7 @@ def test_the_form_that_vllm_hook_reads(found: FoundHeads, tmp_path: Path) -> Non
     assert layer_to_heads == {1: [2]}
     assert config["hookq"]["hookq_mode"] == "last_token"
     assert config["model_info"]["model_id"] == "owner/model-1b"
+    assert str(found).split("\n")[1] in config["model_info"]["note"]  # the evidence for the set
 
 
 def test_the_form_that_qrhead_reads(found: FoundHeads, tmp_path: Path) -> None:
@@ -324,6 +326,13 @@ def test_the_form_that_qrhead_reads(found: FoundHeads, tmp_path: Path) -> None:
     assert pairs == [(1, 2), (0, 1)]
     assert config["model_base_class"].lower() == "model-1b"
     assert config["model_name_or_path"] == "owner/model-1b"
+    note = path.read_text().splitlines()[0]
+    assert note.startswith(
+        f"# headwise {found.versions['headwise']}, model {found.model}: the user's own"
+    )
+    assert re.search(
+        r"alone in: L1\.H2 100\.0% found \(p = \S+\), L0\.H1 .*% not found \(lift", note
+    )
 
 
 def test_the_result_is_readable(found: FoundHeads) -> None:

@@ -40,8 +40,8 @@ def effects(
 ) -> None:
     """Measure which heads write an answer, and which cancel it.
 
-    Prints the heads with the largest direct effects. With -o, writes all heads; with --json,
-    prints JSON.
+    Prints the heads with the largest direct effects, with --json all as JSON. With -o, also
+    writes all heads.
     """
     _options.check_output(out, *_options.TABLES, force=force)
     _options.check_figure(figure, force)
@@ -82,4 +82,4 @@ def effects(
         columns = ["name", "direct", "ci_low", "ci_high", "p_adj", "kind", "total", "repair"]
         print_table(rows.loc[largest, columns])
 
-    _options.show_rows(measured.frame(), as_json, out, print_largest)
+    _options.show_rows(measured.frame(), as_json, None, print_largest)

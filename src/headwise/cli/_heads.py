@@ -68,8 +68,8 @@ def heads(
     """Find the heads that attend to the right span of a text.
 
     The texts are --examples of your own, or generated for a --task.
-    Prints the heads that were found. With -o, writes all heads with their evidence; with
-    --json, prints JSON.
+    Prints the heads that were found, with --json as JSON. With -o, also writes all heads with
+    their evidence.
     """
     exports = [("vllm-hook", ".json", vllm_hook), ("qrhead", ".yaml", qrhead)]
     for _, ending, path in (("", ".json", out), *exports, ("", ".jsonl", save_examples)):
@@ -117,11 +117,18 @@ def heads(
     for line in str(found).split("\n"):
         print_note(line)
     _options.write_output("All heads with their evidence", found.save, out, force)
+    columns = ["name", "in_set", "effect", "baseline", "null", "lift", "p_adj"]
+    _options.show_rows(found.found(), as_json, None, lambda rows: print_table(rows[columns]))
     for form, _, path in exports:
+        if path is not None and not found.set_row["found"]:
+            raise ArgumentError(
+                f"heads: --{form} {path} is for a set that was found, and this one was "
+                f"{found.set_row['outcome']}. Give more or other examples, or write heads of your "
+                f"own choice in Python: load_heads(FILE of -o).export({str(path)!r}, {form!r}, "
+                f"heads=[...])."
+            )
         export = partial(found.export, format=form, model_name=found.name or model)
         _options.write_output(form, export, path, force)
-    columns = ["name", "in_set", "effect", "baseline", "null", "lift", "p_adj"]
-    _options.show_rows(found.found(), as_json, out, lambda rows: print_table(rows[columns]))
 
 
 def _write_examples(examples: "list[Example]", path: Path) -> None:

@@ -145,7 +145,7 @@ class FoundHeads(JsonFile):
         model_name: str | None = None,
         heads: HeadsLike | None = None,
     ) -> Path:
-        """Write the heads where another tool reads them.
+        """Write the heads where another tool reads them, with a note of the evidence for them.
 
         Args:
             path: A file that ends in .json for `vllm-hook`, in .yaml for `qrhead`; the folder of a
@@ -156,7 +156,8 @@ class FoundHeads(JsonFile):
                 `alignment_heads` by which words are timed: `transformers` (in
                 `generation_config.json`) or `ctranslate2` (in `config.json`, for faster-whisper).
             model_name: The model's name on the Hugging Face hub. None is its own name.
-            heads: The heads to write, the best first. None is the set, which must be found.
+            heads: The heads to write, the best first; the note says that they are your choice.
+                None is the set, which must be found.
         Returns:
             The file.
         Raises:
@@ -173,16 +174,32 @@ class FoundHeads(JsonFile):
         known = [Head.parse(row) for row in self.rows["name"]]
         chosen = self.heads if heads is None else resolve_heads(heads, known)
         name = self.name if model_name is None else model_name
-        return export_heads(as_path("FoundHeads.export", path), format, chosen, name, self.queries)
+        to = as_path("FoundHeads.export", path)
+        return export_heads(to, format, chosen, name, self.queries, self._evidence(chosen))
 
-    def __str__(self) -> str:
+    def _evidence(self, heads: Sequence[Head]) -> str:
+        """What is known of these heads: as the set, or of each one of another choice."""
+        source = f"headwise {self.versions.get('headwise', '')}, model {self.model}"
+        if tuple(heads) == self.heads:
+            return f"{source}: {self._set_line()}"
+        rows = self.rows.set_index("name").loc[[*map(str, heads)]].to_dict("index")
+        alone = [f"{name} {row['effect']:.1%} {_outcome(row)}" for name, row in rows.items()]
+        return (
+            f"{source}: the user's own choice, which was not tested together; right alone in: "
+            f"{', '.join(alone)}"
+        )
+
+    def _set_line(self) -> str:
         row = self.set_row
-        lines = [
-            f"{counted(int(self.rows['found'].sum()), 'head')} of {len(self.rows)} found",
+        return (
             f"the set {', '.join(map(str, self.heads))} is right in {row['effect']:.1%} of "
             f"{row['n']:.0f} held-out cases [{row['ci_low']:.1%}, {row['ci_high']:.1%}], against "
-            f"{row['baseline']:.1%} of {printable(row['null']) or 'no baseline'}: {_outcome(row)}",
-        ]
+            f"{row['baseline']:.1%} of {printable(row['null']) or 'no baseline'}: {_outcome(row)}"
+        )
+
+    def __str__(self) -> str:
+        lines = [f"{counted(int(self.rows['found'].sum()), 'head')} of {len(self.rows)} found"]
+        lines.append(self._set_line())
         lines += [] if self.answers is None else [str(self.answers)]
         return "\n".join([*lines, *map(printable, self.notes)])
 
@@ -196,7 +213,7 @@ class FoundHeads(JsonFile):
         return self.found()[[name for name in _SHOWN if name in self.rows]]
 
 
-def _outcome(row: Mapping[str, Any]) -> str:
+def _outcome(row: Mapping[Any, Any]) -> str:
     why = f"p = {row['p_adj']:.2g}" if row["found"] else printable(row["why"])
     return f"{row['outcome']} ({why})" if why else str(row["outcome"])
 
