@@ -9,7 +9,7 @@ import torch
 from hypothesis import settings
 
 # isort: off
-import runtime_checks  # noqa: F401  (before headwise, whose functions it has checked)
+import runtime_checks  # before headwise, whose functions it has checked
 
 # isort: on
 from headwise import _native_library
@@ -30,6 +30,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+    runtime_checks.check_again()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -251,6 +251,36 @@ def assert_hidden_keys_change_nothing(
     assert torch.equal(wild.lse, plain.lse)
 
 
+def assert_nan_stays_in_its_row(backend: str, device: str = "cpu") -> None:
+    """Check that a row of NaN and an infinite value spoil the rows that see them alone."""
+    q, k, v = torch.randn(3, 1, 2, 70, 24).to(device)
+    problem, request = Problem(q, k, v, {"causal": True}), RowRequest(heads=True)
+    calm = described(problem, request, backend)
+    q[0, 1, 33], v[0, 0, 60, 7] = torch.nan, torch.inf
+    wild = described(problem, request, backend)
+    for name in ("lse", "entropy", "max_logit", "max_weight", "heads"):
+        actual, expected = getattr(wild, name), getattr(calm, name)
+        assert actual[0, 1, 33].isnan().all(), name
+        actual[0, 1, 33] = expected[0, 1, 33]
+        if name == "heads":
+            assert not actual[0, 0, 60:].isfinite().all(-1).any()
+            actual[0, 0, 60:] = expected[0, 0, 60:]
+        assert torch.equal(actual, expected), name
+
+
+def assert_strides_are_read(backend: str, device: str = "cpu", close: float = 0) -> None:
+    """Check that queries, keys, values and masks may lie in memory in any way."""
+    wide = torch.randn(2, 40, 3, 4, 50).to(device)
+    q, k, v = (wide[:, :, i].transpose(1, 2)[..., ::2] for i in range(3))
+    mask = (torch.rand(40, 2, 40) < 0.7).to(device).transpose(0, 1)[:, None].transpose(2, 3)
+    dense = (x.contiguous() for x in (q, k, v))
+    plain = attend(*dense, mask=mask.contiguous(), backend=backend)
+    strided = attend(q, k, v, mask=mask, backend=backend)
+    torch.testing.assert_close(strided, plain, rtol=close, atol=close)
+    repeated = (x[:, :, :, :1].expand(-1, -1, -1, 8) for x in (q, k, v))
+    assert attend(*repeated, backend=backend).isfinite().all()
+
+
 @contextmanager
 def threads(n: int) -> Iterator[None]:
     """Compute on this many threads."""

@@ -4,7 +4,9 @@ jaxtyping's import hook decorates all of the package with `jaxtyping.jaxtyped`, 
 arguments of every call to keep the sizes of its axes, at several times the cost of the check.
 Only annotations with axes need that; other functions are checked by the type checker alone, unless
 an annotation is a string: jaxtyping leaves out names that are imported for static checks only.
-Import this module before the package.
+A check is made at the first call: to make those of all 3,300 functions takes ten seconds, and a
+worker calls a part of them. Each test checks the first calls of a function alone. Import this
+module before the package.
 """
 
 import functools
@@ -23,25 +25,48 @@ def lean_check(item: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
     """Like `jaxtyped`, with its own checks only where annotations need them."""
     if item is None:
         return functools.partial(lean_check, typechecker=typechecker)
-    if inspect.isfunction(item) and not _needs_all(item.__annotations__.values()):
-        return _typed(item, typechecker)
+    if inspect.isfunction(item):
+        needs_all = _needs_all(item.__annotations__.values())
+        return _at_first_calls(item, _with_axes(typechecker) if needs_all else typechecker)
     if inspect.isclass(item) and is_dataclass(item):
         if _needs_all(field.type for field in fields(item)):
             return _jaxtyped(item, typechecker=typechecker)
         if "__init__" in vars(item):
-            item.__init__ = _typed(item.__init__, typechecker)  # type: ignore[misc]
+            item.__init__ = _at_first_calls(item.__init__, typechecker)  # type: ignore[misc]
         return item
     return _jaxtyped(item, typechecker=typechecker)
 
 
-def _typed(function: Callable[..., Any], typechecker: Callable[[Any], Any]) -> Callable[..., Any]:
-    checked = typechecker(function)
+Check = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _with_axes(typechecker: Check) -> Check:
+    return lambda function: _jaxtyped(function, typechecker=typechecker)
+
+
+def _at_first_calls(function: Callable[..., Any], check: Check) -> Callable[..., Any]:
+    checked: list[Callable[..., Any]] = []
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
-        return (function if config.jaxtyping_disable else checked)(*args, **options)
+        n = _CALLS.get(call, 0)
+        if n >= _MOST or config.jaxtyping_disable:
+            return function(*args, **options)
+        _CALLS[call] = n + 1
+        if not checked:
+            checked.append(check(function))
+        return checked[0](*args, **options)
 
     return call
+
+
+_MOST = 8  # with all calls checked, tests of watching take half as long again
+_CALLS: dict[Callable[..., Any], int] = {}  # how many calls of a function the test has checked
+
+
+def check_again() -> None:
+    """Check the next calls of each function: a test begins."""
+    _CALLS.clear()
 
 
 def _needs_all(annotations: Iterable[Any]) -> bool:

@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from headwise import _native_library
 from headwise._native_library import library
 from headwise.kernels import attend
-from headwise.kernels._rule import Lowered, lower, rule_from_lowered
+from headwise.kernels._rule import Lowered, rule_from_lowered
 from headwise.kernels.native._autograd import attention, attention_backward
 from headwise.kernels.rows import attend_rows
 from tiers import tiers
@@ -103,48 +103,6 @@ def test_vmap_works_over_the_backward_operator(words: Lowered, mapped: str) -> N
         torch.testing.assert_close(stacked_pair, torch.stack([gradient, -gradient]))
 
 
-def test_half_precision_gradients_equal_those_of_attend() -> None:
-    inputs = [x.bfloat16().requires_grad_() for x in _inputs()]
-    sinks = torch.randn(H, dtype=torch.bfloat16, requires_grad=True)
-    output = attention(*inputs, True, *Lowered(scale=0.3, sinks=sinks))
-    known = attend(
-        *inputs, scale=0.3, sinks=sinks, need_lse=True, need_entropy=True, backend="native"
-    )
-    theirs = (known.heads, known.lse, known.entropy)
-    weights = [torch.randn_like(x) for x in output]
-    for ours, expected in zip(
-        torch.autograd.grad(output, [*inputs, sinks], weights),
-        torch.autograd.grad(theirs, [*inputs, sinks], weights),
-        strict=True,
-    ):
-        assert ours.dtype == torch.bfloat16
-        assert torch.equal(ours, expected)
-
-
-def test_torch_func_differentiates_the_kernel_of_pytorch() -> None:
-    def loss(q: Tensor) -> Tensor:
-        output = attend(q, q, q, need_lse=True)
-        assert output.backend == "fused"
-        return output.heads.square().sum()
-
-    q = torch.randn(1, 4, 300, 32)  # long enough for the native kernel
-    actual = torch.func.grad(loss)(q)
-    q.requires_grad_()
-    (known,) = torch.autograd.grad(attend(q, q, q).square().sum(), q)
-    torch.testing.assert_close(actual, known, rtol=1e-4, atol=1e-4)
-
-
-@each
-def test_lowered_arguments_equal_their_rules(words: Lowered) -> None:
-    q, k, v = _inputs()
-    rule = rule_from_lowered(words, T, S)
-    again = lower(rule, T, S)
-    for actual, expected in zip(
-        attention(q, k, v, False, *again), attention(q, k, v, False, *words), strict=True
-    ):
-        torch.testing.assert_close(actual, expected)
-
-
 @each
 def test_the_operator_works_without_the_native_kernel(
     words: Lowered, monkeypatch: pytest.MonkeyPatch
@@ -185,25 +143,6 @@ def test_vmap_works_over_any_input(words: Lowered, mapped: str) -> None:
         single = [x.select(axes[i], n) if i in axes else x for i, x in enumerate(stacked)]
         for actual, expected in zip(output, attention(*single), strict=True):
             torch.testing.assert_close(actual[n], expected)
-
-
-@pytest.mark.parametrize("batches", [(0, 0, 0), (0, None, None), (None, 1, 1)])
-def test_vmap_of_attend_uses_the_operator(batches: tuple[int | None, ...]) -> None:
-    def attend_heads(*inputs: Tensor) -> tuple[Tensor, Tensor]:
-        output = attend(*inputs, causal=True, need_lse=True)
-        assert output.backend == "native"
-        return output.heads, output.lse
-
-    q, k, v = (torch.randn(2, 4, 300, 32) for _ in range(3))
-    stacked = [
-        x if axis is None else torch.stack([x, -x], dim=axis)
-        for x, axis in zip((q, k, v), batches, strict=True)
-    ]
-    output = torch.func.vmap(attend_heads, in_dims=batches)(*stacked)
-    for n, sign in enumerate((1, -1)):
-        signs = (1 if axis is None else sign for axis in batches)
-        expected = attend_heads(*(x * s for x, s in zip((q, k, v), signs, strict=True)))
-        torch.testing.assert_close((output[0][n], output[1][n]), expected)
 
 
 def test_fake_tensors_give_the_output_shapes() -> None:

@@ -21,8 +21,10 @@ from describing import (
     Shape,
     assert_equals_definition,
     assert_hidden_keys_change_nothing,
+    assert_nan_stays_in_its_row,
     assert_rule_holds,
     assert_same,
+    assert_strides_are_read,
     cast,
     described,
     errors_of,
@@ -136,20 +138,7 @@ def test_hidden_keys_change_nothing(data: st.DataObject) -> None:
 
 
 def test_nan_stays_in_its_row() -> None:
-    q, k, v = (_random(1, 2, 37, 24) for _ in range(3))
-    problem = Problem(q, k, v, {"causal": True})
-    names = ("lse", "entropy", "max_logit", "max_weight", "heads")
-    calm = described(problem, RowRequest(heads=True), "triton")
-    q[0, 1, 33], v[0, 0, 30, 7] = torch.nan, torch.inf
-    wild = described(problem, RowRequest(heads=True), "triton")
-    for name in names:
-        actual, expected = getattr(wild, name), getattr(calm, name)
-        assert actual[0, 1, 33].isnan().all(), name
-        actual[0, 1, 33] = expected[0, 1, 33]
-        if name == "heads":  # rows that see a NaN value have NaN in this head
-            assert not actual[0, 0, 30:].isfinite().all(-1).any()
-            actual[0, 0, 30:] = expected[0, 0, 30:]
-        assert torch.equal(actual, expected), name
+    assert_nan_stays_in_its_row("triton", DEVICE)
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"mask": masks.padding([29, 41])}])
@@ -171,14 +160,8 @@ def test_ties_go_to_the_first_key() -> None:
 
 
 def test_strides_of_any_kind_are_read() -> None:
-    wide = _random(2, 20, 3, 4, 50)
-    q, k, v = (wide[:, :, i].transpose(1, 2)[..., ::2] for i in range(3))
-    mask = (torch.rand(20, 2, 20) < 0.7).to(DEVICE).transpose(0, 1)[:, None].transpose(2, 3)
-    plain = attend(*(x.contiguous() for x in (q, k, v)), mask=mask.contiguous(), backend="triton")
     # On a GPU other strides are read in another layout, so that sums are added in another order.
-    close = 1e-5 if DEVICE == "cuda" else 0
-    strided = attend(q, k, v, mask=mask, backend="triton")
-    torch.testing.assert_close(strided, plain, rtol=close, atol=close)
+    assert_strides_are_read("triton", DEVICE, 1e-5 if DEVICE == "cuda" else 0)
 
 
 @pytest.mark.parametrize("size", [1.0, 30.0, 3000.0])  # logits up to ten thousand and more
