@@ -26,7 +26,7 @@ from headwise.report.page._payload import payload
 from headwise.roles import find_roles
 from headwise.scoring import importance
 from headwise.tables import HeadTable
-from headwise.watch import observe
+from headwise.watch import attentions, links, observe
 from tiers import tiers
 
 WORDS = ["<pad>", "</s>", "<unk>", "<s>", *"abcdefghij", ",", "."]
@@ -285,10 +285,16 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
 def test_models_of_speech_and_images_are_refused(name: str, tmp_path: Path) -> None:
     make, said = OTHERS[name]
     model, tokenizer = _make(make), _tokenizer()
-    with pytest.raises(UnsupportedError, match=f"study: {said}"):
-        study(model, TEXTS, tokenizer=tokenizer)
-    with pytest.raises(UnsupportedError, match=f"find_roles: {said}"):
-        find_roles(model, TEXTS, tokenizer=tokenizer)
+    doors: dict[str, Callable[[], Any]] = {
+        "study": lambda: study(model, TEXTS, tokenizer=tokenizer),
+        "find_roles": lambda: find_roles(model, TEXTS, tokenizer=tokenizer),
+        "(batches|heads)": lambda: importance(model, TEXTS, tokenizer=tokenizer),
+        "links": lambda: links(model, "a b c", "c", "a", tokenizer=tokenizer),
+        "attentions": lambda: attentions(model, "a b c", tokenizer=tokenizer),
+    }
+    for door, call in doors.items():
+        with pytest.raises(UnsupportedError, match=f"{door}: {said}"):
+            call()
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS), "utf-8")

@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -380,16 +380,21 @@ def check_ids(where: str, ids: Iterable[int], model: nn.Module) -> None:
 
 
 @contextmanager
-def text_alone(caller: str, model: nn.Module) -> Iterator[None]:
-    """Explain the error if a model of text and images, or sound, is run on text alone."""
+def text_alone(caller: str, model: nn.Module, batch: Any = None) -> Iterator[None]:
+    """Explain the error if a model of text and images, or sound, is run on text alone.
+
+    Args:
+        batch: What it is run on; None is text.
+    """
     try:
         yield
     except HeadwiseError:
         raise
     except (TypeError, ValueError, AttributeError) as error:
         names = inspect.signature(model.forward).parameters
-        inputs = [name for name in _OTHER_INPUTS if name in names]
-        if not inputs:
+        given = batch if isinstance(batch, Mapping) else ["input_ids"] if batch is None else []
+        inputs = [name for name in _OTHER_INPUTS if name in names and name not in given]
+        if not inputs or "input_ids" not in given:
             raise
         raise UnsupportedError(
             f"{caller}: {type(model).__name__} reads {inputs[0]} beside text, and does not run on "

@@ -11,6 +11,7 @@ from headwise._evaluation import in_evaluation
 from headwise.capture import AttentionCall, Site, capture_calls
 from headwise.errors import UnsupportedError
 from headwise.models import Hooks, check_weights
+from headwise.models.texts import text_alone
 from headwise.ownership._model_runs import example_input, float_tensors, run
 from headwise.ownership._projection import (
     HeadsOfCall,
@@ -121,7 +122,8 @@ def find_attentions(
                 hooks.before(module, note_input, prepend=True)
                 if is_linear(module):
                     hooks.after(module, note_output)
-            outputs = float_tensors(run(model, batch))
+            with text_alone("heads", model, batch):
+                outputs = float_tensors(run(model, batch))
         attentions = [
             _with_projection(model, heads, found, calls[:index])
             for index, (heads, found) in enumerate(

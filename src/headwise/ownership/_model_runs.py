@@ -224,16 +224,12 @@ def differs_from_itself(model: nn.Module, batch: Any) -> bool:
     return bool(output_difference(float_outputs(model, batch), float_outputs(model, batch)))
 
 
-def output_difference(actual: list[Tensor], expected: list[Tensor], tolerance: float = 0.0) -> str:
-    """How far two lists of outputs differ, in words; empty if only by rounding.
-
-    Args:
-        tolerance: The least relative difference to allow, whatever the dtype.
-    """
+def output_difference(actual: list[Tensor], expected: list[Tensor]) -> str:
+    """How far two lists of outputs differ, in words; empty if only by rounding."""
     for x, reference in zip(actual, expected, strict=True):
         gap = (x - reference).abs().max().item()
         size = reference.abs().max().item()
-        if not gap <= max(tolerance, _TOLERANCE.get(reference.dtype, 0.0)) * max(size, 1e-6):
+        if not gap <= _TOLERANCE.get(reference.dtype, 0.0) * max(size, 1e-6):
             return f"off by {gap:.2g} at a size of {size:.2g}"
     return ""
 

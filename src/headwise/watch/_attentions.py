@@ -19,6 +19,7 @@ from headwise.models.texts import (
     check_reads_text,
     pad,
     reads_two_texts,
+    text_alone,
     token_offsets,
     tokenizer_of,
 )
@@ -90,7 +91,8 @@ def attentions(
         inputs.pop("logits_to_keep", None)
     with observe(model, Request(statistics=(), maps=True), layers) as watch, in_evaluation(inner):
         watch._recorder.rows_of = partial(_few_rows, queries)
-        call_model(inner, inputs, "attentions")
+        with text_alone("attentions", inner, inputs):
+            call_model(inner, inputs, "attentions")
     calls, weights = watch._recorder.recorded.calls, watch._recorder.recorded.weights
     watch._check_complete("attentions", [*calls, *weights])
     if layers is None and heads is None:

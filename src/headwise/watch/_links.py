@@ -20,6 +20,7 @@ from headwise.models.texts import (
     check_reads_text,
     pad,
     reads_two_texts,
+    text_alone,
     token_offsets,
     tokenizer_of,
 )
@@ -91,7 +92,8 @@ def links_of(
     with observe(model, request) as watch, observe(model, request) as rest, in_evaluation(model):
         watch.spans(weight=[key], queries=[query])
         rest.spans(weight=[key], queries=[others])
-        model(**vars(pad([ids], device_of(model))))
+        with text_alone("links", model):
+            model(**vars(pad([ids], device_of(model))))
     frame = watch.table().frame(detail=True)
     frame = frame.rename(columns={"weight.uniform": "uniform"})
     frame = frame[["name", "stack", "layer", "head", "weight", "uniform"]]
