@@ -187,14 +187,20 @@ def test_what_a_command_writes_is_what_the_library_gives(
 PRINTED = {
     "importance model --text some.txt": (r"^ +importance +ci_low +ci_high\nL", ""),
     "effects model --examples answers.jsonl --total none --max-texts 5": (
-        r"^ +direct +ci_low +ci_high", "Of 5 distinct examples no head can be tested: give 20"
-        " or more(.|\n)*5 distinct examples, too few for a test: give 20",
+        r"^ +direct +ci_low +ci_high", "Of 5 distinct examples no head can be tested for what it"
+        " writes: give 20 or more(.|\n)*5 distinct examples, too few for a test: give 20",
     ),
     "effects model --examples answers.jsonl --total none -o effects.csv --force": (
         r"^ +direct +ci_low +ci_high(.|\n)*L1", "all heads: effects.csv",
     ),
+    "report model --text one.txt --no-roles --examples few.jsonl -o few.html --force": (
+        "", "Of 3 distinct examples no head can be tested for what it writes: give 20 or more",
+    ),
     "heads model --examples examples.jsonl --nulls none --max-texts 20": (
-        "", "no head was tested: 10 held-out examples",
+        r"in_set(.|\n)*L\d", "no head was tested: 10 held-out examples(.|\n)*The nearest",
+    ),
+    "roles model --text one.txt --nulls none -o few.csv --force": (
+        "^ +heads +nearest", "0 heads have 0 roles[^\n]*\nAll heads with their evidence: few.csv",
     ),
     "roles model --text one.txt --nulls none": (
         "^none\n(.|\n)*not tested: 1 held-out text, 30 needed",
@@ -212,6 +218,8 @@ def test_without_an_output_results_are_printed(
     line: str, at: Inputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (at.place / "one.txt").write_text("I work\n", "utf-8")
+    answers = (at.place / "answers.jsonl").read_text("utf-8").split("\n")
+    (at.place / "few.jsonl").write_text("\n".join(answers[:3]), "utf-8")
     out, notes = _run(at, monkeypatch, line)
     printed, said = PRINTED[line]
     assert re.search(printed, out), out

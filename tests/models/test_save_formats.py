@@ -16,6 +16,7 @@ from transformers import dynamic_module_utils
 
 from folders import tiny_llama, tiny_t5
 from headwise import MultiHeadAttention, RoPE, load, load_tokenizer, prune, save
+from headwise.errors import UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
 from headwise.ownership import example_input
 from oracles import modules_of
@@ -57,6 +58,14 @@ def test_the_stock_format_is_as_small(name: str, tmp_path: Path) -> None:
         name: x.shape for name, x in small.named_parameters()
     }
     assert not (tmp_path / "small" / "headwise.json").exists()
+
+
+@pytest.mark.parametrize(("name", "fits"), [("Bert", False), ("Llama", True), ("Qwen2", True)])
+def test_only_plans_that_fit_are_advised(name: str, fits: bool, tmp_path: Path) -> None:
+    message = "the same number of heads in each layer, but there are 2 in .*, 4 in .*'headwise'"
+    with pytest.raises(UnsupportedError, match=message) as caught:
+        save(prune(zoo.make(name), {0: [1, 3]}), tmp_path / "small", format="stock")
+    assert ("or hw.plan(..., uniform=True)" in str(caught.value)) is fits
 
 
 def test_a_llama_of_three_heads_becomes_a_mistral(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ A model that its configuration describes is the same in each format that Transfo
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -218,14 +219,27 @@ def _uniform_counts(model: nn.Module, batch: Any) -> tuple[HeadCounts, int]:
     counts = {a.site.name: count_heads(a, maps[a]) for a in attentions}
     if len({*counts.values()}) > 1:
         listed = ", ".join(f"{count.heads} in {name}" for name, count in counts.items())
+        fewest = min(attentions, key=lambda a: counts[a.site.name].heads)
+        head_dim = fewest.output.per_head.shape[1]
+        fits = _fits_stock(model, fewest.site.name, counts[fewest.site.name], head_dim)
         raise UnsupportedError(
             f"save: stock Transformers needs the same number of heads in each layer, but there "
-            f"are {listed}. "
-            f"Choose the format 'padded', 'remote-code' or 'headwise', or plan with uniform=True "
-            f"if a {type(model.config).__name__} can set the width of a head."
+            f"are {listed}. Choose the format 'padded', 'remote-code' or 'headwise'"
+            f"{', or hw.plan(..., uniform=True)' if fits else ''}."
         )
     first = attentions[0]
     return counts[first.site.name], first.output.per_head.shape[1]
+
+
+def _fits_stock(model: nn.Module, layer: str, counts: HeadCounts, head_dim: int) -> bool:
+    """Whether a configuration of so many heads in each layer builds this layer as it is."""
+    weights = {n: x for n, x in model.state_dict().items() if n.startswith(f"{layer}.")}
+    for cls, sizes in _candidates(model, counts, head_dim):
+        with suppress(Exception):  # configurations raise any exception
+            expected = sketch(cls, _configuration(model, cls, sizes)).state_dict()
+            if not [*misfits(weights, {name: expected[name] for name in weights})]:
+                return True
+    return False
 
 
 def _candidates(

@@ -1,5 +1,6 @@
 """`headwise effects`: what each head writes of a difference of logits, as a table."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -52,12 +53,7 @@ def effects(
 
     read = _inputs.draw_texts(read_answers(examples), seed, max_texts)
     opened, tokenizer = _inputs.open_model(model, device, dtype, attention)
-    distinct = len({*read})
-    if distinct < head_effects.FEWEST_EXAMPLES:
-        print_note(
-            f"Of {counted(distinct, 'distinct example')} no head can be tested: give "
-            f"{head_effects.FEWEST_EXAMPLES} or more"
-        )
+    note_few_examples(read)
     with progress_bar(f"Measuring the effects of the heads of {model}") as on_progress:
         measured = head_effects.effects(
             opened,
@@ -83,3 +79,15 @@ def effects(
         print_table(rows.loc[largest, columns])
 
     _options.show_rows(measured.frame(), as_json, None, print_largest)
+
+
+def note_few_examples(examples: "Sequence[tuple[str, str, str | None]]") -> None:
+    """Note before the work that examples are too few for a test; `report` does, too."""
+    from headwise.head_effects import FEWEST_EXAMPLES
+
+    distinct = len({*examples})
+    if distinct < FEWEST_EXAMPLES:
+        print_note(
+            f"Of {counted(distinct, 'distinct example')} no head can be tested for what it writes: "
+            f"give {FEWEST_EXAMPLES} or more"
+        )

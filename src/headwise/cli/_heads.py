@@ -13,9 +13,12 @@ from headwise.cli._print import print_note, print_table, progress_bar
 from headwise.errors import ArgumentError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from headwise.corpora import Example
 
 _EXAMPLES, _TOKENS = 120, 256  # that are generated: how many, and the most tokens of each
+_NEAREST = 5  # heads that are printed where none was found
 
 
 def heads(
@@ -117,8 +120,14 @@ def heads(
     for line in str(found).split("\n"):
         print_note(line)
     _options.write_output("All heads with their evidence", found.save, out, force)
-    columns = ["name", "in_set", "effect", "baseline", "null", "lift", "p_adj"]
-    _options.show_rows(found.found(), as_json, None, lambda rows: print_table(rows[columns]))
+
+    def print_heads(rows: "pd.DataFrame") -> None:
+        if rows.empty:
+            print_note("The nearest heads, none of which was found:")
+            rows = found.frame().nlargest(_NEAREST, "effect")
+        print_table(rows[["name", "in_set", "effect", "baseline", "null", "lift", "p_adj"]])
+
+    _options.show_rows(found.found(), as_json, None, print_heads)
     for form, _, path in exports:
         if path is not None and not found.set_row["found"]:
             raise ArgumentError(

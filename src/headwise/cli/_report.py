@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headwise.cli import _options
+from headwise.cli._effects import note_few_examples
 from headwise.cli._options import opt
 from headwise.cli._print import print_note, print_result, progress_bar
 from headwise.cli._roles import find_roles_of
@@ -151,6 +152,7 @@ def report(
             _inputs.note_split_texts(texts, opened, tokenizer, max_tokens)
         effects = None
         if answers is not None:
+            note_few_examples(answers)
             with progress_bar(f"Measuring the effects of the heads of {model}") as on_progress:
                 effects = head_effects.effects(
                     opened, answers, tokenizer=tokenizer, seed=seed or 0, on_progress=on_progress

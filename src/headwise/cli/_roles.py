@@ -89,7 +89,8 @@ def roles(
     result = find_roles_of(model, *opened, drawn, evidence, max_tokens, relations)
     for line in result.notes:
         print_note(line)
-    _options.write_output(str(result), result.save, out, force)
+    print_note(str(result))
+    _options.write_output("All heads with their evidence", result.save, out, force)
     _options.write_output(
         "A map of the roles", lambda path: save_figure(result.plot(), path), figure, force
     )
@@ -143,7 +144,6 @@ def nearest_rows(result: "Roles") -> list[dict[Hashable, Any]]:
 def print_roles(result: "Roles") -> None:
     """Print the roles of heads, and their shapes of attention."""
     rows = _built_in_last(result.found())
-    print_note(str(result))
     shown = rows.assign(role=rows["label"])
     print_table(shown[["name", "role", "effect", "baseline", "null", "lift", "p_adj"]])
     shapes = result.shapes()

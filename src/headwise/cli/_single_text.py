@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headwise._display import counted
 from headwise.cli._options import Attention, Device, Dtype, Force, Model, check_output, opt
 from headwise.cli._print import print_heads, print_note, print_result
 from headwise.errors import ArgumentError
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 # The strongest links that are printed: a screen.
 _LINKS = 10
-_FEW_WORDS = 500  # a vocabulary that is printed whole
+# Words that a note shows of a vocabulary; a larger one is not of whole words.
+_WORDS, _FEW_WORDS = 20, 500
 
 
 def look(
@@ -128,7 +130,7 @@ def _write(result: "Look", out: Path | None) -> None:
 
 
 def _note_unknown_words(tokenizer: Any, text: str) -> None:
-    """Name the words that a tokenizer does not know, and where they are few those that it knows."""
+    """Name the words that a tokenizer does not know, and some that it knows if it knows few."""
     from headwise._extras import is_tokenizer_of_rust
     from headwise.corpora import UNK
     from headwise.models.texts import token_offsets
@@ -144,6 +146,8 @@ def _note_unknown_words(tokenizer: Any, text: str) -> None:
         if token == number and start < end
     }
     if unknown:
-        words = sorted(tokenizer.get_vocab())
-        known = f" It knows: {' '.join(words)}" if len(words) <= _FEW_WORDS else ""
+        words = sorted(word for word in tokenizer.get_vocab() if word[:1].isalpha())
+        few = len(words) <= _FEW_WORDS
+        some = " ".join(words[:: -(-len(words) // _WORDS) or 1])
+        known = f" It knows {counted(len(words), 'word')}, such as {some}" if few else ""
         print_note(f"The model does not know {', '.join(map(repr, unknown))}.{known}")
