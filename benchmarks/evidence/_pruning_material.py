@@ -66,7 +66,7 @@ def _split(texts: list[str], ends: np.ndarray) -> Iterator[list[str]]:
 def material_from_text(model: nn.Module, tokenizer: Any, options: argparse.Namespace) -> Material:
     stories = [story.strip() for story in options.text.read_text("utf-8").split("<|endoftext|>")]
     pieces = [ids for ids in encode(tokenizer, stories, model) if len(ids) >= SHORTEST]
-    evaluate = [vars(batch) for batch in batches(pieces, 16)]
+    evaluate = [*batches(pieces, 16)]
     generated = generate_texts(model, options.texts + options.own)
     score, recover_on = ([{"input_ids": ids} for ids in part.split(8)]
                     for part in generated.split([options.texts, options.own]))  # fmt: skip
@@ -86,9 +86,7 @@ def material_from_grammar(
         ]
         for size in sizes
     ]
-    read = [
-        [vars(batch) for batch in batches(encode(tokenizer, lines, model), 16)] for lines in drawn
-    ]
+    read = [[*batches(encode(tokenizer, lines, model), 16)] for lines in drawn]
     return Material(*read, "lm", "lm")
 
 

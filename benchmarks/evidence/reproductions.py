@@ -246,7 +246,7 @@ def weights_of(
     for sequence in sequences:
         (batch,) = batches([sequence], 1)
         with torch.no_grad(), hw.observe(model, hw.Request(statistics=(), maps=True)) as watch:
-            model(**vars(batch))
+            model(**batch)
         layers = watch.layers()
         maps = [block.weights[0].clone() for layer in layers for block in layer.blocks()]
         yield [head for layer in layers for head in layer.heads], torch.cat(maps).numpy()

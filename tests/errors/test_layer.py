@@ -29,7 +29,7 @@ from headwise.layer import ALiBi, KVCache, MultiHeadAttention, RoPE
         ({"n_kv_heads": "2"}, ArgumentError, "n_kv_heads='2'"),
         ({"head_dim": 3.0}, ArgumentError, r"head_dim=3\.0"),
         ({"rope": 10000}, ArgumentError, "rope=10000 is not of type RoPE"),
-        ({"position_bias": "alibi"}, ArgumentError, "='alibi' is not of type PositionBias"),
+        ({"position_bias": "alibi"}, ArgumentError, "='alibi' is not of type ALiBi"),
         ({"bias": "qk"}, ArgumentError, "bias='qk'"),
     ],
 )

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import headwise as hw
 from headwise.caching import cache_scores
 from headwise.corpora import Grammar, annotate
-from headwise.lab._data import encode_lines
+from headwise.lab._model import encode_lines
 from headwise.report import Comparison
 from headwise.watch import DEFAULT
 from planted import IDS as IDS_OF

@@ -21,7 +21,7 @@ from headwise.lab import (
     save,
 )
 from headwise.lab import train as train_and_judge
-from headwise.lab._data import draw_batch
+from headwise.lab._model import draw_batch
 
 GRAMMAR = Grammar()
 TOKENIZER = make_tokenizer(GRAMMAR.vocabulary)

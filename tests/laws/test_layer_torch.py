@@ -388,7 +388,7 @@ def test_a_bias_along_diagonals_is_the_bias_of_every_pair(T: int, S: int) -> Non
 def test_alibi_is_a_slope_times_the_distance(n_heads: int) -> None:
     part = ALiBi(n_heads)
     close(
-        part(torch.arange(2, 7)[None], torch.arange(7)[None], torch.float64),
+        part.of_distance(torch.arange(7) - torch.arange(2, 7)[:, None], torch.float64)[None],
         position_bias(part, 5, 7),
     )
 

@@ -146,7 +146,7 @@ def prune(
     if sentences:
         _inputs.note_split_texts(sentences, full, tokenizer, max_tokens)
         pieces = encode(tokenizer, sentences, full, max_tokens)
-        reference = [vars(batch) for batch in batches(pieces, _BATCH_SIZE, device_of(full))]
+        reference = [*batches(pieces, _BATCH_SIZE, device_of(full))]
     small = surgery.prune(full, plan, fold="mean" if reference else None, reference=reference)
     format = choose_format(small, model) if format is None else format
     prepare(format, small, tokenizer=tokenizer)  # refused before it is trained or measured

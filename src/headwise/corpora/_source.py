@@ -4,23 +4,15 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BufferedIOBase
 from json import JSONDecodeError
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 from headwise.errors import ArgumentError, InputError
 from headwise.files import decode, parse_json
 
-
-@runtime_checkable
-class OpenFile(Protocol):
-    """A file that is open for reading bytes."""
-
-    def read(self) -> bytes:
-        """All of its bytes that are left."""
-
-
-Source = str | os.PathLike[str] | OpenFile
+Source = str | os.PathLike[str] | BufferedIOBase
 """A file by its path, or one that is open, such as standard input."""
 
 
@@ -66,14 +58,14 @@ def fault_at(who: str, path: Source, line: int) -> Fault:
     return lambda problem: InputError(f"{who}: {path}, line {line}: {problem}")
 
 
-def json_line(line: str, fault: Fault, parse: Callable[[str], Any] = parse_json) -> Any:
+def json_line(line: str, fault: Fault) -> Any:
     """The value of a JSON line.
 
     Raises:
         InputError: the line is not JSON.
     """
     try:
-        return parse(line)
+        return parse_json(line)
     except (ValueError, RecursionError) as error:
         reason = str(error)
         if isinstance(error, JSONDecodeError):  # which calls every line the first

@@ -105,7 +105,7 @@ def batches_of(model: nn.Module, read: Sequence[Read]) -> list[Batch]:
     batches = []
     for start in range(0, len(read), SIZE):
         ids = [example[0] for example in read[start : start + SIZE]]
-        inputs = dict(vars(pad(ids, device)))
+        inputs = pad(ids, device)
         positions = torch.tensor([len(text) - 1 for text in ids], device=device)
         kept = tuple(sorted(set(positions.tolist()))) if keeps else ()
         if keeps:

@@ -13,8 +13,7 @@ from torch.nn import functional
 from headwise._evaluation import in_evaluation
 from headwise._renamed import renamed
 from headwise.corpora import BOS, EOS, PAD, Grammar, Line, relations
-from headwise.lab._data import encode_lines, number_of
-from headwise.lab._model import MiniGPT
+from headwise.lab._model import MiniGPT, encode_lines, number_of
 
 if TYPE_CHECKING:
     import tokenizers

@@ -16,9 +16,8 @@ from headwise.corpora import PAD, Grammar
 from headwise.errors import ArgumentError
 from headwise.files import as_path, check_writable, make_folder, write_json
 from headwise.lab._checkpoint import save
-from headwise.lab._data import draw_batch, make_tokenizer, number_of
 from headwise.lab._evaluate import Evaluation, evaluate, next_token_loss
-from headwise.lab._model import MiniGPT, MiniGPTConfig
+from headwise.lab._model import MiniGPT, MiniGPTConfig, draw_batch, make_tokenizer, number_of
 
 if TYPE_CHECKING:
     import tokenizers

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from inspect import signature
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -13,7 +13,7 @@ from headwise.errors import ArgumentError, ShapeError, UnsupportedError
 from headwise.kernels import Bias, MaskLike, TensorBias, WindowLike
 from headwise.layer._cache import CachedKeys, KVCache
 from headwise.layer._core import HeadAttention, HeadNorm, LayerOutput, LayerOutputWithLse
-from headwise.layer._positions import PositionBias, PositionedBias, RoPE
+from headwise.layer._positions import ALiBi, PositionedBias, RoPE
 from headwise.layer._state import check_state, read_textbook, translate
 from headwise.masks import Mask, as_mask
 from headwise.masks.parts import split_additive
@@ -51,7 +51,7 @@ class MultiHeadAttention(nn.Module):
         out_proj: Whether an output projection mixes the heads. Without it the heads are
             concatenated.
         rope: Rotates queries and keys by their positions.
-        position_bias: A bias on the logits: `ALiBi`, or a `PositionBias` of your own.
+        position_bias: A bias on the logits by the distance of query and key.
         scale: The factor on `q · k`. None is `1 / sqrt(head_dim)`.
         softcap: Logits become `softcap · tanh(logits / softcap)`.
         window: How many keys are visible on each side of a query besides its own, `(left, right)`.
@@ -84,7 +84,7 @@ class MultiHeadAttention(nn.Module):
         gate: bool = False,
         out_proj: bool = True,
         rope: RoPE | None = None,
-        position_bias: PositionBias | None = None,
+        position_bias: ALiBi | None = None,
         scale: float | None = None,
         softcap: float | None = None,
         window: WindowLike | None = None,
@@ -94,7 +94,7 @@ class MultiHeadAttention(nn.Module):
         sizes = _read_sizes(d_model, n_heads, n_kv_heads, head_dim, v_head_dim, kdim, vdim)
         self.d_model, self.n_heads, self.n_kv_heads, *widths = sizes
         self.head_dim, self.v_head_dim, self.kdim, self.vdim = widths
-        _check_parts(sizes, rope, position_bias, sinks)
+        _check_parts(n_heads, self.head_dim, rope, position_bias, sinks)
         inner, outer = _read_bias(bias)
         self.rope, self.position_bias = rope, position_bias
         self.q_proj = nn.Linear(d_model, n_heads * self.head_dim, bias=inner)
@@ -151,16 +151,13 @@ class MultiHeadAttention(nn.Module):
         q = self.q_norm(self._split(self.q_proj(query), self.head_dim))
         k = self.k_norm(self._split(self.k_proj(key), self.head_dim))
         v = self._split(self.v_proj(value), self.v_head_dim)
-        inputs = self._kernel_inputs(q, k, v, mask, cache)
-        result = self.attention(
-            inputs.q, inputs.k, inputs.v,
-            mask=inputs.mask, bias=inputs.bias, causal=causal,
-            need_weights=need_weights, need_lse=need_lse,
-        )  # fmt: skip
+        q, k, v, mask, bias, slots = self._kernel_inputs(q, k, v, mask, cache)
+        extras_of = {"need_weights": need_weights, "need_lse": need_lse}
+        result = self.attention(q, k, v, mask=mask, bias=bias, causal=causal, **extras_of)
         extras = need_weights or need_lse
         out = self._join(result.heads if extras else result, query)
-        if cache is not None and inputs.slots is not None:
-            cache.keep(inputs.slots)  # last, so that a call that fails changes nothing
+        if cache is not None and slots is not None:
+            cache.keep(slots)  # last, so that a call that fails changes nothing
         if not extras:
             return out
         if need_lse:
@@ -169,10 +166,11 @@ class MultiHeadAttention(nn.Module):
 
     def _kernel_inputs(
         self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, cache: KVCache | None
-    ) -> "_KernelInputs":
-        """Rotated queries and keys, joined with the cache, and the masks and biases of both."""
+    ) -> tuple[Tensor, Tensor, Tensor, MaskLike | None, Bias | None, CachedKeys | None]:
+        """Rotated queries and keys, joined with the cache, the masks and biases of both, and the
+        slots of the cache, which stores them once the call has succeeded."""
         if cache is None and self.rope is None and self.position_bias is None:
-            return _KernelInputs(q, k, v, mask, None, None)
+            return q, k, v, mask, None, None
         if cache is not None:
             cache.check(k, v)
         query_at, key_at = _positions(q, k, cache)
@@ -192,7 +190,7 @@ class MultiHeadAttention(nn.Module):
             in_steps = cache is None or cache.window is None
             position_bias = PositionedBias(self.position_bias, query_at, key_at, q.dtype, in_steps)
             bias = position_bias if bias is None else position_bias + bias
-        return _KernelInputs(q, k, v, mask, bias, slots)
+        return q, k, v, mask, bias, slots
 
     def _split(self, x: Tensor, width: int) -> Tensor:
         # The number of heads follows from `x`: under tensor parallelism it holds a part of them.
@@ -387,15 +385,6 @@ class MultiHeadAttention(nn.Module):
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
 
-class _KernelInputs(NamedTuple):
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    mask: MaskLike | None
-    bias: Bias | None
-    slots: CachedKeys | None  # of the cache, which stores them once the call has succeeded
-
-
 def _positions(q: Tensor, k: Tensor, cache: KVCache | None) -> tuple[Tensor, Tensor]:
     """The positions of queries and keys: the last query is at the last key."""
     T, S = q.shape[2], k.shape[2]
@@ -422,22 +411,12 @@ def _combine(mask: MaskLike | None, visible: Mask | None) -> tuple[MaskLike | No
 _EXAMPLES = {"rope": "RoPE(head_dim)", "position_bias": "ALiBi(n_heads)"}
 
 
-class _Sizes(NamedTuple):
-    """All sizes of a layer, defaults resolved."""
-
-    d_model: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    v_head_dim: int
-    kdim: int
-    vdim: int
+_SIZES = ("d_model", "n_heads", "n_kv_heads", "head_dim", "v_head_dim", "kdim", "vdim")
 
 
-def _read_sizes(d_model: int, n_heads: int, *optional: int | None) -> _Sizes:
+def _read_sizes(d_model: int, n_heads: int, *optional: int | None) -> tuple[int, ...]:
     """Resolve the default sizes; refuse sizes that are not positive or do not divide."""
-    sizes = dict(zip(_Sizes._fields, (d_model, n_heads, *optional), strict=True))
-    for name, size in sizes.items():
+    for name, size in zip(_SIZES, (d_model, n_heads, *optional), strict=True):
         if size is not None and not is_size(size):
             raise ArgumentError(
                 f"MultiHeadAttention: {name}={size!r}. Give a positive whole number."
@@ -454,15 +433,8 @@ def _read_sizes(d_model: int, n_heads: int, *optional: int | None) -> _Sizes:
             f"evenly. Make n_heads a multiple of n_kv_heads."
         )
     head_dim, kdim = head_dim or d_model // n_heads, kdim or d_model
-    return _Sizes(
-        d_model,
-        n_heads,
-        n_kv_heads or n_heads,
-        head_dim,
-        v_head_dim or head_dim,
-        kdim,
-        vdim or kdim,
-    )
+    widths = head_dim, v_head_dim or head_dim, kdim, vdim or kdim
+    return d_model, n_heads, n_kv_heads or n_heads, *widths
 
 
 def _read_bias(bias: bool | str) -> tuple[bool, bool]:
@@ -475,31 +447,32 @@ def _read_bias(bias: bool | str) -> tuple[bool, bool]:
 
 
 def _check_parts(
-    sizes: _Sizes,
+    n_heads: int,
+    head_dim: int,
     rope: RoPE | None,
-    position_bias: PositionBias | None,
+    position_bias: ALiBi | None,
     sinks: Tensor | float | None,
 ) -> None:
     """Refuse parts of the wrong type or made for other sizes."""
-    for name, part, kind in ("rope", rope, RoPE), ("position_bias", position_bias, PositionBias):
+    for name, part, kind in ("rope", rope, RoPE), ("position_bias", position_bias, ALiBi):
         if not isinstance(part, kind | None):
             raise ArgumentError(
                 f"MultiHeadAttention: {name}={part!r} is not of type {kind.__name__}. "
                 f"Give one, such as {_EXAMPLES[name]}, or None."
             )
-    if rope is not None and rope.width > sizes.head_dim:
+    if rope is not None and rope.width > head_dim:
         raise ShapeError(
             f"MultiHeadAttention: rope rotates {rope.width} features of heads with "
-            f"head_dim={sizes.head_dim}. Give RoPE a width up to {sizes.head_dim}."
+            f"head_dim={head_dim}. Give RoPE a width up to {head_dim}."
         )
-    if position_bias is not None and position_bias.n_heads != sizes.n_heads:
+    if position_bias is not None and position_bias.n_heads != n_heads:
         raise ShapeError(
             f"MultiHeadAttention: position_bias is for {position_bias.n_heads} heads where "
-            f"n_heads={sizes.n_heads}. Make it for {sizes.n_heads}."
+            f"n_heads={n_heads}. Make it for {n_heads}."
         )
-    if isinstance(sinks, Tensor) and sinks.shape != (sizes.n_heads,):
+    if isinstance(sinks, Tensor) and sinks.shape != (n_heads,):
         raise ShapeError(
-            f"MultiHeadAttention: sinks {tuple(sinks.shape)} for n_heads={sizes.n_heads}. "
+            f"MultiHeadAttention: sinks {tuple(sinks.shape)} for n_heads={n_heads}. "
             f"Give one logit for each head, or one number for all."
         )
 

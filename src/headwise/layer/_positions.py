@@ -5,7 +5,7 @@ The product of a rotated query and key depends only on the distance between thei
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -16,18 +16,13 @@ from headwise.kernels import Bias
 from headwise.masks.tiles import Tile
 from headwise.shapes import is_size
 
-Positions = Int[Tensor, "b T"]  # one row per text, or a single row for all texts
-
-
-class CosSin(NamedTuple):
-    """The cosines and signed sines of a RoPE rotation, per position and feature.
-
-    A rotated feature is `x · cos + partner · sin`, where `partner` is the other feature of its
-    pair. The sine is negative for the first feature of a pair and positive for the second.
-    """
-
-    cos: Float[Tensor, "b 1 T width"]
-    sin: Float[Tensor, "b 1 T width"]
+# One row per text, or a single row for all texts.
+Positions = Int[Tensor, "b T"]
+Keys = Int[Tensor, "b S"]
+# The cosines and sines of a rotation, per position and feature. A rotated feature is
+# `x · cos + partner · sin`, where `partner` is the other feature of its pair: the sine is negative
+# for the first feature of a pair and positive for the second.
+CosSin = tuple[Float[Tensor, "b 1 T width"], Float[Tensor, "b 1 T width"]]
 
 
 @dataclass(frozen=True)
@@ -81,7 +76,7 @@ class RoPE:
         cos, sin = angles.cos(), angles.sin()
         # The rotation itself runs in the dtype of queries and keys: in half precision that is
         # faster than float32 with its casts, and as exact as their own rounding.
-        return CosSin(self._join_pairs(cos, cos).to(dtype), self._join_pairs(-sin, sin).to(dtype))
+        return self._join_pairs(cos, cos).to(dtype), self._join_pairs(-sin, sin).to(dtype)
 
     def rotate_by(self, x: Float[Tensor, "B H T D"], cos_sin: CosSin) -> Float[Tensor, "B H T D"]:
         """Rotate queries or keys by precomputed cosines and sines."""
@@ -91,7 +86,8 @@ class RoPE:
         else:
             first, second = features[..., 0::2], features[..., 1::2]
         partners = self._join_pairs(second, first)
-        rotated = torch.addcmul(features * cos_sin.cos, partners, cos_sin.sin)
+        cos, sin = cos_sin
+        rotated = torch.addcmul(features * cos, partners, sin)
         return torch.cat((rotated, unrotated), dim=-1) if unrotated.shape[-1] else rotated
 
     def _join_pairs(self, first: Tensor, second: Tensor) -> Tensor:
@@ -99,69 +95,6 @@ class RoPE:
         if self.pairing == "half":
             return torch.cat((first, second), dim=-1)
         return torch.stack((first, second), dim=-1).flatten(-2)
-
-
-# One row per text, or a single row for all texts.
-Queries = Int[Tensor, "b T"]
-Keys = Int[Tensor, "b S"]
-
-
-@runtime_checkable
-class PositionBias(Protocol):
-    """A bias on the logits that depends on the positions of query and key."""
-
-    @property
-    def n_heads(self) -> int: ...
-
-    def __call__(
-        self, query_at: Queries, key_at: Keys, dtype: torch.dtype
-    ) -> Float[Tensor, "b H T S"]: ...
-
-
-@runtime_checkable
-class DistanceBias(PositionBias, Protocol):
-    """A position bias that depends only on the key's position minus the query's."""
-
-    def of_distance(
-        self, ahead: Int[Tensor, "*shape"], dtype: torch.dtype
-    ) -> Float[Tensor, " H *shape"]: ...
-
-
-@dataclass(frozen=True)
-class PositionedBias(Bias):
-    """A position bias at given query and key positions, computed one tile at a time.
-
-    Where positions are consecutive, the bias is constant along each diagonal, so it is computed
-    once per distance and not for every pair.
-    """
-
-    part: PositionBias
-    query_at: Queries
-    key_at: Keys
-    dtype: torch.dtype
-    in_steps: bool  # whether positions are consecutive and the last query is the last key
-
-    @property
-    def batch(self) -> tuple[int, int]:
-        return max(len(self.query_at), len(self.key_at)), self.part.n_heads
-
-    @property
-    def by_distance(self) -> bool:
-        return self.in_steps and isinstance(self.part, DistanceBias)
-
-    def tile(self, tile: Tile) -> Float[Tensor, "b H R n"]:
-        rows, keys = tile.rows, tile.keys
-        if self.in_steps and isinstance(self.part, DistanceBias):
-            # A traced graph has no strided views of symbolic length.
-            if torch.compiler.is_compiling():
-                return self.part.of_distance(tile.key_at - tile.query_at, self.dtype)[None]
-            n_rows, n_keys = rows.stop - rows.start, keys.stop - keys.start
-            first = keys.start - (rows.start + tile.S - tile.T)  # from the first query
-            ahead = torch.arange(first - n_rows, first + n_keys, device=tile.device)
-            line = self.part.of_distance(ahead, self.dtype).contiguous()  # H n_rows+n_keys
-            return line.unfold(-1, n_keys, 1)[:, 1:].flip(1)[None]
-        query_at = self.query_at[:, rows.start : rows.stop]
-        return self.part(query_at, self.key_at[:, keys.start : keys.stop], self.dtype)
 
 
 @dataclass(frozen=True)
@@ -187,12 +120,6 @@ class ALiBi:
         between = [2 ** (-4 * (2 * head + 1) / whole) for head in range(self.n_heads - whole)]
         return (*slopes, *between)
 
-    def __call__(
-        self, query_at: Queries, key_at: Keys, dtype: torch.dtype
-    ) -> Float[Tensor, "b H T S"]:
-        ahead = key_at[:, None, :] - query_at[:, :, None]
-        return self.of_distance(ahead, dtype).transpose(0, 1)
-
     def of_distance(
         self, ahead: Int[Tensor, "*shape"], dtype: torch.dtype
     ) -> Float[Tensor, " H *shape"]:
@@ -200,3 +127,41 @@ class ALiBi:
         work = torch.promote_types(dtype, torch.float32)
         slopes = torch.tensor(self.slopes(), dtype=work, device=ahead.device)
         return -slopes.view(-1, *[1] * ahead.ndim) * ahead.abs().to(work)
+
+
+@dataclass(frozen=True)
+class PositionedBias(Bias):
+    """ALiBi at given query and key positions, computed one tile at a time.
+
+    Where positions are consecutive, the bias is constant along each diagonal, so it is computed
+    once per distance and not for every pair.
+    """
+
+    part: ALiBi
+    query_at: Positions
+    key_at: Keys
+    dtype: torch.dtype
+    in_steps: bool  # whether positions are consecutive and the last query is the last key
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        return max(len(self.query_at), len(self.key_at)), self.part.n_heads
+
+    @property
+    def by_distance(self) -> bool:
+        return self.in_steps
+
+    def tile(self, tile: Tile) -> Float[Tensor, "b H R n"]:
+        rows, keys = tile.rows, tile.keys
+        if not self.in_steps:
+            query_at = self.query_at[:, rows.start : rows.stop, None]
+            ahead = self.key_at[:, None, keys.start : keys.stop] - query_at
+            return self.part.of_distance(ahead, self.dtype).transpose(0, 1)
+        # A traced graph has no strided views of symbolic length.
+        if torch.compiler.is_compiling():
+            return self.part.of_distance(tile.key_at - tile.query_at, self.dtype)[None]
+        n_rows, n_keys = rows.stop - rows.start, keys.stop - keys.start
+        first = keys.start - (rows.start + tile.S - tile.T)  # from the first query
+        ahead = torch.arange(first - n_rows, first + n_keys, device=tile.device)
+        line = self.part.of_distance(ahead, self.dtype).contiguous()  # H n_rows+n_keys
+        return line.unfold(-1, n_keys, 1)[:, 1:].flip(1)[None]

@@ -35,14 +35,6 @@ _SPACE = "\u2581"  # before a word, in SentencePiece
 _SPACES = "\u0120" + _SPACE
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Texts padded on the right to the same length; the mask is 1 for real tokens."""
-
-    input_ids: Int[Tensor, "B T"]
-    attention_mask: Int[Tensor, "B T"]
-
-
 def encode(
     tokenizer: Any, texts: Texts, model: nn.Module, max_tokens: int | None = None
 ) -> list[list[int]]:
@@ -246,6 +238,9 @@ def _own_characters(text: str, spans: Sequence[Span], names: Sequence[str]) -> l
     ]
 
 
+Batch = dict[str, Int[Tensor, "B T"]]
+
+
 def batches(pieces: Sequence[Sequence[int]], size: int, device: Any = "cpu") -> Iterator[Batch]:
     """Batches of pieces of similar length, to keep padding short."""
     ordered = sorted(pieces, key=len)
@@ -254,7 +249,7 @@ def batches(pieces: Sequence[Sequence[int]], size: int, device: Any = "cpu") -> 
 
 
 def pad(pieces: Sequence[Sequence[int]], device: Any) -> Batch:
-    """Token ids as one batch, padded on the right."""
+    """Token ids as inputs of a model, padded on the right; the mask is 1 for real tokens."""
     longest = max(len(piece) for piece in pieces)
     # Padding is masked, so any id will do; 0 exists in every vocabulary.
     ids = torch.zeros(len(pieces), longest, dtype=torch.int64)
@@ -262,7 +257,7 @@ def pad(pieces: Sequence[Sequence[int]], device: Any) -> Batch:
     for row, piece in enumerate(pieces):
         ids[row, : len(piece)] = torch.tensor(piece)
         mask[row, : len(piece)] = 1
-    return Batch(ids.to(device), mask.to(device))
+    return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
 
 
 def token_strings(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
@@ -490,12 +485,12 @@ def inputs_of(
     ordered = sorted(pieces, key=lambda piece: len(piece.source))
     for start in range(0, len(ordered), size):
         chunk = ordered[start : start + size]
-        batch = dict(vars(pad([piece.source for piece in chunk], device)))
+        batch = pad([piece.source for piece in chunk], device)
         if chunk[0].decoder:
-            decoder = vars(pad([piece.decoder for piece in chunk], device))
+            decoder = pad([piece.decoder for piece in chunk], device)
             batch |= {f"decoder_{name}": x for name, x in decoder.items()}
         if chunk[0].decoder and labels:
             targets = pad([piece.labels for piece in chunk], device)
-            hidden = targets.attention_mask == 0
-            batch["labels"] = targets.input_ids.masked_fill(hidden, IGNORED)
+            hidden = targets["attention_mask"] == 0
+            batch["labels"] = targets["input_ids"].masked_fill(hidden, IGNORED)
         yield batch

@@ -134,5 +134,5 @@ def _generated(model: nn.Module, tokenizer: Any, text: str) -> str:
         return ""
     ids = pad([piece.source], device_of(model))
     with text_alone("look", model):
-        output = generate(**vars(ids), max_new_tokens=_OUTPUT_TOKENS, do_sample=False, num_beams=1)
+        output = generate(**ids, max_new_tokens=_OUTPUT_TOKENS, do_sample=False, num_beams=1)
     return str(tokenizer.decode(output[0].tolist(), skip_special_tokens=True)).strip()

@@ -338,9 +338,9 @@ def _batches(
         _check_predicts(model, ordered[-1][0])
     scored, done = [], 0
     for batch in padded_batches([ids for ids, _ in ordered], _BATCH, device_of(model)):
-        targets = [target for _, target in ordered[done : done + len(batch.input_ids)]]
+        targets = [target for _, target in ordered[done : done + len(batch["input_ids"])]]
         done += len(targets)
-        scored.append(BehaviorBatch(vars(batch), loss(model, batch.input_ids, targets)))
+        scored.append(BehaviorBatch(batch, loss(model, batch["input_ids"], targets)))
     return scored
 
 

@@ -42,10 +42,10 @@ def copying_scores(
     """
     read = list(batches([list(ids) for ids in sequences], _BATCH, device_of(model)))
     with torch.no_grad(), in_evaluation(model):
-        unembedding = _unembedding(model, {name: x[:1] for name, x in vars(read[0]).items()})
+        unembedding = _unembedding(model, {name: x[:1] for name, x in read[0].items()})
         if unembedding is None:
             return {}
-        parts = [_batch_scores(model, vars(batch), unembedding) for batch in read]
+        parts = [_batch_scores(model, batch, unembedding) for batch in read]
     scores = {}
     for head in parts[0]:
         value, count = (torch.cat([part[head][i] for part in parts]).numpy() for i in (0, 1))

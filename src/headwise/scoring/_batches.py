@@ -85,7 +85,7 @@ def paired(
     sentences = [pair.one for pair in pairs] + [pair.two for pair in pairs]
     pieces = [encode(tokenizer, [sentence], model, max_tokens)[0] for sentence in sentences]
     device = device_of(model)
-    inputs: list[Inputs] = [vars(batch) for batch in batches(pieces, _BATCH_SIZE, device)]
+    inputs: list[Inputs] = [*batches(pieces, _BATCH_SIZE, device)]
     # `batches` sorts by length, so the sentences stand in this order.
     order = sorted(range(len(pieces)), key=lambda sentence: len(pieces[sentence]))
     similarities = np.array([pair.similarity for pair in pairs])
@@ -113,7 +113,7 @@ def _batches_of_texts(
         labels = "labels" in signature(model.forward).parameters
         return list(inputs_of(pairs, _BATCH_SIZE, device, labels=labels))
     pieces = encode(tokenizer, texts, model, max_tokens)
-    inputs: list[Inputs] = [vars(batch) for batch in batches(pieces, _BATCH_SIZE, device)]
+    inputs: list[Inputs] = [*batches(pieces, _BATCH_SIZE, device)]
     if not type(outer).__name__.endswith("ForMaskedLM"):
         return inputs
     mask_id = None if is_tokenizer_of_rust(tokenizer) else tokenizer.mask_token_id

@@ -133,7 +133,7 @@ def _read_inputs(outer: nn.Module, model: nn.Module, inputs: Any, tokenizer: Any
         )
     pieces = [tokens.ids for tokens in token_offsets(tokenizer, list_texts("attentions", texts))]
     check_fits("attentions", model, tokenizer, max(map(len, pieces)))
-    return vars(pad(pieces, device_of(model)))
+    return pad(pieces, device_of(model))
 
 
 def _refuse_uncaptured(watch: Watch) -> None:

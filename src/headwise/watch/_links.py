@@ -93,7 +93,7 @@ def links_of(
         watch.spans(weight=[key], queries=[query])
         rest.spans(weight=[key], queries=[others])
         with text_alone("links", model):
-            model(**vars(pad([ids], device_of(model))))
+            model(**pad([ids], device_of(model)))
     frame = watch.table().frame(detail=True)
     frame = frame.rename(columns={"weight.uniform": "uniform"})
     frame = frame[["name", "stack", "layer", "head", "weight", "uniform"]]

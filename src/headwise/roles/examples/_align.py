@@ -150,7 +150,7 @@ def cross_attention(
         for name, value in model_inputs(inputs).items()
     }
     with in_evaluation(model), capture_calls(model, record) as active:
-        model(**batch, decoder_input_ids=read.input_ids)
+        model(**batch, decoder_input_ids=read["input_ids"])
     if not calls:
         raise UnsupportedError(
             f"{caller}: no cross-attention of {type(model).__name__} was captured. Give an "

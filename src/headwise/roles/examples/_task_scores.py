@@ -295,7 +295,7 @@ def _inputs_of(
         name: torch.cat([example.inputs[name] for example in batch]).to(device)
         for name in batch[0].inputs
     }
-    return {**vars(pad(ids, device)), **others}
+    return pad(ids, device) | others
 
 
 def positional_hits(examples: Sequence[TokenExample]) -> Float[np.ndarray, "M 4"]:

@@ -136,14 +136,14 @@ class _Batch:
     def __init__(self, items: Sequence[Item], roles: Sequence[Role]) -> None:
         self.items, self._n_roles = items, len(roles)
         self._inputs = pad([item.ids for item in items], "cpu")
-        S = self._inputs.input_ids.shape[1]
+        S = self._inputs["input_ids"].shape[1]
         levels = [level for level in LEVELS if any(role.level == level for role in roles)]
         self._indexes = [RelationIndex(Nodes(level, items, S), roles) for level in levels]
         self._sinks = sink_keys(items, S)
 
     def run(self, model: nn.Module) -> None:
         device = device_of(model)
-        inputs = {name: x.to(device) for name, x in vars(self._inputs).items()}
+        inputs = {name: x.to(device) for name, x in self._inputs.items()}
         model(**inputs, **without_logits(model))
 
     def check(self, model: nn.Module, layers: Sequence[Layer]) -> None:
@@ -153,7 +153,7 @@ class _Batch:
                 f"find_roles: no self-attention of {type(model).__name__} was captured. "
                 f"Give a model with self-attention that takes input_ids."
             )
-        B, S = self._inputs.input_ids.shape
+        B, S = self._inputs["input_ids"].shape
         shapes = {(len(layer.visible), *layer.visible.shape[2:]) for layer in layers}
         if shapes != {(B, S, S)}:
             unexpected = sorted(shapes - {(B, S, S)})[0]
