@@ -34,8 +34,6 @@ def differentiable_evaluation(model: nn.Module, *, weights: bool) -> Iterator[No
     Args:
         weights: Whether weights keep their own `requires_grad`. With False no weight requires a
             gradient inside the block; gates and inputs still can.
-    Raises:
-        UnsupportedError: a weight was made under `inference_mode`, which gradients cannot reach.
     """
     for name, weight in (*model.named_parameters(), *model.named_buffers()):
         if weight.is_inference():

@@ -52,8 +52,6 @@ def read_with_metadata(
         function: The function that an error message begins with.
         problem: What the error message says about the path.
         advice: What the error message advises.
-    Raises:
-        InputError: the file cannot be read, or is not a complete safetensors file.
     """
     try:
         if os.path.exists(path) and not os.path.isfile(path):
@@ -102,11 +100,7 @@ def write_arrays(arrays: Mapping[str, np.ndarray], path: str | os.PathLike[str])
 
 @contextmanager
 def output_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Convert the library's own error to ours: it does not raise OSError on a full disk.
-
-    Raises:
-        OutputError: the block could not write its tensors.
-    """
+    """Convert the library's own error to ours: it does not raise OSError on a full disk."""
     try:
         yield
     except SafetensorError as error:
@@ -135,9 +129,6 @@ def build_to_fit(build: Callable[[], Model], weights: Mapping[str, Tensor], path
 
     It is first built on the meta device, because a file of a few bytes can name sizes that exhaust
     the memory.
-
-    Raises:
-        InputError: the weights have other names or shapes.
     """
     with torch.device("meta"):
         model = build()

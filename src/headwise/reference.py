@@ -54,11 +54,7 @@ def scaled_dot_product(
 
 
 def _check_arrays(caller: str, **inputs: object) -> None:
-    """Refuse tensors, lists and the like.
-
-    Raises:
-        ArgumentError: an input is not a NumPy array.
-    """
+    """Refuse tensors, lists and the like."""
     for name, value in inputs.items():
         if not isinstance(value, np.ndarray):
             raise ArgumentError(

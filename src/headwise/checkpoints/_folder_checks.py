@@ -54,11 +54,7 @@ def _stored_size(paths: Iterable[Path]) -> StoredSize:
 
 
 def check_size(model: nn.Module, size: StoredSize, source: object) -> None:
-    """Refuse a model, built on the meta device, that is far larger than its weight files.
-
-    Raises:
-        InputError: it is.
-    """
+    """Refuse a model, built on the meta device, that is far larger than its weight files."""
     weights, most = sum(x.numel() for x in model.parameters()), _TIES * size.elements
     if weights > most + _SPARE_WEIGHTS:
         raise InputError(
@@ -69,11 +65,7 @@ def check_size(model: nn.Module, size: StoredSize, source: object) -> None:
 
 
 def check_complete(model: nn.Module, missing: Iterable[str], source: object) -> None:
-    """Refuse a model whose weights are not all in its files: the others are random.
-
-    Raises:
-        InputError: a weight is missing.
-    """
+    """Refuse a model whose weights are not all in its files: the others are random."""
     names = sorted(missing)
     if names:
         raise InputError(
@@ -232,11 +224,7 @@ def _check_weights_name(name: Any, source: Path, suffixes: tuple[str, ...]) -> N
 
 
 def check_counts(config: dict[str, Any], size: StoredSize, path: Path) -> None:
-    """Refuse counts that are too large for these weights: transformers allocates lists by them.
-
-    Raises:
-        InputError: there is one.
-    """
+    """Refuse counts that are too large for these weights: transformers allocates lists by them."""
     limits = (_LAYERS, size.tensors + _SPARE_LAYERS), (_ROWS, max(size.elements, _SPARE_ROWS))
     for key, value in _entries(config):
         for pattern, limit in limits:

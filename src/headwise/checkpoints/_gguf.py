@@ -81,12 +81,7 @@ Weights = dict[str, tuple[str, Tensor]]
 
 
 def as_gguf(model: Any, _: Any, __: Any, tokenizer: Any) -> Callable[[Path], None]:
-    """Weights, sizes and vocabulary in `model.gguf`; without a tokenizer, no vocabulary.
-
-    Raises:
-        UnsupportedError: llama.cpp would compute something else than the model, or cut texts into
-            other tokens than the tokenizer.
-    """
+    """Weights, sizes and vocabulary in `model.gguf`; without a tokenizer, no vocabulary."""
     name, config = type(model).__name__, model.config
     if name not in _WRITTEN_AS:
         raise UnsupportedError(

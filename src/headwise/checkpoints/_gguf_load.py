@@ -42,11 +42,7 @@ class _AllKeys:
 
 
 def find_gguf(source: Any, caller: str) -> Path | None:
-    """The GGUF file that a source names, or the only one in a folder without safetensors.
-
-    Raises:
-        InputError: there is no such file, or a folder has several.
-    """
+    """The GGUF file that a source names, or the only one in a folder without safetensors."""
     path = Path(source)
     if path.suffix.lower() == _ENDING and not path.is_dir():
         if not path.is_file():
@@ -66,10 +62,6 @@ def load_gguf(path: Path) -> nn.Module:
 
     Most of the time goes into lists that gguf's reader walks through in Python, once for the sizes
     and once for the weights: 12 of 21 seconds for a vocabulary of 49,152 tokens.
-
-    Raises:
-        InputError: the file is damaged, claims sizes that it does not hold, lacks weights, or is of
-            an architecture that the reader does not know.
     """
     metadata, size = _check(path, "load")
     refuse_adapter(path.parent)
@@ -108,11 +100,7 @@ def load_gguf(path: Path) -> nn.Module:
 
 
 def load_gguf_tokenizer(path: Path) -> Any:
-    """The tokenizer in a file, with its chat template.
-
-    Raises:
-        InputError: the file is damaged, or holds none that can be opened.
-    """
+    """The tokenizer in a file, with its chat template."""
     _check(path, "load_tokenizer")
     import transformers
     from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
@@ -131,11 +119,7 @@ def load_gguf_tokenizer(path: Path) -> Any:
 
 
 def _check(path: Path, caller: str) -> tuple[dict[str, Any], StoredSize]:
-    """The metadata of a file, and its number of tensors and weights.
-
-    Raises:
-        InputError: the file ends early, its tensors overlap, or a count is far too large.
-    """
+    """The metadata of a file, and its number of tensors and weights."""
     gguf = require("gguf", "gguf", caller)
     require("accelerate", "gguf", caller)
     reader = require("transformers.integrations.gguf", "gguf", caller)

@@ -37,9 +37,6 @@ def as_onnx(model: Any, _: Any, batch: Any, *__: Any) -> Callable[[Path], None]:
     """The graph of an encoder, its weights and its configuration.
 
     Batches may have any size, and texts and sounds any length, whatever those of `batch`.
-
-    Raises:
-        UnsupportedError: the model writes texts, or has weights that the runtimes cannot compute.
     """
     name = type(model).__name__
     batch = example_input(model) if batch is None else batch

@@ -42,11 +42,7 @@ def list_texts(who: str, texts: Any, name: str = "texts") -> list[str]:
 
 
 def one_text(who: str, text: Any, name: str = "text") -> str:
-    """A single text, as it is.
-
-    Raises:
-        ArgumentError: it is a path, not a string, or cannot be encoded.
-    """
+    """A single text, as it is."""
     if isinstance(text, str):
         [text] = _strings(who, name, text, str)
         return str(text)
@@ -73,10 +69,6 @@ def list_pairs(who: str, texts: Any, targets: Any = None) -> list[tuple[str, str
     """Each text with its target; None takes each text as its own target.
 
     Pairs with white space alone on both sides are left out.
-
-    Raises:
-        ArgumentError: as for `list_texts`, or the numbers of texts and targets differ.
-        InputError: as for `list_texts`, or only one side of a pair is empty.
     """
     if targets is None:
         return [(text, text) for text in list_texts(who, texts)]
@@ -99,11 +91,7 @@ def list_pairs(who: str, texts: Any, targets: Any = None) -> list[tuple[str, str
 
 
 def list_items(who: str, name: str, items: Any, *kinds: type) -> list[Any]:
-    """Items of some types as a list, in order; a single item becomes a list of one.
-
-    Raises:
-        ArgumentError: an item has another type.
-    """
+    """Items of some types as a list, in order; a single item becomes a list of one."""
     expected = f"a {' or '.join(kind.__name__ for kind in kinds)}, or a list of them"
     if isinstance(items, kinds):
         return [items]
@@ -139,9 +127,6 @@ def refuse_path(who: str, name: str, texts: Any) -> None:
     """Refuse a path, or paths alone, in place of texts.
 
     A string is one if it names a file, or is a single word that ends like one.
-
-    Raises:
-        ArgumentError: it is.
     """
     given = texts if isinstance(texts, list | tuple) else [texts]
     if given and all(_is_path(path, is_alone=path is texts) for path in given):

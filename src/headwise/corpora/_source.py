@@ -22,11 +22,7 @@ def name_of(source: Source) -> str:
 
 
 def text_of(source: Source, who: str) -> str:
-    """The text of a UTF-8 file, without a byte order mark.
-
-    Raises:
-        InputError: the file cannot be read, or is not UTF-8.
-    """
+    """The text of a UTF-8 file, without a byte order mark."""
     try:
         if isinstance(source, str | os.PathLike):
             return decode(Path(source).read_bytes())
@@ -59,11 +55,7 @@ def fault_at(who: str, path: Source, line: int) -> Fault:
 
 
 def json_line(line: str, fault: Fault) -> Any:
-    """The value of a JSON line.
-
-    Raises:
-        InputError: the line is not JSON.
-    """
+    """The value of a JSON line."""
     try:
         return parse_json(line)
     except (ValueError, RecursionError) as error:

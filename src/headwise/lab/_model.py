@@ -214,8 +214,6 @@ def encode_prompt(tokenizer: "tokenizers.Tokenizer", prompt: str, context: int) 
 
     Args:
         context: The most tokens that the model reads.
-    Raises:
-        InputError: a word of the prompt is unknown, or the prompt does not fit the context.
     """
     for word in prompt.split():
         # No vocabulary has words with lone surrogates, and a tokenizer cannot look them up.

@@ -69,12 +69,7 @@ def translate(theirs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Tenso
 
 
 def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Refuse unknown names, missing names and other shapes before any tensor is copied.
-
-    Raises:
-        ArgumentError: names are unknown or missing.
-        ShapeError: a tensor has another shape.
-    """
+    """Refuse unknown names, missing names and other shapes before any tensor is copied."""
     unknown, missing = (
         sorted(state.keys() - expected.keys()),
         sorted(expected.keys() - state.keys()),

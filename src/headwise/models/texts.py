@@ -359,11 +359,7 @@ def without_logits(model: nn.Module) -> dict[str, Tensor]:
 
 
 def check_ids(where: str, ids: Iterable[int], model: nn.Module) -> None:
-    """Check that the model has all tokens.
-
-    Raises:
-        ArgumentError: it does not have one of them.
-    """
+    """Check that the model has all tokens."""
     tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
     size = getattr(getattr(model, "config", None), "vocab_size", max(tables, default=None))
     for token in ids:

@@ -196,8 +196,6 @@ def ablate_each(
     Args:
         sharing: The heads of each role, the strongest first.
         on_progress: Called after each head with the number of heads done and of all.
-    Raises:
-        ArgumentError: there is no behavior, two have one name, or a loss is not finite.
     """
     names = [behavior.name for behavior in behaviors]
     if len(set(names)) < len(names) or not names:

@@ -52,10 +52,6 @@ def resolve_heads(heads: HeadsLike, existing: Iterable[Head]) -> list[Head]:
     """Resolve head names of any form to existing addresses, in the same order.
 
     A pair `(5, 3)` or a mapping `{5: [3]}` is enough if the model has one stack.
-
-    Raises:
-        HeadError: a head does not exist, is named twice, or a pair matches heads of several
-            stacks.
     """
     known = set(existing)
     resolved = [_resolve(head, known) for head in list_heads(heads)]
@@ -66,11 +62,7 @@ def resolve_heads(heads: HeadsLike, existing: Iterable[Head]) -> list[Head]:
 
 
 def list_heads(heads: HeadsLike) -> list[HeadLike]:
-    """The names of heads in any form, one by one; they may not exist.
-
-    Raises:
-        HeadError: it names no heads.
-    """
+    """The names of heads in any form, one by one; they may not exist."""
     if is_head(heads):
         return [heads]
     try:

@@ -117,11 +117,7 @@ class Totals:
         )
 
     def __add__(self, other: "Totals") -> "Totals":
-        """The totals of other texts on the same heads.
-
-        Raises:
-            ArgumentError: only one of the two has the sums of each text.
-        """
+        """The totals of other texts on the same heads."""
         sums = {name: getattr(self, name) + getattr(other, name) for name in COLUMNS}
         # fmax: the maximum of a side without eligible rows is NaN.
         sums["maximum"] = np.fmax(self.maximum, other.maximum)

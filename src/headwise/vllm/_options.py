@@ -38,13 +38,7 @@ def make_options(
     heads: HeadsLike | str | os.PathLike[str] | None = None,
     exact: bool = True,
 ) -> Options:
-    """Check what `watch` is given, and write it in values that every process can read.
-
-    Raises:
-        ArgumentError: `request`, `every` or `layers` is invalid, or a span has a name that no
-            client can write.
-        UnsupportedError: the request has something that is not served.
-    """
+    """Check what `watch` is given, and write it in values that every process can read."""
     request = Request() if request is None else request
     if not isinstance(request, Request):
         raise ArgumentError(f"vllm.watch: request={request!r}. Give a Request(...).")
@@ -77,12 +71,7 @@ def make_options(
 
 
 def server_options(text: str) -> Options:
-    """The options of a server, from the JSON object in its environment.
-
-    Raises:
-        InputError: it is not JSON.
-        ArgumentError: an option is unknown or of another type, or `path` is missing.
-    """
+    """The options of a server, from the JSON object in its environment."""
     try:
         values = json.loads(text)
     except ValueError as error:
@@ -149,8 +138,6 @@ def read_spans(text: object, names: Collection[str]) -> dict[str, tuple[int, int
     Args:
         text: What the client sent, which may be anything.
         names: The spans that are watched.
-    Raises:
-        ArgumentError: it is malformed, or names a span that is not watched.
     """
     parts = text.split() if isinstance(text, str) else [repr(text)]
     stretches: dict[str, tuple[int, int]] = {}

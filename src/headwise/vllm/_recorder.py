@@ -249,12 +249,7 @@ TESTED = ("0.32",)  # minor versions
 
 
 def layers_of(worker: Any, numbers: Collection[int] | None) -> tuple[str, dict[int, Any]]:
-    """The version of vLLM, and the attention layers to watch by number, each of them checked.
-
-    Raises:
-        UnsupportedError: the version, configuration or a layer cannot be watched.
-        ArgumentError: there is no such layer.
-    """
+    """The version of vLLM, and the attention layers to watch by number, each of them checked."""
     import vllm
     from vllm.model_executor.layers.attention import Attention
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
@@ -325,9 +320,6 @@ def open_pages(layer: Any) -> pages.PageLayer:
 
     The layout is tested: vLLM writes keys into two scratch blocks, and the sums of one query that
     the kernel reads there are compared with PyTorch's.
-
-    Raises:
-        UnsupportedError: the layout or the width of a head is another.
     """
     from vllm import _custom_ops as ops
 

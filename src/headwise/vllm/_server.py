@@ -37,9 +37,6 @@ def line_writer(path: str, recorder: Any) -> Callable[[Sent], None]:
     """What appends a line for each request to a file.
 
     A disk that is full must not stop the engine: lines that were lost are counted in the next one.
-
-    Raises:
-        OutputError: the file cannot be opened, or is none: a link or a device might be a trap.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:

@@ -66,12 +66,7 @@ def watch(
 
 
 def _caller(llm: Any) -> Callable[[Options | None, bool], bytes]:
-    """What calls the worker: a function in the same process, else a name; nothing is pickled.
-
-    Raises:
-        ArgumentError: it is no LLM.
-        UnsupportedError: the engine has a process of its own, without our call.
-    """
+    """What calls the worker: a function in the same process, else a name; nothing is pickled."""
     from vllm import LLM
     from vllm.v1.engine.core_client import InprocClient
     from vllm.v1.executor.uniproc_executor import UniProcExecutor

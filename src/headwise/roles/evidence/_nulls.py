@@ -108,11 +108,7 @@ class Evidence:
         return self.models * sum(map(self.wants, _MODELS))
 
     def models_like(self, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        """Build the null models one at a time, each with the name of its null.
-
-        Raises:
-            UnsupportedError: a null that was requested by name is not available.
-        """
+        """Build the null models one at a time, each with the name of its null."""
         for name, (make, missing) in _MODELS.items():
             for number in range(self.models if self.wants(name) else 0):
                 null_model = make(model, self.seed + number)

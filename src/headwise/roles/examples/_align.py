@@ -124,12 +124,7 @@ def head_weights(calls: Calls, head: Head) -> Float[Tensor, "B T S"]:
 def cross_attention(
     caller: str, model: nn.Module, inputs: Mapping[str, Any], outputs: Sequence[Sequence[int]]
 ) -> Calls:
-    """Run an encoder-decoder once, with the outputs as its labels, and keep what it attends with.
-
-    Raises:
-        ArgumentError: encoder outputs are not in a form that models take.
-        UnsupportedError: no cross-attention call was captured.
-    """
+    """Run an encoder-decoder with the outputs as its labels, and keep what it attends with."""
     encoded = inputs.get("encoder_outputs", ())
     if isinstance(encoded, Tensor) or type(encoded) is dict:  # and no output of transformers
         raise ArgumentError(
@@ -205,11 +200,7 @@ def source_columns(caller: str, calls: Calls, lengths: Sequence[int] | None) -> 
 
 
 def check_outputs(caller: str, outputs: Any) -> list[list[int]]:
-    """The outputs as lists.
-
-    Raises:
-        ArgumentError: there is none, or one is empty.
-    """
+    """The outputs as lists."""
     listed = outputs.tolist() if isinstance(outputs, Tensor) else list(outputs)
     if not listed or any(isinstance(output, Integral | str) for output in listed):
         raise ArgumentError(

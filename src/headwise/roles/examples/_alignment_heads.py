@@ -114,11 +114,7 @@ class AlignedBatch:
 
 
 def _stretches(text: str, words: Sequence[str]) -> list[Span]:
-    """The characters of each word, one after another.
-
-    Raises:
-        ArgumentError: a word does not follow.
-    """
+    """The characters of each word, one after another."""
     stretches: list[Span] = []
     end = 0
     for word in map(str.strip, words):
@@ -270,11 +266,7 @@ def find_alignment_heads(
 
 
 def _checked_outputs(batches: Sequence[AlignedBatch], most: int) -> list[list[list[int]]]:
-    """The outputs of each batch.
-
-    Raises:
-        ArgumentError: spans do not fit them, or there are none.
-    """
+    """The outputs of each batch."""
     checked = []
     if most < 1 or not batches:
         raise ArgumentError(

@@ -37,11 +37,7 @@ def export_heads(
 
 
 def ending_in(ending: str, caller: str, path: Path) -> Path:
-    """The path.
-
-    Raises:
-        ArgumentError: it does not end so.
-    """
+    """The path."""
     if path.suffix != ending:
         raise ArgumentError(f"{caller}: {path} ends in {path.suffix!r}. End it in {ending}.")
     return path

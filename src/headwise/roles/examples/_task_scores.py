@@ -243,11 +243,7 @@ def right_stretches(examples: Sequence[TokenExample]) -> IsRight:
 def masses_of(
     model: nn.Module, examples: Sequence[TokenExample], on_progress: Progress | None = None
 ) -> tuple[tuple[Head, ...], Masses]:
-    """The heads of a model, and the mass that each gives to each stretch under its own kernel.
-
-    Raises:
-        UnsupportedError: the model cannot be observed exactly, or has no self-attention.
-    """
+    """The heads of a model, and the mass that each gives to each stretch under its own kernel."""
     K = max(len(example.stretches) for example in examples)
     names = tuple(f"stretch {number}" for number in range(K))
     request = Request(statistics=(), spans=names, queries="all", per_text=True)

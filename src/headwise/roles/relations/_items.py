@@ -68,12 +68,7 @@ class Item:
 
 
 def as_item(text: TokenText, roles: Sequence[Role]) -> Item:
-    """Turn a text into an item, with its pairs of every role.
-
-    Raises:
-        ArgumentError: a role returns something other than pairs of whole numbers, a pair outside
-            the text, or one that is not among its candidates.
-    """
+    """Turn a text into an item, with its pairs of every role."""
     whole = text.text
     spans = [(mention.start, mention.end) for mention in whole.mentions]
     nodes: dict[Level, list[Sequence[int]]] = {

@@ -172,11 +172,7 @@ Relations = Mapping[str, Relation]
 
 
 def own_roles(who: str, relations: Relations) -> list[Role]:
-    """The roles of the user's own relations.
-
-    Raises:
-        ArgumentError: they are not relations by name, or of the kind of probes.
-    """
+    """The roles of the user's own relations."""
     if not isinstance(relations, Mapping) or not all(
         isinstance(relation, ChoiceRelation | Role) or callable(relation)
         for relation in relations.values()

@@ -233,11 +233,7 @@ def rows_of_batches(lengths: Sequence[int], tokens: int) -> list[list[int]]:
 
 
 def check_reads_one_text(who: str, model: nn.Module) -> None:
-    """Refuse a model without text input, or with queries and keys from two texts.
-
-    Raises:
-        UnsupportedError: it is an encoder-decoder, or takes no token ids.
-    """
+    """Refuse a model without text input, or with queries and keys from two texts."""
     check_reads_text(who, model)
     if reads_two_texts(model):
         raise UnsupportedError(
