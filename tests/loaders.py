@@ -21,7 +21,6 @@ from headwise.checkpoints import _save, source_files
 from headwise.corpora import Example, Grammar, read_examples
 from headwise.errors import OutputError
 from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer
-from headwise.lab import load as load_lab
 from headwise.lab import save as save_lab
 from headwise.lab._train import TrainingRun
 from headwise.report import Comparison, compare_tables
@@ -124,7 +123,11 @@ def _checkpoints(folder: Path) -> Loaders:
     vocabulary = Grammar().vocabulary
     model = MiniGPT(MiniGPTConfig(len(vocabulary), 7, 6, 2, n_layers=1, mlp_ratio=1))
     lab = save_lab(model, folder / "lab", tokenizer=make_tokenizer(vocabulary))
-    loaders = {f"lab {p.name}": Loader(p, lambda p: load_lab(p.parent)) for p in _files(lab)}
+    readers = {p: hw.load_tokenizer if p.name == "tokenizer.json" else hw.load for p in _files(lab)}
+    loaders = {
+        f"lab {p.name}": Loader(p, lambda p, read=read: read(p.parent))
+        for p, read in readers.items()
+    }
     loaders |= {f"layer {p.name}": Loader(p, lambda p: hw.load(p.parent)) for p in _files(layer)}
     return loaders | {
         "unfinished training": _unfinished_training(folder / "training.safetensors"),

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwise import load, load_tokenizer
 from headwise.corpora import BOS, EOS, PAD, Grammar
 from headwise.lab import (
     MiniGPT,
     MiniGPTConfig,
     TrainSettings,
     evaluate,
-    load,
     make_tokenizer,
     sample,
     save,
@@ -223,7 +223,7 @@ def test_the_learning_rate_rises_then_falls_to_a_tenth(steps, warmup):
 def test_a_saved_file_loads_equal(tmp_path, sizes):
     model = small_model(3, **sizes)
     save(model, tmp_path / "a" / "b", tokenizer=TOKENIZER)
-    again, tokenizer = load(tmp_path / "a" / "b")
+    again, tokenizer = (read(tmp_path / "a" / "b") for read in (load, load_tokenizer))
     assert again.config == model.config
     assert_same_weights(again, model)
     assert tokenizer.to_str() == TOKENIZER.to_str()
@@ -234,7 +234,7 @@ def test_a_saved_file_loads_equal(tmp_path, sizes):
 def test_saving_over_a_model_replaces_it(tmp_path):
     save(small_model(1), tmp_path, tokenizer=TOKENIZER)
     save(small_model(2, n_layers=1), tmp_path, tokenizer=TOKENIZER)
-    assert_same_weights(load(tmp_path)[0], small_model(2, n_layers=1))
+    assert_same_weights(load(tmp_path), small_model(2, n_layers=1))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "headwise.json",
         "model.safetensors",
@@ -244,7 +244,7 @@ def test_saving_over_a_model_replaces_it(tmp_path):
 
 def test_training_saves_the_model_it_returns(tmp_path):
     trained = train(SMALL, tmp_path)
-    assert_same_weights(trained.model, load(tmp_path)[0])
+    assert_same_weights(trained.model, load(tmp_path))
 
 
 # Evaluation and sampling.

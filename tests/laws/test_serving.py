@@ -28,8 +28,14 @@ from headwise.kernels import pages
 from headwise.tables import resolve_heads
 from headwise.vllm import ServedWatch, register, spans, watch
 from headwise.vllm._options import counted_positions, make_options, read_spans, server_options
-from headwise.vllm._recorder import Sent, _packed, open_pages, why_no_layer, why_not_served
-from headwise.vllm._server import line_writer
+from headwise.vllm._recorder import (
+    Sent,
+    _packed,
+    line_writer,
+    open_pages,
+    why_no_layer,
+    why_not_served,
+)
 
 DEFAULTS = (1, None, None, True)
 

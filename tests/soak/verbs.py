@@ -17,7 +17,6 @@ from headwise import _checkpoint
 from headwise.checkpoints import _save
 from headwise.corpora import Grammar
 from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer, train
-from headwise.lab import load as load_lab
 from headwise.lab import save as save_lab
 from studies import make_study
 
@@ -60,7 +59,7 @@ def _train(folder: Path) -> None:
 def _read_lab(folder: Path) -> str:
     if not (folder / "headwise.json").exists():
         return ""
-    load_lab(folder)
+    hw.load(folder), hw.load_tokenizer(folder)
     return _digest(folder, "headwise.json", "model.safetensors", "tokenizer.json")
 
 

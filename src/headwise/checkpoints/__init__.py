@@ -5,10 +5,10 @@ from headwise.checkpoints._fresh_process import SENTENCES as SENTENCES
 from headwise.checkpoints._load import load as load
 from headwise.checkpoints._load import load_processor as load_processor
 from headwise.checkpoints._load import load_tokenizer as load_tokenizer
+from headwise.checkpoints._manifest import compose_heads as compose_heads
+from headwise.checkpoints._manifest import originals_of as originals_of
+from headwise.checkpoints._manifest import set_original_heads as set_original_heads
 from headwise.checkpoints._manifest import write_layer as write_layer
-from headwise.checkpoints._original_heads import compose_heads as compose_heads
-from headwise.checkpoints._original_heads import originals_of as originals_of
-from headwise.checkpoints._original_heads import set_original_heads as set_original_heads
 from headwise.checkpoints._resize import CONFIG_PREFIX as CONFIG_PREFIX
 from headwise.checkpoints._resize import BiasHeads as BiasHeads
 from headwise.checkpoints._resize import LayerConfig as LayerConfig

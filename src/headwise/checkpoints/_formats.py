@@ -22,12 +22,14 @@ from headwise._tensors import misfits, output_errors
 from headwise.checkpoints import _resize
 from headwise.checkpoints._manifest import (
     MANIFEST,
+    ORIGINAL,
+    compose_heads,
     describe_changes,
     differences_of,
+    original_heads,
     sketch,
     write_layer,
 )
-from headwise.checkpoints._original_heads import ORIGINAL, compose_heads, original_heads
 from headwise.checkpoints._per_layer import write_layers
 from headwise.checkpoints._resize import BiasHeads, is_bias_table
 from headwise.checkpoints._torch_layer import TorchCompatibleAttention

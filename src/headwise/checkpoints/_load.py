@@ -25,13 +25,14 @@ from headwise.checkpoints._gguf_load import find_gguf, load_gguf, load_gguf_toke
 from headwise.checkpoints._manifest import (
     CHANGED,
     LAYER,
+    ORIGINAL,
     apply_changes,
     changed_class,
     read_layer,
     read_manifest,
+    read_original,
     sketch,
 )
-from headwise.checkpoints._original_heads import ORIGINAL, read_original
 from headwise.checkpoints._per_layer import read_layers
 from headwise.checkpoints._source_files import TOKENIZER_FILES
 from headwise.errors import ArgumentError, HeadwiseError, InputError
@@ -99,7 +100,7 @@ def load(
     elif manifest.get("format") == LAYER:
         model = read_layer(folder, manifest)
     else:
-        model = read_model(folder, apply_changes)
+        model = read_model(folder, manifest, apply_changes)
     if attn_implementation is not None:
         set_attention(model, attn_implementation)
     return model.to(device=device, dtype=dtype).eval()

@@ -107,13 +107,7 @@ def read_answers(path: str | os.PathLike[str]) -> list[tuple[str, str, str | Non
         InputError: the file cannot be read or holds no example, or a line is not such an object.
             The error names the line.
     """
-    who = "read_answers"
-    answers = [
-        _answers(line, fault_at(who, path, number))
-        for number, line in enumerate(lines_of(path, who), 1)
-        if line.strip()
-    ]
-    return check_filled(answers, path, who, "example. Name a file of JSON lines")
+    return read_each(path, "read_answers", _answers, what="example. Name a file of JSON lines")
 
 
 def _answers(line: str, fault: Fault) -> tuple[str, str, str | None]:

@@ -74,7 +74,9 @@ def located_by(fault: Fault) -> Iterator[None]:
         raise fault(str(error).removeprefix("AnnotatedText: ")) from error
 
 
-def read_each(path: Source, who: str, make: Callable[[str, Fault], T], skip: int = 0) -> list[T]:
+def read_each(
+    path: Source, who: str, make: Callable[[str, Fault], T], *, skip: int = 0, what: str = ""
+) -> list[T]:
     """What `make` reads from each line that is not blank, given a way to name its faults.
 
     Args:
@@ -84,7 +86,7 @@ def read_each(path: Source, who: str, make: Callable[[str, Fault], T], skip: int
     """
     lines = enumerate(lines_of(path, who)[skip:], skip + 1)
     made = [make(line, fault_at(who, path, number)) for number, line in lines if line.strip()]
-    return check_filled(made, path, who)
+    return check_filled(made, path, who, what)
 
 
 def check_filled(made: list[T], path: Source, who: str, what: str = "") -> list[T]:

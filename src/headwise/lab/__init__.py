@@ -1,6 +1,5 @@
 """The Mini-GPT lab: a small model, its training on a generated grammar, and its evaluation."""
 
-from headwise.lab._checkpoint import load as load
 from headwise.lab._checkpoint import read_model as read_model
 from headwise.lab._checkpoint import read_tokenizer as read_tokenizer
 from headwise.lab._checkpoint import save as save

@@ -1,4 +1,4 @@
-"""Saves and loads a Mini-GPT as JSON and safetensors, never as a pickle."""
+"""Saves a Mini-GPT as JSON and safetensors, and reads it for `headwise.load`."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from headwise._extras import require
 from headwise._renamed import renamed
 from headwise._tensors import build_to_fit, misfits, read_tensors, write_tensors
 from headwise.errors import ArgumentError, InputError
-from headwise.files import build_from, files_beside, make_folder, read_object
+from headwise.files import build_from, files_beside, make_folder
 from headwise.lab._model import MiniGPT, MiniGPTConfig
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 FORMAT = "headwise/1"
 Begin = Callable[[MiniGPT, Any], None]
 _CONFIG, _WEIGHTS, _TOKENIZER = "headwise.json", "model.safetensors", "tokenizer.json"
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 @renamed(tokenizer=1)
@@ -72,85 +71,44 @@ def _check_sizes(model: MiniGPT, weights: Mapping[str, Tensor]) -> None:
         )
 
 
-def load(folder: str | os.PathLike[str]) -> tuple[MiniGPT, "tokenizers.Tokenizer"]:
-    """Load what `save` wrote. The model is in evaluation mode.
-
-    Only JSON and safetensors are read: nothing in the folder can run code.
-
-    Raises:
-        InputError: the folder or a file in it is missing, damaged, a pickle, of an unknown
-            format, or the weights do not fit the sizes.
-    """
-    return read_model(folder), read_tokenizer(folder)
-
-
-def read_model(folder: str | os.PathLike[str], begin: Begin | None = None) -> MiniGPT:
-    """Load the model, in evaluation mode.
+def read_model(folder: Path, about: Mapping[str, Any], begin: Begin) -> MiniGPT:
+    """Load the model of a folder, in evaluation mode.
 
     Args:
+        about: The content of its `headwise.json`.
         begin: Called with the new model and the saved `cut`, before the weights are loaded.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise InputError(f"load: there is no folder {folder}. Name one that holds {_CONFIG}.")
-    sizes = _existing(folder, _CONFIG)
-    config, cut = _read_sizes(sizes)
-    path = _existing(folder, _WEIGHTS)
+    sizes, path = folder / _CONFIG, folder / _WEIGHTS
+    for key, known in (("format", FORMAT), ("architecture", "MiniGPT")):
+        if about.get(key) != known:
+            raise InputError(
+                f"load: {sizes} has the {key} {about.get(key)!r}. This version reads {known!r}."
+            )
+    problem, advice = f"load: the sizes in {sizes} cannot be read", "Save the model again."
+    config = build_from(lambda: MiniGPTConfig(**about["config"]), problem, advice)
     weights = read_tensors(path)
     if config.n_layers > len(weights):  # each layer takes memory, on the meta device too
         raise InputError(
             f"load: {sizes} has n_layers={config.n_layers}, but {path} holds {len(weights)} "
             f"tensors. Copy or save the whole folder again."
         )
-    return build_to_fit(lambda: _built(config, cut, begin, sizes), weights, path).eval()
+
+    def build() -> MiniGPT:
+        model = build_from(lambda: MiniGPT(config), problem, advice)
+        if about.get("cut") is not None:
+            begin(model, about["cut"])
+        return model
+
+    return build_to_fit(build, weights, path).eval()
 
 
-def read_tokenizer(folder: str | os.PathLike[str]) -> "tokenizers.Tokenizer":
+def read_tokenizer(folder: Path) -> "tokenizers.Tokenizer":
     """Load the tokenizer."""
     tokenizers = require("tokenizers", "hf", "load")
-    path = _existing(Path(folder), _TOKENIZER)
+    path = folder / _TOKENIZER
     try:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise InputError(
             f"load: {path} is not a tokenizer ({error}). Copy or save it again."
         ) from error
-
-
-def _existing(folder: Path, name: str) -> Path:
-    if (folder / name).is_file():
-        return folder / name
-    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in _PICKLES)
-    if pickles:
-        raise InputError(
-            f"load: {folder} has no {name}, only {pickles[0]}, which is a pickle; pickles can "
-            f"run code. If you trust it, convert it to safetensors."
-        )
-    raise InputError(f"load: {folder} has no {name}. Name a folder that headwise saved.")
-
-
-def _read_sizes(path: Path) -> tuple[MiniGPTConfig, Any]:
-    """The saved configuration and the saved `cut`."""
-    about = read_object(path, "load", "Save the model again.")
-    for key, known in (("format", FORMAT), ("architecture", "MiniGPT")):
-        if about.get(key) != known:
-            raise InputError(
-                f"load: {path} has the {key} {about.get(key)!r}. This version reads {known!r}."
-            )
-    return build_from(
-        lambda: (MiniGPTConfig(**about["config"]), about.get("cut")),
-        f"load: the sizes in {path} cannot be read",
-        "Save the model again.",
-    )
-
-
-def _built(config: MiniGPTConfig, cut: Any, begin: Begin | None, path: Path) -> MiniGPT:
-    """A model of these sizes, before its weights are loaded."""
-    model = build_from(
-        lambda: MiniGPT(config),
-        f"load: the sizes in {path} cannot be read",
-        "Save the model again.",
-    )
-    if begin is not None and cut is not None:
-        begin(model, cut)
-    return model

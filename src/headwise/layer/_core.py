@@ -52,19 +52,8 @@ class HeadNorm(nn.RMSNorm):
 class HeadAttention(nn.Module):
     """`attend` as a module, so that hooks can observe queries, keys and heads.
 
-    The constructor takes the arguments that are the same in every call; a call adds its mask,
-    causality and bias.
-
-    Args:
-        dropout: Share of attention weights dropped in training.
-        scale: The factor on `q · k`. None is `1 / sqrt(head_dim)`.
-        softcap: Logits become `softcap · tanh(logits / softcap)`.
-        window: How many keys are visible on each side of the query.
-        sinks: One more logit per head, in the softmax denominator only. An `nn.Parameter` is
-            learned; another tensor, or one number for all heads, stays constant.
-    Raises:
-        ArgumentError: `dropout` is not a share below 1, `scale` is not finite, `softcap` is not
-            positive, or a side of `window` is negative.
+    The constructor takes what is the same in every call, as `MultiHeadAttention` has it; a call
+    adds its mask, causality and bias.
     """
 
     sinks: Tensor | float | None

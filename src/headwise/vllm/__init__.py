@@ -34,6 +34,6 @@ def __getattr__(name: str) -> Any:
 def register() -> None:
     """The entry point `vllm.general_plugins`: a server that was asked for writes its lines."""
     if "HEADWISE_VLLM" in os.environ:
-        from headwise.vllm._server import write_lines
+        from headwise.vllm._recorder import write_lines
 
         write_lines(os.environ["HEADWISE_VLLM"])
