@@ -46,13 +46,7 @@ def read_with_metadata(
     problem: str = "is not a complete safetensors file",
     advice: str = "Copy or save it again.",
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file.
-
-    Args:
-        function: The function that an error message begins with.
-        problem: What the error message says about the path.
-        advice: What the error message advises.
-    """
+    """The tensors and the metadata of a safetensors file; the rest is what an error says of it."""
     try:
         if os.path.exists(path) and not os.path.isfile(path):
             raise OSError("it is no regular file")

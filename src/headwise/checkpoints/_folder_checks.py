@@ -12,7 +12,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, NamedTuple
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import nn
@@ -35,11 +35,8 @@ _TIES, _SPARE_WEIGHTS = 16, 2**24
 _PACKED = 32  # quantized weights that one stored element may hold
 
 
-class StoredSize(NamedTuple):
-    """The number of tensors in weight files and their total number of elements."""
-
-    tensors: int
-    elements: int
+# The number of tensors in weight files and their total number of elements.
+StoredSize = tuple[int, int]
 
 
 def _stored_size(paths: Iterable[Path]) -> StoredSize:
@@ -50,16 +47,16 @@ def _stored_size(paths: Iterable[Path]) -> StoredSize:
             for name in file.keys():  # noqa: SIM118
                 tensors += 1
                 elements += prod(file.get_slice(name).get_shape())
-    return StoredSize(tensors, elements)
+    return tensors, elements
 
 
 def check_size(model: nn.Module, size: StoredSize, source: object) -> None:
     """Refuse a model, built on the meta device, that is far larger than its weight files."""
-    weights, most = sum(x.numel() for x in model.parameters()), _TIES * size.elements
-    if weights > most + _SPARE_WEIGHTS:
+    weights, (tensors, elements) = sum(x.numel() for x in model.parameters()), size
+    if weights > _TIES * elements + _SPARE_WEIGHTS:
         raise InputError(
             f"load: the configuration of {source} describes a model of {weights:,} weights, but "
-            f"its files hold {size.elements:,} in {size.tensors:,} tensors. Use the configuration "
+            f"its files hold {elements:,} in {tensors:,} tensors. Use the configuration "
             f"that belongs to them."
         )
 
@@ -94,12 +91,11 @@ def check_folder(folder: Path) -> StoredSize:
     for path in {*folder.glob("*.safetensors")} - {*files}:
         with suppress(SafetensorError, OSError):  # a few models read some of these files too
             more = _stored_size([path])
-            tensors, elements = tensors + more.tensors, elements + more.elements
+            tensors, elements = tensors + more[0], elements + more[1]
     if any(key == "quantization_config" for key, _ in _entries(config)):
         elements *= _PACKED
-    size = StoredSize(tensors, elements)
-    check_counts(config, size, folder / CONFIG)
-    return size
+    check_counts(config, (tensors, elements), folder / CONFIG)
+    return tensors, elements
 
 
 def fetch(name: str) -> Path | None:
@@ -225,7 +221,8 @@ def _check_weights_name(name: Any, source: Path, suffixes: tuple[str, ...]) -> N
 
 def check_counts(config: dict[str, Any], size: StoredSize, path: Path) -> None:
     """Refuse counts that are too large for these weights: transformers allocates lists by them."""
-    limits = (_LAYERS, size.tensors + _SPARE_LAYERS), (_ROWS, max(size.elements, _SPARE_ROWS))
+    tensors, elements = size
+    limits = (_LAYERS, tensors + _SPARE_LAYERS), (_ROWS, max(elements, _SPARE_ROWS))
     for key, value in _entries(config):
         for pattern, limit in limits:
             numbers = value if isinstance(value, list) else [value]
@@ -233,7 +230,7 @@ def check_counts(config: dict[str, Any], size: StoredSize, path: Path) -> None:
             if excessive and pattern.search(key):
                 raise InputError(
                     f"load: {path} has {key}={excessive[0]}, but the weight files hold "
-                    f"{size.elements:,} weights in {size.tensors:,} tensors. Give the "
+                    f"{elements:,} weights in {tensors:,} tensors. Give the "
                     f"configuration that belongs to them."
                 )
 

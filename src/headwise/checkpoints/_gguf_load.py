@@ -147,7 +147,7 @@ def _check(path: Path, caller: str) -> tuple[dict[str, Any], StoredSize]:
             f"{caller}: {path} is one of {parts} parts, and one file is read. Merge them with "
             f"llama.cpp's llama-gguf-split --merge."
         )
-    size = StoredSize(len(names), sum(elements for elements, _ in sizes))
+    size = len(names), sum(elements for elements, _ in sizes)
     check_counts(metadata, size, path)
     return metadata, size
 

@@ -19,12 +19,19 @@ from headwise.ownership import example_input
 _DTYPES = (torch.float32, torch.float16)
 
 
+def named_arguments(model: Any, batch: Any) -> Mapping[str, Any]:
+    """The arguments of a model by name: they may be keywords, a tuple, or a single one."""
+    if isinstance(batch, Mapping):
+        return batch
+    arguments = batch if isinstance(batch, tuple) else (batch,)
+    return dict(zip(inspect.signature(model.forward).parameters, arguments, strict=False))
+
+
 def onnx_inputs(model: Any, batch: Any) -> dict[str, Tensor]:
     """A batch by name, with what a tokenizer gives beside ids, if the model takes it."""
     names = inspect.signature(model.forward).parameters
-    if not isinstance(batch, Mapping):
-        batch = dict(zip(names, batch if isinstance(batch, tuple) else (batch,), strict=False))
-    inputs = {name: x for name, x in batch.items() if isinstance(x, Tensor)}
+    given = named_arguments(model, batch)
+    inputs = {name: x for name, x in given.items() if isinstance(x, Tensor)}
     ids = inputs.get("input_ids")
     if ids is not None:
         inputs.setdefault("attention_mask", torch.ones_like(ids))

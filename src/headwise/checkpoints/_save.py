@@ -1,7 +1,5 @@
 """`save`: write a model into a folder that headwise or other libraries can load."""
 
-import inspect
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from headwise.checkpoints._fresh_process import (
     encode_sentences,
     sentence_class,
 )
-from headwise.checkpoints._onnx import onnx_inputs
+from headwise.checkpoints._onnx import named_arguments, onnx_inputs
 from headwise.checkpoints._source_files import copy_source_files, source_files, source_folder
 from headwise.errors import ArgumentError, OutputError, UnsupportedError
 from headwise.files import as_path, folder_beside
@@ -178,10 +176,7 @@ def check_fresh(reader: Reader, folder: Path, model: nn.Module, batch: Any = Non
 
 def _without_padding(output: Tensor, model: nn.Module, batch: Any) -> Tensor:
     """An output with zeros at padding tokens, where implementations of attention differ."""
-    named = batch
-    if not isinstance(batch, Mapping):
-        names = inspect.signature(model.forward).parameters
-        named = dict(zip(names, batch if isinstance(batch, tuple) else (batch,), strict=False))
+    named = named_arguments(model, batch)
     for name in ("attention_mask", "decoder_attention_mask"):
         mask = named.get(name)
         if isinstance(mask, Tensor) and mask.ndim == 2 and output.shape[:2] == mask.shape:
@@ -210,7 +205,9 @@ def _compare(model: nn.Module, actual: list[Tensor] | str, expected: list[Tensor
 
 def _write_around(model: nn.Module, inner: nn.Module, folder: Path) -> None:
     """Write a model of sentence-transformers without the weights of the transformer in it."""
-    outer: Any = around(model, _Unwritten(inner.config))
+    unwritten: Any = nn.Module()  # in place of the transformer, whose weights `save` writes
+    unwritten.config, unwritten.save_pretrained = inner.config, lambda *_, **__: None
+    outer: Any = around(model, unwritten)
     outer.save(str(folder), create_model_card=False)
     for path in sorted(folder.rglob("*")):
         if path.suffix in (".bin", ".pt", ".pth", ".pkl"):
@@ -219,17 +216,6 @@ def _write_around(model: nn.Module, inner: nn.Module, folder: Path) -> None:
                 f"{path.relative_to(folder)}, a pickle, which can run code. Save the transformer "
                 f"inside it."
             )
-
-
-class _Unwritten(nn.Module):
-    """A placeholder for the transformer, whose weights `save` writes."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.config = config
-
-    def save_pretrained(self, *_: Any, **__: Any) -> None:
-        return
 
 
 def _open_around(folder: Path, inner: nn.Module) -> nn.Module | None:
