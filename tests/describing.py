@@ -16,6 +16,7 @@ from headwise import masks, reference
 from headwise.errors import ArgumentError
 from headwise.kernels import (
     AttentionProblem,
+    AttentionRule,
     KernelChoice,
     RowRequest,
     RowStatistics,
@@ -173,10 +174,35 @@ def everything(problem: Problem, seed: int, **more: Any) -> RowRequest:
 
 def described(problem: Problem, request: RowRequest, backend: str) -> RowStatistics:
     """The row statistics of a problem by a kernel."""
-    options = problem.how | {"head_dim": problem.q.shape[-1]}
+    return row_statistics(*problem.qkv, rule_of(problem), request, backend=backend)
+
+
+def rule_of(problem: Problem) -> AttentionRule:
+    """The rule of a problem's arguments."""
     names = {"causal": "is_causal", "window": "near"}
-    rule = make_rule(**{names.get(name, name): x for name, x in options.items()})
-    return row_statistics(*problem.qkv, rule, request, backend=backend)
+    options = {names.get(name, name): x for name, x in problem.how.items()}
+    return make_rule(head_dim=problem.q.shape[-1], **options)
+
+
+def gradients_by_definition(problem: Problem) -> tuple[Tensor, ...]:
+    """Gradients of an explicit softmax in float64."""
+    q, k, v = (x.clone().requires_grad_() for x in problem.qkv)
+    groups, rule = q.shape[1] // k.shape[1], rule_of(problem)
+    logits = rule.scale * (q @ k.repeat_interleave(groups, 1).mT)
+    if rule.softcap:
+        logits = rule.softcap * torch.tanh(logits / rule.softcap)
+    T, S = logits.shape[-2:]
+    if rule.bias is not None:
+        logits = logits + problem.how["bias"]
+    if rule.visible is not None:
+        logits = logits.masked_fill(~rule.visible.dense(T, S), -torch.inf)
+    if rule.sinks is not None:
+        sinks = rule.sinks[:, None, None].expand(*logits.shape[:-1], 1)
+        logits = torch.cat([logits, sinks], -1)
+    empty = (logits == -torch.inf).all(-1, keepdim=True)
+    weights = logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+    heads = weights[..., :S] @ v.repeat_interleave(groups, 1)
+    return torch.autograd.grad(heads.square().sum(), (q, k, v))
 
 
 def assert_same(ours: RowStatistics, exact: RowStatistics, close: float) -> None:

@@ -166,6 +166,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (PRUNE + "0 --force", "plan: remove=0.0. Give a share between"),
     ("report model --text t.txt --save t.txt", "output: --save t.txt is the input --text t"),
     ("report --text t.txt", "report: --text is for a MODEL, and none is named"),
+    ("report --target t.txt", "report: --target is for a MODEL, and none is named"),
     ("report --device cpu", "report: --device is for a MODEL, and none is named"),
     ("report --no-roles", "report: --no-roles is for a MODEL, and none is named"),
     ("report --pruning", "report: --pruning is for a MODEL, and none is named"),

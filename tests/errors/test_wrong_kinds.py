@@ -194,6 +194,7 @@ def test_earlier_names_work_with_a_warning(warning: str, opened: tuple[Any, Any]
     assert str(result) == str(now(*opened))
 
 
+# The doors of lists of texts have laws of their own.
 TEXT_DOORS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "links": lambda model, tokenizer, text: hw.links(model, text, "a", "b", tokenizer=tokenizer),
     "attentions": lambda model, tokenizer, text: hw.attentions(
@@ -204,22 +205,10 @@ TEXT_DOORS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "find_heads": lambda model, tokenizer, text: hw.find_heads(
         model, [hw.Example(text, (0, 1), [(1, 2)], [(2, 3)])], tokenizer=tokenizer
     ),
-    "find_roles": lambda model, tokenizer, text: hw.find_roles(model, [text], tokenizer=tokenizer),
-    "importance": lambda model, tokenizer, text: hw.importance(
-        model, ["a", text], tokenizer=tokenizer
-    ),
-    "prune_curves": lambda model, tokenizer, text: hw.prune_curves(
-        model, ["a", text], {"mine": [(0, 1)]}, tokenizer=tokenizer
-    ),
-    "recover": lambda model, tokenizer, text: hw.recover(
-        model, hw.load(MINILM), ["a", text], tokenizer=tokenizer
-    ),
-    "study": lambda model, tokenizer, text: hw.study(model, [text], tokenizer=tokenizer),
     "compare": lambda model, tokenizer, text: hw.compare(model, model, [text], tokenizer=tokenizer),
     "task_examples": lambda model, tokenizer, text: task_examples(
         "needle", [text], tokenizer=tokenizer
     ),
-    "induction": lambda model, tokenizer, text: induction(model, ["a", text], tokenizer=tokenizer),
     "cache_plan": lambda model, tokenizer, text: hw.cache_plan(
         DECODER, ["a", text], keep=0.5, tokenizer=tokenizer
     ),

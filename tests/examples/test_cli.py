@@ -120,20 +120,6 @@ def test_without_an_output_the_rows_are_printed(folder: Path, text: Path) -> Non
     assert "sink" not in header  # a statistic that this model does not have
 
 
-def test_statistics_are_selected_by_name(folder: Path, text: Path, tmp_path: Path) -> None:
-    out = tmp_path / "table.csv"
-    statistics = "entropy, participation,top(first)"
-    done = headwise(
-        "observe", folder, "--text", text, "--statistics", statistics, "--per-text", "-o", out
-    )
-    assert done.code == 0
-    table = HeadTable.load(out)
-    assert table.statistics == ("entropy", "participation", "top(first)")
-    low, high = table.interval("participation")
-    assert (low <= table.mean("participation")).all()
-    assert (table.mean("participation") <= high).all()
-
-
 def test_every_statistic_of_a_table_can_be_requested(
     folder: Path, text: Path, tmp_path: Path
 ) -> None:
@@ -147,24 +133,6 @@ def test_every_statistic_of_a_table_can_be_requested(
     top = json.loads(headwise(*arguments, "--statistics", "top(punctuation)").out)
     assert top[0]["punctuation"] == everything[0]["punctuation"]
     assert 0 <= top[0]["top(punctuation)"] <= 1
-
-
-def test_a_seed_draws_the_same_texts(folder: Path, text: Path) -> None:
-    drawn = [
-        headwise("observe", folder, "--text", text, "--json", "--max-texts", 1, "--seed", seed).out
-        for seed in (0, 0, 1, 2)
-    ]
-    assert drawn[0] == drawn[1]
-    assert len(set(drawn)) > 1
-
-
-def test_a_table_computed_in_another_dtype(folder: Path, text: Path) -> None:
-    single, double = (
-        json.loads(headwise("observe", folder, "--text", text, "--json", *dtype).out)
-        for dtype in ((), ("--dtype", "float64"))
-    )
-    assert single != double
-    assert single[3]["entropy"] == pytest.approx(double[3]["entropy"], rel=1e-4)
 
 
 def test_long_work_shows_a_progress_bar(

@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-
-from headwise.lab import TrainSettings
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "heads_and_output_projection.py"
@@ -46,36 +43,6 @@ def test_a_tiny_run_trains_every_combination_once(
 def test_the_same_seed_gives_the_same_model(tmp_path: Path):
     first, second = (run(tmp_path / name, "--heads", "2", "--seeds", "3") for name in ("a", "b"))
     assert [row | {"seconds": 0} for row in first] == [row | {"seconds": 0} for row in second]
-
-
-def test_runs_with_other_settings_are_not_mixed(tmp_path: Path):
-    out = tmp_path / "runs.json"
-    run(out, "--heads", "1", "--W_O", "none", "--seeds", "0")
-    with pytest.raises(SystemExit, match=r"'learning_rate': 0\.006.*Choose another file"):
-        study.main(["--out", str(out), *TINY, "--lr", "0.1"])
-
-
-def test_models_of_a_seed_start_alike():
-    models = {
-        (n_heads, W_O): study.make_model(TrainSettings(d_model=6, n_heads=n_heads), W_O).eval()
-        for n_heads in (1, 2, 3)
-        for W_O in study.FORMS
-    }
-    first = models[1, "drawn"].state_dict()
-    for model in models.values():
-        for name, weight in model.state_dict().items():
-            assert torch.equal(weight, first[name]) or "out_proj" in name
-    ids = torch.arange(1, 8)[None]
-    torch.testing.assert_close(models[3, "identity"](ids), models[3, "none"](ids))
-    assert not torch.allclose(models[3, "drawn"](ids), models[3, "none"](ids))
-
-
-def test_batches_depend_on_the_seed_alone():
-    first, second = (
-        list(study.batches(TrainSettings(steps=3, batch_size=2, seed=5, n_heads=n))) for n in (1, 4)
-    )
-    assert len(first) == 3
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def test_tables_show_means_ranges_and_paired_changes():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from describing import choose
+from describing import choose, gradients_by_definition
 from headwise import masks
 from headwise.kernels import (
     AttendOutput,
@@ -65,31 +65,10 @@ def test_extras_do_not_change_the_heads(problem: Problem) -> None:
 @pytest.mark.parametrize("backend", ["fused", "rows"])
 @given(problem=problems(extras=False))
 def test_gradients_are_those_of_the_written_out_softmax(backend: str, problem: Problem) -> None:
-    rule = make_rule(
-        head_dim=problem.q.shape[-1],
-        mask=problem.how.get("mask"),
-        is_causal=problem.how.get("causal", False),
-        near=problem.how.get("window"),
-        scale=problem.how.get("scale"),
-    )
-    how = {name: value for name, value in problem.how.items() if name != "bias"}
     inputs = [x.clone().requires_grad_() for x in problem.qkv]
-    found = torch.autograd.grad(attend(*inputs, **how, backend=backend).square().sum(), inputs)
-    q, k, v = inputs
-    groups = q.shape[1] // k.shape[1]
-    logits = rule.scale * q @ k.repeat_interleave(groups, 1).transpose(-1, -2)
-    T, S = q.shape[2], k.shape[2]
-    seen = (
-        torch.ones(1, 1, T, S, dtype=torch.bool)
-        if rule.visible is None
-        else (rule.visible.dense(T, S))
-    )
-    seen = seen.expand_as(logits)
-    weights = torch.where(seen, (logits - logits.detach().amax()).exp(), 0.0)
-    weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
-    heads = weights @ v.repeat_interleave(groups, 1)
-    expected = torch.autograd.grad(heads.square().sum(), inputs)
-    for ours, theirs in zip(found, expected, strict=True):
+    heads = attend(*inputs, **problem.how, backend=backend)
+    found = torch.autograd.grad(heads.square().sum(), inputs)
+    for ours, theirs in zip(found, gradients_by_definition(problem), strict=True):
         assert ours.isfinite().all()
         torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
 

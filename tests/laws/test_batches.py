@@ -25,7 +25,7 @@ from corpus_files import random_texts, write_jsonl, write_model, write_parquet, 
 from headwise.batches import BatchImportance, observe_files, read_rows
 from headwise.errors import ArgumentError, InputError, UnsupportedError
 
-TEXTS = random_texts(83)
+TEXTS = random_texts(53)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_tables_of_any_partition_in_any_order_are_that_of_one_watch(
     with hw.observe(model) as watch, torch.no_grad():
         for text in TEXTS:
             model(**tokenizer(text, return_tensors="pt"))
-    for seed, parts in enumerate((1, 4, 4, 13)):
+    for seed, parts in enumerate((1, 4, 13)):
         rows = [observer(batch) for batch in _shuffled(TEXTS, parts, seed)]
         _assert_equal(hw.HeadTable.sum(rows), watch.table())
 
@@ -230,8 +230,8 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 def test_without_ray_the_command_reads_the_files_in_its_own_process(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_texts(tmp_path / "a.txt", TEXTS[:60])
-    write_parquet(tmp_path / "b.parquet", TEXTS[60:])
+    write_texts(tmp_path / "a.txt", TEXTS[:30])
+    write_parquet(tmp_path / "b.parquet", TEXTS[30:])
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr("headwise.batches.find_spec", lambda name: None)
     data = ("--data", str(tmp_path / "*.*"))

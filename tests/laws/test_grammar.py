@@ -193,18 +193,17 @@ ENGLISH = {  # I, he, we; then the past
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("cell", "paradigm"), SPANISH.items())
-def test_spanish_paradigms(cell, paradigm):
-    assert [spanish_form(*cell, pronoun) for pronoun in ("I", "you", "he", "we", "they")] == (
-        paradigm.split()
-    )
+def test_spanish_paradigms():
+    pronouns = ("I", "you", "he", "we", "they")
+    formed = {cell: " ".join(spanish_form(*cell, who) for who in pronouns) for cell in SPANISH}
+    assert formed == SPANISH
 
 
-@pytest.mark.parametrize(("verb", "paradigm"), ENGLISH.items())
-def test_english_paradigms(verb, paradigm):
-    *present, past = paradigm.split()
-    assert [english_form(verb, "present", pronoun) for pronoun in ("I", "he", "we")] == present
-    assert {english_form(verb, "past", pronoun) for pronoun in PRONOUNS} == {past}
+def test_english_paradigms():
+    for verb, paradigm in ENGLISH.items():
+        *present, past = paradigm.split()
+        assert [english_form(verb, "present", who) for who in ("I", "he", "we")] == present
+        assert {english_form(verb, "past", who) for who in PRONOUNS} == {past}
 
 
 def test_the_english_verb_to_be():

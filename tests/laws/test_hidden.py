@@ -10,13 +10,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from describing import choose
+from describing import choose, gradients_by_definition, rule_of
 from headwise import masks
 from headwise._native_library import library
 from headwise.errors import ArgumentError
 from headwise.kernels import (
     AttentionProblem,
-    AttentionRule,
     RowRequest,
     attend,
     make_rule,
@@ -216,7 +215,6 @@ HUGE = [1e11, -1e12, 1e28, -1e30, 1e37, 1e100, -1e200, 1e300]
 CLOSE = {torch.float64: 1e-9, torch.float32: 3e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 scaled_dtypes = st.sampled_from(list(CLOSE))
 NATIVE = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
-NAMES = {"causal": "is_causal", "window": "near"}
 
 
 def _scaled(problem: Problem, scale: float, dtype: torch.dtype) -> Problem:
@@ -259,35 +257,9 @@ def _check(problem: Problem, scale: float, backend: str, dtype: torch.dtype) -> 
     plain = attend(*(x.detach() for x in inputs), **scaled.how, backend=backend)
     np.testing.assert_allclose(plain.double(), theirs.out, rtol=0, atol=close)
     grads = torch.autograd.grad(output.heads.double().square().sum(), inputs)
-    for ours, exact in zip(grads, _gradients(scaled), strict=True):
+    for ours, exact in zip(grads, gradients_by_definition(scaled), strict=True):
         most = close * max(1.0, abs(scale)) * 20 if scale in ORDINARY else close * 20
         assert (ours.double() - exact).abs().max() <= most * max(1.0, exact.abs().max().item())
-
-
-def _gradients(problem: Problem) -> tuple[Tensor, ...]:
-    """Gradients of an explicit softmax in float64."""
-    q, k, v = (x.clone().requires_grad_() for x in problem.qkv)
-    groups, rule = q.shape[1] // k.shape[1], _rule(problem)
-    logits = rule.scale * (q @ k.repeat_interleave(groups, 1).mT)
-    if rule.softcap:
-        logits = rule.softcap * torch.tanh(logits / rule.softcap)
-    T, S = logits.shape[-2:]
-    if rule.bias is not None:
-        logits = logits + problem.how["bias"]
-    if rule.visible is not None:
-        logits = logits.masked_fill(~rule.visible.dense(T, S), -torch.inf)
-    if rule.sinks is not None:
-        sinks = rule.sinks[:, None, None].expand(*logits.shape[:-1], 1)
-        logits = torch.cat([logits, sinks], -1)
-    empty = (logits == -torch.inf).all(-1, keepdim=True)
-    weights = logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
-    heads = weights[..., :S] @ v.repeat_interleave(groups, 1)
-    return torch.autograd.grad(heads.square().sum(), (q, k, v))
-
-
-def _rule(problem: Problem) -> AttentionRule:
-    options = {NAMES.get(name, name): x for name, x in problem.how.items()}
-    return make_rule(head_dim=problem.q.shape[-1], **options)
 
 
 @pytest.mark.full
@@ -339,7 +311,7 @@ def test_statistics_equal_those_of_the_weights_at_every_scale(
 ) -> None:
     scaled = _scaled(problem, scale, dtype)
     assume(scale in ORDINARY or _is_decided(scaled))
-    rule, request = _rule(scaled), RowRequest(participation=True, argmax=True, heads=True)
+    rule, request = rule_of(scaled), RowRequest(participation=True, argmax=True, heads=True)
     result = row_statistics(*(x.to(dtype) for x in scaled.qkv), rule, request, backend=backend)
     theirs, close = scaled.by_definition(), CLOSE[torch.promote_types(dtype, torch.float32)]
     p = torch.tensor(theirs.weights)

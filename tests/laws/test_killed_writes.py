@@ -1,6 +1,5 @@
 """A killed write leaves the old or the new content whole; a failed one leaves the old alone."""
 
-import errno
 import json
 import os
 import random
@@ -70,17 +69,6 @@ def test_files_have_the_mode_of_any_new_file(tmp_path: Path) -> None:
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
     assert modes["one"] == modes["tensors"] == modes["config"] == 0o640
     assert (modes["tool"], modes["inner"]) == (0o740, 0o750)
-
-
-@pytest.mark.parametrize("write", [write_beside, lambda path: folder_beside(path, force=False)])
-def test_a_full_disk_is_an_output_error(write, tmp_path: Path) -> None:
-    def fail(path: Path) -> None:
-        with write(path):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(OutputError, match=r"target cannot be written \(No space left on device\)"):
-        fail(tmp_path / "target")
-    assert not any(tmp_path.iterdir())
 
 
 def test_files_are_replaced_and_others_stay(tmp_path: Path) -> None:

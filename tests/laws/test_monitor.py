@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils.checkpoint import checkpoint
 
 from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, train
 from headwise.layer import ALiBi, MultiHeadAttention, RoPE
@@ -183,30 +182,6 @@ def test_evaluation_between_steps_does_not_count() -> None:
         model.train()
         scalars = monitor.step()
     _assert_says(scalars, _table(model, BATCHES[:1]))
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_recomputed_layers_count_once(reentrant: bool) -> None:
-    model = _model().double()  # in float32, kernels with and without gradients round differently
-    with HeadMonitor(model, every=1) as monitor:
-        expected = list(_train(model, BATCHES[:1], monitor.step, rate=0.0))
-    for block in model.blocks:
-        inner = block.forward
-        block.forward = lambda *a, inner=inner: checkpoint(inner, *a, use_reentrant=reentrant)
-    with HeadMonitor(model, every=1) as monitor:
-        assert list(_train(model, BATCHES[:1], monitor.step, rate=0.0)) == expected
-
-
-def test_autocast_says_what_a_table_under_autocast_says() -> None:
-    model = _model()
-    with torch.autocast("cpu", torch.bfloat16), HeadMonitor(model, every=1) as monitor:
-        loss = _loss(model, BATCHES[0])
-        scalars = monitor.step()
-        table = _table(model, BATCHES[:1])
-    assert loss.isfinite()
-    _assert_says(scalars, table)
-    plain = _table(model, BATCHES[:1])
-    np.testing.assert_allclose(table.mean("entropy"), plain.mean("entropy"), rtol=1e-3)
 
 
 def test_a_compiled_model_is_compiled_once_and_watched_uncompiled(

@@ -566,28 +566,6 @@ def test_an_own_role_has_its_score_and_kind() -> None:
     assert not frame.loc["plain", "effect"].equals(frame.loc["own", "effect"])
 
 
-def test_a_planted_head_that_chooses_is_found(roles: Roles) -> None:
-    outcomes = roles.outcomes().set_index("role")
-    assert outcomes.loc["own", ["outcome", "nearest", "heads"]].tolist() == ["found", "L0.H0", 1]
-    assert outcomes.loc["own back", ["outcome", "nearest"]].tolist() == ["found", "L0.H1"]
-    assert (outcomes.loc[["own", "own back"], "control"] > 0.5).all()
-    forms = "pronoun → antecedent, antecedent → pronoun, own, own back: a choice among candidates"
-    assert roles.notes[-1].startswith(forms)
-
-
-def test_a_head_that_picks_the_nearest_is_not_found() -> None:
-    model = Planted([("agree",)], causal=True)
-    weights = model.attention[0].q.data
-    token = model.blocks["token"].start
-    weights[0, :, token] = weights[0, :, token + 1] = weights[0, :, [token, token + 1]].amax(-1)
-    texts = [text.text for text in pronouns(90, seed=4)]
-    roles = find_roles(model, texts, tokenizer=TOKENIZER, relations={"own": CHOICE})
-    row = roles.frame().set_index("role").loc["own"]
-    assert row["null"] in ("nearest candidate", "candidate -1")
-    assert row["effect"] == pytest.approx(row["rule.nearest"])
-    assert not row["found"]
-
-
 def row_of(roles: Roles, role: str) -> dict[str, Any]:
     """The row of the first head."""
     return roles.frame().set_index(["role", "name"]).loc[role, "L0.H0"].to_dict()

@@ -76,21 +76,10 @@ def test_what_a_kernel_lacks_alone_comes_from_the_rows(
         described(problem, request, "quick")
 
 
-def _rows(problem: Problem, request: RowRequest) -> RowStatistics:
-    options = dict(problem.how)
-    rule = make_rule(
-        head_dim=problem.q.shape[-1],
-        is_causal=options.pop("causal", False),
-        near=options.pop("window", None),
-        **options,
-    )
-    return row_statistics(*problem.qkv, rule, request)
-
-
 @pytest.mark.usefixtures("cell")
 @given(problem=problems())
 def test_row_statistics_equal_those_of_the_weights(problem: Problem) -> None:
-    result = _rows(problem, RowRequest(distance=True, heads=True))
+    result = described(problem, RowRequest(distance=True, heads=True), "auto")
     known = problem.by_definition()
     weights = known.weights
     logs = np.log(np.where(weights > 0, weights, 1.0))
@@ -120,7 +109,7 @@ def test_the_largest_logit_is_of_visible_keys_without_bias(problem: Problem) -> 
         logits = cap * torch.tanh(logits / cap)
     visible = torch.from_numpy(problem.by_definition().weights > 0)
     expected = logits.masked_fill(~visible, -torch.inf).amax(-1)
-    torch.testing.assert_close(_rows(problem, RowRequest()).max_logit, expected)
+    torch.testing.assert_close(described(problem, RowRequest(), "auto").max_logit, expected)
 
 
 @dataclass(frozen=True)
@@ -152,7 +141,7 @@ def _draw_columns(problem: Problem, seed: int) -> tuple[_Columns, Tensor]:
 def test_mass_on_keys_and_classes_equals_that_of_the_weights(problem: Problem, seed: int) -> None:
     columns, weights = _draw_columns(problem, seed)
     request = RowRequest(entropy=False, keys=columns.keys, classes=columns.classes)
-    result = _rows(problem, request)
+    result = described(problem, request, "auto")
     key_mass, class_mass = columns.of(weights)
     torch.testing.assert_close(result.key_mass, key_mass)
     torch.testing.assert_close(result.class_mass, class_mass)
@@ -171,7 +160,7 @@ def test_the_top_key_has_the_largest_weight_and_ties_share_it(
         problem.q.zero_()
     columns, weights = _draw_columns(problem, seed)
     request = RowRequest(keys=columns.keys, classes=columns.classes, top=True)
-    result = _rows(problem, request)
+    result = described(problem, request, "auto")
     peak = weights.amax(-1, keepdim=True)
     largest = torch.isclose(weights, peak, rtol=1e-12, atol=0) & (weights > 0)
     key_top, class_top = columns.of(largest.double() / largest.sum(-1, keepdim=True).clamp(min=1))
@@ -186,7 +175,7 @@ def test_shares_of_the_output_weigh_each_key_by_its_norm(problem: Problem, seed:
     rng = torch.Generator().manual_seed(seed)
     norms = torch.rand(*weights.shape[:2], weights.shape[-1], generator=rng, dtype=torch.float64)
     request = RowRequest(keys=columns.keys, classes=columns.classes, key_norms=norms)
-    result = _rows(problem, request)
+    result = described(problem, request, "auto")
     parts = weights * norms[:, :, None]
     key_share, class_share = (part / parts.sum(-1, keepdim=True) for part in columns.of(parts))
     torch.testing.assert_close(result.key_share, key_share, equal_nan=True)
@@ -210,9 +199,13 @@ def test_what_keys_receive_is_the_sum_of_a_column(problem: Problem, seed: int) -
     B, _, T, _ = weights.shape
     counted = torch.rand(B, T, generator=torch.Generator().manual_seed(seed)) < 0.7
     expected = (weights * counted[:, None, :, None]).sum(-2)
-    torch.testing.assert_close(_rows(problem, RowRequest(received=counted)).received, expected)
+    torch.testing.assert_close(
+        described(problem, RowRequest(received=counted), "auto").received, expected
+    )
     problem.q[~counted[:, None].expand(-1, problem.q.shape[1], -1)] = torch.nan
-    torch.testing.assert_close(_rows(problem, RowRequest(received=counted)).received, expected)
+    torch.testing.assert_close(
+        described(problem, RowRequest(received=counted), "auto").received, expected
+    )
 
 
 @pytest.mark.usefixtures("cell")
@@ -221,7 +214,7 @@ def test_participation_is_the_effective_number_of_keys(problem: Problem) -> None
     weights = torch.from_numpy(problem.by_definition().weights)
     squares = weights.square().sum(-1)
     expected = weights.sum(-1).square() / squares.where(squares > 0, 1.0)
-    result = _rows(problem, RowRequest(participation=True))
+    result = described(problem, RowRequest(participation=True), "auto")
     torch.testing.assert_close(result.participation, expected)
     assert torch.equal(result.participation == 0, result.n_keys == 0)
 

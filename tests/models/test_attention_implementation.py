@@ -22,9 +22,9 @@ from transformers import DynamicCache
 
 import headwise as hw
 from headwise.attention import set_attention
-from headwise.attention.huggingface import _call, _transformers, attention_forward
+from headwise.attention.huggingface import _call, _transformers
 from headwise.errors import HeadwiseError, UnsupportedError
-from headwise.kernels import AttentionProblem, _attend
+from headwise.kernels import AttentionProblem
 from headwise.models import cache_argument
 from headwise.watch import Request, Watch, observe
 from on_our_kernel import at_any_size as at_any_size
@@ -196,49 +196,6 @@ def test_a_bias_of_zeros_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _biases(model, monkeypatch)
     once = [True] * layers[0] + [True, False] * layers[1]  # T5's cross-attention has no bias
     assert found == 2 * once
-
-
-# Calls of models like earlier ones: decided once, computed as if they were the first.
-
-
-LAYER = nn.Identity()
-LAYER.num_key_value_groups = 2
-CALLS: dict[str, dict[str, Any]] = {
-    "one token": {"T": 1},
-    "a whole text": {"T": 24},
-    "both ways": {"T": 24, "is_causal": False},
-    "scaled": {"T": 24, "scaling": 0.3},
-    "fewer queries than keys": {"T": 5},
-    "softcap": {"T": 24, "softcap": 2.0},
-    "sinks": {"T": 24, "s_aux": torch.ones(4)},
-    "position bias": {"T": 24, "position_bias": torch.ones(1, 4, 24, 24)},
-    "mask": {"T": 24, "attention_mask": torch.ones(24, 24).tril()[None, None].bool()},
-}
-
-
-def _heads(T: int, inputs: tuple[Tensor, Tensor, Tensor], **options: Any) -> Tensor:
-    q, k, v = inputs
-    options = {"attention_mask": None, **options}
-    return attention_forward(LAYER, q[:, :, -T:], k, v, **options)[0]
-
-
-def _inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (torch.randn(2, heads, 24, 8, dtype=dtype) for heads in (4, 2, 2))
-    return q, k, v
-
-
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-@torch.no_grad()
-def test_a_call_after_others_is_what_it_is_alone(
-    call: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inputs = _inputs()
-    alone = _heads(**call, inputs=inputs)
-    for other in (*CALLS.values(), call):
-        _heads(**other, inputs=_inputs())
-    assert torch.equal(_heads(**call, inputs=inputs), alone)
-    monkeypatch.setattr(_attend, "_PREPARED", {})
-    assert torch.equal(_heads(**call, inputs=inputs), alone)
 
 
 # A model on our kernel is watched in the pass that computes it: its bits are the same.

@@ -206,20 +206,6 @@ def test_sentence_transformers_by_the_same_name(tmp_path: Path, left_to_torch: l
     assert not left_to_torch
 
 
-def test_pipelines_by_the_same_name(tmp_path: Path, left_to_torch: list[str]) -> None:
-    write_sentence_model(tmp_path / "model")
-    folder = str(next(path.parent for path in (tmp_path / "model").rglob("config.json")))
-    results = []
-    for implementation in ("sdpa", "headwise"):
-        pipeline = transformers.pipeline(
-            "feature-extraction", folder, device="cpu",
-            model_kwargs={"attn_implementation": implementation},
-        )  # fmt: skip
-        results.append(torch.tensor(pipeline(SENTENCES[0])))
-    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
-    assert not left_to_torch
-
-
 @pytest.mark.full
 def test_a_trainer_learns_the_same(tmp_path: Path) -> None:
     data = [{"input_ids": text, "labels": text} for text in ([5, 9, 7, 3], [4, 6, 13, 2])]

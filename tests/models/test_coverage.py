@@ -245,15 +245,6 @@ def test_layers_of_one_module_are_layers() -> None:
     assert (watch.table().count("lse") == 20).all()
 
 
-def test_a_part_of_the_model_may_run_by_itself() -> None:
-    model, ids = zoo.make("Llama"), torch.tensor([[5, 9, 7], [1, 2, 3]])
-    with torch.no_grad(), observe(model, Request(per_text=True)) as watch:
-        model.model(ids)
-        model.model(ids)
-    assert {head.layer for head in watch.table().heads} == {0, 1}
-    assert watch.table().per_text("lse").count[:, 0].tolist() == [3, 3, 3, 3]
-
-
 class Past(nn.Module):
     """Calls the forward method of its module without hooks."""
 

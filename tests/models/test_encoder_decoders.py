@@ -282,7 +282,7 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_models_of_speech_and_images_are_refused(name: str, tmp_path: Path) -> None:
+def test_models_of_speech_and_images_are_refused(name: str) -> None:
     make, said = OTHERS[name]
     model, tokenizer = _make(make), _tokenizer()
     doors: dict[str, Callable[[], Any]] = {
@@ -295,14 +295,6 @@ def test_models_of_speech_and_images_are_refused(name: str, tmp_path: Path) -> N
     for door, call in doors.items():
         with pytest.raises(UnsupportedError, match=f"{door}: {said}"):
             call()
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    (tmp_path / "texts.txt").write_text("\n".join(TEXTS), "utf-8")
-    for command, verb, page in (("report", "study", "page.html"), ("observe", "observe", "t.csv")):
-        arguments = (command, tmp_path, "--text", tmp_path / "texts.txt", "-o", tmp_path / page)
-        done = headwise(*arguments)
-        assert (done.code, done.out) == (2, "")
-        assert f"{verb}: {said}" in done.err
 
 
 @pytest.fixture(scope="module")
@@ -380,9 +372,3 @@ def test_requested_roles_are_refused(place: Path, tmp_path: Path) -> None:
     done = headwise("report", place, "--text", place / "texts.txt", "-o", page, "--roles")
     assert done.code == 2
     assert "T5ForConditionalGeneration reads two texts, and a relation is of one" in done.err
-
-
-def test_targets_need_a_model() -> None:
-    done = headwise("report", "--target", "any.txt")
-    assert (done.code, done.out) == (2, "")
-    assert "--target is for a MODEL" in done.err

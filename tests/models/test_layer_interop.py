@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
@@ -199,67 +198,6 @@ def test_quantised_projections_are_used() -> None:
 LENGTHS = (7, 3, 5)
 X = torch.randn(3, 7, 12, generator=torch.Generator().manual_seed(0))
 PADDING = torch.arange(7) >= torch.tensor(LENGTHS)[:, None]  # True = padding
-
-
-class Plain(nn.Module):
-    """Attention as most people write it."""
-
-    def __init__(self, groups: int = 1, **options: Any) -> None:
-        super().__init__()
-        self.groups, self.how = groups, options
-        self.qkv = nn.Linear(12, 12 + 2 * 12 // groups)
-        self.proj = nn.Linear(12, 12)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        sizes = [12, 12 // self.groups, 12 // self.groups]
-        q, k, v = (
-            part.unflatten(-1, (-1, 3)).transpose(1, 2) for part in self.qkv(x).split(sizes, -1)
-        )
-        heads = F.scaled_dot_product_attention(q, k, v, enable_gqa=self.groups > 1, **self.how)
-        return self.proj(heads.transpose(1, 2).flatten(2))
-
-
-def _as_ours(plain: Plain) -> MultiHeadAttention:
-    ours = MultiHeadAttention(12, 4, 4 // plain.groups, bias=True)
-    parts = ("q_proj", "k_proj", "v_proj")
-    sizes = [12, 12 // plain.groups, 12 // plain.groups]
-    for kind in ("weight", "bias"):
-        for name, part in zip(parts, getattr(plain.qkv, kind).split(sizes), strict=True):
-            getattr(getattr(ours, name), kind).data.copy_(part)
-        getattr(ours.out_proj, kind).data.copy_(getattr(plain.proj, kind))
-    return ours
-
-
-BOOLEAN = torch.rand(7, 7, generator=torch.Generator().manual_seed(1)) < 0.7
-ADDITIVE = torch.randn(4, 7, 7, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.mark.parametrize(
-    ("options", "ours"),
-    [
-        ({}, {}),
-        ({"is_causal": True}, {"causal": True}),
-        ({"attn_mask": BOOLEAN}, {"mask": BOOLEAN}),
-        ({"attn_mask": ADDITIVE}, {"mask": ADDITIVE[None]}),
-        ({"attn_mask": BOOLEAN, "is_causal": True}, {"mask": BOOLEAN, "causal": True}),
-        ({"groups": 2, "is_causal": True}, {"causal": True}),
-    ],
-    ids=["full", "causal", "boolean", "additive", "boolean and causal", "grouped"],
-)
-def test_the_fused_function_is_captured(options: dict[str, Any], ours: dict[str, Any]) -> None:
-    plain = Plain(**options)
-    layer = _as_ours(plain)
-    before = modules_of(plain)
-    with torch.no_grad(), observe(plain) as watch, observe(layer) as known:
-        answer = plain(X)
-        layer(X, **ours)
-    assert torch.equal(answer, plain(X))
-    assert modules_of(plain) == before
-    assert [site.kernel for site in watch.sites()] == ["scaled_dot_product_attention"]
-    for statistic in watch.table().statistics:
-        for column in ("mean", "count", "maximum", "uniform"):
-            actual, expected = (getattr(w.table(), column)(statistic) for w in (watch, known))
-            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6, err_msg=statistic)
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise.errors import UnsupportedError
 from headwise.watch import Request, observe
 from oracles import means, modules_of
 
@@ -195,16 +194,3 @@ def test_a_logit_with_a_bias_is_not_mistaken_for_the_plain_logit() -> None:
             model(X)
         assert np.isnan(watch.table().mean("max_logit")).all()
         assert not np.isnan(watch.table().mean("lse")).any()
-
-
-def test_weights_changed_after_the_softmax_are_refused() -> None:
-    class Sharpened(Ways):
-        def matmul(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-            return ((q @ k.mT).softmax(-1) ** 2 @ v).transpose(1, 2)
-
-    with (
-        pytest.raises(UnsupportedError, match=r"Sharpened|softmax"),
-        observe(Sharpened("matmul")) as watch,
-    ):
-        watch._model(X)
