@@ -143,17 +143,9 @@ def _write_manifest(model: nn.Module, changes: dict[str, Any] | None, folder: Pa
         (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", "utf-8")
 
 
-def as_stock(model: Any, _: Any, batch: Any, *__: Any) -> Write:
-    """A configuration that says how many heads are left."""
-    return _write_converted(model, _as_stock, batch)
-
-
-def as_padded(model: Any, _: Any, batch: Any, *__: Any) -> Write:
-    """The old configuration, and zeros in place of the removed heads."""
-    return _write_converted(model, _as_padded, batch)
-
-
-def _write_converted(model: Any, convert: Callable[[nn.Module, Any], Any], batch: Any) -> Write:
+def _converted(
+    convert: Callable[[Any, Any], Any], model: Any, _: Any, batch: Any, *__: Any
+) -> Write:
     _refuse_torch_layers(model)
     converted = convert(model, example_input(model) if batch is None else batch)
     if hasattr(model, "generation_config"):
@@ -398,3 +390,7 @@ def with_code(model: Any, changes: dict[str, Any], *_: Any) -> Write:
         _write_manifest(model, changes, folder)
 
     return write
+
+
+# A configuration that says how many heads are left; the old one, and zeros for removed heads.
+as_stock, as_padded = partial(_converted, _as_stock), partial(_converted, _as_padded)

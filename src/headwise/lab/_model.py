@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from headwise._evaluation import in_evaluation
 from headwise._extras import require, untruncated
@@ -164,10 +165,8 @@ def draw_batch(
 def encode_lines(tokenizer: "tokenizers.Tokenizer", lines: Iterable[Line]) -> Int[Tensor, "B T"]:
     """Encode lines as `<bos>`, words, `<eos>`, padded on the right to the longest line."""
     texts = [f"{line} {EOS}" for line in lines]
-    rows = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
-    longest = max(len(row) for row in rows)
-    padding = number_of(tokenizer, PAD)
-    return torch.tensor([row + [padding] * (longest - len(row)) for row in rows])
+    rows = [torch.tensor(encoding.ids) for encoding in tokenizer.encode_batch(texts)]
+    return pad_sequence(rows, batch_first=True, padding_value=number_of(tokenizer, PAD))
 
 
 def number_of(tokenizer: "tokenizers.Tokenizer", word: str) -> int:

@@ -283,5 +283,4 @@ def _as_integers(argument: str, values: int | Sequence[int] | Tensor) -> Tensor:
 def _gather(cached: CachedKeys, slots: SlotPositions) -> tuple[Tensor, Tensor]:
     """Copies of some slots of each text. A slot before the first may hold anything."""
     slots = slots.clamp(min=0)[:, None, :, None]
-    k, v = (x.gather(2, slots.expand(*x.shape[:2], -1, x.shape[3])) for x in (cached.k, cached.v))
-    return k, v
+    return torch.take_along_dim(cached.k, slots, 2), torch.take_along_dim(cached.v, slots, 2)

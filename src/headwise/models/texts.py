@@ -11,6 +11,7 @@ from unicodedata import category
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from headwise._display import first_line
 from headwise._extras import is_tokenizer_of_rust, untruncated
@@ -250,13 +251,10 @@ def batches(pieces: Sequence[Sequence[int]], size: int, device: Any = "cpu") -> 
 
 def pad(pieces: Sequence[Sequence[int]], device: Any) -> Batch:
     """Token ids as inputs of a model, padded on the right; the mask is 1 for real tokens."""
-    longest = max(len(piece) for piece in pieces)
     # Padding is masked, so any id will do; 0 exists in every vocabulary.
-    ids = torch.zeros(len(pieces), longest, dtype=torch.int64)
-    mask = torch.zeros_like(ids)
-    for row, piece in enumerate(pieces):
-        ids[row, : len(piece)] = torch.tensor(piece)
-        mask[row, : len(piece)] = 1
+    rows = [torch.tensor(piece, dtype=torch.int64) for piece in pieces]
+    ids = pad_sequence(rows, batch_first=True)
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
     return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
 
 
