@@ -214,7 +214,7 @@ clean:
 .venv/docs: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/pip
 	@echo "Installing headwise and what builds its site into .venv (a few minutes the first time)"
 	@$(BIN)/pip install --quiet --editable '.[docs]'
-	@touch .venv/run $@
+	@touch $@
 
 .venv/run: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/pip
 	@echo "Installing headwise into .venv (a few minutes the first time)"

@@ -15,8 +15,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import nbformat
-from nbclient import NotebookClient
-from PIL import Image
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "docs" / "notebooks"
 CHAT = NOTEBOOKS / "chat-model.ipynb"  # reads a file that no package for development brings
@@ -46,6 +44,8 @@ def run_notebook(path: Path, folder: Path) -> nbformat.NotebookNode:
     Raises:
         nbclient.exceptions.CellExecutionError: a cell raises an error.
     """
+    from nbclient import NotebookClient  # the site needs only what is stored
+
     notebook = nbformat.read(path, as_version=4)
     metadata = notebook.metadata.copy()
     resources = {"metadata": {"path": str(folder)}}
@@ -59,6 +59,8 @@ def run_notebook(path: Path, folder: Path) -> nbformat.NotebookNode:
 
 def _light(output: Any) -> Any:
     """An output without what no reader sees; None for progress and warnings."""
+    from PIL import Image
+
     data = output.get("data", {})
     if output.get("name") == "stderr" or data.get("text/html") == "":
         return None
