@@ -121,6 +121,8 @@ STEPS = (
          f"{RESULTS}/roles-speed.md", ("", "importance")),
     Step("first-screen", 1, "real_models.first_screen --into {page}",
          f"{RESULTS}/real-models-smollm2.md", ("first screen",), threads=1),
+    Step("smollm2-whole-way", 4, "real_models.study smollm2-whole-way --into {page}",
+         f"{RESULTS}/real-models-smollm2.md", ("smollm2-whole-way",), threads=1),
     Step("batches", 3, "speed.batches --part throughput --into {page}", f"{RESULTS}/batches.md",
          ("throughput",), threads=1),
     Step("batches-memory", 2, "speed.batches --part memory --into {page}",

@@ -16,8 +16,9 @@ import torch
 
 import headwise as hw
 from benchmarks._report import in_process, peak_of, table, titled
-from benchmarks.real_models._packages import FOLDER, fetch, stored
-from benchmarks.real_models._smollm2 import FILE, PACKAGE
+from benchmarks._whole_way import batch_of_lines, whole_way
+from benchmarks.real_models._packages import stored
+from benchmarks.real_models._smollm2 import opened
 from headwise._evaluation import differentiable_evaluation
 from headwise.head_effects._direct import DirectWay
 from headwise.head_effects._examples import batches_of, read_examples
@@ -98,21 +99,28 @@ EVENTS = {"A": ("war", "project"), "B": ("journey", "famine")}
 
 def smollm2_effects() -> str:
     """Measures everything that is not in build/ yet."""
-    path = FOLDER / "smollm2.gguf"
-    if not path.exists():
-        path.write_bytes(fetch(PACKAGE).read(FILE))
-    opened = cache(lambda: (hw.load(path), hw.load_tokenizer(path)))
+    once = cache(opened)
     measured = {
-        task: stored(f"smollm2-effects-{task}", lambda task=task: of_task(*opened(), task))
+        task: stored(f"smollm2-effects-{task}", lambda task=task: of_task(*once(), task))
         for task in TASKS
     }
-    measured["direct"] = stored("smollm2-effects-direct", lambda: direct_paths(*opened()))
-    measured["cost"] = stored("smollm2-effects-cost", lambda: cost(*opened()))
+    measured["direct"] = stored("smollm2-effects-direct", lambda: direct_paths(*once()))
+    measured["cost"] = stored("smollm2-effects-cost", lambda: cost(*once()))
     measured["memory"] = stored(
         "smollm2-effects-memory", lambda: {way: in_process(__name__, way) for way in WAYS}
     )
-    measured["totals"] = stored("smollm2-effects-totals", lambda: totals(*opened()))
+    measured["totals"] = stored("smollm2-effects-totals", lambda: totals(*once()))
     return titled(_tables(measured))
+
+
+def smollm2_whole_way() -> str:
+    """Goes the whole way with the model, on sentences about three people."""
+    model, tokenizer = opened()
+    scoring, held_out = (
+        batch_of_lines(tokenizer, [f"{x[0]}{x[1]}" for x in indirect_objects(half, 16)])
+        for half in "AB"
+    )
+    return table(["", "value"], whole_way(model, scoring, held_out))
 
 
 def indirect_objects(half: str, n: int = N_OBJECTS) -> list[tuple[str, str, str]]:
@@ -289,7 +297,7 @@ def cost(model: Any, tokenizer: Any) -> Any:
 def memory_of(way: str) -> int:
     """Peak memory of one way to run the model on long texts, beyond that of the model."""
     torch.set_num_threads(1)
-    model = hw.load(FOLDER / "smollm2.gguf")
+    model, _ = opened()
     rng = np.random.default_rng(0)
     texts = [rng.integers(9999, size=TOKENS - n).tolist() for n in range(TEXTS)]
     read = read_examples([(ids, 5, 7) for ids in texts], None, model)

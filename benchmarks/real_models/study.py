@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from benchmarks._report import parser_of, show, software
-from benchmarks.real_models._effects import smollm2_effects
+from benchmarks.real_models._effects import smollm2_effects, smollm2_whole_way
 from benchmarks.real_models._gemma import gemma
 from benchmarks.real_models._rxnmapper import rxnmapper
 from benchmarks.real_models._smollm2 import smollm2
@@ -29,6 +29,7 @@ MODELS: dict[str, Callable[..., str]] = {
     "rxnmapper": rxnmapper,
     "smollm2": smollm2,
     "smollm2-effects": smollm2_effects,
+    "smollm2-whole-way": smollm2_whole_way,
     "whisper": whisper,
 }
 
