@@ -34,10 +34,11 @@ class Accumulator:
         for sums in (self._open, self._n_texts, self._totals, self._ended):
             sums.clear()
 
-    def add(self, site: Site, sums: RowSums, first: int) -> None:
-        """Add the sums of a call on texts that are numbered from `first` on."""
+    def add(self, site: Site, sums: RowSums, first: Sequence[int]) -> None:
+        """Add the sums of calls whose texts are numbered from each of `first` on."""
         M = sums.parts.shape[2]
-        self._open.setdefault(site, []).append((np.arange(first, first + M), sums))
+        texts = np.add.outer(first, np.arange(M // len(first))).ravel()
+        self._open.setdefault(site, []).append((texts, sums))
         self._n_texts[site] += M
 
     def is_full(self, site: Site) -> bool:
@@ -57,11 +58,12 @@ class Accumulator:
             texts, added = _added(sums)
             n = int(np.searchsorted(texts, first))
             if n:
-                ended = added.of_texts(slice(n))
+                ended = added._replace(parts=added.parts[:, :, :n])
                 self._totals[site] = _totals(ended, self._totals.get(site))
                 if self._request.per_text:
                     self._ended.setdefault(site, []).append((texts[:n], ended))
-            sums[:] = [(texts[n:], added.of_texts(slice(n, None)))] if n < len(texts) else []
+            rest = added._replace(parts=added.parts[:, :, n:])  # the largest value is that of all
+            sums[:] = [(texts[n:], rest)] if n < len(texts) else []
         self._n_texts.clear()
 
     def totals(self, n_texts: int) -> tuple[list[Site], dict[str, Totals]]:
@@ -101,9 +103,9 @@ def _added(sums: Sequence[NumberedSums]) -> NumberedSums:
     """Sums as one, each text once and in order."""
     numbers = np.concatenate([texts for texts, _ in sums])
     parts = torch.cat([own.parts for _, own in sums], 2).cpu()
-    of_calls = torch.stack([own.highest for _, own in sums]).cpu().numpy()
+    of_calls = torch.cat([own.highest for _, own in sums]).cpu().numpy()
     # fmax: the largest value of a call without eligible rows is NaN.
-    highest = torch.from_numpy(np.fmax.reduce(of_calls))
+    highest = torch.from_numpy(np.fmax.reduce(of_calls, keepdims=True))
     if (numbers[1:] > numbers[:-1]).all():  # as where every text is read in one pass
         return numbers, RowSums(parts, highest)
     texts, which = np.unique(numbers, return_inverse=True)

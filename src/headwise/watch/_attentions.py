@@ -26,7 +26,8 @@ from headwise.models.texts import (
 from headwise.ownership import call_model
 from headwise.tables import HeadsLike, resolve_heads
 from headwise.watch._maps import Queries, ranges_of, weights_of_heads
-from headwise.watch._observe import check_arguments, observe
+from headwise.watch._observe import check_arguments, open_watch
+from headwise.watch._recorder import Recorder
 from headwise.watch._request import Request
 from headwise.watch._watch import Watch
 
@@ -85,15 +86,16 @@ def attentions(
             f"head says its layer."
         )
     inner = check_model("attentions", model)
-    check_arguments("attentions", layers)
+    numbers, _ = check_arguments("attentions", layers)
     inputs = _read_inputs(model, inner, inputs, tokenizer)
     if isinstance(inputs, dict):  # some models compute the queries of these logits alone
         inputs.pop("logits_to_keep", None)
-    with observe(model, Request(statistics=(), maps=True), layers) as watch, in_evaluation(inner):
-        watch._recorder.rows_of = partial(_few_rows, queries)
+    request, rows_of = Request(statistics=(), maps=True), partial(_few_rows, queries)
+    recorder = Recorder(inner, request, numbers, rows_of=rows_of)
+    with open_watch(recorder) as watch, in_evaluation(inner):
         with text_alone("attentions", inner, inputs):
             call_model(inner, inputs, "attentions")
-    calls, weights = watch._recorder.recorded.calls, watch._recorder.recorded.weights
+    calls, weights = recorder.recorded.calls, recorder.recorded.weights
     watch._check_complete("attentions", [*calls, *weights])
     if layers is None and heads is None:
         _refuse_uncaptured(watch)

@@ -1,7 +1,7 @@
 """What calls on the same text share: where their queries and keys lie, and what follows from it."""
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,12 +11,14 @@ from torch import Tensor
 
 from headwise._torch_private import version_of
 from headwise.capture import AttentionCall, Site, StackInputs, Text
+from headwise.errors import UnsupportedError
 from headwise.kernels import RowRequest
 from headwise.masks import Mask, Window
 from headwise.masks.parts import Dense
 from headwise.watch._pairs import Columns, Pairs
 from headwise.watch._pass import Pass
 from headwise.watch._positions import Positions, positions_across, positions_within
+from headwise.watch._recorded import Covered
 from headwise.watch._request import Request
 from headwise.watch._spans import SpanMembers, Spans
 
@@ -37,6 +39,7 @@ class CallLayout:
         visible: The mask of the calls.
         may_wait: Whether the mask stays as it is, and is one for all heads.
         request: What the kernel computes for such a call; None: not known yet. It takes 0.1 ms.
+        groups: The calls that wait to be computed together, by what else they have in common.
         eligible: The rows that count, by the number of heads and whether there is a sink. To find
             them takes 2 ms for 2 texts of 512 tokens and 12 heads, where the kernel takes 9.
     """
@@ -49,11 +52,28 @@ class CallLayout:
     may_wait: bool
     request: RowRequest | None = None
     eligible: dict[tuple[int, bool], Any] = field(default_factory=dict)
+    groups: dict[Hashable, Any] = field(default_factory=dict)
 
     @cached_property
     def widths(self) -> dict[str, int]:
         """The most keys of a query, for every name."""
         return {name: keys.shape[-1] for name, keys in self.columns.items()}
+
+
+@dataclass
+class Place:
+    """What holds for all calls of a pass that differ in queries, keys and module alone.
+
+    Attributes:
+        kind: How keys relate to queries: "cross", "within" or "condensed".
+        layout: None where no call has needed it.
+        kept_alive: The objects by whose identities the place is known.
+    """
+
+    kind: str
+    covered: Covered
+    kept_alive: tuple[Any, ...]
+    layout: CallLayout | None = None
 
 
 class CallLayouts:
@@ -74,17 +94,33 @@ class CallLayouts:
         self._known: deque[tuple[tuple[Any, ...], tuple[Tensor | None, ...], CallLayout]]
         self._known = deque(maxlen=_MOST)
 
+    def place(
+        self, site: Site, call: AttentionCall, inputs: StackInputs, kept: Any, pass_: Pass
+    ) -> Place:
+        """The place of a call, which it shares with calls alike of the same pass."""
+        module_call, visible, real = call.module_call, call.rule.visible, call.real
+        received = None if module_call is None else module_call.shape
+        q, k = call.q, call.k
+        key = (
+            site.cross, q.shape, k.shape, q.device, received, id(inputs), _identity(visible),
+            _identity_of(real),
+        )  # fmt: skip
+        place: Place | None = pass_.shared.get(key)
+        if place is None:
+            kind = _kind(site, call, inputs.text.tokens, received, kept)
+            covered = _covered(call, inputs.text.tokens, received)
+            place = pass_.shared[key] = Place(kind, covered, (inputs, visible, real))
+        return place
+
     def of(
-        self, site: Site, call: AttentionCall, inputs: StackInputs, kind: str, pass_: Pass
+        self, place: Place, site: Site, call: AttentionCall, inputs: StackInputs, pass_: Pass
     ) -> CallLayout:
         """The layout of a call: that of an earlier call where it fits, or a new one."""
-        q, k, visible = call.q, call.k, call.rule.visible
-        shape = kind, q.shape[0], q.shape[2], k.shape[0], k.shape[2], k.device
-        here = (*shape, id(inputs), _identity(visible), _identity_of(call.real))
-        if here not in pass_.shared:  # with the objects whose identities are the key
-            layout = self._by_value(shape, site, call, inputs, pass_)
-            pass_.shared[here] = layout, inputs, visible, call.real
-        return pass_.shared[here][0]
+        if place.layout is None:
+            q, k = call.q, call.k
+            shape = place.kind, q.shape[0], q.shape[2], k.shape[0], k.shape[2], k.device
+            place.layout = self._by_value(shape, site, call, inputs, pass_)
+        return place.layout
 
     def _by_value(
         self,
@@ -131,10 +167,58 @@ def _located(call: AttentionCall, inputs: StackInputs, kind: str) -> tuple[Text,
     return text, text, positions_within(call, text)
 
 
+def _kind(
+    site: Site,
+    call: AttentionCall,
+    tokens: int | None,
+    received: tuple[int, ...] | None,
+    kept: int | Tensor | None,
+) -> str:
+    """How keys relate to queries: of another text, of the same, or condensed.
+
+    A model that drops or pools tokens leaves their positions unknown.
+
+    Args:
+        tokens: The number of tokens that the stack reads.
+        received: The shape of the token vectors that the module receives.
+        kept: The logits that the pass returns: layers that write no keys may compute the queries
+            of these alone.
+    """
+    if site.cross:
+        return "cross"
+    T, S = call.q.shape[2], call.k.shape[2]
+    if tokens is not None and T < tokens <= S and received is not None and received[1] == T:
+        if isinstance(kept, Tensor) and kept.numel() == T:
+            raise UnsupportedError(
+                f"observe: {site} computes {T} of {tokens} queries, those of "
+                f"logits_to_keep={kept.tolist()}. Leave logits_to_keep out, or give a number."
+            )
+        if kept == T:  # the last ones
+            return "within"
+    # More keys than queries come from a cache, unless the module received them all.
+    condensed = T > S or (T < S and received is not None and received[1] == S)
+    return "condensed" if condensed or (tokens is not None and tokens > T) else "within"
+
+
+def _covered(
+    call: AttentionCall, tokens: int | None, shape: tuple[int, ...] | None
+) -> Covered:
+    B, T = call.q.shape[0], call.q.shape[2]
+    if shape is not None and T not in shape and shape[1] > T:
+        if shape[0] * shape[1] == B * T:
+            return Covered(B * T, B * T, T)
+        return Covered(B * T, B * shape[1])
+    if tokens is not None and tokens > T:  # latents or pooled positions instead of tokens
+        return Covered(B * T, B * tokens)
+    return Covered(B * T, B * T)
+
+
 def _identity(visible: Mask | None) -> Any:
     """What tells a mask apart within a pass, while it is kept."""
-    if visible is None or isinstance(visible, Window):
-        return visible
+    if visible is None:
+        return None
+    if isinstance(visible, Window):
+        return visible.left, visible.right
     return _identity_of(visible.visible) if isinstance(visible, Dense) else id(visible)
 
 

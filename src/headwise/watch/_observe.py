@@ -85,13 +85,15 @@ def observe(
     numbers, every = check_arguments("observe", layers, every)
     if not isinstance(request, Request | None):
         raise ArgumentError(f"observe: request={request!r}. Give a Request(...).")
-    request = request or Request()
-    recorder = Recorder(inner, request, numbers, every)
-    with (
-        _in_one_thread(inner),
-        recorder.recording(exact),
-    ):
-        yield Watch(inner, request, numbers, recorder)
+    with open_watch(Recorder(inner, request or Request(), numbers, every), exact) as watch:
+        yield watch
+
+
+@uncompiled_block
+def open_watch(recorder: Recorder, exact: bool = True) -> Iterator[Watch]:
+    """The watch of what a recorder records while the block runs."""
+    with _in_one_thread(recorder.model), recorder.recording(exact):
+        yield Watch(recorder)
 
 
 # The thread of each open watch, by the identity of its model, which the watch keeps alive.

@@ -1,8 +1,8 @@
 """Calls that wait to be computed many at a time: short ones, and decoded tokens."""
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from headwise._torch_private import is_materialized, version_of, without_function_modes
 from headwise.capture import AttentionCall, Site, StackInputs, Text
 from headwise.errors import UnsupportedError
-from headwise.kernels import row_statistics
+from headwise.kernels import AttentionRule, row_statistics
 from headwise.masks import Window
 from headwise.models import growing_layer
 from headwise.watch._accumulator import Accumulator
@@ -43,19 +43,17 @@ class _Waiting(NamedTuple):
     of_pass: Pass
 
 
-class _Group(NamedTuple):
+@dataclass(eq=False)
+class _Group:
     """Calls that differ in queries and keys alone, and are computed as one, heads side by side.
 
     Masks, positions and columns have no axis of heads, or broadcast over it, so that they hold for
     several calls as for one, and grouped heads stay grouped.
-
-    Attributes:
-        call: The first of them: its rule holds for all.
     """
 
-    call: AttentionCall
+    rule: AttentionRule
     layout: CallLayout
-    waiting: list[_Waiting]
+    waiting: list[_Waiting] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -152,7 +150,7 @@ class Queue:
         self._takes_calls = bool(request.names) and not of_call
         self._takes_tokens = self._takes_calls and not request.is_of_text
         self._request, self._layouts, self._accumulator = request, layouts, accumulator
-        self._groups: dict[Hashable, _Group] = {}
+        self._groups: list[_Group] = []  # with calls that wait
         self._n_numbers = 0  # that the copies of all groups hold, of which there may be hundreds
         self._runs: dict[Site, _Run] = {}
 
@@ -165,28 +163,28 @@ class Queue:
         self, site: Site, call: AttentionCall, layout: CallLayout, first_text: int, pass_: Pass
     ) -> bool:
         """Let a call wait; False if it has to be computed at once."""
-        q, rule = call.q, call.rule
-        size, most = q.numel() + call.k.numel(), LONG.get(q.device.type, 0)
-        may_wait = self._takes_calls and layout.may_wait and 0 < size <= most
-        is_own = rule.bias is not None or rule.sinks is not None or type(rule.scale) is not float
-        if not may_wait or is_own or type(call) is not AttentionCall:
+        q, k, rule = call.q, call.k, call.rule
+        size, most = q.numel() + k.numel(), LONG.get(q.device.type, 0)
+        if not self._takes_calls or not layout.may_wait or not 0 < size <= most:
             return False
-        self._add(site, call, layout, first_text, pass_)
+        if rule.bias is not None or rule.sinks is not None or type(rule.scale) is not float:
+            return False
+        if type(call) is not AttentionCall:
+            return False
+        self._wait(site, call, layout, first_text, pass_)
         return True
 
-    def _add(
+    def _wait(
         self, site: Site, call: AttentionCall, layout: CallLayout, first_text: int, pass_: Pass
     ) -> None:
         q, k, rule = call.q, call.k, call.rule
-        key = id(layout), q.device, q.shape, k.shape, q.dtype, k.dtype, rule.scale, rule.softcap
-        own = _Waiting(q.clone(), k.clone(), site, first_text, pass_)
-        if key not in self._groups:
-            first = replace(
-                call, q=own.q, k=own.k, v=own.k[..., :0], heads=own.q[..., :0],
-                rule=replace(rule, visible=layout.visible), module_call=None,
-            )  # fmt: skip
-            self._groups[key] = _Group(first, layout, [])
-        self._groups[key].waiting.append(own)
+        key = q.shape, k.shape, q.dtype, k.dtype, rule.scale, rule.softcap
+        group: _Group | None = layout.groups.get(key)
+        if group is None:
+            group = layout.groups[key] = _Group(replace(rule, visible=layout.visible), layout)
+        if not group.waiting:
+            self._groups.append(group)
+        group.waiting.append(_Waiting(q.clone(), k.clone(), site, first_text, pass_))
         self._n_numbers += q.numel() + k.numel()
         if self._n_numbers > WAIT[q.device.type]:
             self._compute_groups()
@@ -248,23 +246,33 @@ class Queue:
                 for start, stop in run.parts():
                     call, text = run.as_call(start, stop)
                     pass_, first_text = run.passes[start]
-                    layout = self._layouts.of(site, call, StackInputs(text), "within", pass_)
-                    self._add(site, call, layout, first_text, pass_)
+                    inputs = StackInputs(text)
+                    place = self._layouts.place(site, call, inputs, None, pass_)
+                    layout = self._layouts.of(place, site, call, inputs, pass_)
+                    self._wait(site, call, layout, first_text, pass_)
             self._compute_groups()
 
     def _compute_groups(self) -> None:
-        """Compute the calls of each group as one, and add up the sums of each call."""
-        for key, (call, layout, waiting) in list(self._groups.items()):
+        """Compute the calls of each group as one, and add up the sums of each site."""
+        for group in list(self._groups):
+            layout, waiting = group.layout, sorted(group.waiting, key=_owner)
             q, k = (torch.cat(xs, 1) for xs in zip(*(each[:2] for each in waiting), strict=True))
             with without_autocast(q):
-                needed = row_request(call, self._request, layout, None, need_heads=False)
-                rows = row_statistics(q, k, k[..., :0], call.rule, needed)
+                needed = row_request(self._request, layout)
+                rows = row_statistics(q, k, k[..., :0], group.rule, needed)
                 sums = sum_rows(rows, layout, self._request, n_calls=len(waiting))
-            del self._groups[key]  # first, so that nothing counts twice after an interrupt
+            self._groups.remove(group)  # first, so that nothing counts twice after an interrupt
+            group.waiting.clear()
             self._n_numbers -= q.numel() + k.numel()
-            for each, own in zip(waiting, sums, strict=True):
-                add = partial(self._accumulator.add, each.site, own, each.first_text)
-                each.of_pass.add(add)
+            parts = [list(part) for _, part in groupby(waiting, _owner)]
+            for part, own in zip(parts, sums.split(list(map(len, parts))), strict=True):
+                first = [each.first_text for each in part]
+                part[0].of_pass.add(partial(self._accumulator.add, part[0].site, own, first))
+
+
+def _owner(waiting: _Waiting) -> tuple[int, int]:
+    """Whose sums are added together: those of a site in all passes that have succeeded."""
+    return id(waiting.site), 0 if waiting.of_pass.has_succeeded else id(waiting.of_pass)
 
 
 def _is_whole(text: Text, S: int) -> bool:

@@ -35,16 +35,22 @@ from headwise.models import uncompiled
 from headwise.ownership import OutputProjection
 from headwise.tables import Totals
 from headwise.watch._accumulator import Accumulator
-from headwise.watch._call_layouts import CallLayout, CallLayouts
+from headwise.watch._call_layouts import CallLayout, CallLayouts, Place
 from headwise.watch._graphs import Graphs
 from headwise.watch._pass import Pass, TextNumbers
 from headwise.watch._positions import Positions
 from headwise.watch._projections import Gate, Projections
 from headwise.watch._queue import Queue
-from headwise.watch._recorded import Covered, Recorded
+from headwise.watch._recorded import Recorded
 from headwise.watch._request import Request
 from headwise.watch._spans import Spans
-from headwise.watch._sums import output_norms, row_request, sum_rows, without_autocast
+from headwise.watch._sums import (
+    output_norms,
+    projected_norms,
+    row_request,
+    sum_rows,
+    without_autocast,
+)
 from headwise.watch._verification import verify_heads
 
 
@@ -55,7 +61,6 @@ class Recorder:
         capture: The capture of the model, which knows its sites.
         projections: The output projections that the request needs, as far as they were found.
         pairs: The pairs of queries and keys of the current texts.
-        rows_of: The queries of a call whose weights to keep in its place; none keeps the call.
     """
 
     def __init__(
@@ -63,11 +68,16 @@ class Recorder:
         model: nn.Module,
         request: Request,
         layers: Collection[int] | None,
-        every: int,
+        every: int = 1,
         is_of_training: bool = False,
+        rows_of: Callable[[AttentionCall], Sequence[range]] | None = None,
     ) -> None:
-        self._model, self._request = model, request
-        self._layers, self._every, self._is_of_training = layers, every, is_of_training
+        """
+        Args:
+            rows_of: The queries of a call whose weights to keep in its place; none keeps the call.
+        """
+        self.model, self.request, self.layers = model, request, layers
+        self._every, self._is_of_training = every, is_of_training
         self.capture = Capture(model)
         self._inputs = InputTracker(model, self.capture.stacks, self._begin, self._drop)
         self._layouts = CallLayouts(request, self.capture.stacks)
@@ -76,7 +86,7 @@ class Recorder:
         self.projections = Projections(model, needs_gates="gate" in request.statistics)
         self._needs_projections = request.maps or request.needs_projection
         self.pairs = self._layouts.pairs
-        self.rows_of: Callable[[AttentionCall], Sequence[range]] = lambda call: ()
+        self._rows_of = rows_of
         self._answered: set[Site] = set()
         self._verified: set[Site] = set()
         self._recorded, self._graphs = Recorded(), Graphs()
@@ -152,7 +162,7 @@ class Recorder:
             for site, handle in self._graphs.sites.items()
             if handle is not None
         ]
-        with follow_graphs(self._model, self._begin_in_graph, calls):
+        with follow_graphs(self.model, self._begin_in_graph, calls):
             self._graphs.are_open = True
             try:
                 yield
@@ -192,7 +202,7 @@ class Recorder:
         return replace(site, kernel=kernel, coverage=str(latest))
 
     def _is_watched(self, site: Site) -> bool:
-        return self._layers is None or site.layer in self._layers
+        return self.layers is None or site.layer in self.layers
 
     def _record(self, call: AttentionCall) -> None:
         """Record a call that the model has computed."""
@@ -218,10 +228,10 @@ class Recorder:
             return None
         # A single token is cheaper in the queue than as a call of its own. Packed queries would
         # add up what keys receive in another order, which changes its last bits.
-        is_reordered = self._request.received and is_packed(call.q.shape[2])
+        is_reordered = self.request.received and is_packed(call.q.shape[2])
         if call.ours and (self._queue.may_take_token(call) or is_reordered):
             return None
-        if self._request.needs_projection and not self.projections.is_known(site):
+        if self.request.needs_projection and not self.projections.is_known(site):
             return None
         rows = self._add(site, call, is_answer=True)
         self._pass.calls[site] += 1
@@ -272,33 +282,32 @@ class Recorder:
                 "jvp). Watch a call outside of it; per-text statistics come from "
                 "Request(per_text=True)."
             )
-        inputs, request = self._inputs.of(site.stack), self._request
+        inputs, request = self._inputs.of(site.stack), self.request
         need_heads = verify or is_answer
         # The function mode must not capture what is computed from the call.
         with without_function_modes():
-            kind = _kind(site, call, inputs, self._inputs.latest.kept)
+            latest, pass_ = self._inputs.latest, self._pass
+            place = self._layouts.place(site, call, inputs, latest.kept, pass_)
             if site not in self._graphs.sites:
-                self._graphs.add_site(site, call, self._is_alike(site, call, inputs, kind))
+                self._graphs.add_site(site, call, self._is_alike(site, call, inputs, place))
             number = None if call.module_call is None else call.module_call.number
-            covered = _covered(call, inputs.text.tokens)
-            self._pass.add(partial(self._recorded.cover, site, number, covered))
-            if ranges := self.rows_of(call):
-                self._keep_weights(site, call, self._layout(site, call, inputs, kind), ranges)
+            pass_.add(partial(self._recorded.cover, site, number, place.covered))
+            if self._rows_of is not None and (ranges := self._rows_of(call)):
+                self._keep_weights(site, call, self._layout(place, site, call, inputs), ranges)
                 return None
             if not (need_heads or request.names or request.received):  # maps alone
                 self._keep(site, call)
                 if not self.projections.is_known(site):
                     self.projections.wait(site, call, lambda *_: None)
                 return None
-            if not need_heads and kind == "within":
-                cache = self._inputs.latest.cache
-                if self._queue.add_token(site, call, inputs, cache, self._pass):
+            if not need_heads and place.kind == "within":
+                if self._queue.add_token(site, call, inputs, latest.cache, pass_):
                     return None
-            layout = self._layout(site, call, inputs, kind)
+            layout = self._layout(place, site, call, inputs)
             columns, n_texts = layout.positions.columns, layout.positions.n_texts
-            first = self._pass.texts.number(site, n_texts, columns)
+            first = pass_.texts.number(site, n_texts, columns)
             rows = None
-            if need_heads or not self._queue.add(site, call, layout, first, self._pass):
+            if need_heads or not self._queue.add(site, call, layout, first, pass_):
                 is_known = is_answer or self.projections.is_known(site)
                 waits = self._needs_projections and not is_known
                 if waits:  # and a gate may change the heads in place
@@ -317,12 +326,15 @@ class Recorder:
         self._queue.compute()
         self._accumulator.close(self._pass.latest_texts.first)
 
-    def _is_alike(self, site: Site, call: AttentionCall, inputs: StackInputs, kind: str) -> bool:
+    def _is_alike(
+        self, site: Site, call: AttentionCall, inputs: StackInputs, place: Place
+    ) -> bool:
         """Whether an operator in a compiled graph would tell the same of a call."""
-        request, tokens, bare = self._request, inputs.text.tokens, replace(call, module_call=None)
+        request, bare = self.request, replace(call, module_call=None)
+        of_graph = self._layouts.place(site, bare, inputs, None, self._pass)
         return (
-            kind == "within" == _kind(site, bare, inputs, None)
-            and _covered(call, tokens) == _covered(bare, tokens)
+            place.kind == "within" == of_graph.kind
+            and place.covered == of_graph.covered
             and self._inputs.follows_model(site.stack)
             and not (request.maps or request.needs_projection)
         )
@@ -339,18 +351,22 @@ class Recorder:
         gate: Gate | None = None,
     ) -> RowStatistics:
         """Compute the statistics of each row, add them, and keep what else is requested."""
-        request, positions = self._request, layout.positions
+        request, positions = self.request, layout.positions
         per_head = _per_head(site, projection) if request.needs_weight else None
         with without_autocast(call.q):
-            needed = row_request(call, request, layout, per_head, need_heads)
+            needed = row_request(request, layout)
+            if need_heads or ("output_norm" in request.statistics and call.join is not None):
+                needed = replace(needed, heads=True)
+            if per_head is not None and request.value:
+                needed = replace(needed, key_norms=projected_norms(call.v, per_head))
             rows = call.row_statistics(needed)
             norms = None if per_head is None else output_norms(rows, call, per_head)
             more = {"output_norm": norms, "gate": gate}
-            [sums] = sum_rows(rows, layout, request, knows_logits=call.knows_logits, more=more)
+            sums = sum_rows(rows, layout, request, knows_logits=call.knows_logits, more=more)
         if verify and rows.heads is not None:
             self._verify(site, call, rows.heads, rows.lse, positions)
         pass_, recorded = self._pass, self._recorded
-        pass_.add(partial(self._accumulator.add, site, sums, first))
+        pass_.add(partial(self._accumulator.add, site, sums, [first]))
         if request.maps:
             self._keep(site, call)
         if rows.received is not None:
@@ -398,12 +414,12 @@ class Recorder:
         self._pass.add(partial(self._recorded.weights.__setitem__, site, joined))
 
     def _layout(
-        self, site: Site, call: AttentionCall, inputs: StackInputs, kind: str
+        self, place: Place, site: Site, call: AttentionCall, inputs: StackInputs
     ) -> CallLayout:
         """Where the queries and keys of a call lie in their texts."""
-        if kind != "cross" and inputs.text.real is None and call.real is not None:
+        if place.kind != "cross" and inputs.text.real is None and call.real is not None:
             self._inputs.learn(site.stack, call.real)
-        return self._layouts.of(site, call, inputs, kind, self._pass)
+        return self._layouts.of(place, site, call, inputs, self._pass)
 
 
 def _per_head(site: Site, projection: OutputProjection | None) -> Float[Tensor, "H Dv d_model"]:
@@ -413,41 +429,3 @@ def _per_head(site: Site, projection: OutputProjection | None) -> Float[Tensor, 
             f"which was not found. Request neither, or leave its layer out with layers=."
         )
     return projection.per_head
-
-
-def _kind(site: Site, call: AttentionCall, inputs: StackInputs, kept: int | Tensor | None) -> str:
-    """How keys relate to queries: of another text, of the same, or condensed.
-
-    A model that drops or pools tokens leaves their positions unknown.
-
-    Args:
-        kept: The logits that the pass returns: layers that write no keys may compute the queries
-            of these alone.
-    """
-    if site.cross:
-        return "cross"
-    T, S, tokens = call.q.shape[2], call.k.shape[2], inputs.text.tokens
-    received = [] if call.module_call is None else call.module_call.inputs
-    if tokens is not None and T < tokens <= S and received and received[0].shape[1] == T:
-        if isinstance(kept, Tensor) and kept.numel() == T:
-            raise UnsupportedError(
-                f"observe: {site} computes {T} of {tokens} queries, those of "
-                f"logits_to_keep={kept.tolist()}. Leave logits_to_keep out, or give a number."
-            )
-        if kept == T:  # the last ones
-            return "within"
-    # More keys than queries come from a cache, unless the module received them all.
-    condensed = T > S or (T < S and bool(received) and received[0].shape[1] == S)
-    return "condensed" if condensed or (tokens is not None and tokens > T) else "within"
-
-
-def _covered(call: AttentionCall, tokens: int | None) -> Covered:
-    B, T = call.q.shape[0], call.q.shape[2]
-    shape = None if call.module_call is None else call.module_call.shape
-    if shape is not None and T not in shape and shape[1] > T:
-        if shape[0] * shape[1] == B * T:
-            return Covered(B * T, B * T, T)
-        return Covered(B * T, B * shape[1])
-    if tokens is not None and tokens > T:  # latents or pooled positions instead of tokens
-        return Covered(B * T, B * tokens)
-    return Covered(B * T, B * T)

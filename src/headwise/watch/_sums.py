@@ -46,35 +46,17 @@ _OF_ROWS = (*_UNIFORM, "max_logit", "lse", "sink", *_OTHERS)
 _REQUESTED = [field.name for field in fields(RowRequest) if field.name in _OF_ROWS]
 
 
-def row_request(
-    call: AttentionCall,
-    request: Request,
-    layout: CallLayout,
-    per_head: PerHead | None,
-    need_heads: bool,
-) -> RowRequest:
-    """What the kernel must compute for each row of a call.
-
-    Args:
-        per_head: The part of each head in the output projection, if a statistic needs it.
-    """
-    if layout.request is None:
-        layout.request = _row_request(request, layout)
-    heads = need_heads or ("output_norm" in request.statistics and call.join is not None)
-    if per_head is not None and request.value:
-        return replace(layout.request, heads=heads, key_norms=projected_norms(call.v, per_head))
-    return replace(layout.request, heads=True) if heads else layout.request
-
-
-def _row_request(request: Request, layout: CallLayout) -> RowRequest:
-    """The part of a request that does not depend on the values of a call."""
+def row_request(request: Request, layout: CallLayout) -> RowRequest:
+    """What the kernel must compute for each row of a call, as far as its values do not matter."""
+    if layout.request is not None:
+        return layout.request
     positions, columns = layout.positions, layout.columns
     members = [_class_members(request, positions, layout.key_text)] if request.classes else []
     members += [layout.spans.keys.float()] if layout.spans else []
     requested: dict[str, Any] = {name: name in request.statistics for name in _REQUESTED}
     if positions.is_cross:
         requested["distance"] = False  # between positions of two texts
-    return RowRequest(
+    layout.request = RowRequest(
         **requested,
         received=positions.query_real if request.received else None,
         keys=torch.cat([*columns.values()], dim=-1) if columns else None,
@@ -83,6 +65,7 @@ def _row_request(request: Request, layout: CallLayout) -> RowRequest:
         query_at=None if positions.are_columns else positions.query_position,
         key_at=None if positions.are_columns else positions.keys.position,
     )
+    return layout.request
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:
@@ -91,19 +74,22 @@ def without_autocast(x: Tensor) -> AbstractContextManager[None]:
 
 
 class RowSums(NamedTuple):
-    """The sums of a site over the rows of some texts, on their device until they are read.
+    """The sums of some calls over the rows of their texts, on their device until they are read.
 
     Attributes:
-        parts: The number of rows, the sums over them, and the sums under uniform attention.
-        highest: The largest value of each statistic; NaN where no row counts.
+        parts: The number of rows, the sums over them, and the sums under uniform attention, of
+            the texts of one call after the other.
+        highest: The largest value of each statistic in each call; NaN where no row counts.
     """
 
     parts: Float[Tensor, "3 K M H"]
-    highest: Float[Tensor, "K H"]
+    highest: Float[Tensor, "n K H"]
 
-    def of_texts(self, texts: slice) -> "RowSums":
-        """Those of some texts alone; their largest value is that of all."""
-        return self._replace(parts=self.parts[:, :, texts])
+    def split(self, counts: Sequence[int]) -> list["RowSums"]:
+        """The sums of the first calls, of those after them, and so on."""
+        n_texts = self.parts.shape[2] // len(self.highest)
+        parts = self.parts.split([n * n_texts for n in counts], 2)
+        return list(map(RowSums, parts, self.highest.split(counts)))
 
 
 def sum_rows(
@@ -114,7 +100,7 @@ def sum_rows(
     n_calls: int = 1,
     knows_logits: bool = True,
     more: Mapping[str, RowValues | None] | None = None,
-) -> list[RowSums]:
+) -> RowSums:
     """The sums of every statistic over the rows of each of some calls, by text.
 
     Padding rows are never counted. A row with a single visible key has a fixed weight of 1, so
@@ -241,7 +227,7 @@ class EligibleRows:
     uniform: Float[Tensor, "K M H"]
     undefined: Bool[Tensor, "K H"]
 
-    def sums_of(self, values: Float[Tensor, "K n B H T"], positions: Positions) -> list[RowSums]:
+    def sums_of(self, values: Float[Tensor, "K n B H T"], positions: Positions) -> RowSums:
         """The sums and the largest values of each of `n` calls on the same `M` texts.
 
         Args:
@@ -255,8 +241,8 @@ class EligibleRows:
         highest = values.add_(self.floor[:, None]).amax((2, 4)).double()
         undefined = self.undefined[:, None]
         highest = highest.masked_fill(undefined, torch.nan)
-        parts = torch.stack([count, sums, uniform])
-        return list(map(RowSums, parts.unbind(2), highest.unbind(1)))
+        parts = torch.stack([count, sums, uniform]).flatten(2, 3)
+        return RowSums(parts, highest.transpose(0, 1))
 
 
 def _by_text(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwise._display import counted
 from headwise._torch_private import without_function_modes
@@ -30,7 +30,6 @@ from headwise.watch._pairs import TextPairs
 from headwise.watch._positions import NONE
 from headwise.watch._recorded import find_head
 from headwise.watch._recorder import Recorder
-from headwise.watch._request import Request
 from headwise.watch._spans import TextSpans
 
 
@@ -42,15 +41,9 @@ def _versions() -> tuple[tuple[str, str], ...]:
 class Watch:
     """The statistics of a model's heads so far; made by `observe`."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        request: Request,
-        layers: Collection[int] | None,
-        recorder: Recorder,
-    ) -> None:
-        self._model, self._request, self._layers = model, request, layers
+    def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        self._model, self._request = recorder.model, recorder.request
 
     def __repr__(self) -> str:
         captured = len(self._recorder.capture.sites)
@@ -315,7 +308,7 @@ class Watch:
             UnsupportedError: no attention call was captured.
         """
         sites = self._recorder.capture.sites
-        missing = set(self._layers or ()) - {site.layer for site in sites}
+        missing = set(self._recorder.layers or ()) - {site.layer for site in sites}
         if missing and sites:
             raise ArgumentError(
                 f"{caller}: layers {sorted(missing)} do not exist. "
