@@ -1,7 +1,7 @@
 """What is known of the attention calls of a model, and where they go while it is captured."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +66,7 @@ class Capture:
         receiver: Where calls go; None while it is closed. Hooks that outlive a capture do nothing.
         is_paused: Whether the calls of this pass are not wanted.
         modules: The modules of the model, by identity.
+        shared: What the calls of a pass have in common.
         captured_elsewhere: The number of running functions that report their attention themselves.
         called: The modules that were called and whose name says that they attend, by identity.
         by_hand: Whether the model computes softmax attention by hand in a pass that was followed.
@@ -82,6 +83,7 @@ class Capture:
         self._name_modules()
         self.receiver: Receiver | None = None
         self.is_paused = False
+        self.shared: dict[Hashable, Any] = {}
         self.captured_elsewhere = 0
         self.called: set[int] = set()
         self.by_hand = self.is_following = self.is_followed = False
@@ -100,6 +102,7 @@ class Capture:
 
     def close(self) -> None:
         self.receiver, self._running = None, ()
+        self.shared.clear()
 
     @property
     def is_open(self) -> bool:
@@ -215,6 +218,7 @@ class Capture:
     ) -> None:
         """A forward pass of the whole model has ended."""
         self._pass, self._running = _Pass(), ()
+        self.shared.clear()
         # There, modes would not outlive what runs.
         if self.is_following and not (in_backward() or in_func_transform()):
             end_pass(output is not None)

@@ -5,7 +5,7 @@ still computes the model's own output, with its own masks, softcap and sinks. Re
 implementation of our own would change masks and settings of the model instead.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -14,18 +14,20 @@ from typing import Any, no_type_check
 import torch
 from torch import Tensor, nn
 
-from headwise._torch_private import is_traced_by_compiler, without_operator_observers
+from headwise._torch_private import (
+    is_traced_by_compiler,
+    version_of,
+    without_operator_observers,
+)
 from headwise.attention import NAME
 from headwise.attention.huggingface import Call
 from headwise.cache import GroupedKeys
 from headwise.capture._call import AttentionCall, GraphCall
 from headwise.capture._capture import Capture
 from headwise.capture._graph import follow_call
-from headwise.kernels import AttentionProblem
+from headwise.kernels import AttentionProblem, AttentionRule
 from headwise.masks import Mask
 from headwise.models.interface import CAPTURES, wrapped_interface
-
-Detach = Callable[..., list[Tensor]]
 
 # A list, and no attribute of the modules: copies and pickles of a model are not captured.
 _open: list[Capture] = []
@@ -89,31 +91,30 @@ def _attend(
     is_cached = isinstance(key, GroupedKeys)
     if implementation == NAME and not is_cached:
         ours = call.native_problem()
-    fits_graph = ours is None and not is_cached and call.fits_operator
-    describe = partial(_describe, call, ours, fits_graph)
-    answered_by, heads = (None, None) if is_cached else _answer(active, call, describe, ours)
+    answered_by, heads = (None, None) if is_cached else _answer(active, call, ours)
     # B H T Dv -> B T H Dv
     output = _uncaptured(active, compute) if heads is None else (heads.transpose(1, 2), None)
     with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
         for capture in active:
             if capture is not answered_by:
-                capture.on_call(describe(capture.detach, output[0].transpose(1, 2)))
+                capture.on_call(_describe(call, ours, capture, output[0].transpose(1, 2)))
     return output
 
 
 def _uncaptured(captures: list[Capture], compute: Callable[[], Any]) -> Any:
     """Let an implementation compute; the captures do not capture what it calls in turn."""
     for capture in captures:
-        compute = partial(capture.compute_uncaptured, compute)
-    with without_operator_observers(most=len(captures)):
-        return compute()
+        capture.captured_elsewhere += 1
+    try:
+        with without_operator_observers(most=len(captures)):
+            return compute()
+    finally:
+        for capture in captures:
+            capture.captured_elsewhere -= 1
 
 
 def _answer(
-    captures: list[Capture],
-    call: Call,
-    describe: Callable[[Detach, Tensor], AttentionCall],
-    ours: AttentionProblem | None,
+    captures: list[Capture], call: Call, ours: AttentionProblem | None
 ) -> tuple[Capture | None, Tensor | None]:
     """The first capture that answers in place of the implementation, and its heads."""
     for capture in captures:
@@ -122,21 +123,18 @@ def _answer(
         # The eager implementation also returns weights, which an answer does not have.
         if call.arguments.get("dropout") or call.implementation in (None, "eager"):
             break
-        heads = capture.answer_to(describe(capture.detach, call.q.detach()[..., :0]))
+        heads = capture.answer_to(_describe(call, ours, capture, call.q.detach()[..., :0]))
         if heads is not None:
             return capture, heads
     return None, None
 
 
 def _describe(
-    call: Call,
-    ours: AttentionProblem | None,
-    fits_graph: bool,
-    detach: Detach,
-    heads: Tensor,
+    call: Call, ours: AttentionProblem | None, capture: Capture, heads: Tensor
 ) -> AttentionCall:
     """A call as watches read it: what the implementation reads, and the rule that it computes."""
-    rule = call.rule() if ours is None else ours.rule
+    rule = _rule(call, capture.shared) if ours is None else ours.rule
+    is_cached = isinstance(call.k, GroupedKeys)
     if ours is not None:
         inputs = ours[:3]
     elif isinstance(call.k, GroupedKeys):  # over all columns, of which each head has dropped some
@@ -146,7 +144,26 @@ def _describe(
         inputs, rule = (call.q, *cached.dense), replace(rule, visible=visible)
     else:
         inputs = call.inputs()
-    q, k, v, heads = detach(*inputs, heads)
+    fits_graph = ours is None and not is_cached and call.fits_operator
+    return _as_watched(call, capture.detach(*inputs, heads), rule, ours is not None, fits_graph)
+
+
+def _rule(call: Call, shared: dict[Hashable, Any]) -> AttentionRule:
+    """The rule of a call, which the layers of a pass share: to read a mask takes 20 to 50 us."""
+    key, mask = call.rule_key, call.mask
+    is_tensor = isinstance(mask, Tensor)
+    if key is None or (is_tensor and mask.is_inference()):  # whose changes leave no trace
+        return call.rule()
+    here = key, id(mask), version_of(mask) if is_tensor else 0
+    if here not in shared:
+        shared[here] = call.rule(), mask
+    return shared[here][0]
+
+
+def _as_watched(
+    call: Call, tensors: Sequence[Tensor], rule: AttentionRule, is_ours: bool, fits_graph: bool
+) -> AttentionCall:
+    q, k, v, heads = tensors
     return AttentionCall(
         module=call.module,
         q=q, k=k, v=v,
@@ -155,7 +172,7 @@ def _describe(
         watched="the attention interface",
         kernel=call.implementation or "eager",
         exact=not call.arguments.get("dropout"),
-        ours=ours is not None,
+        ours=is_ours,
         in_graph=_call_in_graph if fits_graph else None,
     )  # fmt: skip
 
@@ -166,4 +183,4 @@ def _call_in_graph(of: GraphCall) -> AttentionCall:
         "is_causal": of.is_causal,
     }  # fmt: skip
     call = Call.of(of.module, of.implementation, of.q, of.k, of.v, of.mask, arguments)
-    return _describe(call, None, True, lambda *tensors: [*tensors], of.heads)
+    return _as_watched(call, [*call.inputs(), of.heads], call.rule(), False, True)

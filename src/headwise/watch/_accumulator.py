@@ -41,11 +41,10 @@ class Accumulator:
         self._open.setdefault(site, []).append((texts, sums))
         self._n_texts[site] += M
 
-    def is_full(self, site: Site) -> bool:
+    def is_full(self) -> bool:
         """Whether there are so many sums that those of ended texts should be added up."""
-        own = self._open.get(site, [])
         # The first of them may be what `close` has left, of a batch of many texts.
-        return bool(own) and self._n_texts[site] > _MOST + len(own[0][0])
+        return any(own and self._n_texts[s] > _MOST + len(own[0][0]) for s, own in self._open.items())
 
     def close(self, first: int) -> None:
         """Add up the texts that have ended: those before the first one of the latest pass.

@@ -66,14 +66,18 @@ class Place:
 
     Attributes:
         kind: How keys relate to queries: "cross", "within" or "condensed".
-        layout: None where no call has needed it.
+        is_plain: Whether queries, keys and a mask are all that their statistics follow from.
         kept_alive: The objects by whose identities the place is known.
+        layout: None where no call has needed it.
+        group: The calls that wait to be computed with these; None where none has waited.
     """
 
     kind: str
     covered: Covered
+    is_plain: bool
     kept_alive: tuple[Any, ...]
     layout: CallLayout | None = None
+    group: Any = None
 
 
 class CallLayouts:
@@ -98,18 +102,19 @@ class CallLayouts:
         self, site: Site, call: AttentionCall, inputs: StackInputs, kept: Any, pass_: Pass
     ) -> Place:
         """The place of a call, which it shares with calls alike of the same pass."""
-        module_call, visible, real = call.module_call, call.rule.visible, call.real
-        received = None if module_call is None else module_call.shape
-        q, k = call.q, call.k
+        q, k, rule, real = call.q, call.k, call.rule, call.real
+        received = None if call.module_call is None else call.module_call.shape
+        is_plain = rule.bias is None and rule.sinks is None and type(call) is AttentionCall
         key = (
-            site.cross, q.shape, k.shape, q.device, received, id(inputs), _identity(visible),
-            _identity_of(real),
+            site.cross, q.shape, k.shape, q.dtype, q.device, received, id(inputs), is_plain,
+            rule.scale, rule.softcap, _identity(rule.visible), _identity_of(real),
         )  # fmt: skip
         place: Place | None = pass_.shared.get(key)
         if place is None:
             kind = _kind(site, call, inputs.text.tokens, received, kept)
             covered = _covered(call, inputs.text.tokens, received)
-            place = pass_.shared[key] = Place(kind, covered, (inputs, visible, real))
+            place = Place(kind, covered, is_plain, (inputs, rule.visible, real))
+            pass_.shared[key] = place
         return place
 
     def of(

@@ -16,7 +16,7 @@ from headwise.kernels import AttentionRule, row_statistics
 from headwise.masks import Window
 from headwise.models import growing_layer
 from headwise.watch._accumulator import Accumulator
-from headwise.watch._call_layouts import CallLayout, CallLayouts
+from headwise.watch._call_layouts import CallLayout, CallLayouts, Place
 from headwise.watch._pass import Pass
 from headwise.watch._request import Request
 from headwise.watch._sums import row_request, sum_rows, without_autocast
@@ -160,31 +160,25 @@ class Queue:
             self.compute()
 
     def add(
-        self, site: Site, call: AttentionCall, layout: CallLayout, first_text: int, pass_: Pass
+        self, site: Site, call: AttentionCall, place: Place, first_text: int, pass_: Pass
     ) -> bool:
         """Let a call wait; False if it has to be computed at once."""
-        q, k, rule = call.q, call.k, call.rule
-        size, most = q.numel() + k.numel(), LONG.get(q.device.type, 0)
-        if not self._takes_calls or not layout.may_wait or not 0 < size <= most:
-            return False
-        if rule.bias is not None or rule.sinks is not None or type(rule.scale) is not float:
-            return False
-        if type(call) is not AttentionCall:
-            return False
-        self._wait(site, call, layout, first_text, pass_)
-        return True
+        if place.group is None:
+            size, most = call.q.numel() + call.k.numel(), LONG.get(call.q.device.type, 0)
+            is_short = self._takes_calls and place.is_plain and 0 < size <= most
+            if is_short and place.layout is not None and place.layout.may_wait:
+                place.group = _group_of(call, place.layout)
+        if place.group is not None:
+            self._wait(place.group, site, call, first_text, pass_)
+        return place.group is not None
 
     def _wait(
-        self, site: Site, call: AttentionCall, layout: CallLayout, first_text: int, pass_: Pass
+        self, group: _Group, site: Site, call: AttentionCall, first_text: int, pass_: Pass
     ) -> None:
-        q, k, rule = call.q, call.k, call.rule
-        key = q.shape, k.shape, q.dtype, k.dtype, rule.scale, rule.softcap
-        group: _Group | None = layout.groups.get(key)
-        if group is None:
-            group = layout.groups[key] = _Group(replace(rule, visible=layout.visible), layout)
+        q, k = call.q.clone(), call.k.clone()
         if not group.waiting:
             self._groups.append(group)
-        group.waiting.append(_Waiting(q.clone(), k.clone(), site, first_text, pass_))
+        group.waiting.append(_Waiting(q, k, site, first_text, pass_))
         self._n_numbers += q.numel() + k.numel()
         if self._n_numbers > WAIT[q.device.type]:
             self._compute_groups()
@@ -249,7 +243,7 @@ class Queue:
                     inputs = StackInputs(text)
                     place = self._layouts.place(site, call, inputs, None, pass_)
                     layout = self._layouts.of(place, site, call, inputs, pass_)
-                    self._wait(site, call, layout, first_text, pass_)
+                    self._wait(_group_of(call, layout), site, call, first_text, pass_)
             self._compute_groups()
 
     def _compute_groups(self) -> None:
@@ -268,6 +262,16 @@ class Queue:
             for part, own in zip(parts, sums.split(list(map(len, parts))), strict=True):
                 first = [each.first_text for each in part]
                 part[0].of_pass.add(partial(self._accumulator.add, part[0].site, own, first))
+
+
+def _group_of(call: AttentionCall, layout: CallLayout) -> _Group:
+    """The group of a call that may wait: that of earlier calls alike, or a new one."""
+    q, k, rule = call.q, call.k, call.rule
+    key = q.shape, k.shape, q.dtype, k.dtype, rule.scale, rule.softcap
+    if key not in layout.groups:
+        layout.groups[key] = _Group(replace(rule, visible=layout.visible), layout)
+    group: _Group = layout.groups[key]
+    return group
 
 
 def _owner(waiting: _Waiting) -> tuple[int, int]:

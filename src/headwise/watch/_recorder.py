@@ -247,6 +247,8 @@ class Recorder:
         """Begin a forward pass; the one before it has succeeded, or was dropped."""
         self._settle()
         self._queue.begin_pass()
+        if self._accumulator.is_full():
+            self._add_up()
         is_counted = is_training or not self._is_of_training
         self.capture.is_paused = not is_counted or (self.passes - 1) % self._every > 0
         is_in_graph &= not self.capture.is_paused
@@ -300,14 +302,14 @@ class Recorder:
                 if not self.projections.is_known(site):
                     self.projections.wait(site, call, lambda *_: None)
                 return None
-            if not need_heads and place.kind == "within":
-                if self._queue.add_token(site, call, inputs, latest.cache, pass_):
-                    return None
+            may_be_token = place.kind == "within" and not need_heads and call.q.shape[2] == 1
+            if may_be_token and self._queue.add_token(site, call, inputs, latest.cache, pass_):
+                return None
             layout = self._layout(place, site, call, inputs)
             columns, n_texts = layout.positions.columns, layout.positions.n_texts
             first = pass_.texts.number(site, n_texts, columns)
             rows = None
-            if need_heads or not self._queue.add(site, call, layout, first, pass_):
+            if need_heads or not self._queue.add(site, call, place, first, pass_):
                 is_known = is_answer or self.projections.is_known(site)
                 waits = self._needs_projections and not is_known
                 if waits:  # and a gate may change the heads in place
@@ -317,8 +319,6 @@ class Recorder:
                     self.projections.wait(site, call, add)
                 else:
                     rows = add(self.projections.found.get(site))
-            if self._accumulator.is_full(site):
-                self._add_up()
             return rows
 
     def _add_up(self) -> None:
