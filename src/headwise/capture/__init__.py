@@ -9,6 +9,7 @@ from headwise.capture._inputs import StackInputs as StackInputs
 from headwise.capture._inputs import Text as Text
 from headwise.capture._open import capture_calls as capture_calls
 from headwise.capture._open import open_capture as open_capture
+from headwise.capture._running_calls import ModuleCall as ModuleCall
 from headwise.capture._site import Site as Site
 from headwise.capture._softmax import SoftmaxCall as SoftmaxCall
 from headwise.capture._stacks import find_stacks as find_stacks

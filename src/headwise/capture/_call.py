@@ -1,6 +1,6 @@
 """An attention call of a model, as it is handed on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from headwise.capture._running_calls import ModuleCall
+from headwise.capture._site import Site
 from headwise.kernels import (
     AttentionRule,
     RowRequest,
@@ -36,6 +37,8 @@ class AttentionCall:
         ours: Whether the model runs on the native kernel, whose statistics come with these heads
             to the last bit.
         module_call: The call of the module, while it has not returned; None if it is unknown.
+        alike: The same for calls of a pass that differ in module and numbers alone; None if that is
+            unknown.
         in_graph: Makes such a call of what an operator in a compiled graph is given; None if that
             does not tell all of it.
     """
@@ -54,6 +57,7 @@ class AttentionCall:
     real: Bool[Tensor, "B S"] | None = None
     ours: bool = False
     module_call: ModuleCall | None = None
+    alike: Hashable = None
     in_graph: "OfGraph | None" = None
 
     @property
@@ -72,6 +76,9 @@ class AttentionCall:
 
 
 OnCall = Callable[[AttentionCall], None]
+# Receives the queries and keys of a call at a site like an earlier one of the pass (`alike`);
+# False if it has to be described.
+OnRepeat = Callable[[Site, Hashable, ModuleCall, Tensor, Tensor], bool]
 # Computes the heads of a call in place of the model; None leaves the call to the model.
 Answer = Callable[[AttentionCall], Float[Tensor, "B H T Dv"] | None]
 

@@ -1,6 +1,7 @@
 """What is known of the attention calls of a model, and where they go while it is captured."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +11,8 @@ from torch import Tensor, nn
 
 from headwise._torch_private import can_observe_operators, in_backward, in_func_transform
 from headwise.capture._attention_modules import cross_by_name, is_attention
-from headwise.capture._call import Answer, AttentionCall, OnCall
-from headwise.capture._running_calls import ModuleCall, running_calls
+from headwise.capture._call import Answer, AttentionCall, OnCall, OnRepeat
+from headwise.capture._running_calls import ModuleCall, RunningCalls
 from headwise.capture._site import Site
 from headwise.capture._stacks import find_stacks, stack_of
 from headwise.capture._unsupported import Unsupported, why_unsupported
@@ -31,12 +32,14 @@ class Receiver:
         answer: May compute the heads of a call in place of the model; None: nothing does.
         answers_others: Whether `answer` may replace kernels that are not ours.
         keep_graph: Whether captured tensors stay attached to the autograd graph.
+        on_repeat: May take a call by its queries and keys; None: each call is described.
     """
 
     on_call: OnCall
     answer: Answer | None = None
     answers_others: bool = True
     keep_graph: bool = False
+    on_repeat: OnRepeat | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +94,7 @@ class Capture:
         self.other_softmax: set[int] = set()
         self._sites: dict[tuple[int, int], Site] = {}
         self._pass = _Pass()
-        self._running: tuple[ModuleCall, ...] = ()  # when they were last read
+        self._running = RunningCalls(self.modules)
         self._receiving: int | None = None  # the thread whose attention call is received
 
     def open(self, receiver: Receiver) -> None:
@@ -101,7 +104,8 @@ class Capture:
         self.receiver = receiver
 
     def close(self) -> None:
-        self.receiver, self._running = None, ()
+        self.receiver = None
+        self._running.clear()
         self.shared.clear()
 
     @property
@@ -140,12 +144,8 @@ class Capture:
 
     def innermost(self, *ignored: type[nn.Module]) -> nn.Module | None:
         """The innermost module that runs and is not of an ignored type; None if none runs."""
-        modules = (call.module for call in self._running_calls())
+        modules = (call.module for call in self._running)
         return next((module for module in modules if not isinstance(module, ignored)), None)
-
-    def _running_calls(self) -> tuple[ModuleCall, ...]:
-        self._running = running_calls(self.modules, self._running)
-        return self._running
 
     def may_answer(self, *inputs: Tensor, ours: bool = False) -> bool:
         """Whether `answer` may replace the model's kernel: not under gradients or a compiler."""
@@ -170,10 +170,7 @@ class Capture:
         receiver = self.receiver
         if receiver is None or not call.heads.numel():
             return
-        # Parts of a model that are called by themselves are no pass, but must not meet here either.
-        self._check_thread(self._receiving)
-        self._check_thread(self._pass.thread)
-        self._receiving = threading.get_ident()
+        self._begin_receiving()
         try:
             call.module_call = self._call_of(call.module)
             why = why_unsupported(call, self._running)
@@ -183,6 +180,33 @@ class Capture:
                 self.unsupported[id(call.module)] = why
         finally:
             self._receiving = call.module_call = None
+
+    def repeats(self, alike: Hashable, module: nn.Module, q: Tensor, k: Tensor) -> bool:
+        """Receive a call by its queries and keys, if nothing else of it is needed: see `OnRepeat`.
+
+        To describe a call takes half of what watching it does.
+        """
+        receiver = self.receiver
+        # Decoded tokens are taken in another way.
+        if receiver is None or receiver.on_repeat is None or q.shape[2] == 1:
+            return False
+        self._begin_receiving()
+        try:
+            module_call = self._call_of(module)
+            if module_call is None or module_call.shape is None:
+                return False
+            site = self._sites.get(self._key(module, q, module_call))
+            if site is None or q.shape[2] not in module_call.shape[1:]:  # which may be refused
+                return False
+            return receiver.on_repeat(site, alike, module_call, q, k)
+        finally:
+            self._receiving = None
+
+    def _begin_receiving(self) -> None:
+        # Parts of a model that are called by themselves are no pass, but must not meet here either.
+        self._check_thread(self._receiving)
+        self._check_thread(self._pass.thread)
+        self._receiving = threading.get_ident()
 
     def compute_uncaptured(self, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function that reports its attention itself, whatever it calls in turn."""
@@ -217,7 +241,8 @@ class Capture:
         self, end_pass: Callable[[bool], None], model: nn.Module, _: Any, output: Any = None
     ) -> None:
         """A forward pass of the whole model has ended."""
-        self._pass, self._running = _Pass(), ()
+        self._pass = _Pass()
+        self._running.clear()
         self.shared.clear()
         # There, modes would not outlive what runs.
         if self.is_following and not (in_backward() or in_func_transform()):
@@ -238,14 +263,14 @@ class Capture:
 
     def site_of(self, call: AttentionCall) -> Site:
         """The site of a call, added if it is new."""
-        key = self._key(call)
+        key = self._key(call.module, call.q, call.module_call)
         if key not in self._sites:
             self._sites[key] = self._new_site(call)
         return self._sites[key]
 
     def known_site(self, call: AttentionCall) -> Site | None:
         """The site of a call that the model is about to compute; None if it is new."""
-        return self._sites.get(self._key(call))
+        return self._sites.get(self._key(call.module, call.q, call.module_call))
 
     def unsupported_by_name(self) -> dict[str, Unsupported]:
         """Modules whose attention cannot be captured, by name, and why."""
@@ -274,24 +299,26 @@ class Capture:
 
     def _call_of(self, module: nn.Module) -> ModuleCall | None:
         """The call of a module that has not returned yet."""
-        return next((x for x in self._running_calls() if x.module is module), None)
+        call = next((call for call in self._running if call.module is module), None)
+        if call is not None:
+            self._running.keep(call)
+        return call
 
-    def _key(self, call: AttentionCall) -> tuple[int, int]:
+    def _key(self, module: nn.Module, q: Tensor, module_call: ModuleCall | None) -> tuple[int, int]:
         """The identity of a module, and how often it attended earlier in this pass."""
-        module_call = call.module_call
         if self._pass.thread is None:  # a part of the model that is called by itself is a pass, too
-            part = self._running[-1].number if self._running else None
-            if part is None or part != self._pass.part:
-                self._pass = _Pass(part=part)
-        times, latest = self._pass.times.get(id(call.module), (0, -1))
+            for outermost in deque(self._running, maxlen=1):
+                self._running.keep(outermost)
+                if outermost.number != self._pass.part:
+                    self._pass = _Pass(part=outermost.number)
+        times, latest = self._pass.times.get(id(module), (0, -1))
         number = 0 if module_call is None else module_call.number
-        shares = module_call is None or _shares_memory(module_call.queries, call.q)
-        if number != latest or not shares:
+        if number != latest or not (module_call is None or _share_memory(module_call.queries, q)):
             times += 1
-            self._pass.times[id(call.module)] = times, number
+            self._pass.times[id(module)] = times, number
         if module_call is not None:
-            module_call.queries = call.q  # kept alive, so that its memory is not reused
-        return id(call.module), times - 1
+            module_call.queries = q  # kept alive, so that its memory is not reused
+        return id(module), times - 1
 
     def _new_site(self, call: AttentionCall) -> Site:
         name = self._names.get(id(call.module), type(call.module).__name__)
@@ -326,7 +353,7 @@ class Capture:
         return S < T
 
 
-def _shares_memory(queries: Tensor | None, later: Tensor) -> bool:
+def _share_memory(queries: Tensor | None, later: Tensor) -> bool:
     """Whether two tensors are parts of one."""
     if queries is None:
         return False

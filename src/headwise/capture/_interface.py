@@ -78,7 +78,7 @@ def _attend(
     **kwargs: Any,
 ) -> Any:
     """Call an implementation, or let a capture answer in its place, and capture the call."""
-    captures = [x for x in _open if x.is_open and id(module) in x.modules]
+    captures = [x for x in _open if id(module) in x.modules and x.is_open]
     compute = partial(inner, module, query, key, value, attention_mask, *args, **kwargs)
     active = [capture for capture in captures if not capture.is_paused]
     if not captures:
@@ -97,7 +97,10 @@ def _attend(
     with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
         for capture in active:
             if capture is not answered_by:
-                capture.on_call(_describe(call, ours, capture, output[0].transpose(1, 2)))
+                alike = None if ours is not None or is_cached else _alike(call, capture.shared)
+                if alike is None or not capture.repeats(alike, module, query, key):
+                    heads = output[0].transpose(1, 2)
+                    capture.on_call(_describe(call, ours, capture, heads, alike))
     return output
 
 
@@ -130,38 +133,51 @@ def _answer(
 
 
 def _describe(
-    call: Call, ours: AttentionProblem | None, capture: Capture, heads: Tensor
+    call: Call,
+    ours: AttentionProblem | None,
+    capture: Capture,
+    heads: Tensor,
+    alike: Hashable = None,
 ) -> AttentionCall:
     """A call as watches read it: what the implementation reads, and the rule that it computes."""
-    rule = _rule(call, capture.shared) if ours is None else ours.rule
-    is_cached = isinstance(call.k, GroupedKeys)
     if ours is not None:
-        inputs = ours[:3]
-    elif isinstance(call.k, GroupedKeys):  # over all columns, of which each head has dropped some
+        return _as_watched(call, capture.detach(*ours[:3], heads), ours.rule, is_ours=True)
+    rule = call.rule() if alike is None else capture.shared[alike][0]
+    if isinstance(call.k, GroupedKeys):  # over all columns, of which each head has dropped some
         cached = call.k.call
         visible: Mask = cached.mask(call.q.shape[1])
         visible = visible if rule.visible is None else rule.visible & visible
-        inputs, rule = (call.q, *cached.dense), replace(rule, visible=visible)
-    else:
-        inputs = call.inputs()
-    fits_graph = ours is None and not is_cached and call.fits_operator
-    return _as_watched(call, capture.detach(*inputs, heads), rule, ours is not None, fits_graph)
+        tensors = capture.detach(call.q, *cached.dense, heads)
+        return _as_watched(call, tensors, replace(rule, visible=visible))
+    tensors = capture.detach(*call.inputs(), heads)
+    return _as_watched(call, tensors, rule, fits_graph=call.fits_operator, alike=alike)
 
 
-def _rule(call: Call, shared: dict[Hashable, Any]) -> AttentionRule:
-    """The rule of a call, which the layers of a pass share: to read a mask takes 20 to 50 us."""
+def _alike(call: Call, shared: dict[Hashable, Any]) -> Hashable:
+    """What tells a call from all but those that differ in module and numbers alone, and whose rule
+    is found once: to read a mask takes 20 to 50 us; None: nothing may be shared."""
     key, mask = call.rule_key, call.mask
-    is_tensor = isinstance(mask, Tensor)
-    if key is None or (is_tensor and mask.is_inference()):  # whose changes leave no trace
-        return call.rule()
-    here = key, id(mask), version_of(mask) if is_tensor else 0
-    if here not in shared:
-        shared[here] = call.rule(), mask
-    return shared[here][0]
+    if key is None:
+        return None
+    if isinstance(mask, Tensor):
+        if mask.is_inference():  # whose changes leave no trace
+            return None
+        key = *key, id(mask), version_of(mask)
+    elif mask is not None:
+        key = *key, id(mask)
+    if key not in shared:
+        shared[key] = call.rule(), mask
+    return key
 
 
 def _as_watched(
-    call: Call, tensors: Sequence[Tensor], rule: AttentionRule, is_ours: bool, fits_graph: bool
+    call: Call,
+    tensors: Sequence[Tensor],
+    rule: AttentionRule,
+    *,
+    is_ours: bool = False,
+    fits_graph: bool = False,
+    alike: Hashable = None,
 ) -> AttentionCall:
     q, k, v, heads = tensors
     return AttentionCall(
@@ -174,6 +190,7 @@ def _as_watched(
         exact=not call.arguments.get("dropout"),
         ours=is_ours,
         in_graph=_call_in_graph if fits_graph else None,
+        alike=alike,
     )  # fmt: skip
 
 
@@ -183,4 +200,4 @@ def _call_in_graph(of: GraphCall) -> AttentionCall:
         "is_causal": of.is_causal,
     }  # fmt: skip
     call = Call.of(of.module, of.implementation, of.q, of.k, of.v, of.mask, arguments)
-    return _as_watched(call, [*call.inputs(), of.heads], call.rule(), False, True)
+    return _as_watched(call, [*call.inputs(), of.heads], call.rule(), fits_graph=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.capture._attention_modules import HOOKED, is_attention
-from headwise.capture._call import Answer, AttentionCall, OnCall
+from headwise.capture._call import Answer, AttentionCall, OnCall, OnRepeat
 from headwise.capture._capture import Capture, Receiver
 from headwise.capture._follow_graphs import call_of_layer
 from headwise.capture._functions import capture_functions
@@ -30,6 +30,7 @@ def open_capture(
     answers_others: bool = True,
     keep_graph: bool = False,
     compiled: bool = False,
+    on_repeat: OnRepeat | None = None,
 ) -> Iterator[Capture]:
     """Capture while a block runs, as `capture_calls` does.
 
@@ -39,8 +40,9 @@ def open_capture(
         answers_others: Whether `answer` may replace kernels that are not ours; its heads are
             equal to those of ours to the last bit.
         compiled: Whether compiled code may run, of which `follow_graphs` captures the calls.
+        on_repeat: Takes a call by its queries and keys, where that is all it needs.
     """
-    receiver = Receiver(on_call, answer, answers_others, keep_graph)
+    receiver = Receiver(on_call, answer, answers_others, keep_graph, on_repeat)
     clear_leftovers(capture.model.modules())
     try:
         with Hooks(compiled=compiled) as hooks:

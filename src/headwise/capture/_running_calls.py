@@ -7,9 +7,7 @@ code guards them. Frames are read only where a call is captured, and nothing is 
 """
 
 import inspect
-from collections.abc import Container
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Container, Iterator
 from itertools import count
 from typing import Any
 
@@ -19,36 +17,31 @@ from headwise._torch_private import MODULE_CALL
 
 # Parts of the names of arguments that are another text, as in cross-attention.
 _CONTEXT = ("encoder", "context", "memory", "cross", "key", "source", "kv")
-Calls = tuple["ModuleCall", ...]
+# How many calls are kept: of a module, of one within it that attends in turn, and of all around.
+_KEPT = 3
+_numbers = count(1)
 
 
-@dataclass(eq=False)
 class ModuleCall:
     """A call of a module that has not returned yet.
 
     Attributes:
+        shape: The shape of the token vectors that the module receives; None if that is unknown.
         queries: The queries of its latest attention call.
         number: Tells it apart from all others.
     """
 
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    queries: Tensor | None = None
-    number: int = field(default_factory=count(1).__next__)
+    def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.module, self.args, self.kwargs = module, args, kwargs
+        self.number = next(_numbers)
+        self.queries: Tensor | None = None
+        self.shape = next((tuple(x.shape) for x in self._vectors()), None)
 
-    @cached_property
-    def inputs(self) -> list[Tensor]:
+    def _vectors(self) -> Iterator[Tensor]:
         """The arguments that may be token vectors: float tensors with three axes."""
-        values = *self.args, *self.kwargs.values()
-        return [
-            x for x in values if isinstance(x, Tensor) and x.ndim == 3 and x.is_floating_point()
-        ]
-
-    @property
-    def shape(self) -> tuple[int, ...] | None:
-        """The shape of the token vectors that the module receives; None if that is unknown."""
-        return tuple(self.inputs[0].shape) if self.inputs else None
+        for x in (*self.args, *self.kwargs.values()):
+            if isinstance(x, Tensor) and x.ndim == 3 and x.is_floating_point():
+                yield x
 
     @property
     def n_ids(self) -> int | None:
@@ -62,9 +55,9 @@ class ModuleCall:
 
         More keys than queries are not enough: keys of the same text may come from a cache.
         """
-        if not self.inputs:
+        if self.shape is None:
             return None
-        first, *others = self.inputs
+        first, *others = self._vectors()
         if others and first is others[0]:
             return False
         # Embeddings of positions are as long as the text that they are added to.
@@ -80,24 +73,32 @@ class ModuleCall:
         return any(part in name for name in names for part in _CONTEXT)
 
 
-def running_calls(modules: Container[int], known: Calls = ()) -> Calls:
-    """The calls of some modules that have not returned, the innermost first.
+class RunningCalls:
+    """The calls of some modules that have not returned, the innermost first: read when iterated,
+    and only as far as that goes, since reading a call takes about 2 us.
 
     Args:
         modules: Their identities.
-        known: The calls that ran a moment ago. Those that still run are the same objects, so that
-            two attention calls within one call of a module share it.
     """
-    calls: list[ModuleCall] = []
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code is MODULE_CALL:
-            variables = frame.f_locals
-            module, kwargs = variables["self"], variables["kwargs"]  # each call has its own kwargs
-            for i, call in enumerate(known):
-                if call.kwargs is kwargs:
-                    return (*calls, *known[i:])  # what runs around it is the same, too
-            if id(module) in modules:
-                calls.append(ModuleCall(module, variables["args"], kwargs))
-        frame = frame.f_back
-    return tuple(calls)
+
+    def __init__(self, modules: Container[int]) -> None:
+        self._modules = modules
+        self._kept: list[ModuleCall] = []
+
+    def __iter__(self) -> Iterator[ModuleCall]:
+        frame = inspect.currentframe()
+        while frame is not None:
+            if frame.f_code is MODULE_CALL:
+                variables = frame.f_locals
+                module, kwargs = variables["self"], variables["kwargs"]
+                if id(module) in self._modules:
+                    known = (call for call in self._kept if call.kwargs is kwargs)
+                    yield next(known, None) or ModuleCall(module, variables["args"], kwargs)
+            frame = frame.f_back
+
+    def keep(self, call: ModuleCall) -> None:
+        """Keep a call, so that it is the same object when it is read again: each has own kwargs."""
+        self._kept = [call, *(other for other in self._kept if other is not call)][:_KEPT]
+
+    def clear(self) -> None:
+        self._kept = []

@@ -44,7 +44,9 @@ class Accumulator:
     def is_full(self) -> bool:
         """Whether there are so many sums that those of ended texts should be added up."""
         # The first of them may be what `close` has left, of a batch of many texts.
-        return any(own and self._n_texts[s] > _MOST + len(own[0][0]) for s, own in self._open.items())
+        return any(
+            own and self._n_texts[s] > _MOST + len(own[0][0]) for s, own in self._open.items()
+        )
 
     def close(self, first: int) -> None:
         """Add up the texts that have ended: those before the first one of the latest pass.

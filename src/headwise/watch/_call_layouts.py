@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headwise._torch_private import version_of
-from headwise.capture import AttentionCall, Site, StackInputs, Text
+from headwise.capture import AttentionCall, ModuleCall, Site, StackInputs, Text
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowRequest
 from headwise.masks import Mask, Window
@@ -105,16 +105,25 @@ class CallLayouts:
         q, k, rule, real = call.q, call.k, call.rule, call.real
         received = None if call.module_call is None else call.module_call.shape
         is_plain = rule.bias is None and rule.sinks is None and type(call) is AttentionCall
-        key = (
-            site.cross, q.shape, k.shape, q.dtype, q.device, received, id(inputs), is_plain,
-            rule.scale, rule.softcap, _identity(rule.visible), _identity_of(real),
+        alike = call.alike or (
+            q.shape, k.shape, q.dtype, q.device, is_plain, rule.scale, rule.softcap,
+            _identity(rule.visible), _identity_of(real),
         )  # fmt: skip
+        key = alike, received, site.cross, id(inputs)
         place: Place | None = pass_.shared.get(key)
         if place is None:
             kind = _kind(site, call, inputs.text.tokens, received, kept)
             covered = _covered(call, inputs.text.tokens, received)
             place = Place(kind, covered, is_plain, (inputs, rule.visible, real))
             pass_.shared[key] = place
+        return place
+
+    def known(
+        self, alike: Hashable, module_call: ModuleCall, site: Site, inputs: StackInputs, pass_: Pass
+    ) -> Place | None:
+        """The place of calls like this one, if there were some in the pass."""
+        place: Place | None
+        place = pass_.shared.get((alike, module_call.shape, site.cross, id(inputs)))
         return place
 
     def of(
@@ -205,9 +214,7 @@ def _kind(
     return "condensed" if condensed or (tokens is not None and tokens > T) else "within"
 
 
-def _covered(
-    call: AttentionCall, tokens: int | None, shape: tuple[int, ...] | None
-) -> Covered:
+def _covered(call: AttentionCall, tokens: int | None, shape: tuple[int, ...] | None) -> Covered:
     B, T = call.q.shape[0], call.q.shape[2]
     if shape is not None and T not in shape and shape[1] > T:
         if shape[0] * shape[1] == B * T:

@@ -44,7 +44,7 @@ class _Waiting(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Group:
+class Group:
     """Calls that differ in queries and keys alone, and are computed as one, heads side by side.
 
     Masks, positions and columns have no axis of heads, or broadcast over it, so that they hold for
@@ -150,7 +150,7 @@ class Queue:
         self._takes_calls = bool(request.names) and not of_call
         self._takes_tokens = self._takes_calls and not request.is_of_text
         self._request, self._layouts, self._accumulator = request, layouts, accumulator
-        self._groups: list[_Group] = []  # with calls that wait
+        self._groups: list[Group] = []  # with calls that wait
         self._n_numbers = 0  # that the copies of all groups hold, of which there may be hundreds
         self._runs: dict[Site, _Run] = {}
 
@@ -169,13 +169,14 @@ class Queue:
             if is_short and place.layout is not None and place.layout.may_wait:
                 place.group = _group_of(call, place.layout)
         if place.group is not None:
-            self._wait(place.group, site, call, first_text, pass_)
+            self.wait(place.group, site, call.q, call.k, first_text, pass_)
         return place.group is not None
 
-    def _wait(
-        self, group: _Group, site: Site, call: AttentionCall, first_text: int, pass_: Pass
+    def wait(
+        self, group: Group, site: Site, q: Tensor, k: Tensor, first_text: int, pass_: Pass
     ) -> None:
-        q, k = call.q.clone(), call.k.clone()
+        """Let a call wait by copies of its queries and keys."""
+        q, k = q.clone(), k.clone()
         if not group.waiting:
             self._groups.append(group)
         group.waiting.append(_Waiting(q, k, site, first_text, pass_))
@@ -243,7 +244,8 @@ class Queue:
                     inputs = StackInputs(text)
                     place = self._layouts.place(site, call, inputs, None, pass_)
                     layout = self._layouts.of(place, site, call, inputs, pass_)
-                    self._wait(_group_of(call, layout), site, call, first_text, pass_)
+                    group = _group_of(call, layout)
+                    self.wait(group, site, call.q, call.k, first_text, pass_)
             self._compute_groups()
 
     def _compute_groups(self) -> None:
@@ -264,13 +266,13 @@ class Queue:
                 part[0].of_pass.add(partial(self._accumulator.add, part[0].site, own, first))
 
 
-def _group_of(call: AttentionCall, layout: CallLayout) -> _Group:
+def _group_of(call: AttentionCall, layout: CallLayout) -> Group:
     """The group of a call that may wait: that of earlier calls alike, or a new one."""
     q, k, rule = call.q, call.k, call.rule
     key = q.shape, k.shape, q.dtype, k.dtype, rule.scale, rule.softcap
     if key not in layout.groups:
-        layout.groups[key] = _Group(replace(rule, visible=layout.visible), layout)
-    group: _Group = layout.groups[key]
+        layout.groups[key] = Group(replace(rule, visible=layout.visible), layout)
+    group: Group = layout.groups[key]
     return group
 
 

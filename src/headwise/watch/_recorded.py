@@ -55,11 +55,13 @@ class Recorded:
 
     def cover(self, site: Site, number: int | None, covered: Covered) -> None:
         """Count the queries of a call. Calls within one call of a module share its tokens."""
-        before, latest = Covered(), self.latest.get(site)
+        latest, before = self.latest.get(site), self.covered.get(site)
         if latest is not None and number is not None and latest[0] == number:
-            covered, before = covered._replace(tokens=0), latest[1]
-        self.latest[site] = number, before.plus(covered)
-        self.covered[site] = self.covered.get(site, Covered()).plus(covered)
+            covered = covered._replace(tokens=0)
+            self.latest[site] = number, latest[1].plus(covered)
+        else:
+            self.latest[site] = number, covered
+        self.covered[site] = covered if before is None else before.plus(covered)
 
     def receive(
         self, site: Site, received: Float[Tensor, "B H S"], positions: Positions, first: int

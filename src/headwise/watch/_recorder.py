@@ -3,7 +3,7 @@
 A first or a long call is computed at once. Short calls and decoded tokens wait in a queue.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,6 +23,7 @@ from headwise.capture import (
     AttentionCall,
     Capture,
     InputTracker,
+    ModuleCall,
     Site,
     StackInputs,
     Text,
@@ -119,8 +120,9 @@ class Recorder:
             exact: False lets this library compute heads where it can; see `observe`.
         """
         capturing = open_capture(
-            self.capture, self._record, self._answer, answers_others=not exact, compiled=True
-        )
+            self.capture, self._record, self._answer, answers_others=not exact, compiled=True,
+            on_repeat=self._repeat,
+        )  # fmt: skip
         try:
             with ExitStack() as graphs:
                 on_success: Callable[[], None] | None = None
@@ -213,6 +215,26 @@ class Recorder:
         if self._is_watched(site):
             self._add(site, call, verify=call.exact and site not in self._verified)
             self._pass.calls[site] += 1
+
+    def _repeat(
+        self, site: Site, alike: Hashable, module_call: ModuleCall, q: Tensor, k: Tensor
+    ) -> bool:
+        """Let a call wait with others alike, if that is all that is wanted of it."""
+        if site not in self._verified or not self._is_watched(site):
+            return False
+        inputs, pass_ = self._inputs.of(site.stack), self._pass
+        place = self._layouts.known(alike, module_call, site, inputs, pass_)
+        if place is None or place.layout is None or place.group is None:
+            return False
+        if in_backward() or is_wrapped(q):
+            return False
+        pass_.add(partial(self._recorded.cover, site, module_call.number, place.covered))
+        positions = place.layout.positions
+        first = pass_.texts.number(site, positions.n_texts, positions.columns)
+        with without_function_modes():
+            self._queue.wait(place.group, site, q, k, first, pass_)
+        pass_.calls[site] += 1
+        return True
 
     def _record_in_graph(self, site: Site, call: AttentionCall) -> None:
         """Record a call that a compiled graph hands over."""
@@ -326,9 +348,7 @@ class Recorder:
         self._queue.compute()
         self._accumulator.close(self._pass.latest_texts.first)
 
-    def _is_alike(
-        self, site: Site, call: AttentionCall, inputs: StackInputs, place: Place
-    ) -> bool:
+    def _is_alike(self, site: Site, call: AttentionCall, inputs: StackInputs, place: Place) -> bool:
         """Whether an operator in a compiled graph would tell the same of a call."""
         request, bare = self.request, replace(call, module_call=None)
         of_graph = self._layouts.place(site, bare, inputs, None, self._pass)

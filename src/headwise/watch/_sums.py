@@ -5,7 +5,7 @@ Which rows count for a statistic follows from masks; a text may be read in sever
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -88,8 +88,8 @@ class RowSums(NamedTuple):
     def split(self, counts: Sequence[int]) -> list["RowSums"]:
         """The sums of the first calls, of those after them, and so on."""
         n_texts = self.parts.shape[2] // len(self.highest)
-        parts = self.parts.split([n * n_texts for n in counts], 2)
-        return list(map(RowSums, parts, self.highest.split(counts)))
+        parts = torch.split(self.parts, [n * n_texts for n in counts], 2)
+        return list(map(RowSums, parts, torch.split(self.highest, list(counts))))
 
 
 def sum_rows(

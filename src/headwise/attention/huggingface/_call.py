@@ -37,7 +37,7 @@ _CAUSAL = causal()
 _LEFT_OUT = ("softcap", "s_aux", "sinks")
 _EXTRA = frozenset((*_LEFT_OUT, "indices", "position_bias"))
 _NOT_OF_SDPA = _EXTRA - {"position_bias"}
-_RULE_TENSORS = ("s_aux", "sinks", "indices", "position_bias")
+_RULE_TENSORS = _EXTRA - {"softcap"}
 # What else is read here.
 _READ = frozenset(("is_causal", "output_attentions"))
 # What neither `eager` nor `sdpa` reads, and why the answer does not depend on it.
@@ -190,12 +190,13 @@ class Call(NamedTuple):
     @property
     def rule_key(self) -> tuple[Any, ...] | None:
         """What the rule follows from besides the mask; None if that is not numbers alone."""
-        q, given = self.q, self.arguments
-        if self.is_flash or any(given.get(name) is not None for name in _RULE_TENSORS):
+        module, q, k, given = self.module, self.q, self.k, self.arguments
+        if self.is_flash or not _RULE_TENSORS.isdisjoint(given):
             return None
         return (
-            self.implementation, self.is_causal, q.shape[2:], self.k.shape[2], q.dtype, q.device,
-            given.get("scaling"), given.get("softcap"),
+            self.implementation, type(module), getattr(module, "is_causal", True), q.shape, k.shape,
+            q.dtype, q.device, given.get("scaling"), given.get("softcap"), given.get("is_causal"),
+            given.get("dropout"),
         )  # fmt: skip
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
