@@ -227,16 +227,16 @@ def test_short_calls_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_interrupted_call_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an interrupt leaves in the queue without counting it changes no other call."""
     model, batches = _bert(), [*_batches()][:4]
-    add, calls = _queue.Queue.add, iter(range(1, 100))  # the first pass does not wait
+    wait, calls = _queue.Queue.wait, iter(range(1, 100))  # the first pass does not wait
 
-    def interrupted(*args: Any) -> bool:
+    def interrupted(*args: Any) -> None:
         if next(calls) == 2:  # the second layer of the second pass
             raise KeyboardInterrupt
-        return add(*args)
+        wait(*args)
 
     with observe(model, Request(per_text=True)) as watch:
         with monkeypatch.context() as patch:
-            patch.setattr(_queue.Queue, "add", interrupted)
+            patch.setattr(_queue.Queue, "wait", interrupted)
             for batch in batches[:2]:
                 with suppress(KeyboardInterrupt):
                     model(**batch)

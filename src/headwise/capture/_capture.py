@@ -187,8 +187,7 @@ class Capture:
         To describe a call takes half of what watching it does.
         """
         receiver = self.receiver
-        # Decoded tokens are taken in another way.
-        if receiver is None or receiver.on_repeat is None or q.shape[2] == 1:
+        if receiver is None or receiver.on_repeat is None:
             return False
         self._begin_receiving()
         try:

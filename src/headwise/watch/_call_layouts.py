@@ -12,7 +12,7 @@ from torch import Tensor
 from headwise._torch_private import version_of
 from headwise.capture import AttentionCall, ModuleCall, Site, StackInputs, Text
 from headwise.errors import UnsupportedError
-from headwise.kernels import RowRequest
+from headwise.kernels import AttentionRule, RowRequest
 from headwise.masks import Mask, Window
 from headwise.masks.parts import Dense
 from headwise.watch._pairs import Columns, Pairs
@@ -67,6 +67,7 @@ class Place:
     Attributes:
         kind: How keys relate to queries: "cross", "within" or "condensed".
         is_plain: Whether queries, keys and a mask are all that their statistics follow from.
+        is_token: Whether each of them is a token that waits for the next one.
         kept_alive: The objects by whose identities the place is known.
         layout: None where no call has needed it.
         group: The calls that wait to be computed with these; None where none has waited.
@@ -74,8 +75,10 @@ class Place:
 
     kind: str
     covered: Covered
+    rule: AttentionRule
     is_plain: bool
     kept_alive: tuple[Any, ...]
+    is_token: bool = False
     layout: CallLayout | None = None
     group: Any = None
 
@@ -114,7 +117,7 @@ class CallLayouts:
         if place is None:
             kind = _kind(site, call, inputs.text.tokens, received, kept)
             covered = _covered(call, inputs.text.tokens, received)
-            place = Place(kind, covered, is_plain, (inputs, rule.visible, real))
+            place = Place(kind, covered, rule, is_plain, (inputs, real))
             pass_.shared[key] = place
         return place
 

@@ -96,18 +96,18 @@ class _Run:
         is_same = self.cache.keys is last and version_of(last) == version
         return is_same and self.n < TOKENS and self.passes[-1][0].has_succeeded is not False
 
-    def continues(self, call: AttentionCall) -> bool:
+    def continues(self, q: Tensor, k: Tensor, rule: AttentionRule) -> bool:
         """Whether a call reads the next token; `may_go_on` held when its pass began."""
-        q, k, rule, S = call.q, call.k, self.call.rule, self.before + self.n
+        first, S = self.call, self.before + self.n
         is_next = k is self.cache.keys and k.shape[2] == S + 1 and not k.is_inference()
-        is_alike = q.shape == self.call.q.shape and q.dtype == self.call.q.dtype
-        return is_next and is_alike and (call.rule is rule or call.rule == rule)
+        is_alike = q.shape == first.q.shape and q.dtype == first.q.dtype
+        return is_next and is_alike and (rule is first.rule or rule == first.rule)
 
-    def add(self, call: AttentionCall, first_text: int, pass_: Pass) -> None:
+    def add(self, q: Tensor, k: Tensor, first_text: int, pass_: Pass) -> None:
         S = self.before + self.n
-        self.queries[:, :, self.n : self.n + 1] = call.q
-        self.keys[:, :, S] = call.k[:, :, S]
-        self.last = call.k, version_of(call.k)
+        self.queries[:, :, self.n] = q[:, :, 0]
+        self.keys[:, :, S] = k[:, :, S]
+        self.last = k, version_of(k)
         self.passes.append((pass_, first_text))
 
     def check(self, site: Site) -> None:
@@ -198,22 +198,31 @@ class Queue:
         """Let a call wait if it reads one more token of a text; False if it cannot wait."""
         if not self.may_take_token(call):
             return False
-        run = self._runs.get(site)
-        S, B = call.k.shape[2], len(call.q)
+        S = call.k.shape[2]
         # Known for the layers of a pass: it takes 10 us for each, a tenth of what they cost.
         key = "is whole", id(inputs), S
         if key not in pass_.shared:
             pass_.shared[key] = _is_whole(inputs.text, S), inputs
         is_whole = pass_.shared[key][0]
-        if run is not None and not (is_whole and run.continues(call)):
+        if is_whole and self.continue_run(site, call.q, call.k, call.rule, pass_):
+            return True
+        if site in self._runs:
             self.compute()
-            run = None
-        if run is None:
-            run = self._new_run(site, call, cache) if is_whole else None
-        if run is None:
+        run = self._new_run(site, call, cache) if is_whole else None
+        if run is not None:
+            self._runs[site] = run
+            run.add(call.q, call.k, pass_.texts.number(site, len(call.q), range(S - 1, S)), pass_)
+        return run is not None
+
+    def continue_run(
+        self, site: Site, q: Tensor, k: Tensor, rule: AttentionRule, pass_: Pass
+    ) -> bool:
+        """Let a token of a whole text wait if it is the next one after those that wait."""
+        run = self._runs.get(site)
+        if run is None or not run.continues(q, k, rule):
             return False
-        run.add(call, pass_.texts.number(site, B, range(S - 1, S)), pass_)
-        self._runs[site] = run
+        S = k.shape[2]
+        run.add(q, k, pass_.texts.number(site, len(q), range(S - 1, S)), pass_)
         return True
 
     def _new_run(self, site: Site, call: AttentionCall, cache: Any) -> _Run | None:
@@ -229,7 +238,7 @@ class Queue:
         queries = q.new_empty(*q.shape[:2], TOKENS, q.shape[3])
         keys = k.new_empty(*k.shape[:2], S + TOKENS, k.shape[3])
         keys[:, :, :S] = k
-        first = replace(call, v=k[..., :0], heads=q[..., :0], module_call=None)
+        first = replace(call, v=k[..., :0], heads=q[..., :0], module_call=None, alike=None)
         return _Run(first, layer, queries, keys, (k, version_of(k)))
 
     def compute(self) -> None:

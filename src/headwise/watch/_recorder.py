@@ -224,15 +224,19 @@ class Recorder:
             return False
         inputs, pass_ = self._inputs.of(site.stack), self._pass
         place = self._layouts.known(alike, module_call, site, inputs, pass_)
-        if place is None or place.layout is None or place.group is None:
+        if place is None or in_backward() or is_wrapped(q):
             return False
-        if in_backward() or is_wrapped(q):
-            return False
-        pass_.add(partial(self._recorded.cover, site, module_call.number, place.covered))
-        positions = place.layout.positions
-        first = pass_.texts.number(site, positions.n_texts, positions.columns)
         with without_function_modes():
-            self._queue.wait(place.group, site, q, k, first, pass_)
+            if place.is_token:
+                if not self._queue.continue_run(site, q, k, place.rule, pass_):
+                    return False
+            elif place.group is None or place.layout is None:
+                return False
+            else:
+                positions = place.layout.positions
+                first = pass_.texts.number(site, positions.n_texts, positions.columns)
+                self._queue.wait(place.group, site, q, k, first, pass_)
+        pass_.add(partial(self._recorded.cover, site, module_call.number, place.covered))
         pass_.calls[site] += 1
         return True
 
@@ -326,6 +330,7 @@ class Recorder:
                 return None
             may_be_token = place.kind == "within" and not need_heads and call.q.shape[2] == 1
             if may_be_token and self._queue.add_token(site, call, inputs, latest.cache, pass_):
+                place.is_token = True
                 return None
             layout = self._layout(place, site, call, inputs)
             columns, n_texts = layout.positions.columns, layout.positions.n_texts
