@@ -90,6 +90,8 @@ STEPS = (
          MODELS, reads=(*_ONE, _RIVAL)),
     Step("short-watch", 2.8, "speed.short_watch --clock cpu --seconds 6 --into {page}", OBSERVING,
          ("short calls",), threads=1),
+    Step("host-time", 3, "speed.host_time --seconds 20 --into {page}", OBSERVING, ("host time",),
+         threads=1),
     Step("attentions", 3, "speed.attentions --into {page}", OBSERVING, ("attentions",), threads=1),
     Step("images", 3, "speed.images --into {page}", f"{RESULTS}/images.md", ("images",), threads=1),
     Step("short-calls", 1.5, "speed.short_calls --seconds 3 --into {page}",

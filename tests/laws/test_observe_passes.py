@@ -19,7 +19,7 @@ from transformers import DynamicCache, StaticCache
 
 from folders import tiny_bert, tiny_llama
 from headwise import masks
-from headwise.capture import AttentionCall
+from headwise.capture import AttentionCall, _interface
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.layer import KVCache, MultiHeadAttention
 from headwise.models import cache_argument
@@ -221,6 +221,40 @@ def test_short_calls_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> N
         model(**batch)
         watch.table()
     assert heads == [4 * 2 * 4, 4 * 2]  # the first pass is verified call by call
+
+
+@pytest.mark.parametrize(("differ", "described"), [("no", 2), ("mask", 3), ("scale", 3)])
+@torch.no_grad()
+def test_a_call_is_described_unless_one_of_its_pass_is_alike(
+    differ: str, described: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second layer of a pass repeats the first, unless it has another scale, or its mask was
+    changed in place."""
+    model, ids = _llama(), torch.tensor(TEXTS[2:])
+    mask = torch.ones(7, 7, dtype=torch.bool).tril()[None, None]
+    first, second = model.model.layers[0].self_attn, model.model.layers[1].self_attn
+    second.scaling = first.scaling * (2 if differ == "scale" else 1)
+    for module, hidden in ((first, False), (second, True)) if differ == "mask" else ():
+
+        def hide(*_: Any, hidden: bool = hidden) -> None:
+            mask[..., 2:, 1] = not hidden
+
+        module.register_forward_pre_hook(hide)
+    calls = [0]
+    describe = _interface._describe
+
+    def counted(*args: Any) -> AttentionCall:
+        calls[0] += 1
+        return describe(*args)
+
+    monkeypatch.setattr(_interface, "_describe", counted)
+    batches = [{"input_ids": ids, "attention_mask": mask}] * 3
+    table = _table_of(model, batches, monkeypatch, _ALL)
+    repeated, calls[0] = calls[0], 0
+    expected = _table_of(model, batches, monkeypatch, _NONE)
+    assert_tables_close(table, expected, rtol=1e-12)
+    # Both layers in the first pass, which is verified; then one, or both, in two passes.
+    assert (repeated, calls[0]) == (2 + 2 * (described - 1), 6)
 
 
 @torch.no_grad()
