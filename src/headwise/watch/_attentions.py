@@ -92,9 +92,9 @@ def attentions(
         inputs.pop("logits_to_keep", None)
     request, rows_of = Request(statistics=(), maps=True), partial(_few_rows, queries)
     recorder = Recorder(inner, request, numbers, rows_of=rows_of)
-    with open_watch(recorder) as watch, in_evaluation(inner):
-        with text_alone("attentions", inner, inputs):
-            call_model(inner, inputs, "attentions")
+    in_words = text_alone("attentions", inner, inputs)
+    with open_watch(recorder) as watch, in_evaluation(inner), in_words:
+        call_model(inner, inputs, "attentions")
     calls, weights = recorder.recorded.calls, recorder.recorded.weights
     watch._check_complete("attentions", [*calls, *weights])
     if layers is None and heads is None:
