@@ -92,8 +92,8 @@ def attentions(
         inputs.pop("logits_to_keep", None)
     request, rows_of = Request(statistics=(), maps=True), partial(_few_rows, queries)
     recorder = Recorder(inner, request, numbers, rows_of=rows_of)
-    in_words = text_alone("attentions", inner, inputs)
-    with open_watch(recorder) as watch, in_evaluation(inner), in_words:
+    explained = text_alone("attentions", inner, inputs)
+    with open_watch(recorder) as watch, in_evaluation(inner), explained:
         call_model(inner, inputs, "attentions")
     calls, weights = recorder.recorded.calls, recorder.recorded.weights
     watch._check_complete("attentions", [*calls, *weights])
