@@ -1,6 +1,7 @@
 """In which tier each case of a test runs: in every run, in the long tier, or by hand alone."""
 
 from collections.abc import Iterable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -28,3 +29,9 @@ def tiers(quick: Iterable[Any], long: Iterable[Any] = (), by_hand: Iterable[Any]
         pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=those)
         for case, those in marks.items()
     ]
+
+
+def crossed(*axes: Iterable[Any]) -> list[Any]:
+    """Every value of each axis in every run, and all of their product in the long tier."""
+    values = [[*axis] for axis in axes]
+    return tiers(diagonal(*values), product(*values))

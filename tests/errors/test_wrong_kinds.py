@@ -172,8 +172,8 @@ EARLIER: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] 
         lambda *_: hw.importance(_model(), TWO_LINES, tokenizer=TOKENIZER),
     ),
     "task_examples: argument 2": (
-        lambda model, tokenizer: task_examples("needle", tokenizer, n=2),
-        lambda model, tokenizer: task_examples("needle", tokenizer=tokenizer, n=2),
+        lambda model, tokenizer: task_examples("needle", tokenizer, n=2, n_tokens=99),
+        lambda model, tokenizer: task_examples("needle", tokenizer=tokenizer, n=2, n_tokens=99),
     ),
     "find_heads: the null 'shuffled'": (
         lambda *_: _heads_against("shuffled"),

@@ -81,14 +81,6 @@ def test_the_report_of_the_mini_gpt(folder: Path, tmp_path: Path) -> None:
     assert "Mini-GPT" in page.read_text("utf-8")
 
 
-def test_the_report_of_any_model(folder: Path, text: Path, tmp_path: Path) -> None:
-    page = tmp_path / "any.html"
-    done = headwise("report", folder, "--text", text, "-o", page, "--max-texts", 2)
-    assert done.code == 0
-    assert done.out.endswith(f"The page is {page}\n")
-    assert "some.txt" in page.read_text("utf-8")
-
-
 def test_json_has_the_rows_of_the_frame(folder: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "table.parquet"
     done = headwise("observe", folder, "--text", text, "--json", "-o", out)

@@ -3,12 +3,10 @@
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 
-import pytest
-
-from house.source import PACKAGE, Source, sources
+from house.source import PACKAGE, sources
 
 FLOORS = (
     ("errors", "shapes", "_choices", "_display", "_renamed"),
@@ -35,45 +33,32 @@ FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
 FRESH = {("headwise.checkpoints._fresh_process", "headwise.checkpoints")}
 
 SOURCES = sources()
-PARTS = sorted({source.part for source in SOURCES})
+# Who imports, how that is said, and what is imported.
+IMPORTS = [
+    (source, f"{source}:{line} imports {name}", name)
+    for source in SOURCES
+    for line, name in source.imports()
+]
 
 
-def each_source(check: Callable[[Source], None]) -> Callable[[str], None]:
-    """A test for each part of the package, which checks all of its files."""
-
-    def test(part: str) -> None:
-        for source in SOURCES:
-            if source.part == part:
-                check(source)
-
-    test.__name__, test.__doc__ = check.__name__, check.__doc__
-    return pytest.mark.parametrize("part", PARTS)(test)
+def test_every_part_has_a_floor() -> None:
+    assert {source.part for source in SOURCES} <= FLOOR.keys()
 
 
-@each_source
-def test_every_part_has_a_floor(source: Source) -> None:
-    assert source.part in FLOOR, f"say in FLOORS where {source.part} belongs"
+def test_imports_point_to_lower_floors() -> None:
+    assert [
+        said
+        for source, said, name in IMPORTS
+        if (part := _part(name)) not in (None, source.part) and FLOOR[part] >= FLOOR[source.part]
+    ] == []
 
 
-@each_source
-def test_imports_point_to_lower_floors(source: Source) -> None:
-    for line, name in source.imports():
-        part = _part(name)
-        if part is None or part == source.part:
-            continue
-        floor, imported = FLOOR[source.part], FLOOR[part]
-        assert imported < floor, (
-            f"{source}:{line} imports {name}: floor {imported} from floor {floor}"
-        )
-
-
-@each_source
-def test_private_files_are_imported_by_their_own_folder_only(source: Source) -> None:
-    for line, name in source.imports():
-        owner = _owner(name)
-        assert owner is None or PACKAGE / owner in source.path.parents, (
-            f"{source}:{line} imports {name}, which is private to {owner or 'the package'}"
-        )
+def test_private_files_are_imported_by_their_own_folder_only() -> None:
+    assert [
+        said
+        for source, said, name in IMPORTS
+        if (owner := _owner(name)) is not None and PACKAGE / owner not in source.path.parents
+    ] == []
 
 
 def test_the_folder_of_a_private_file_is_found_at_every_level() -> None:
@@ -114,15 +99,15 @@ def _reachable(start: str, graph: Mapping[str, set[str]]) -> set[str]:
     return reached
 
 
-@each_source
-def test_the_private_files_of_a_kernel_stay_private(source: Source) -> None:
+def test_the_private_files_of_a_kernel_stay_private() -> None:
     """A folder inside `kernels` is entered by its door, from the other kernels too."""
-    folder = source.path.parent.name
-    for line, name in source.imports():
-        parts = name.split(".")
-        if source.part == "kernels" and parts[:2] == ["headwise", "kernels"] and len(parts) > 3:
-            private = any(word.startswith("_") for word in parts[3:])
-            assert not private or parts[2] == folder, f"{source}:{line} imports {name}"
+    inside = re.compile(r"headwise\.kernels\.(\w+)\.(?:\w+\.)*_")
+    assert [
+        said
+        for source, said, name in IMPORTS
+        if source.part == "kernels" and (found := inside.match(name))
+        if found[1] != source.path.parent.name
+    ] == []
 
 
 # How torch's private interface is written down, wherever it is reached from.
@@ -133,13 +118,14 @@ PRIVATE = re.compile(
 )
 
 
-@each_source
-def test_torchs_private_interface_is_used_in_one_folder(source: Source) -> None:
-    if source.part == "_torch_private":
-        return
-    lines = enumerate(source.path.read_text("utf-8").splitlines(), 1)
-    used = [f"{source}:{number}: {line.strip()}" for number, line in lines if PRIVATE.search(line)]
-    assert not used, "\n".join(used)
+def test_torchs_private_interface_is_used_in_one_folder() -> None:
+    assert [
+        f"{source}:{number}: {line.strip()}"
+        for source in SOURCES
+        if source.part != "_torch_private"
+        for number, line in enumerate(source.path.read_text("utf-8").splitlines(), 1)
+        if PRIVATE.search(line)
+    ] == []
 
 
 def test_importing_torchs_private_interface_needs_none_of_it() -> None:
@@ -154,10 +140,9 @@ def test_importing_torchs_private_interface_needs_none_of_it() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "False True\n", "")
 
 
-@each_source
-def test_imports_name_the_package(source: Source) -> None:
-    for line, name in source.imports():
-        assert not name.startswith("."), f"{source}:{line} imports {name}: write headwise…"
+def test_imports_name_the_package_and_annotations_stay_objects() -> None:
+    # With annotations as strings the shapes in signatures would not be checked.
+    assert [said for _, said, name in IMPORTS if name.startswith((".", "__future__"))] == []
 
 
 # The files that may import transformers, and do so when a model of its classes needs it.
@@ -178,17 +163,10 @@ TRANSFORMERS = {
 def test_few_files_know_transformers() -> None:
     knowing = {
         source.path.relative_to(PACKAGE).as_posix()
-        for source in SOURCES
-        for _, name in source.imports()
+        for source, _, name in IMPORTS
         if name.split(".")[0] == "transformers"
     }
     assert knowing == TRANSFORMERS
-
-
-@each_source
-def test_annotations_stay_objects(source: Source) -> None:
-    # With annotations as strings the shapes in signatures would not be checked.
-    assert "__future__" not in [name for _, name in source.imports()]
 
 
 def _owner(name: str) -> Path | None:

@@ -64,13 +64,9 @@ def test_starting_is_fast_and_imports_nothing_heavy(script: str, most: float) ->
     assert min(seconds) < most
 
 
-@pytest.mark.parametrize("name", headwise.__all__)
-def test_a_public_name_exists_and_is_documented(name: str) -> None:
-    assert name in dir(headwise)
-    assert (getattr(headwise, name).__doc__ or "").strip()
-
-
-def test_there_are_at_most_fifty_public_names() -> None:
+def test_public_names_exist_and_are_documented_and_few() -> None:
+    assert {*headwise.__all__} <= {*dir(headwise)}
+    assert [n for n in headwise.__all__ if not (getattr(headwise, n).__doc__ or "").strip()] == []
     assert len(headwise.__all__) <= 53
 
 

@@ -10,7 +10,7 @@ from torch.func import functional_call, grad, jacrev, vmap
 
 from headwise.kernels import attend
 from headwise.layer import ALiBi, KVCache, MultiHeadAttention, RoPE
-from tiers import tiers
+from tiers import crossed, tiers
 
 B, T, D_MODEL = 2, 29, 12
 # Torch says itself that its kernel is called once for each member of a batch.
@@ -23,15 +23,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "softcap": {"softcap": 2.0, "sinks": 0.5},
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
-each_half = pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+PROJECTIONS = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
 
 
 def _layer(kind: str) -> MultiHeadAttention:
     return MultiHeadAttention(D_MODEL, 4, 2, **KINDS[kind])
 
 
-@each_kind
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize(("kind", "dtype"), crossed(KINDS, DTYPES))
 def test_dtype_is_kept_and_gradients_are_finite(kind: str, dtype: torch.dtype) -> None:
     layer, x = _layer(kind).to(dtype), torch.randn(B, T, D_MODEL, dtype=dtype)
     out, weights = layer(x, causal=True, need_weights=True)
@@ -43,8 +43,7 @@ def test_dtype_is_kept_and_gradients_are_finite(kind: str, dtype: torch.dtype) -
         assert parameter.grad.isfinite().all()
 
 
-@each_kind
-@each_half
+@pytest.mark.parametrize(("kind", "half"), crossed(KINDS, DTYPES[:2]))
 def test_autocast_computes_in_half_precision_with_float32_gradients(
     kind: str, half: torch.dtype
 ) -> None:
@@ -77,8 +76,7 @@ def test_vmap_over_inputs_equals_single_calls(kind: str) -> None:
     torch.testing.assert_close(mapped, torch.stack([layer(text, causal=True) for text in x]))
 
 
-@each_kind
-@pytest.mark.parametrize("name", ["q_proj.weight", "k_proj.weight", "v_proj.weight"])
+@pytest.mark.parametrize(("kind", "name"), crossed(KINDS, PROJECTIONS))
 def test_vmap_over_parameters_equals_single_layers(kind: str, name: str) -> None:
     layer, x = _layer(kind).double(), torch.randn(B, T, D_MODEL, dtype=torch.float64)
     stack = torch.randn(3, *layer.get_parameter(name).shape, dtype=torch.float64)

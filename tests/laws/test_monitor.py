@@ -1,7 +1,6 @@
 """Watching a training: its numbers are those of a table, and nothing of the training changes."""
 
 import copy
-import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -230,18 +229,6 @@ def test_a_module_that_attends_itself_is_watched_like_any() -> None:
             model(*inputs)
         assert scalars["attn/L0.H1/entropy"] == watch.table().mean("entropy")[1]
         assert modules_of(model) == before
-
-
-def test_a_copy_of_the_model_is_not_watched() -> None:
-    model = _model()
-    with HeadMonitor(model, every=1) as monitor:
-        twin = copy.deepcopy(model)
-        held = io.BytesIO()
-        torch.save(model, held)
-        _loss(model, BATCHES[0])
-        for other in (twin, torch.load(io.BytesIO(held.getvalue()), weights_only=False)):
-            _loss(other, BATCHES[1])
-        _assert_says(monitor.step(), _table(model, BATCHES[:1]))
 
 
 def test_chosen_layers_and_statistics() -> None:

@@ -6,7 +6,6 @@ import platform
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
@@ -393,18 +392,6 @@ print(os.waitpid(child, 0)[1])
 def test_a_forked_process_computes_the_same() -> None:
     done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True)
     assert (done.stderr, done.stdout) == ("", "0\n")
-
-
-def test_python_threads_compute_concurrently() -> None:
-    problems = [torch.randn(1, 3, 60 + n, 8 + n % 5) for n in range(24)]
-
-    def heads(q: Tensor) -> Tensor:
-        return attend(q, q, q, causal=True, backend="native")
-
-    alone = [heads(q) for q in problems]
-    with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(heads, problems * 4))
-    assert all(torch.equal(*pair) for pair in zip(together, alone * 4, strict=True))
 
 
 @pytest.mark.full

@@ -13,9 +13,7 @@ from torch import Tensor
 from describing import RULES, Shape, cast, problem_of, threads
 from headwise import masks
 from headwise._native_library import library
-from headwise.kernels import AttendOutput, _attend, attend
-from headwise.kernels.native import _kernel
-from headwise.layer import MultiHeadAttention
+from headwise.kernels import AttendOutput, attend
 from strategies import Problem, problems, seeds
 from tiers import diagonal, tiers
 
@@ -304,19 +302,6 @@ def test_it_is_chosen_for_training_where_it_can_be() -> None:
     assert chosen(*(x.double() for x in (q, k, learned))) == "fused"
 
 
-def test_gradients_come_in_batches_too() -> None:
-    q, k, v = (torch.randn(1, 4, 20, 8, requires_grad=True) for _ in "qkv")
-    heads = attend(q, k, v, causal=True, backend="native")
-    grads = torch.randn(3, *heads.shape)
-    together = torch.autograd.grad(
-        heads, (q, k, v), grads, is_grads_batched=True, retain_graph=True
-    )
-    for at, grad in enumerate(grads):
-        alone = torch.autograd.grad(heads, (q, k, v), grad, retain_graph=True)
-        for ours, theirs in zip(together, alone, strict=True):
-            torch.testing.assert_close(ours[at], theirs, rtol=1e-4, atol=1e-5)
-
-
 def test_queries_that_are_values_too_and_give_the_keys_are_counted_once() -> None:
     given_ = torch.randn(1, 2, 20, 8)
     grads = torch.randn(3, *given_.shape)
@@ -333,24 +318,3 @@ def test_queries_that_are_values_too_and_give_the_keys_are_counted_once() -> Non
         found(torch.float32, "native"), found(torch.float64, "rows"), strict=True
     ):
         torch.testing.assert_close(ours, known, rtol=1e-4, atol=1e-4 * known.abs().max())
-
-
-def test_a_layer_trains_as_with_torchs_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    def train(native: bool) -> list[Tensor]:
-        monkeypatch.setattr(_kernel, "is_faster", lambda *_: native)
-        monkeypatch.setattr(_attend, "_PREPARED", {})
-        torch.manual_seed(0)
-        layer = MultiHeadAttention(32, 4, n_kv_heads=2)
-        taken: list[str] = []
-        layer.attention.register_forward_hook(lambda *_: taken.append("called"))
-        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-        for x in torch.randn(5, 2, 90, 32):
-            optimizer.zero_grad()
-            (layer(x, causal=True) - x.roll(1, 1)).square().mean().backward()
-            optimizer.step()
-        assert len(taken) == 5
-        return [x.detach() for x in layer.parameters()]
-
-    for ours, theirs in zip(train(True), train(False), strict=True):
-        assert not torch.equal(ours, theirs)  # so it was another kernel
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)

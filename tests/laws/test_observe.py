@@ -177,16 +177,6 @@ def test_cross_attention_has_no_neighbors() -> None:
     assert (table.count("first") == 12).all()
 
 
-def test_only_some_layers_and_every_nth_pass() -> None:
-    batch = padded([[1, 2, 3, 4], [5, 6]], "right")
-    with torch.no_grad(), observe(MODEL, layers=[1], every=2) as watch:
-        for _ in range(5):
-            MODEL(**batch)
-    table = watch.table()
-    assert [str(head) for head in table.heads] == [f"L1.H{head}" for head in range(4)]
-    assert (table.count("lse") == 3 * 6).all()
-
-
 def test_a_layer_with_every_part_is_watched() -> None:
     layer = MultiHeadAttention(
         12, 4, 2, v_head_dim=5, qk_norm=True, gate=True, rope=RoPE(4),

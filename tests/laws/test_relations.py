@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -621,27 +620,24 @@ def test_the_length_and_the_repetitions_of_a_phrase_are_those_of_its_characters(
     assert rules["first"] == rules["most repeated"] == 0.0
 
 
-@pytest.mark.parametrize(
-    ("pairs", "candidates"),
-    [
-        (lambda text: [(3, 1)], lambda text: [(3, 1)]),  # all right
-        (lambda text: [], lambda text: [(3, 1), (3, 2)]),  # none right
-        (lambda text: [], lambda text: []),
-        (lambda text: [(3, []), ([], 1)], lambda text: []),  # phrases of another piece
-        (lambda text: [(3, 3)], lambda text: [(3, 3), (3, 2)]),  # the query itself is no candidate
-    ],
-)
-def test_candidates_that_leave_no_choice_are_not_tested(
-    pairs: Callable[..., Any], candidates: Callable[..., Any]
-) -> None:
+UNDECIDED = {
+    "all right": ChoiceRelation(lambda text: [(3, 1)], lambda text: [(3, 1)]),
+    "none right": ChoiceRelation(lambda text: [], lambda text: [(3, 1), (3, 2)]),
+    "none at all": ChoiceRelation(lambda text: [], lambda text: []),
+    "phrases of another piece": ChoiceRelation(lambda text: [(3, []), ([], 1)], lambda text: []),
+    "only the query": ChoiceRelation(lambda text: [(3, 3)], lambda text: [(3, 3), (3, 2)]),
+}
+
+
+def test_candidates_that_leave_no_choice_are_not_tested() -> None:
     roles = find_roles(
         Planted([("any",)], True), [text.text for text in pronouns(60)], tokenizer=TOKENIZER,
-        relations={"own": ChoiceRelation(pairs, candidates)}, evidence=WITHOUT_NULLS,
+        relations=UNDECIDED, evidence=WITHOUT_NULLS,
     )  # fmt: skip
-    row = roles.outcomes().set_index("role").loc["own"]
-    assert row["outcome"] == NOT_DECIDED
-    assert np.isnan(row["smallest"])
-    assert f"own: {NOT_DECIDED}" in roles.why("L0.H0")
+    rows = roles.outcomes().set_index("role").loc[[*UNDECIDED]]
+    assert set(rows["outcome"]) == {NOT_DECIDED}
+    assert rows["smallest"].isna().all()
+    assert all(f"{name}: {NOT_DECIDED}" in roles.why("L0.H0") for name in UNDECIDED)
 
 
 def results_of(pairs: Any, candidates: Any) -> Roles:
@@ -731,29 +727,24 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(files: Path, source: str, *more: str) -> Any:
+def run(files: Path, source: str, *more: object) -> Any:
     return headwise(
         "roles", files / "model", "--text", files / "texts.txt", "--nulls", "none",
         "--relation", files / source, *more,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["two_back", "by_mass"])
-def test_the_command_takes_a_relation_of_a_file(name: str, files: Path, tmp_path: Path) -> None:
-    done = run(files, f"own.py:{name}", "-o", str(tmp_path / "roles.json"))
+def test_the_command_takes_relations_and_choices_of_a_file(files: Path, tmp_path: Path) -> None:
+    out = tmp_path / "roles.json"
+    more = ("--relation", files / "own.py:by_mass", "--relation", files / "own.py:first")
+    done = run(files, "own.py:two_back", *more, "-o", out)
     assert done.code == 0, done.err
-    assert name in (tmp_path / "roles.json").read_text("utf-8")
-    for role in (name, "previous token"):  # the outcomes are printed beside the file
+    for role in ("two_back", "by_mass", "previous token"):  # outcomes are printed beside the file
         assert re.search(rf"^{role} .*not", done.out, re.MULTILINE), done.out
-    assert not list(files.glob("__pycache__"))
-
-
-def test_the_command_takes_a_choice_of_a_file(files: Path) -> None:
-    done = run(files, "own.py:first", "--json")
-    assert done.code == 0, done.err
-    (row,) = (row for row in json.loads(done.out) if row["role"] == "first")
+    row = Roles.load(out).frame().set_index("role").loc["first"].iloc[0]
     assert row["rule.first"] == 1.0
-    assert {f"rule.{rule}" for rule in RULES} | {f"null.{null}" for null in NULLS} <= row.keys()
+    assert {f"rule.{rule}" for rule in RULES} | {f"null.{null}" for null in NULLS} <= {*row.index}
+    assert not list(files.glob("__pycache__"))
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,10 @@ def test_a_call_like_an_earlier_one_is_answered_as_if_it_were_the_first(
     backend: str, how: dict[str, Any], extras: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, other = _inputs(), _inputs()
-    how = how | {f"need_{name}": True for name in extras} | {"backend": backend}
-    attend(*first, **how)
+    more = {f"need_{name}": True for name in extras} | {"backend": backend}
+    for earlier in (*RULES.values(), how):
+        attend(*first, **earlier, **more)
+    how = how | more
     remembered = attend(*other, **how)
     monkeypatch.setattr(_attend, "_PREPARED", {})
     fresh = attend(*other, **how)

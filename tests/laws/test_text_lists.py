@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from headwise.roles import (
 from headwise.scoring import importance, prune_curves, read_batches
 from headwise.surgery import costs, prune
 from headwise.watch import Request, observe
+from tiers import crossed, diagonal, tiers
 
 WORDS = ("she", "sang", "a", "long", "song", "and", "he", "liked", "it", "well", "while", "we")
 WORDS += ("slept",)
@@ -144,10 +146,16 @@ READING: dict[str, Door] = DOORS | {
 }  # fmt: skip
 
 
+TOKENIZERS = ("tokenizers", "transformers")
+OF_EITHER = [door for door in READING if door != "sample"]  # which is for a Mini-GPT's alone
+
+
 @pytest.mark.parametrize(
     ("kind", "door"),
-    [("tokenizers", door) for door in READING]
-    + [("transformers", door) for door in READING if door != "sample"],  # for a Mini-GPT's alone
+    tiers(
+        [("tokenizers", "sample"), *diagonal(TOKENIZERS, OF_EITHER)],
+        product(TOKENIZERS, OF_EITHER),
+    ),
 )
 def test_truncation_and_padding_of_a_tokenizer_are_not_used_and_not_changed(
     model: nn.Module, door: str, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -177,16 +185,19 @@ def test_a_string_is_one_text(model: nn.Module, door: str) -> None:
     assert DOORS[door](model, TEXT) == DOORS[door](model, [TEXT])
 
 
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize(
-    "as_iterable",
-    [tuple, iter, np.array, pd.Series, lambda texts: [*texts, "", " \n"]],
-    ids=["tuple", "generator", "array", "series", "with empty texts"],
-)
-def test_any_iterable_is_the_list_of_its_texts(
-    model: nn.Module, door: str, as_iterable: Callable[[list[str]], Iterable[str]]
-) -> None:
-    assert DOORS[door](model, as_iterable(TEXTS)) == DOORS[door](model, TEXTS)
+ITERABLES: dict[str, Callable[[list[str]], Iterable[str]]] = {
+    "tuple": tuple,
+    "generator": iter,
+    "array": np.array,
+    "series": pd.Series,
+    "with empty texts": lambda texts: [*texts, "", " \n"],
+}
+
+
+# All doors read texts by the same function: each of them, and each kind, at once.
+@pytest.mark.parametrize(("door", "kind"), crossed(DOORS, ITERABLES))
+def test_any_iterable_is_the_list_of_its_texts(model: nn.Module, door: str, kind: str) -> None:
+    assert DOORS[door](model, ITERABLES[kind](TEXTS)) == DOORS[door](model, TEXTS)
 
 
 @pytest.mark.parametrize("door", [*REFUSING, "look", "compare"])
@@ -209,52 +220,40 @@ def test_a_path_in_place_of_texts_is_refused_with_its_reader(
     assert list_pairs("list_pairs", ["see notes.txt", "a.txt"])[1][0] == "a.txt"
 
 
-@pytest.mark.parametrize("door", REFUSING)
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        ([TEXT, None], r"\[1\] is None, a NoneType"),
-        ([TEXT, b"she sang"], r"\[1\] is b'she sang', a bytes"),
-        ([TEXT, [TEXT]], r"\[1\] is \['she sang.*a list"),
-        ([TEXT, "she \ud83d"], r"\[1\] holds '\\ud83d' at 4, half of a surrogate pair"),
-        (pd.DataFrame({"text": TEXTS}), "a DataFrame"),
-    ],
-    ids=["None", "bytes", "nested", "surrogate", "frame"],
-)
-def test_an_item_that_is_no_text_is_named(
-    model: nn.Module, door: str, wrong: Any, named: str
-) -> None:
-    with pytest.raises(ArgumentError, match=named):
-        REFUSING[door](model, wrong)
+EMPTY = r"hold no token|0 given|2 targets|of pair 0 is empty"
+# What is no list of texts, and how that is named; a function that takes batches names it as one.
+WRONG: dict[str, tuple[Any, str]] = {
+    "None in a list": ([TEXT, None], r"\[1\] is None, a NoneType"),
+    "bytes in a list": ([TEXT, b"she sang"], r"\[1\] is b'she sang', a bytes"),
+    "a list in a list": ([TEXT, [TEXT]], r"\[1\] is \['she sang.*a list"),
+    "half of a pair": ([TEXT, "she \ud83d"], r"\[1\] holds '\\ud83d' at 4, half of a surrogate"),
+    "a frame": (pd.DataFrame({"text": TEXTS}), "a DataFrame"),
+    "no text": ([], EMPTY),
+    "an empty text": ("", EMPTY),
+    "white space": (["", " \n"], EMPTY),
+}
+WHOLE: dict[str, tuple[Any, str]] = {
+    "bytes": (b"she sang", "is b'she sang', a bytes"),
+    "a mapping": ({"text": TEXTS}, "a dict"),
+    "a path": (Path("texts.txt"), "PosixPath"),
+    "None": (None, "None"),
+    "a number": (7, "7"),
+}
 
 
-@pytest.mark.parametrize("door", REFUSING)
 @pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        (b"she sang", "is b'she sang', a bytes"),
-        ({"text": TEXTS}, "a dict"),
-        (Path("texts.txt"), "PosixPath"),
-        (None, "None"),
-        (7, "7"),
-    ],
-    ids=["bytes", "mapping", "path", "None", "number"],
+    ("door", "kind"),
+    tiers(
+        [*diagonal(REFUSING, WRONG), *diagonal(REFUSING, WHOLE)],
+        product(REFUSING, WRONG | WHOLE),
+    ),
 )
-def test_an_argument_that_holds_no_texts_is_named(
-    model: nn.Module, door: str, wrong: Any, named: str
-) -> None:
-    if door in BATCHES:
+def test_what_is_no_list_of_texts_is_named(model: nn.Module, door: str, kind: str) -> None:
+    wrong, named = (WRONG | WHOLE)[kind]
+    if kind in WHOLE and door in BATCHES:
         named = r"batches: a batch is of type|the path of a file|no tensor in \['text'\]"
-    with pytest.raises(ArgumentError, match=named):
+    with pytest.raises((InputError, ArgumentError), match=named):
         REFUSING[door](model, wrong)
-
-
-@pytest.mark.parametrize("door", REFUSING)
-@pytest.mark.parametrize("texts", [[], "", ["", " \n"]], ids=["no text", "empty", "white space"])
-def test_no_texts_are_refused(model: nn.Module, door: str, texts: Any) -> None:
-    said = r"hold no token|0 given|2 targets|of pair 0 is empty"
-    with pytest.raises((InputError, ArgumentError), match=said):
-        REFUSING[door](model, texts)
 
 
 def test_one_annotated_text_is_a_corpus(model: nn.Module) -> None:

@@ -1,6 +1,5 @@
 """All that Hugging Face models are used for, on our kernel: the same results as under `sdpa`."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 import torch
 import transformers
 import zoo
-from sentence_transformers import SentenceTransformer
 from test_stacks import _bart
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, StaticCache
@@ -18,13 +16,10 @@ from transformers.cache_utils import QuantizedLayer
 
 import headwise as hw
 from children import run_laws
-from command import headwise
 from folders import tiny_t5
 from on_our_kernel import at_any_size as at_any_size
 from on_our_kernel import left_to_torch as left_to_torch
 from oracles import padded
-from sentence_models import TEXTS as SENTENCES
-from sentence_models import write_sentence_model
 
 pytestmark = pytest.mark.usefixtures("at_any_size")
 
@@ -196,16 +191,6 @@ def test_adapters_by_the_same_name(left_to_torch: list[str]) -> None:
     assert not left_to_torch
 
 
-def test_sentence_transformers_by_the_same_name(tmp_path: Path, left_to_torch: list[str]) -> None:
-    write_sentence_model(tmp_path / "model")
-    how = {"attn_implementation": "headwise"}
-    ours = SentenceTransformer(str(tmp_path / "model"), device="cpu", model_kwargs=how)
-    known = SentenceTransformer(str(tmp_path / "model"), device="cpu")
-    assert ours[0].auto_model.config._attn_implementation == "headwise"
-    assert abs(ours.encode(SENTENCES) - known.encode(SENTENCES)).max() <= 1e-5
-    assert not left_to_torch
-
-
 @pytest.mark.full
 def test_a_trainer_learns_the_same(tmp_path: Path) -> None:
     data = [{"input_ids": text, "labels": text} for text in ([5, 9, 7, 3], [4, 6, 13, 2])]
@@ -276,20 +261,4 @@ def test_a_model_is_loaded_on_the_kernel(
     real = _prompt("right")["attention_mask"].bool()
     torch.testing.assert_close(other[real], one[real], rtol=1e-4, atol=1e-5)
     assert not torch.equal(other[real], one[real])
-    assert not left_to_torch
-
-
-def test_commands_take_it(tmp_path: Path, left_to_torch: list[str]) -> None:
-    write_sentence_model(tmp_path / "model")
-    text = tmp_path / "text.txt"
-    text.write_text("\n".join(SENTENCES), "utf-8")
-    tables = []
-    for name in ("sdpa", "headwise"):
-        model = tmp_path / "model-inner"
-        done = headwise("observe", model, "--text", text, "--json", "--attention", name)
-        assert done.code == 0, done.err
-        tables.append(json.loads(done.out))
-    assert len(tables[1]) == 8
-    for one, other in zip(*tables, strict=True):
-        assert other["entropy"] == pytest.approx(one["entropy"], abs=1e-4)
     assert not left_to_torch

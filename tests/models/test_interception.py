@@ -47,11 +47,16 @@ class Switching(nn.Module):
 
     def forward(self, x: Tensor, by_hand: bool = False) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, 4, 3)).permute(2, 0, 3, 1, 4)
+        mask = MASK[: x.shape[1], : x.shape[1]]
         if by_hand or self.by_hand:
-            logits = (q @ k.mT * 3**-0.5).masked_fill(~MASK, -torch.inf)
+            logits = (q @ k.mT * 3**-0.5).masked_fill(~mask, -torch.inf)
             return (logits.softmax(-1) @ v).transpose(1, 2).flatten(2)
-        heads = F.scaled_dot_product_attention(q, k, v, attn_mask=MASK)
+        heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return heads.transpose(1, 2).flatten(2)
+
+
+class ByHand(Switching):
+    by_hand = True
 
 
 class Model(nn.Module):
@@ -149,8 +154,7 @@ def test_later_passes_have_hooks_at_the_root_alone(kind: str) -> None:
 
 
 def test_attention_by_hand_keeps_the_function_mode(intercepted: list[object]) -> None:
-    model = Switching()
-    model.by_hand = True
+    model = ByHand()
     with torch.no_grad(), observe(model) as watch:
         for _ in range(3):
             model(X)
@@ -466,23 +470,7 @@ def test_answered_calls_know_the_norms_of_their_heads() -> None:
 # Watches in several threads, and watches that overlap without lying within one another.
 
 
-class PackedHandwrittenAttention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(12, 36)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 3)).permute(2, 0, 3, 1, 4)
-        return ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
-
-
-class PackedFusedAttention(PackedHandwrittenAttention):
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 3)).permute(2, 0, 3, 1, 4)
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-
-
-class GatedInPlace(PackedFusedAttention):
+class GatedInPlace(Switching):
     def __init__(self) -> None:
         super().__init__()
         self.gate, self.mix = nn.Linear(12, 12), nn.Linear(12, 12)
@@ -491,7 +479,7 @@ class GatedInPlace(PackedFusedAttention):
         return self.mix(super().forward(x).mul_(self.gate(x).sigmoid()))
 
 
-@pytest.mark.parametrize("kind", [PackedHandwrittenAttention, GatedInPlace])
+@pytest.mark.parametrize("kind", [ByHand, GatedInPlace])
 def test_passes_of_no_texts_or_tokens_add_nothing(kind: type[nn.Module]) -> None:
     model, request = kind(), Request(statistics=("entropy", "gate"))
     with torch.no_grad(), observe(model, request) as watch:
@@ -512,10 +500,10 @@ def _gpt2() -> nn.Module:
 
 THREADED: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "bert": (_bert, IDS),
-    "fused": (PackedFusedAttention, X),
+    "fused": (Switching, X),
     "gpt2": (_gpt2, IDS),
     "torchs": (_torchs, X),
-    "written": (PackedHandwrittenAttention, X),
+    "written": (ByHand, X),
 }
 
 
@@ -558,7 +546,7 @@ def test_threads_do_not_disturb_each_other(two: tuple[str, str]) -> None:
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-@pytest.mark.parametrize("is_watched", [False, True], ids=["plain", "observed"])
+@pytest.mark.parametrize("is_watched", [False, True])
 def test_models_on_our_kernel_compute_the_same_in_two_threads(
     is_watched: bool, at_any_size: None, left_to_torch: list[str]
 ) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import headwise as hw
 from headwise.watch import Request, observe
-from tiers import diagonal, tiers
+from tiers import crossed, diagonal, tiers
 
 D_MODEL, HEADS, N = 12, 4, 3  # N experts, streams or layers
 
@@ -143,7 +143,7 @@ def _table(model: nn.Module, *batches: Tensor) -> tuple[hw.HeadTable, list[Any]]
 
 @pytest.mark.parametrize(
     ("mixture", "fused"),
-    tiers(diagonal(MIXTURES, (False, True)), product(MIXTURES, (False, True))),
+    crossed(MIXTURES, (False, True)),
 )
 def test_heads_beside_another_softmax_are_those_without_it(mixture: str, fused: bool) -> None:
     """Whatever the softmax weighs, and also where there are as many tokens as it weighs."""
@@ -413,7 +413,7 @@ def test_a_watch_survives_an_entropy_collapse(way: str) -> None:
 HALF = ("fill", "add", "multiply", "with_bias"), (torch.float16, torch.bfloat16)
 
 
-@pytest.mark.parametrize(("way", "dtype"), tiers(diagonal(*HALF), product(*HALF)))
+@pytest.mark.parametrize(("way", "dtype"), crossed(*HALF))
 def test_half_precision_counts_keys_down_to_its_smallest_weight(
     way: str, dtype: torch.dtype
 ) -> None:

@@ -296,28 +296,25 @@ OURS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(OURS))
-@torch.no_grad()
-def test_our_layer_is_pruned(name: str) -> None:
-    layer = MultiHeadAttention(12, 4, **OURS[name]).double()
-    small = prune(layer, [(0, 0), (0, 3)])
-    with ablate(layer, [(0, 0), (0, 3)]):
-        expected = layer(X, causal=True)
-    torch.testing.assert_close(small(X, causal=True), expected, rtol=0, atol=1e-12)
-    assert (small.n_heads, small.n_kv_heads) == (2, 2)
-    assert (layer.n_heads, small.q_proj.out_features) == (4, 2 * layer.head_dim)
-
-
 @pytest.mark.parametrize("fold", [None, "mean"])
+@pytest.mark.parametrize("name", [*OURS, "Mini-GPT"])
 @torch.no_grad()
-def test_mini_gpt_is_pruned(fold: Literal["mean"] | None) -> None:
-    model = MiniGPT(MiniGPTConfig(13, 8, 12, 4, n_layers=2)).eval().double()
-    ids = torch.tensor([[1, 5, 3], [7, 2, 2]])
-    reference = [{"input_ids": ids}] if fold else None
-    small = prune(model, REMOVE, fold=fold, reference=reference)
-    with ablate(model, REMOVE, fold or "zero", reference):
-        expected = model(ids)
-    torch.testing.assert_close(small(ids), expected, rtol=0, atol=1e-12)
+def test_our_models_are_pruned(name: str, fold: Literal["mean"] | None) -> None:
+    torch.manual_seed(0)
+    if name == "Mini-GPT":
+        model: Any = MiniGPT(MiniGPTConfig(13, 8, 12, 4, n_layers=2)).eval().double()
+        batch: dict[str, Any] = {"input_ids": torch.tensor([[1, 5, 3], [7, 2, 2]])}
+    else:
+        model, batch = MultiHeadAttention(12, 4, **OURS[name]).double(), {"query": X}
+    gone = REMOVE if name == "Mini-GPT" else [(0, 0), (0, 3)]
+    reference = [batch] if fold else None
+    small = prune(model, gone, fold=fold, reference=reference)
+    with ablate(model, gone, fold or "zero", reference):
+        expected = model(**batch)
+    torch.testing.assert_close(small(**batch), expected, rtol=0, atol=1e-12)
+    layer, cut = (m.blocks[0].attention if name == "Mini-GPT" else m for m in (model, small))
+    assert (layer.n_heads, cut.n_heads) == (4, 2)
+    assert cut.q_proj.out_features == 2 * layer.head_dim
 
 
 def test_a_plan_removes_its_heads() -> None:
@@ -351,17 +348,22 @@ CAUSAL = torch.ones(T, T, dtype=torch.bool).triu(1)  # True = hidden
 OF_HEADS = torch.rand(B * H, T, T, generator=DRAWN) < 0.3
 OF_HEADS[..., 0] = False  # every query sees a key
 
-CALLS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "padded": {"key_padding_mask": PADDING},
-    "causal": {"attn_mask": CAUSAL, "is_causal": True},
-    "both": {"key_padding_mask": PADDING, "attn_mask": CAUSAL},
-    "of heads": {"attn_mask": OF_HEADS},
-    "added": {
+SELF, ACROSS = (INPUTS,) * 3, (INPUTS, MEMORY, MEMORY)
+# How a layer is made, its queries, keys and values, and what else its call is given.
+CALLS: dict[str, tuple[dict[str, Any], tuple[Tensor, ...], dict[str, Any]]] = {
+    "plain": ({}, SELF, {}),
+    "padded": ({}, SELF, {"key_padding_mask": PADDING}),
+    "causal": ({}, SELF, {"attn_mask": CAUSAL, "is_causal": True}),
+    "both": ({}, SELF, {"key_padding_mask": PADDING, "attn_mask": CAUSAL}),
+    "of heads": ({}, SELF, {"attn_mask": OF_HEADS}),
+    "added": ({}, SELF, {
         "attn_mask": torch.randn(B * H, T, T, generator=DRAWN, dtype=torch.float64),
         "key_padding_mask": torch.zeros(B, T).double().masked_fill(PADDING, float("-inf")),
-    },
-}
+    }),
+    "one text": ({}, (INPUTS[0],) * 3, {"key_padding_mask": PADDING[1]}),
+    "no bias": ({"bias": False}, ACROSS, {}),
+    "widths": ({"kdim": 6, "vdim": 10}, (INPUTS, MEMORY[..., :6], MEMORY[..., :10]), {}),
+}  # fmt: skip
 
 
 def _layer(**options: Any) -> nn.MultiheadAttention:
@@ -373,47 +375,23 @@ def _layer(**options: Any) -> nn.MultiheadAttention:
     return layer
 
 
-@pytest.mark.parametrize(("call", "first"), diagonal(sorted(CALLS), (True, False)))
+@pytest.mark.parametrize(("call", "first"), diagonal(CALLS, (True, False)))
 @torch.no_grad()
-def test_a_pruned_layer_equals_the_ablated_one_under_every_mask(call: str, first: bool) -> None:
-    layer = _layer(batch_first=first)
-    x = INPUTS if first else INPUTS.transpose(0, 1)
+def test_a_pruned_layer_equals_the_ablated_one_in_every_call(call: str, first: bool) -> None:
+    made, inputs, how = CALLS[call]
+    layer = _layer(batch_first=first, **made)
+    qkv = [x if first or x.ndim == 2 else x.transpose(0, 1) for x in inputs]
     with ablate(layer, GONE):
-        expected, _ = layer(x, x, x, **CALLS[call])
+        expected, _ = layer(*qkv, **how)
     small = prune(layer, GONE)
-    output, weights = small(x, x, x, **CALLS[call])
+    output, weights = small(*qkv, **how)
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
-    of_all = layer(x, x, x, **CALLS[call], average_attn_weights=False)[1]
-    torch.testing.assert_close(weights, of_all[:, [0, 2]].mean(1), rtol=0, atol=1e-12)
-    assert small(x, x, x, **CALLS[call], need_weights=False)[1] is None
-    of_each = small(x, x, x, **CALLS[call], average_attn_weights=False)[1]
-    torch.testing.assert_close(of_each, of_all[:, [0, 2]], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("options", [{"bias": False}, {"kdim": 6, "vdim": 10}])
-@torch.no_grad()
-def test_layers_of_every_configuration(options: dict[str, Any]) -> None:
-    layer = _layer(batch_first=True, **options)
-    key, value = (MEMORY[..., : options.get(name, 12)] for name in ("kdim", "vdim"))
-    with ablate(layer, GONE):
-        expected, _ = layer(INPUTS, key, value)
-    small = prune(layer, GONE)
-    output, weights = small(INPUTS, key, value, average_attn_weights=False)
-    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
-    of_all = layer(INPUTS, key, value, average_attn_weights=False)[1]
-    torch.testing.assert_close(weights, of_all[:, [0, 2]], rtol=0, atol=1e-12)
-
-
-@torch.no_grad()
-def test_a_single_text() -> None:
-    layer = _layer()
-    with ablate(layer, GONE):
-        expected, _ = layer(INPUTS[0], INPUTS[0], INPUTS[0], key_padding_mask=PADDING[1])
-    output, weights = prune(layer, GONE)(
-        INPUTS[0], INPUTS[0], INPUTS[0], key_padding_mask=PADDING[1]
-    )
-    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
-    assert weights.shape == (T, T)
+    of_all = layer(*qkv, **how, average_attn_weights=False)[1]
+    kept = of_all.index_select(-3, torch.tensor([0, 2]))
+    torch.testing.assert_close(weights, kept.mean(-3), rtol=0, atol=1e-12)
+    assert small(*qkv, **how, need_weights=False)[1] is None
+    of_each = small(*qkv, **how, average_attn_weights=False)[1]
+    torch.testing.assert_close(of_each, kept, rtol=0, atol=1e-12)
 
 
 @torch.no_grad()
