@@ -276,8 +276,11 @@ def test_texts_are_read_before_the_first_token_that_differs() -> None:
     ids = [(TOKENIZER.encode(text).ids, right, other) for text, right, other in (
         ("w1 w2 ,", IDS["w3"], IDS["w4"]), ("w1 w2", IDS["w5"], IDS["w6"]),
         ("w7 w8", IDS["w9"], None))]  # fmt: skip
-    by_text = hw.effects(model, texts, tokenizer=TOKENIZER, total=None).frame()
-    assert by_text.equals(hw.effects(model, ids, total=None).frame())
+    by_text = hw.effects(model, texts, tokenizer=TOKENIZER, total=None)
+    assert by_text.frame().equals(hw.effects(model, ids, total=None).frame())
+    assert "the last word" not in str(by_text.notes)
+    joined = hw.effects(model, [*texts, ("w1", "w2", " w3")], tokenizer=TOKENIZER, total=None)
+    assert joined.notes[1].startswith("in 1 example the right answer continues the last word")
 
 
 def test_effects_say_what_they_were_measured_on() -> None:

@@ -274,7 +274,7 @@ def effects(
         raise UnsupportedError(
             f"effects: {type(model).__name__} reads two texts. Give a causal language model."
         )
-    read = read_examples(examples, tokenizer_of(wrapper, tokenizer), model)
+    read, remarks = read_examples(examples, tokenizer_of(wrapper, tokenizer), model)
     tests = len(read) >= FEWEST_EXAMPLES
     selection = halves(len(read), seed) if tests else np.zeros(len(read), dtype=bool)
     chosen, held = ([read[n] for n in np.flatnonzero(of)] for of in (selection, ~selection))
@@ -321,6 +321,7 @@ def effects(
     if not tests:
         few = counted(len(read), "distinct example")
         notes = [f"{few}, too few for a test: give {FEWEST_EXAMPLES}"]
+    notes += remarks
     if not of_others:
         notes.append("all examples have the same answers: none were permuted")
     notes.append(f"total effects: outputs replaced by {total}" if total else "no total effects")

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from headwise._display import counted
 from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError, InputError
 from headwise.head_effects._direct import MEAN, Batch
@@ -21,8 +22,11 @@ Read = tuple[list[int], int, int]  # token ids, and the ids of the compared toke
 SIZE = 16  # examples of a batch
 
 
-def read_examples(examples: Examples, tokenizer: Any, model: nn.Module) -> list[Read]:
-    """The tokens before the answers of each example, and the first tokens that differ.
+def read_examples(
+    examples: Examples, tokenizer: Any, model: nn.Module
+) -> tuple[list[Read], tuple[str, ...]]:
+    """The tokens before the answers of each example, and the first tokens that differ; and a note
+    on answers that continue the last word of their text.
 
     Examples that are the same count once. They are in the order of their lengths, which keeps
     padding short.
@@ -60,7 +64,16 @@ def read_examples(examples: Examples, tokenizer: Any, model: nn.Module) -> list[
     if not read:
         raise ArgumentError("effects: 0 examples. Give 20 or more.")
     distinct = {(*one[0], *one[1:]): one for one in read}
-    return sorted(distinct.values(), key=lambda one: len(one[0]))
+    continued = sum(
+        text[-1:].isalnum() and right[:1].isalnum()
+        for text, right, _ in listed
+        if isinstance(text, str)
+    )
+    note = (
+        f"in {counted(continued, 'example')} the right answer continues the last word of the text: "
+        f"begin it with a space, as in ' Mary', if it is a word of its own"
+    )
+    return sorted(distinct.values(), key=lambda one: len(one[0])), (note,) if continued else ()
 
 
 def _of_ids(where: str, _: Any, text: Sequence[Any], right: Any, other: Any) -> Read:
