@@ -1,5 +1,6 @@
 """Whatever a file contains, its loader gives a usable object or our error with the path."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,16 @@ from soak.fuzz import Guard, fuzz_kind
 GUARD = Guard()
 
 
-# A sample of `make soak`.
+MEASURED = json.loads((Path(__file__).parents[1] / "soak/results/fuzz.json").read_text("utf-8"))
+
+
+# A sample of `make soak`, whose page lists every loader.
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_broken_file_is_read_or_refused(kind: str, tmp_path: Path) -> None:
     fuzzers = {fuzzer.name: fuzzer for fuzzer in fuzz_kind(kind, tmp_path, 300, GUARD)}
     problems = {name: x.outcomes.problems for name, x in fuzzers.items() if x.outcomes.problems}
     assert not problems, problems
+    assert fuzzers.keys() <= MEASURED.keys()
     counts = [fuzzer.outcomes for fuzzer in fuzzers.values()]
     assert sum(x.inputs for x in counts) == sum(x.loaded + x.refused for x in counts)
     assert sum(x.refused for x in counts) > sum(x.inputs for x in counts) // 10

@@ -16,9 +16,11 @@ Results = Mapping[str, Mapping[str, Any]]
 
 def kills_table(tallies: Results) -> str:
     rows = [
-        [name, x["kills"], x["in_writes"], x["old"], x["new"], len(x["problems"])]
+        # Files that nothing names yet are no new result.
+        [name, x["kills"], x["in_writes"], x["old"] + x.get("unreadable", 0), x["new"],
+         len(x["problems"])]
         for name, x in tallies.items()
-    ]
+    ]  # fmt: skip
     titles = ("verb", "kills", "in a write", "old result left", "new result left", "problems")
     return table(titles, [_as_texts(row) for row in (*rows, _total(rows))])
 
