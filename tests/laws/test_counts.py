@@ -126,34 +126,6 @@ def test_single_and_multi_head_by_the_textbook():
     assert sum(layer_sizes(d, 8, biases="QKVO").parameters().values()) == 4 * d**2 + 4 * d
 
 
-def test_heads_of_any_width_and_shared_keys():
-    sizes = layer_sizes(10, 6, 2, head_dim=7, biases="QV")
-    assert sizes.weights() == {"Q": 10 * 42, "K": 10 * 14, "V": 10 * 14, "O": 42 * 10}
-    assert sizes.parameters() == {"Q": 420 + 42, "K": 140, "V": 140 + 14, "O": 420}
-    assert sizes.multiply_adds(5, 17) == {
-        "Q": 5 * 420, "K": 17 * 140, "V": 17 * 140, "O": 5 * 420,
-        "logits": 6 * 5 * 17 * 7, "mix": 6 * 5 * 17 * 7,
-    }  # fmt: skip
-    assert sizes.cache_bytes("float32") == 4 * 2 * (7 + 7)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "dtype", "expected"),
-    [
-        # GPT-2, 1,024 tokens of which take 36 MiB.
-        ((768, 12, 12, 12), "float16", 36_864),
-        # Llama 7B: 2 (keys, values) x 32 layers x 4096 x 2 bytes, half a MiB a token.
-        ((4096, 32, 32, 32), "bfloat16", 512 * 1024),
-        # Llama 2 70B: ten times the parameters but a smaller cache, 8 kv heads instead of 64.
-        ((8192, 64, 8, 80), "bfloat16", 320 * 1024),
-        ((4096, 32, 8, 32), "float32", 2 * 32 * 8 * 128 * 4),  # Mistral 7B
-    ],
-)
-def test_known_caches(sizes: tuple[int, ...], dtype: str, expected: int):
-    *layer, n_layers = sizes
-    assert layer_sizes(*layer, n_layers=n_layers).cache_bytes(dtype) == expected
-
-
 @pytest.mark.parametrize(
     ("sizes", "error", "message"),
     [

@@ -144,6 +144,7 @@ VERBS: dict[str, Callable[[nn.Module, Path], object]] = {
         model, [("w1 w2", " w3", " w4")], tokenizer=TOKENIZER
     ),
     "effects of roles": _effects,
+    "cache_plan": lambda model, folder: hw.cache_plan(model, BATCHES, keep=0.5, window=2, sinks=1),
     "fingerprint": lambda model, folder: fingerprint(model),
 }
 # The verbs that do not take a GPT-2 with its language head.
