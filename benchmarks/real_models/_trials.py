@@ -18,15 +18,11 @@ REASONS = {
     "depend on one another": "a norm over all heads, or values that heads share",
     "is shared by several layers": "layers share weights, and would keep different heads",
     "does not run": "its code outside the attention assumes the number of heads",
-    "something outside the attention depends": "biases outside the attention belong to heads",
+    "Something else depends on which heads": "biases outside the attention belong to heads",
     "runs without gradients": "it switches gradients off inside",
-    "answers at random": "it answers at random",
-    "cannot be observed, since its attention": "queries are not known: attention by hand",
-    "a fresh process says": "the loaded model answers differently",
+    "does not open right in a fresh process": "the loaded model answers differently",
     "leaves no place for further keys": "queries, keys and values are interleaved",
-    "is no class of transformers": "its class is not one of Transformers",
     "does not compute attention from": "heads are mixed before or after the softmax",
-    "attends with tensors of shape": "parts of an image stand in an axis of their own",
 }  # fmt: skip
 
 

@@ -248,8 +248,7 @@ def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None)
         # Open the revision that was checked, not one that was pushed since.
         pinned = {} if folder or checked is None else {"revision": checked.name}
         config, cls = (None, cls) if checked is None else read_layers(checked, cls)
-        named, found = _model_class(str(source), **pinned)
-        cls = cls or named
+        cls, found = _model_class(str(source), cls, **pinned)
         if size is not None:
             # `AutoModel` is not built by itself.
             build = getattr(cls, "from_config", cls)
@@ -294,11 +293,13 @@ def _unreachable(source: str | Path, error: Exception) -> str:
     )
 
 
-def _model_class(source: str, **pinned: str) -> tuple[Any, Any]:
-    """The class that the checkpoint names, if transformers has it, else the one of `AutoModel`;
-    and its configuration."""
+def _model_class(source: str, known: Any, **pinned: str) -> tuple[Any, Any]:
+    """The class, if it is known, or that which the checkpoint names, if transformers has it, else
+    the one of `AutoModel`; and its configuration."""
     import transformers
 
+    if known is not None:  # some configurations, as of Bark's parts, have no name
+        return known, known.config_class.from_pretrained(source, **pinned)
     config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False, **pinned)
     for name in config.architectures or ():
         cls = getattr(transformers, name, None)

@@ -152,7 +152,8 @@ def _run_attached(
         heads = attention.output.split(args[0])
         parts[attention.module].setdefault("out", heads.movedim(-2, 0))
         before, origin = computed.get(attention.module, (heads, None))
-        if origin is not None and not before.reshape(heads.shape).equal(heads):
+        is_whole = before.numel() == heads.numel()  # not where several calls make up the heads
+        if origin is not None and is_whole and not before.reshape(heads.shape).equal(heads):
             origins.setdefault(attention.module, origin)
 
     notes = [(attention.output.module, partial(note, attention)) for attention in first.values()]
