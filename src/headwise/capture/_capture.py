@@ -9,7 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise._torch_private import can_observe_operators, in_backward, in_func_transform
+from headwise._torch_private import (
+    can_observe_operators,
+    in_backward,
+    in_func_transform,
+    is_wrapped,
+)
 from headwise.capture._attention_modules import cross_by_name, is_attention
 from headwise.capture._call import Answer, AttentionCall, OnCall, OnRepeat
 from headwise.capture._running_calls import ModuleCall, RunningCalls
@@ -187,7 +192,7 @@ class Capture:
         To describe a call takes half of what watching it does.
         """
         receiver = self.receiver
-        if receiver is None or receiver.on_repeat is None:
+        if receiver is None or receiver.on_repeat is None or is_wrapped(q):
             return False
         self._begin_receiving()
         try:

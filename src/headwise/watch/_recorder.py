@@ -224,7 +224,7 @@ class Recorder:
             return False
         inputs, pass_ = self._inputs.of(site.stack), self._pass
         place = self._layouts.known(alike, module_call, site, inputs, pass_)
-        if place is None or in_backward() or is_wrapped(q):
+        if place is None or in_backward():
             return False
         with without_function_modes():
             if place.is_token:
