@@ -21,7 +21,7 @@ from headwise.head_effects._direct import Batch, DirectWay, Written, difference
 from headwise.head_effects._evidence import FEWEST_EXAMPLES, kinds_of
 from headwise.head_effects._examples import SIZE, Examples, Read, batches_of, read_examples
 from headwise.models import check_model, fingerprint
-from headwise.models.texts import check_reads_text, reads_two_texts, text_alone, tokenizer_of
+from headwise.models.texts import check_reads_text, reads_two_texts, tokenizer_of
 from headwise.ownership import Attention, find_attentions
 from headwise.scoring import GatedModel
 from headwise.scoring.methods import ablation, zero_ablation
@@ -278,7 +278,7 @@ def effects(
     tests = len(read) >= FEWEST_EXAMPLES
     selection = halves(len(read), seed) if tests else np.zeros(len(read), dtype=bool)
     chosen, held = ([read[n] for n in np.flatnonzero(of)] for of in (selection, ~selection))
-    with differentiable_evaluation(model, weights=False), text_alone("effects", model):
+    with differentiable_evaluation(model, weights=False):
         (example,) = batches_of(model, read[:1])
         attentions = find_attentions(model, dict(example.inputs))
         gated = _gated(model, attentions, held)
