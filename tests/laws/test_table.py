@@ -130,6 +130,19 @@ def test_an_interval_of_skewed_texts_holds_the_truth() -> None:
     assert held[0] > 0.78 > 0.7 > held[1]
 
 
+@pytest.mark.parametrize("right", [0.5, 0.925, 0.975])
+def test_an_interval_of_rows_that_count_whole_holds_the_truth(right: float) -> None:
+    """Texts that are all right, or all wrong, leave an interval open."""
+    values = (np.random.default_rng(0).random((40, 2000)) < right).astype(float)
+    heads = tuple(Head("", 0, h) for h in range(2000))
+    totals = Totals.of_texts(values, np.ones_like(values), np.ones(2000), keep=True)
+    low, high = HeadTable(heads, np.array([1]), {"top(a)": totals}).interval("top(a)")
+    # Of few texts, coverage swings with the share.
+    assert ((low <= right) & (right <= high)).mean() > 0.92
+    assert (high - low).max() < 0.35
+    assert (high - low).min() > 0.08
+
+
 def test_a_statistic_without_rows_is_nan_and_not_zero() -> None:
     nothing = Totals.of_texts(np.zeros((2, 1)), np.zeros((2, 1)), np.array([np.nan]))
     table = HeadTable((Head("", 5, 3),), np.array([1]), {"next": nothing})

@@ -14,7 +14,7 @@ from jaxtyping import Float64, Int64
 
 from headwise._display import counted
 from headwise.errors import ArgumentError, HeadError
-from headwise.tables._bootstrap import ratio_interval
+from headwise.tables._bootstrap import ratio_interval, share_interval
 from headwise.tables._figures import at_prompt, notebook_html, plot_heads
 from headwise.tables._heads import Head, HeadLike, address_columns, resolve_heads
 from headwise.tables._statistics import STATISTICS
@@ -129,8 +129,10 @@ class HeadTable(TableFile):
     def interval(self, statistic: str, level: float = 0.95) -> tuple[Column, Column]:
         """The studentized bootstrap interval of the mean, texts resampled with replacement.
 
-        NaN for a head with eligible rows in fewer than two texts. With 30 texts it holds the truth
-        in about 93 to 95 % of cases, less often for single heads that a few texts decide.
+        Shares of rows, `top(name)`, have Wilson's interval, which texts that are all right or all
+        wrong leave open. NaN for a head with eligible rows in fewer than two texts. With 30 texts
+        it holds the truth in about 93 to 95 % of cases, less often for single heads that a few
+        texts decide.
 
         Args:
             statistic: The name of a statistic.
@@ -141,6 +143,8 @@ class HeadTable(TableFile):
         if not 0 < level < 1:
             raise ArgumentError(f"HeadTable.interval: level={level}. Give a level such as 0.95.")
         kept = self.per_text(statistic)
+        if statistic.startswith("top("):
+            return share_interval(kept.total, kept.count, level)
         return ratio_interval(kept.total, kept.count, studentized=True, level=level)
 
     def _of(self, statistic: str) -> Totals:
