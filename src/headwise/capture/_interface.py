@@ -7,7 +7,7 @@ implementation of our own would change masks and settings of the model instead.
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, no_type_check
 
@@ -29,6 +29,8 @@ from headwise.kernels import AttentionProblem, AttentionRule
 from headwise.masks import Mask
 from headwise.models.interface import CAPTURES, wrapped_interface
 
+# How many kinds of calls are kept.
+_MOST_SHARED = 64
 # A list, and no attribute of the modules: copies and pickles of a model are not captured.
 _open: list[Capture] = []
 
@@ -132,17 +134,25 @@ def _answer(
     return None, None
 
 
+@dataclass(frozen=True, eq=False)  # known by identity, which the mask keeps while it is alive
+class _Alike:
+    """What calls of a pass have in common that differ in module and numbers alone."""
+
+    rule: AttentionRule
+    mask: Any
+
+
 def _describe(
     call: Call,
     ours: AttentionProblem | None,
     capture: Capture,
     heads: Tensor,
-    alike: Hashable = None,
+    alike: _Alike | None = None,
 ) -> AttentionCall:
     """A call as watches read it: what the implementation reads, and the rule that it computes."""
     if ours is not None:
         return _as_watched(call, capture.detach(*ours[:3], heads), ours.rule, is_ours=True)
-    rule = call.rule() if alike is None else capture.shared[alike][0]
+    rule = call.rule() if alike is None else alike.rule
     if isinstance(call.k, GroupedKeys):  # over all columns, of which each head has dropped some
         cached = call.k.call
         visible: Mask = cached.mask(call.q.shape[1])
@@ -153,21 +163,20 @@ def _describe(
     return _as_watched(call, tensors, rule, fits_graph=call.fits_operator, alike=alike)
 
 
-def _alike(call: Call, shared: dict[Hashable, Any]) -> Hashable:
-    """What tells a call from all but those that differ in module and numbers alone, and whose rule
-    is found once: to read a mask takes 20 to 50 us; None: nothing may be shared."""
-    key, mask = call.rule_key, call.mask
-    if key is None:
+def _alike(call: Call, shared: dict[Hashable, Any]) -> _Alike | None:
+    """What a call has in common with others, whose rule is found once: to read a mask takes 20 to
+    50 us; None: nothing may be shared."""
+    own, mask = call.rule_key, call.mask
+    is_tensor = isinstance(mask, Tensor)
+    if own is None or (is_tensor and mask.is_inference()):  # whose changes leave no trace
         return None
-    if isinstance(mask, Tensor):
-        if mask.is_inference():  # whose changes leave no trace
-            return None
-        key = *key, id(mask), version_of(mask)
-    elif mask is not None:
-        key = *key, id(mask)
+    key = *own, id(mask), version_of(mask) if is_tensor else 0
+    if len(shared) > _MOST_SHARED:  # parts of a model that are called by themselves end no pass
+        shared.clear()
     if key not in shared:
-        shared[key] = call.rule(), mask
-    return key
+        shared[key] = _Alike(call.rule(), mask)
+    alike: _Alike = shared[key]
+    return alike
 
 
 def _as_watched(
