@@ -264,7 +264,8 @@ EXAMPLES: Rows = [
       for change, said in MALFORMED),
     *((partial(lambda two: _heads(*(Example(**GOOD, inputs=x) for x in two)), two), ArgumentError,
        r"has the inputs \{'(pixels|input_ids)': .*Give each") for two in NO_BATCH),
-    (lambda: hw.find_heads(_model(), ONE), ArgumentError, "1 examples"),
+    (lambda: hw.find_heads(_model(), ONE), ArgumentError, "1 distinct example of 1"),
+    (lambda: _heads(ONE, ONE, ONE), ArgumentError, "1 distinct example of 3. Give 60"),
     (lambda: hw.find_heads(_model(), "a"), ArgumentError, "examples is 'a'"),  # type: ignore[arg-type]
     (lambda: _heads(ONE, ONE, evidence=hw.Evidence(splits=3)), ArgumentError,
      r"Evidence\(splits=3\)"),
@@ -272,8 +273,9 @@ EXAMPLES: Rows = [
     (lambda: _heads(ONE, ONE, max_tokens=5), ArgumentError, "the model reads 5"),
     (lambda: _heads(ONE, ONE, model=sharp_t5()), UnsupportedError,
      "T5ForConditionalGeneration reads two texts"),
-    (lambda: _heads(*[Example(**GOOD, answer=[3])] * 4, model=zoo.make("Bert"),
-                    evidence=hw.Evidence(nulls=())), UnsupportedError, "BertModel gives no logits"),
+    (lambda: _heads(*(Example(**GOOD | {"text": [n, *range(4, 9)]}, answer=[3]) for n in range(4)),
+                    model=zoo.make("Bert"), evidence=hw.Evidence(nulls=())), UnsupportedError,
+     "BertModel gives no logits"),
     (lambda: _heads(APART, APART, tokenizer=TOKENIZER), ArgumentError, r"right has \(2, 3\), ' '"),
 ]  # fmt: skip
 

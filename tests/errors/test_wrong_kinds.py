@@ -149,7 +149,7 @@ def _spans_of(model: Any, tokenizer: Any, text: Any) -> None:
 
 
 def _heads_against(null: str) -> Any:
-    examples = [hw.Example([5, 6, 7], (2, 3), [(0, 1)], [(1, 2)])] * 2
+    examples = [hw.Example([5, 6, n], (2, 3), [(0, 1)], [(1, 2)]) for n in (7, 8)]
     return hw.find_heads(_model(), examples, evidence=hw.Evidence((null,)))
 
 

@@ -83,7 +83,7 @@ CASES = {
         lambda at: hw.find_heads(
             at.model, read_examples(at.place / "examples.jsonl"), evidence=NONE
         ),
-        "64 examples: the set and the strongest baselines chosen on 32",
+        "64 distinct examples of 64; the set and the strongest baselines chosen on 32",
     ),
     "heads of a task": Case(
         "heads model --task needle --nulls none --max-texts 40 --save-examples needles.jsonl "
@@ -140,7 +140,7 @@ def at(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     ]
     (place / "answers.jsonl").write_text(_lines(answers), "utf-8")
     examples = [
-        {"ids": [1, 3 + n % 5, 6, 7, 3 + n % 4, 4], "query": [5, 6], "right": [1, 3],
+        {"ids": [1, 3 + n % 5, 6, 3 + n % 7, 3 + n % 4, 4], "query": [5, 6], "right": [1, 3],
          "wrong": [[3, 4], [4, 5]], "answer": [5]}
         for n in range(64)
     ]  # fmt: skip

@@ -176,8 +176,23 @@ def test_a_planted_head_aligns_no_better_than_counting(tmp_path: Path) -> None:
     assert found.set_row["outcome"] == "not found"
     with pytest.raises(ArgumentError, match=r"not found \(.*strongest baseline is always right\)"):
         found.export(tmp_path, "transformers")
-    few = hw.find_alignment_heads(model, spelled(10, 0))
-    assert few.set_row["outcome"] == "not tested: 5 held-out texts, 30 needed"
+    few = spelled(10, 0)  # however often they are given, and with whatever padding
+    wider = _padded(few, 7)
+    for batches in (few, [few] * 8, [few, wider, wider]):
+        none = hw.find_alignment_heads(model, batches)
+        assert none.set_row["outcome"] == "not tested: 5 held-out texts, 30 needed"
+        given = 10 * (1 if batches is few else len(batches))
+        assert none.notes[0].startswith(f"10 distinct examples of {given}; ")
+
+
+def _padded(batch: AlignedBatch, n: int) -> AlignedBatch:
+    """The same examples with more padding."""
+    pads = {"input_ids": 1, "attention_mask": 0}
+    inputs = {
+        name: torch.nn.functional.pad(of, (0, n), value=pads[name])
+        for name, of in batch.inputs.items()
+    }
+    return replace(batch, inputs=inputs)
 
 
 def _stretched(n: int, seed: int) -> AlignedBatch:
@@ -249,7 +264,7 @@ def test_a_set_that_errs_like_a_straight_line_is_not_found() -> None:
     family = of_examples("alignment", right, right[:, 0], nulls, {"chance": "chance"}, selection)
     found = heads_of_examples(
         PlantedPairs(), [hw.Head("cross", 0, 2)], [0], family, selection, 0, examples=[],
-        columns={}, objection="its error is large",
+        n_given=80, columns={}, objection="its error is large",
     )  # fmt: skip
     assert found.rows["found"].all()
     assert not found.set_row["found"]

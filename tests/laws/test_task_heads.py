@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -211,12 +212,34 @@ def test_stretches_that_are_written_alike_are_no_baseline_for_each_other() -> No
     assert "the stretches of each example are written alike: none were exchanged" in found.notes
 
 
-def test_few_examples_test_nothing() -> None:
-    few = find_heads(PlantedGPT(LAYERS).eval(), retrieval(40), evidence=hw.Evidence(nulls=()))
-    assert few.set_row["outcome"] == "not tested: 20 held-out texts, 30 needed"
-    assert not few.frame()["found"].any()
-    assert set(few.frame()["outcome"]) == {few.set_row["outcome"]}
-    assert any("no head was tested" in note for note in few.notes)
+def _other_order(example: hw.Example) -> hw.Example:
+    return replace(example, wrong=list(example.wrong)[::-1], answer=())
+
+
+def test_few_examples_test_nothing_however_often_they_are_given() -> None:
+    """A copy is no evidence, in whatever order its stretches are and whatever its answer is."""
+    few = retrieval(40)
+    once, copied = (
+        find_heads(PlantedGPT(LAYERS).eval(), given, evidence=hw.Evidence(nulls=()))
+        for given in (few, [*few, *map(_other_order, few), *few])
+    )
+    assert once.set_row["outcome"] == "not tested: 20 held-out texts, 30 needed"
+    assert set(once.frame()["outcome"]) == {once.set_row["outcome"]}
+    assert any("no head was tested" in note for note in once.notes)
+    assert once.notes[0].startswith("40 distinct examples of 40; the set")
+    assert copied.notes[0].startswith("40 distinct examples of 120; the set")
+    assert copied.notes[1:] == once.notes[1:]
+    assert copied.frame().equals(once.frame())
+    assert (copied.texts, copied.answers) == (once.texts, once.answers)
+
+
+def test_other_images_make_other_examples() -> None:
+    images = {
+        name: TokenExample((1,), (), (), 0, (), {"pixel_values": torch.full((1, 2), value)})
+        for name, value in (("one", 1.0), ("copy", 1.0), ("other", 2.0))
+    }
+    questions = {name: example.question() for name, example in images.items()}
+    assert questions["one"] == questions["copy"] != questions["other"]
 
 
 def test_a_head_that_looks_at_a_place_is_no_task_head() -> None:

@@ -118,7 +118,7 @@ def _compare(model: nn.Module, texts: Any) -> Any:
 
 
 def _heads(model: nn.Module, texts: Any) -> Any:
-    examples = [Example(TEXT, (0, 3), [(4, 8)], [(11, 15)], "song")] * 4
+    examples = [Example(TEXT, (0, 3), [(4, 8)], [(n, 15)], "song") for n in range(9, 13)]
     heads = find_heads(model, examples, tokenizer=TOKENIZER, evidence=Evidence(nulls=()))
     return heads.frame().to_csv(), heads.texts, heads.answers
 

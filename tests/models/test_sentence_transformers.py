@@ -112,7 +112,9 @@ def test_studies_use_its_tokenizer(model: SentenceTransformer) -> None:
 
 # What each verb makes of a model, its tokenizer or None, and the inputs of a text.
 Verb = Callable[[Any, Any, Any], Any]
-EXAMPLES = [hw.Example("A man sleeps on The cat", (0, 1), [(2, 5)], [(20, 23)])] * 4
+EXAMPLES = [
+    hw.Example("A man sleeps on The cat", (0, 1), [(2, 5)], [(n, n + 2)]) for n in range(16, 22, 2)
+]
 EVIDENCE = hw.Evidence(nulls=())
 VERBS: dict[str, Verb] = {
     "ablate": lambda model, *_: hw.ablate(model, GONE).__enter__(),

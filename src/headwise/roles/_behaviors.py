@@ -157,7 +157,7 @@ def agreement(
         UnsupportedError: the model does not predict next tokens, or its tokenizer is slow.
     """
     tokenizer = tokenizer_of(model, tokenizer, "agreement")
-    listed = list_items("agreement", "choices", choices, Choice)
+    listed = list(dict.fromkeys(list_items("agreement", "choices", choices, Choice)))
     rows = _choosing(tokenizer, listed, context_of(model, tokenizer))
     says = "p(wrong) / (p(right) + p(wrong)), from 0 to 1"
     return Behavior(name, says, _batches(model, rows, _wrong_share), _AGREEING)

@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float, Int64
+from torch import Tensor
 
 from headwise.corpora import AnnotatedText
 from headwise.roles.relations import (
@@ -135,6 +137,12 @@ def distinct_texts(texts: Sequence[AnnotatedText]) -> list[str]:
 def digest_of_text(text: str) -> bytes:
     """A hash that identifies a text in every shard and process."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_SIZE).digest()
+
+
+def digest_of_tensor(tensor: Tensor) -> bytes:
+    """A hash of the values of a tensor, by which copies of an input are known."""
+    values = tensor.detach().to("cpu", torch.float64).numpy()
+    return hashlib.blake2b(values.tobytes(), digest_size=_DIGEST_SIZE).digest()
 
 
 def halves_of_texts(

@@ -16,7 +16,7 @@ from headwise.corpora import Several, Span, list_items, one_text
 from headwise.errors import ArgumentError
 from headwise.models import check_model
 from headwise.models.texts import TokenOffsets, token_offsets
-from headwise.roles._samples import grown_set, sums_by_text
+from headwise.roles._samples import digest_of_tensor, grown_set, sums_by_text
 from headwise.roles.evidence import of_examples
 from headwise.roles.examples._align import (
     Calls,
@@ -184,7 +184,7 @@ def find_alignment_heads(
     """
     model = check_model("find_alignment_heads", model)
     listed = list_items("find_alignment_heads", "batches", batches, AlignedBatch)
-    outputs = _checked_outputs(listed, most)
+    _check_batches(listed, most)
     # One pass for the borders of all heads, whose weights are too many to keep, and another for
     # the weights of the candidates.
     heads: tuple[Head, ...] = ()
@@ -196,6 +196,11 @@ def find_alignment_heads(
         borders += _borders_of_heads(calls, read)
         if on_progress is not None:
             on_progress(done, len(listed))
+    # The first of each copies: the others are no further evidence.
+    n_given = len(examples)
+    distinct = sorted({examples[n].content: n for n in reversed(range(n_given))}.values())
+    examples = [examples[number] for number in distinct]
+    borders = [borders[number] for number in distinct]
     N, M = len(heads), len(examples)
     selection = halves(M, seed)
     spans = np.concatenate([example.spans for example in examples])
@@ -208,6 +213,7 @@ def find_alignment_heads(
         calls, read = known_examples(model, batch)
         of_heads = [head_weights(calls, heads[head]).double() for head in ranked]
         weights += [np.stack([example.shown(of) for of in of_heads]) for example in read]
+    weights = [weights[number] for number in distinct]
     chosen = _best_set(examples, weights, selection, most, seed)
     pairs = zip(examples, weights, strict=True)
     of_set = np.concatenate([example.borders(of[chosen].mean(0)) for example, of in pairs])
@@ -246,7 +252,8 @@ def find_alignment_heads(
         family,
         selection,
         seed,
-        examples=[(of, batch.spans) for of, batch in zip(outputs, listed, strict=True)],
+        examples=[example.content for example in examples],
+        n_given=n_given,
         columns={
             "error": mean[:late],
             "error_low": low[:late],
@@ -265,9 +272,8 @@ def find_alignment_heads(
     )
 
 
-def _checked_outputs(batches: Sequence[AlignedBatch], most: int) -> list[list[list[int]]]:
-    """The outputs of each batch."""
-    checked = []
+def _check_batches(batches: Sequence[AlignedBatch], most: int) -> None:
+    """Refuse batches without outputs, or with spans that do not fit them."""
     if most < 1 or not batches:
         raise ArgumentError(
             f"find_alignment_heads: most={most} of {len(batches)} batches. Give 1 or more of both."
@@ -286,19 +292,22 @@ def _checked_outputs(batches: Sequence[AlignedBatch], most: int) -> list[list[li
                 f"find_alignment_heads: a span is {wrong[0]}. Give (start, end) with "
                 f"0 <= start < end."
             )
-        checked.append(outputs)
-    return checked
 
 
 @dataclass(frozen=True)
 class KnownExample:
-    """One example of a batch: its columns of the source, the tokens and true spans of its words."""
+    """One example of a batch: its columns of the source, the tokens and true spans of its words.
+
+    Attributes:
+        content: What makes it an example of its own: its outputs, its spans and its source.
+    """
 
     row: int
     columns: Tensor
     n_outputs: int
     words: Sequence[Sequence[int]]
     spans: Float[np.ndarray, "w 2"]
+    content: tuple[Any, ...]
 
     def shown(self, weights: Float[Tensor, "B T S"]) -> Float[np.ndarray, "t s"]:
         """The weights of its outputs over its source positions."""
@@ -363,6 +372,7 @@ def known_examples(model: nn.Module, batch: AlignedBatch) -> tuple[Calls, list[K
     """What a model attends with on a batch, and its examples."""
     calls = cross_attention("find_alignment_heads", model, batch.inputs, batch.outputs)
     columns = source_columns("find_alignment_heads", calls, batch.lengths)
+    outputs = check_outputs("find_alignment_heads", batch.outputs)
     examples = []
     for row, spans in enumerate(batch.spans):
         groups = groupby(enumerate(spans), key=lambda pair: pair[1])
@@ -375,8 +385,18 @@ def known_examples(model: nn.Module, batch: AlignedBatch) -> tuple[Calls, list[K
             )
         true = np.array(known, dtype=np.float64).reshape(-1, 2)
         tokens = [of for _, of in words]
-        examples.append(KnownExample(row, columns[row], len(spans), tokens, true))
+        content = (*outputs[row],), (*spans,), *_source(batch.inputs, row, columns[row])
+        examples.append(KnownExample(row, columns[row], len(spans), tokens, true, content))
     return calls, examples
+
+
+def _source(inputs: Mapping[str, Any], row: int, columns: Tensor) -> list[bytes]:
+    """The digests of what the model reads of one example, without the padding of texts."""
+    encoded = inputs.get("encoder_outputs", ())[:1]  # of tuples and of outputs of Transformers
+    rows = [of[row].cpu() for of in (*inputs.values(), *encoded) if isinstance(of, Tensor)]
+    n = len(inputs["attention_mask"][row]) if "attention_mask" in inputs else 0
+    shown = (of[columns.cpu()] if len(of) == n else of for of in rows)
+    return [digest_of_tensor(of) for of in shown]
 
 
 def _borders_of_heads(

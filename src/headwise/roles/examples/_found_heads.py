@@ -56,7 +56,7 @@ class FoundHeads(JsonFile):
             `gain_high`.
         answers: The effect of ablating the set on answers; None without answers.
         notes: How the numbers were obtained.
-        texts: The number of examples, of those held out, and the SHA-256 of their tokens.
+        texts: The number of distinct examples, of those held out, and the SHA-256 of their tokens.
         queries: `last_token` if the last token of each text is its only query; or `all_tokens`.
         model: The fingerprint of the model's weights.
         name: The name of the model, if its configuration has one.
@@ -279,6 +279,7 @@ def heads_of_examples(
     seed: int,
     *,
     examples: Sequence[Any],
+    n_given: int,
     columns: Mapping[str, Float[np.ndarray, " C"]],
     of_set: Mapping[str, float] | None = None,
     objection: str = "",
@@ -293,7 +294,7 @@ def heads_of_examples(
         chosen: The numbers of those in the set.
         family: The hypotheses of every head and, last, the set.
         selection: The examples that the set and the baselines were chosen on.
-        examples: The examples in tokens, for their digest.
+        examples: The distinct examples in tokens, for their digest; of `n_given` with copies.
         columns: Further numbers of every head and, last, the set.
         of_set: Further numbers of the set alone.
         objection: Why the set is not found though it passes the test; "" if nothing is against it.
@@ -315,14 +316,14 @@ def heads_of_examples(
         set_row |= {"found": False, "outcome": NOT_FOUND, "why": objection}
     n, held = len(selection), int((~selection).sum())
     noted = [
-        f"{counted(n, 'example')}: the set and the strongest baselines chosen on {n - held}, all "
-        f"numbers from the other {held}",
+        f"{counted(n, 'distinct example')} of {n_given:,}; the set and the strongest baselines "
+        f"chosen on {n - held}, all numbers from the other {held}",
         *notes,
     ]
     if held < FEWEST_TEXTS:
         noted.append(
             f"no head was tested: {counted(held, 'held-out example')}, not {FEWEST_TEXTS}; give "
-            f"{2 * FEWEST_TEXTS} or more"
+            f"{2 * FEWEST_TEXTS} distinct ones or more"
         )
     weights, digest = fingerprint(model), hashlib.sha256(repr(examples).encode()).hexdigest()
     versions = {package: version(package) for package in ("headwise", "torch")}

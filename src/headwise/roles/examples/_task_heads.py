@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Bool
 from torch import nn
 
+from headwise._display import counted
 from headwise._progress import Passes, Progress, shows_progress
 from headwise._renamed import warn_renamed
 from headwise.corpora import Example, Several
@@ -72,7 +73,8 @@ def find_heads(
 
     Args:
         model: Any model that takes `input_ids` and `attention_mask`.
-        examples: Sixty or more, such as those of `task_examples`; with fewer, no head is tested.
+        examples: Sixty or more distinct ones, such as those of `task_examples`; with fewer, no
+            head is tested. Copies of one count once.
         tokenizer: A fast tokenizer, needed if texts are strings: stretches then count characters.
         evidence: Which baselines of other weights and exchanged tokens to evaluate, and the seed.
             Leave `exchanged` out where the surroundings make a stretch right and not its tokens,
@@ -83,8 +85,8 @@ def find_heads(
     Returns:
         A row per head, the set, and its effect on answers.
     Raises:
-        ArgumentError: there are fewer than two examples, one is malformed, `most` is below 1, or
-            `evidence` has several splits.
+        ArgumentError: there are fewer than two distinct examples, one is malformed, `most` is
+            below 1, or `evidence` has several splits.
         UnsupportedError: the model reads two texts, cannot be observed exactly or gives no logits
             for answers, or the tokenizer reports no character offsets.
     Source:
@@ -102,9 +104,14 @@ def find_heads(
             f"split. Leave splits= out."
         )
     limit = context_of(model, tokenizer, max_tokens)
-    read = tokenized_examples(examples, tokenizer, limit, model)
+    given = tokenized_examples(examples, tokenizer, limit, model)
+    # A copy is no further evidence, and the held-out half must not have the examples chosen on.
+    read = list({example.question(): example for example in reversed(given)}.values())[::-1]
     if len(read) < 2:
-        raise ArgumentError(f"find_heads: {len(read)} examples. Give {2 * FEWEST_TEXTS} or more.")
+        raise ArgumentError(
+            f"find_heads: {counted(len(read), 'distinct example')} of {len(given)}. Give "
+            f"{2 * FEWEST_TEXTS} or more."
+        )
     # Stretches that are written alike would exchange nothing: the null would be the head itself.
     differs = any(example.differ() for example in read)
     if evidence.nulls and "shuffled" in evidence.nulls:
@@ -133,6 +140,7 @@ def find_heads(
         selection,
         seed,
         examples=read,
+        n_given=len(given),
         columns={"contrast": contrast[~selection].mean(0)},
         notes=[_OTHER_FORMS] if differs else [_ALIKE, _OTHER_FORMS],
         answers=answer_effect(model, held, [known[head] for head in chosen], known, seed),

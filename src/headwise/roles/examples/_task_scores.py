@@ -29,7 +29,7 @@ from headwise.models.texts import (
     without_logits,
 )
 from headwise.ownership import ablate
-from headwise.roles._samples import grown_set
+from headwise.roles._samples import digest_of_tensor, grown_set
 from headwise.roles.scores import right_share, rows_of_batches
 from headwise.tables import Head, bootstrap_means
 from headwise.watch import Request, Stretch, observe, read_stretches, stretch_tokens
@@ -59,6 +59,12 @@ class TokenExample:
     n_right: int
     answer: tuple[int, ...]
     inputs: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
+
+    def question(self) -> tuple[Any, ...]:
+        """What heads are asked: equal for copies of one example, whatever their answers are."""
+        right, wrong = self.stretches[: self.n_right], self.stretches[self.n_right :]
+        spans = (frozenset(part) for part in (self.query, right, wrong))
+        return self.ids, *spans, *(digest_of_tensor(self.inputs[name]) for name in self.inputs)
 
     def differ(self) -> bool:
         """Whether the stretches have different tokens, so that exchanging them can matter."""
