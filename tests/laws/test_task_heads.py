@@ -31,6 +31,7 @@ from planted import CONTEXT, IDS, TOKENIZER, WORDS, PlantedGPT
 KEYS, VALUES = WORDS[:20], WORDS[20:]
 LAYERS = (["even", "before", "even", "even"], ["even", "even", "induction", "even"])
 RETRIEVAL = "L1.H2"
+ALONE = re.compile(r"alone in: L1\.H2 100\.0% found \(p = \S+\), L0\.H1 .*% not found \(lift")
 
 
 def retrieval(n: int, seed: int = 0, as_text: bool = False) -> list[hw.Example]:
@@ -295,6 +296,15 @@ def test_a_set_never_decides_worse_than_its_best_head(seed: int) -> None:
     assert best_set(changed, right, selection, 5) == several
 
 
+@pytest.mark.parametrize(("gained", "size"), [(1, 1), (3, 1), (4, 2), (9, 2)])
+def test_a_head_joins_a_set_for_more_than_noise(gained: int, size: int) -> None:
+    """The first head errs in nine of 118 examples; the second is right in some, else undecided."""
+    masses = np.full((118, 2, 2), 0.1)
+    masses[:, 0, 0], masses[:9, 0, 0], masses[:gained, 0, 1] = 0.2, 0.0, 0.9
+    right = np.tile([True, False], (118, 1))
+    assert best_set(masses, right, np.ones(118, bool), 2) == [0, 1][:size]
+
+
 def test_positional_rules() -> None:
     example = TokenExample(tuple(range(20)), ((10, 12),), ((7, 9), (0, 4), (14, 15)), 1, ())
     assert positional_hits([example]).tolist() == [[0.0, 0.0, 1.0, 0.0]]
@@ -337,7 +347,18 @@ def test_the_form_that_vllm_hook_reads(found: FoundHeads, tmp_path: Path) -> Non
     assert layer_to_heads == {1: [2]}
     assert config["hookq"]["hookq_mode"] == "last_token"
     assert config["model_info"]["model_id"] == "owner/model-1b"
-    assert str(found).split("\n")[1] in config["model_info"]["note"]  # the evidence for the set
+    # What else is known of the heads goes with them: what was not asked, the seed, the examples.
+    for line in str(found).split("\n")[1:]:
+        assert line in config["model_info"]["note"] or line == str(found.answers)
+
+
+def test_a_set_shows_what_each_of_its_heads_does_alone(found: FoundHeads, tmp_path: Path) -> None:
+    of_two = replace(found, heads=tuple(map(hw.Head.parse, (RETRIEVAL, "L0.H1"))))
+    path = of_two.export(tmp_path / "a.yaml", "qrhead", model_name="owner/model-1b")
+    for shown in (str(of_two), path.read_text().splitlines()[0]):
+        assert "the set L1.H2, L0.H1 is right in 100.0% of" in shown
+        assert ALONE.search(shown)
+    assert "alone" not in str(found)
 
 
 def test_the_form_that_qrhead_reads(found: FoundHeads, tmp_path: Path) -> None:
@@ -353,9 +374,8 @@ def test_the_form_that_qrhead_reads(found: FoundHeads, tmp_path: Path) -> None:
     assert note.startswith(
         f"# headwise {found.versions['headwise']}, model {found.model}: the user's own"
     )
-    assert re.search(
-        r"alone in: L1\.H2 100\.0% found \(p = \S+\), L0\.H1 .*% not found \(lift", note
-    )
+    assert ALONE.search(note)
+    assert note.endswith("; ".join(found.notes))
 
 
 def test_the_result_is_readable(found: FoundHeads) -> None:

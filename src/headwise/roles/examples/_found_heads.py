@@ -178,16 +178,23 @@ class FoundHeads(JsonFile):
         return export_heads(to, format, chosen, name, self.queries, self._evidence(chosen))
 
     def _evidence(self, heads: Sequence[Head]) -> str:
-        """What is known of these heads: as the set, or of each one of another choice."""
+        """What is known of these heads, as the set or as another choice, and how."""
         source = f"headwise {self.versions.get('headwise', '')}, model {self.model}"
         if tuple(heads) == self.heads:
-            return f"{source}: {self._set_line()}"
+            lines = self._set_lines()
+        else:
+            chosen = "the user's own choice, which was not tested together"
+            lines = [f"{chosen}; {self._alone(heads)}"]
+        return f"{source}: {'; '.join([*lines, *map(printable, self.notes)])}"
+
+    def _alone(self, heads: Sequence[Head]) -> str:
         rows = self.rows.set_index("name").loc[[*map(str, heads)]].to_dict("index")
         alone = [f"{name} {row['effect']:.1%} {_outcome(row)}" for name, row in rows.items()]
-        return (
-            f"{source}: the user's own choice, which was not tested together; right alone in: "
-            f"{', '.join(alone)}"
-        )
+        return f"right alone in: {', '.join(alone)}"
+
+    def _set_lines(self) -> list[str]:
+        """The evidence for the set, and for each of several heads in it."""
+        return [self._set_line(), *([self._alone(self.heads)] if self.heads[1:] else [])]
 
     def _set_line(self) -> str:
         row = self.set_row
@@ -199,7 +206,7 @@ class FoundHeads(JsonFile):
 
     def __str__(self) -> str:
         lines = [f"{counted(int(self.rows['found'].sum()), 'head')} of {len(self.rows)} found"]
-        lines.append(self._set_line())
+        lines += self._set_lines()
         lines += [] if self.answers is None else [str(self.answers)]
         return "\n".join([*lines, *map(printable, self.notes)])
 

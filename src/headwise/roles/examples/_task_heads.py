@@ -68,8 +68,9 @@ def find_heads(
     over what is tested: the heads, and the set, whose lift is .125 on the first half.
 
     The set grows greedily by the head whose addition to the mean mass decides most examples of the
-    first half. If examples have answers, the set is ablated and the loss on held-out answers
-    compared with that without random heads.
+    first half, if that is more than noise: beyond two standard errors of the paired difference. If
+    examples have answers, the set is ablated and the loss on held-out answers compared with that
+    without random heads.
 
     Args:
         model: Any model that takes `input_ids` and `attention_mask`.

@@ -36,6 +36,7 @@ from headwise.watch import Request, Stretch, observe, read_stretches, stretch_to
 
 _TOKENS = 4096  # in one batch
 _CANDIDATES = 64  # heads that a set is chosen from
+_NOISE = 2.0  # standard errors that a head's gain for the set has to exceed
 _RANDOM_SETS = 200
 _ABLATED_SETS = 5  # random ones; each costs two passes
 _ENDS = (2.5, 97.5)  # percent: the ends of an interval of 95 %
@@ -216,8 +217,9 @@ def best_set(
 ) -> list[int]:
     """A set whose mean mass decides best on some examples, grown one head at a time.
 
-    A head joins if the set then decides more examples correctly; among equal heads, the one
-    that leaves the largest mean margin.
+    The head joins with which the set decides most examples correctly; among equal heads, the one
+    that leaves the largest mean margin. The set ends before a head whose gain, paired by example,
+    is not beyond two standard errors: it was the best of many, and one example is noise.
     """
     masses, right = masses[selection], right[selection]
     order = np.argsort(-margins(masses, right).mean(0), kind="stable")[:_CANDIDATES]
@@ -227,7 +229,13 @@ def best_set(
         sums = candidates[..., chosen].sum(-1, keepdims=True) + candidates
         return -np.stack([hits(sums, right).mean(0), margins(sums, right).mean(0)], 1)
 
-    return [int(order[head]) for head in grown_set(errors, most, n_falling=1)]
+    grown = grown_set(errors, most, n_falling=1)
+    sizes = range(1, len(grown) + 1)
+    means = np.stack([candidates[..., grown[:size]].mean(-1) for size in sizes], -1)
+    gains = np.diff(hits(means, right), axis=1)
+    noise = _NOISE * gains.std(0) / np.sqrt(len(gains))
+    joined = 1 + int(np.cumprod(gains.mean(0) > noise).sum())
+    return [int(order[head]) for head in grown[:joined]]
 
 
 def random_sets(masses: Masses, right: IsRight, size: int, seed: int) -> Float[np.ndarray, " M"]:
