@@ -23,6 +23,7 @@ from headwise._evaluation import differentiable_evaluation
 from headwise.head_effects._direct import DirectWay
 from headwise.head_effects._examples import batches_of, read_examples
 from headwise.ownership import find_attentions
+from headwise.tables import mean_interval
 
 # Examples of a task on each side; half of them choose, and half test. Where they were fewer than
 # first intended, that was before anything of the task was measured.
@@ -179,7 +180,13 @@ def of_task(model: Any, tokenizer: Any, task: str) -> Any:
     objects = task == "indirect objects"
     if objects:
         sets |= {f"random, set {n}": Random(n).sample(names, SIZE) for n in range(5)}
-    rows = [{"set": name, **vars(on_b.remove(heads))} for name, heads in sets.items() if heads]
+    rows = []
+    for name, heads in sets.items():
+        if heads:
+            removal = on_b.remove(heads, controls=0)
+            ends = mean_interval(removal.examples[["after"]].to_numpy())
+            row = {"set": name, "heads": heads, "before": removal.before, "after": removal.after}
+            rows.append(row | dict(zip(("ci_low", "ci_high"), map(float, ends), strict=True)))
     both = frame.set_index("name")["direct"]
     exchanged = [
         (text, *(answers if flip else answers[::-1]))
@@ -209,7 +216,7 @@ def totals(model: Any, tokenizer: Any) -> Any:
     names = [head["name"] for head in sorted(found, key=lambda head: -abs(head["direct"]))[:8]]
     on_b = hw.effects(model, indirect_objects("B", N), tokenizer=tokenizer, total=None)
     direct = on_b.frame().set_index("name")["direct"]
-    removals = {name: on_b.remove(name) for name in names}
+    removals = {name: on_b.remove(name, controls=0) for name in names}
     return [[name, float(direct[name]), x.before - x.after] for name, x in removals.items()]
 
 

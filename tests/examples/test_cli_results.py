@@ -188,7 +188,7 @@ PRINTED = {
     "importance model --text some.txt": (r"^ +importance +ci_low +ci_high\nL", ""),
     "effects model --examples answers.jsonl --total none --max-texts 5": (
         r"^ +direct +ci_low +ci_high", "Of 5 distinct examples no head can be tested for what it"
-        " writes: give 20 or more(.|\n)*5 distinct examples, too few for a test: give 20",
+        " writes: give 20 or more(.|\n)*not tested: 5 distinct examples, 20 needed",
     ),
     "effects model --examples answers.jsonl --total none -o effects.csv --force": (
         r"^ +direct +ci_low +ci_high(.|\n)*L1", "all heads: effects.csv",

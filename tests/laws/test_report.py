@@ -569,23 +569,27 @@ def test_numbers_keep_a_significant_digit(number: float, text: str) -> None:
     assert digits(number) == text
 
 
-@pytest.mark.parametrize("found", [True, False])
+@pytest.mark.parametrize("found", [True, False, None])
 @pytest.mark.parametrize("total", [True, False])
-def test_writers_and_cancellers_have_a_table_and_a_plot(found: bool, total: bool) -> None:
+def test_writers_and_cancellers_have_a_table_and_a_plot(found: bool | None, total: bool) -> None:
     study = make_study(2, 4)
     effects = make_effects(study, "<note>")
     rows = effects.frame()
     if not found:
-        rows["kind"] = "none"
+        rows["kind"] = "not tested" if found is None else "none"
+    if found is None:
+        rows["p_adj"] = np.nan
     if not total:
         rows[["total", "repair"]] = np.nan
     page = render(study.with_effects(replace(effects, rows=rows)))
     section = page.partition('<section id="effects"')[2].partition("</section>")[0]
-    assert "Logit difference +2.50 over 20 held-out examples" in section
+    held = "examples" if found is None else "held-out examples"
+    assert f"Logit difference +2.50 over 20 {held}" in section
     assert "&lt;note&gt;" in section
     assert re.findall('data-show="(.*?)"', section) == (["L0.H0", "L1.H3"] if found else [])
-    assert ("No head is a writer or a canceller." in section) == (not found)
-    assert ("[0.875, 1.125]" in section) == found
+    assert ("No head is a writer or a canceller." in section) == (found is False)
+    assert ("No head was tested." in section) == (found is None)
+    assert ("[0.875, 1.125]" in section) == (found is True)
     of_heads = re.findall('<circle class="dot (.*?)" cx="(.*?)" cy="(.*?)" r="4"><title', section)
     assert len(of_heads) == (8 if total else 0)
     if total and found:  # in the order of drawing: a writer above and right of a canceller

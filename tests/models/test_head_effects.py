@@ -19,7 +19,7 @@ from headwise.head_effects._evidence import kinds_of, sign_flips
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.models import fingerprint
 from headwise.ownership import find_attentions
-from planted_writers import ANSWER, END, KINDS, RIGHT, PlantedWriters, cued, discoveries
+from planted_writers import ANSWER, KINDS, PlantedWriters, cued, discoveries, exchanged
 from tiers import tiers
 
 _SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -171,11 +171,53 @@ def test_a_total_effect_is_what_ablation_takes_away(mode: Any) -> None:
             after = np.mean(_differences(model, examples))
         removal = effects.remove(heads)
         assert (removal.before, removal.after) == pytest.approx((before, after), abs=1e-5)
-        assert removal.ci_low <= removal.after <= removal.ci_high
     row = effects.frame().set_index("name").loc["L1.H2"]
     removal = effects.remove("L1.H2")
     assert row["total"] == pytest.approx(removal.before - removal.after, abs=1e-6)
     assert row["repair"] == pytest.approx(row["direct"] - row["total"], abs=1e-9)
+
+
+def test_a_removal_is_a_change_in_the_same_examples() -> None:
+    model, examples = PlantedWriters(), cued(40)
+    effects = hw.effects(model, examples, total=None, seed=2)
+    removal = effects.remove("L1.H3")
+    before, after = removal.examples[["before", "after"]].to_numpy().T
+    assert removal.change == pytest.approx((after - before).mean())
+    error = (after - before).std(ddof=1) / len(before) ** 0.5
+    width = removal.ci_high - removal.ci_low
+    assert width == pytest.approx(2 * 1.96 * error, rel=0.2)
+    assert removal.ci_low > 0.1
+    assert removal.p < 0.001
+    known = [([*ids], right, other) for ids, right, other in examples]
+    given = removal.examples[["tokens", "right", "other"]].itertuples(index=False, name=None)
+    rows = [*given]
+    assert all(row in known for row in rows)
+    assert before.tolist() == pytest.approx(_differences(model, rows), abs=1e-5)
+    assert 2 <= len(removal.controls) <= 9
+    assert removal.controls == effects.remove("L1.H3").controls
+    alone = [effects.remove(head, controls=0).change for head in effects.frame()["name"]]
+    assert all(min(abs(one - control) for one in alone) < 1e-9 for control in removal.controls)
+    assert str(removal).endswith(
+        f"over 20 examples, p = {removal.p:.2g}; {len(removal.controls)} random sets of as many "
+        f"other heads change it by {min(removal.controls):+.2f} to {max(removal.controls):+.2f}"
+    )
+    most = effects.remove({0: range(5), 1: [0]})
+    assert most.controls == ()
+    assert str(most).endswith(f"p = {most.p:.2g}")
+    nn.init.zeros_(model.layers[1].out_proj.weight.detach())
+    nothing = effects.remove("L1.H0", controls=0)
+    assert (nothing.change, nothing.p) == (0.0, 1.0)
+    with pytest.raises(ArgumentError, match=r"remove: heads=\[\] names none of 10\."):
+        effects.remove([])
+
+
+@pytest.mark.full
+def test_a_removal_without_a_direction_is_rarely_significant() -> None:
+    model, examples, found = PlantedWriters(), cued(12), 0
+    for seed in range(60):
+        effects = hw.effects(model, exchanged(examples, seed), total=None)
+        found += effects.remove(["L0.H1", "L1.H0"], controls=0).p < 0.05
+    assert found / 60 <= 0.11  # .05, and two standard errors
 
 
 @pytest.mark.parametrize("draws", tiers([2], [20], [200]))
@@ -278,9 +320,10 @@ def test_texts_are_read_before_the_first_token_that_differs() -> None:
         ("w7 w8", IDS["w9"], None))]  # fmt: skip
     by_text = hw.effects(model, texts, tokenizer=TOKENIZER, total=None)
     assert by_text.frame().equals(hw.effects(model, ids, total=None).frame())
-    assert "the last word" not in str(by_text.notes)
-    joined = hw.effects(model, [*texts, ("w1", "w2", " w3")], tokenizer=TOKENIZER, total=None)
-    assert joined.notes[1].startswith("in 1 example the right answer continues the last word")
+    assert "without a space" not in str(by_text.notes)
+    joined = [*texts, ("w1", "w2", " w3"), ("w1 ,", " w2", "w3"), ("w1 ", "w2", "w3")]
+    notes = hw.effects(model, joined, tokenizer=TOKENIZER, total=None).notes
+    assert notes[0].startswith("in 2 examples an answer follows the text without a space")
 
 
 def test_effects_say_what_they_were_measured_on() -> None:
@@ -318,19 +361,37 @@ def test_effects_are_saved_drawn_and_shown(tmp_path: Path) -> None:
     names = {text.get_text() for text in effects.plot().texts}
     assert names == set(KINDS)
     assert "<img" in effects._repr_html_()
-    without = hw.effects(PlantedWriters(), cued(8) * 5, total=None)
-    assert without.notes[0].endswith("too few for a test: give 20")  # of 40, eight are distinct
-    assert without.frame()[["total", "repair", "p_adj"]].isna().all(axis=None)
-    assert "direct effect" in [ax.get_ylabel() for ax in without.plot().figure.axes]
+    alone = hw.effects(PlantedWriters(), cued(40), total=None)
+    assert str(alone).endswith(
+        "2 writers and 2 cancellers; direct effects alone, total effects were not measured"
+    )
+    drawn = alone.plot()
+    assert "direct effect" in [ax.get_ylabel() for ax in drawn.figure.axes]
+    marked = {
+        f"L{layer}.H{head}": str(line.get_label()).partition(",")[0]
+        for line in drawn.lines
+        for head, layer in line.get_xydata().astype(int).tolist()
+    }
+    assert marked == KINDS
 
 
-def test_answers_that_are_always_the_same_are_not_exchanged() -> None:
-    examples = [
-        ([*ids, END], ANSWER, ANSWER + 1) for ids in [[RIGHT, RIGHT + 1, n] for n in (22, 23)]
-    ]
-    effects = hw.effects(PlantedWriters(), examples * 12, total=None)
-    assert effects.notes[1] == "all examples have the same answers: none were permuted"
-    assert effects.frame()["answers"].isna().all()
+NOT_TESTED = {
+    "8 distinct examples, 20 needed": cued(8) * 5,
+    "all examples have the same answers, which a head may write whatever the text": [
+        (ids, ANSWER, ANSWER + 1) for ids, _, _ in cued(40)
+    ],
+}
+
+
+@pytest.mark.parametrize("why", NOT_TESTED)
+def test_effects_that_no_null_could_refuse_are_not_tested(tmp_path: Path, why: str) -> None:
+    effects = hw.effects(PlantedWriters(), NOT_TESTED[why])
+    assert f": not tested: {why}" in str(effects)
+    assert set(effects.frame()["kind"]) == {"not tested"}
+    assert effects.frame()[["answers", "p_adj"]].isna().all(axis=None)
+    assert effects.found().empty
+    assert [text.get_text() for text in effects.plot().texts] == []
+    assert str(hw.HeadEffects.load(effects.save(tmp_path / "effects.csv"))) == str(effects)
 
 
 ONE = ([5, 6], 7, 8)

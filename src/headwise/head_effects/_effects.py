@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from numpy.random import default_rng
 from torch import Tensor, nn
 
 from headwise._display import counted, measured_on
@@ -18,7 +19,7 @@ from headwise._progress import Passes, Progress, shows_progress
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.files import typed
 from headwise.head_effects._direct import Batch, DirectWay, Written, difference
-from headwise.head_effects._evidence import FEWEST_EXAMPLES, kinds_of
+from headwise.head_effects._evidence import FEWEST_EXAMPLES, kinds_of, sign_flips
 from headwise.head_effects._examples import SIZE, Examples, Read, batches_of, read_examples
 from headwise.models import check_model, fingerprint
 from headwise.models.texts import check_reads_text, reads_two_texts, tokenizer_of
@@ -37,44 +38,58 @@ from headwise.tables import (
     notebook_html,
     numbers_of,
     plot_effects,
-    plot_heads,
     resolve_heads,
     texts_of,
 )
 
 _OF_ANSWERS = 4  # how often answers are exchanged
-KINDS = ("writer", "canceller", "none")
+KINDS = ("writer", "canceller", "none", "not tested")
 _NUMBERS = ("direct", "ci_low", "ci_high", "p_adj", "answers", "weights", "total", "repair", "n")
+_ABOUT = ("difference", "rest", "notes", "examples", "seed", "model", "versions")
 _EXAMPLES: tuple[tuple[str, type], ...] = (("examples", int), ("held_out", int), ("sha256", str))
 Answers = tuple[int, int]  # the ids of the compared tokens
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Removal:
-    """The difference of logits with and without some heads.
+    """How the difference of logits changes without some heads, in the same examples.
 
     Attributes:
         heads: The names of the removed heads.
         before: The mean difference of the model as it is.
         after: The mean difference without the heads.
-        ci_low: The lower end of the interval of `after` (95 %, bootstrap over examples).
+        change: The mean of `after − before` over the examples.
+        ci_low: The lower end of the interval of `change` (95 %, bootstrap over examples).
         ci_high: The upper end.
-        n: The number of examples.
+        p: The two-sided p of `change`, by sign flips over examples. It is that of heads which
+            other examples chose.
+        controls: The change without each random set of as many other heads, if there are as many.
+        examples: A row per example: `tokens`, the ids `right` and `other` (−1 is the mean of all
+            logits), and its difference `before` and `after`.
     """
 
     heads: tuple[str, ...]
     before: float
     after: float
+    change: float
     ci_low: float
     ci_high: float
-    n: int
+    p: float
+    controls: tuple[float, ...]
+    examples: pd.DataFrame
 
     def __str__(self) -> str:
-        """The difference of logits before and after, with the interval."""
-        return (
-            f"logit difference {self.before:+.2f}, {self.after:+.2f} "
-            f"[{self.ci_low:+.2f}, {self.ci_high:+.2f}] without {', '.join(self.heads)}"
+        """The difference before and after, its change with the interval and p, and the controls."""
+        said = (
+            f"logit difference {self.before:+.2f}, {self.after:+.2f} without "
+            f"{', '.join(self.heads)}: {self.change:+.2f} [{self.ci_low:+.2f}, "
+            f"{self.ci_high:+.2f}] over {counted(len(self.examples), 'example')}, p = {self.p:.2g}"
         )
+        if not self.controls:
+            return said
+        sets = counted(len(self.controls), "random set")
+        low, high = min(self.controls), max(self.controls)
+        return f"{said}; {sets} of as many other heads change it by {low:+.2f} to {high:+.2f}"
 
     __repr__ = __str__
 
@@ -83,8 +98,8 @@ class Removal:
 class HeadEffects(TableFile):
     """The direct and the total effect of each head on a difference of logits.
 
-    All numbers are those of the held-out half of the examples, or of all where they are too few
-    for a test.
+    All numbers are those of the held-out half of the examples, or of all where no head is tested:
+    they are too few, or have the same answers, which a head may write whatever the text.
 
     Attributes:
         rows: A row per head. `direct` is what the head writes of the difference: its contribution
@@ -92,9 +107,9 @@ class HeadEffects(TableFile):
             of the unembeddings; with its interval (95 %, over examples) from `ci_low` to
             `ci_high`. `kind` is `writer`, `canceller` or `none`, by `p_adj`, the larger adjusted p
             of two nulls: that the head writes as much for the answers of other examples, which
-            `answers` is the mean of (NaN if all are the same), and that it writes what its weights
-            would in another order, of which `weights` is the standard deviation. p is NaN if no
-            head was tested, and 1 for a head that the other half does not call for a test. `total`
+            `answers` is the mean of, and that it writes what its weights would in another order, of
+            which `weights` is the standard deviation. p is 1 for a head that the other half does
+            not call for a test. If no head is tested, `kind` is `not tested`, and p NaN. `total`
             is what the difference loses without the head, `repair` is `direct − total`: what other
             heads put in its place; `n` is the number of examples.
         difference: The mean difference of logits.
@@ -118,6 +133,7 @@ class HeadEffects(TableFile):
     model: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     _without: Callable[[Sequence[Head]], np.ndarray] | None = field(default=None, repr=False)
+    _read: Sequence[Read] = field(default=(), repr=False)
 
     def frame(self) -> pd.DataFrame:
         """A row per head: name, stack, layer, head, direct, its interval, and what follows."""
@@ -125,32 +141,51 @@ class HeadEffects(TableFile):
 
     def found(self) -> pd.DataFrame:
         """The rows of writers and cancellers, from the largest direct effect down."""
-        rows = self.rows[self.rows["kind"] != "none"]
+        rows = self.rows[self.rows["kind"].isin(KINDS[:2])]
         return rows.sort_values("direct", ascending=False, kind="stable", ignore_index=True)
 
-    def remove(self, heads: HeadsLike) -> Removal:
-        """Measure the difference of logits without some heads, all removed at once.
+    def remove(self, heads: HeadsLike, *, controls: int = 10) -> Removal:
+        """Measure how the difference of logits changes without some heads, removed at once.
 
+        Args:
+            heads: The heads.
+            controls: How many random sets of as many other heads are drawn, with the seed of the
+                effects. Each one that was not drawn before costs a pass over the examples.
         Raises:
-            ArgumentError: the effects were loaded from a file, which holds no model.
+            ArgumentError: no head is named, or the effects were loaded from a file, which holds no
+                model.
             HeadError: there is no such head, or one is named twice.
         """
-        chosen = resolve_heads(heads, heads_of_rows(self.rows))
+        existing = heads_of_rows(self.rows)
+        chosen = resolve_heads(heads, existing)
+        if not chosen:
+            raise ArgumentError(
+                f"HeadEffects.remove: heads={heads!r} names none of {len(existing)}. Name some."
+            )
         if self._without is None:
             raise ArgumentError(
                 f"HeadEffects.remove: these effects of {len(self.rows)} heads were loaded from a "
                 f"file. Compute them with headwise.effects, which keeps the model at hand."
             )
-        after = -self._without(chosen)
-        low, high = mean_interval(after[:, None])
+        before, after = (-self._without(removed) for removed in ([], chosen))
+        change = after - before
+        # Of both directions, adjusted for there being two.
+        p = sign_flips(np.stack([change, -change], 1), self.seed).min()
+        low, high = mean_interval(change[:, None])
+        read = pd.DataFrame(self._read, columns=["tokens", "right", "other"])
+        others, rng = [head for head in existing if head not in chosen], default_rng(self.seed)
+        drawn = {
+            tuple(sorted(rng.choice(len(others), len(chosen), replace=False).tolist()))
+            for _ in range(controls if len(others) >= len(chosen) else 0)
+        }
+        sets = [[others[number] for number in one] for one in sorted(drawn)]
         return Removal(
             tuple(map(str, chosen)),
-            self.difference,
-            float(after.mean()),
-            float(low[0]),
-            float(high[0]),
-            len(after),
-        )
+            float(before.mean()), float(after.mean()), float(change.mean()),
+            float(low[0]), float(high[0]), float(p),
+            tuple(float((-self._without(one) - before).mean()) for one in sets),
+            read.assign(before=before, after=after),
+        )  # fmt: skip
 
     def plot(self, *, ax: Any = None) -> Any:
         """Draw the total against the direct effect, a dot per head: off the diagonal is repair.
@@ -160,38 +195,22 @@ class HeadEffects(TableFile):
         Args:
             ax: Matplotlib axes to draw on. None makes a figure.
         Returns:
-            The axes; writers and cancellers are named.
+            The axes; writers and cancellers are named, or marked on the map.
         Raises:
             ArgumentError: `ax` is not axes.
             MissingPackageError: matplotlib is not installed.
         """
-        if self.rows["total"].isna().all():
-            values, heads = self.rows["direct"].to_numpy(), heads_of_rows(self.rows)
-            return plot_heads("HeadEffects.plot", heads, values, "direct effect", ax)
         return plot_effects("HeadEffects.plot", self.rows, ax)
 
     def _content(self) -> tuple[pd.DataFrame, dict[str, Any]]:
-        about = {
-            "difference": self.difference,
-            "rest": self.rest,
-            "notes": list(self.notes),
-            "examples": dict(self.examples),
-            "seed": self.seed,
-            "model": self.model,
-            "versions": dict(self.versions),
-        }
-        return self.frame(), about
+        return self.frame(), {name: getattr(self, name) for name in _ABOUT}
 
     @classmethod
     def _built(cls, frame: pd.DataFrame, about: dict[str, Any]) -> "HeadEffects":
         columns = address_columns(heads_of_rows(frame))
         columns |= {name: numbers_of(frame, name) for name in _NUMBERS}
         columns["kind"] = kinds = texts_of(frame, "kind")
-        if (
-            frame.empty
-            or not set(kinds) <= set(KINDS)
-            or not np.isfinite(numbers_of(frame, "n")).all()
-        ):
+        if frame.empty or {*kinds} - {*KINDS} or not np.isfinite(numbers_of(frame, "n")).all():
             raise ValueError(f"{len(frame)} rows of the kinds {sorted(set(kinds))}")
         return cls(
             rows=pd.DataFrame({str(name): columns[str(name)] for name in frame}),
@@ -206,12 +225,20 @@ class HeadEffects(TableFile):
 
     def __str__(self) -> str:
         """The difference of logits, what heads write of it, and how many do."""
-        counts = [counted(int((self.rows["kind"] == kind).sum()), kind) for kind in KINDS[:2]]
-        tested = self.rows["p_adj"].notna().any()
+        tested = bool(self.rows["p_adj"].notna().any())
         n = counted(int(self.rows["n"].iloc[0]), "held-out example" if tested else "example")
+        counts = [counted(int((self.rows["kind"] == kind).sum()), kind) for kind in KINDS[:2]]
+        said = " and ".join(counts)
+        if not tested:
+            distinct = int(self.examples["examples"])
+            few = f"{counted(distinct, 'distinct example')}, {FEWEST_EXAMPLES} needed"
+            same = "all examples have the same answers, which a head may write whatever the text"
+            said = f"not tested: {few if distinct < FEWEST_EXAMPLES else same}"
+        if self.rows["total"].isna().all():
+            said += "; direct effects alone, total effects were not measured"
         return (
             f"logit difference {self.difference:+.2f} over {n}, of which heads write "
-            f"{self.difference - self.rest:+.2f}: {' and '.join(counts)}"
+            f"{self.difference - self.rest:+.2f}: {said}"
         )
 
     def __repr__(self) -> str:
@@ -246,9 +273,9 @@ def effects(
 
     Args:
         model: A causal language model.
-        examples: 20 or more distinct ones, of (text, right, other): the answers follow the text,
-            as ' Mary' does with its space, and their first tokens that differ are compared. `other`
-            is None for the mean of all logits. Or token ids and two ids.
+        examples: 20 or more distinct ones of several answers, of (text, right, other): answers
+            follow the text, as ' Mary' does with its space, and their first tokens that differ are
+            compared. `other` is None for the mean of all logits. Or token ids and two ids.
         tokenizer: A fast tokenizer, for texts.
         total: What replaces the outputs of a removed head: `mean`, its mean over the tokens of the
             examples, or `zero`. Each head costs a pass over half of the examples. None leaves total
@@ -275,7 +302,8 @@ def effects(
             f"effects: {type(model).__name__} reads two texts. Give a causal language model."
         )
     read, remarks = read_examples(examples, tokenizer_of(wrapper, tokenizer), model)
-    tests = len(read) >= FEWEST_EXAMPLES
+    # No null would refuse a head that writes the same answers whatever the text.
+    tests = len(read) >= FEWEST_EXAMPLES and len({one[1:] for one in read}) > 1
     selection = halves(len(read), seed) if tests else np.zeros(len(read), dtype=bool)
     chosen, held = ([read[n] for n in np.flatnonzero(of)] for of in (selection, ~selection))
     with differentiable_evaluation(model, weights=False):
@@ -287,17 +315,15 @@ def effects(
         passes = Passes(on_progress, len(batches) + n_ablations)
         way = DirectWay(model, attentions, example)
         answers = [one[1:] for one in chosen + held]
-        pairs = [torch.tensor(of) for of in (answers, *_exchanged(answers, seed))]
+        pairs = torch.tensor([answers, *(_exchanged(answers, seed) if tests else [])])
+        of_batches = torch.split(pairs, [len(batch.positions) for batch in batches], dim=1)
         parts: list[Written] = []
-        start = 0
-        for number, batch in enumerate(batches):
-            stop = start + len(batch.positions)
-            parts.append(way.written(batch, [of[start:stop] for of in pairs]))
-            start = stop
-            passes(number + 1, len(batches))
+        for batch, of_batch in zip(batches, of_batches, strict=True):
+            parts.append(way.written(batch, [*of_batch]))
+            passes(len(parts), len(batches))
         written = Written.joined(parts)
         direct, *of_others = written.of_heads()
-        others = np.mean(of_others, 0) if of_others else np.zeros_like(direct)
+        others = np.mean(of_others, 0) if tests else np.full_like(direct, np.nan)
         by_chance = written.by_chance(slice(len(chosen), None))
         lost = np.full((len(held), len(gated.heads)), np.nan)
         if total is not None:
@@ -305,7 +331,7 @@ def effects(
             kept = torch.zeros(len(gated.heads), dtype=torch.bool)
             lost = method(gated, kept, passes).double().numpy()
     n = len(chosen)
-    p_adj, kind = np.full(len(gated.heads), np.nan), ["none"] * len(gated.heads)
+    p_adj, kind = np.full(len(gated.heads), np.nan), ["not tested"] * len(gated.heads)
     if tests:
         p_adj, kind = kinds_of(direct, others, by_chance, n, seed)
     mean, mean_lost = direct[n:].mean(0), lost.mean(0)
@@ -313,18 +339,11 @@ def effects(
     columns = address_columns(gated.heads) | {
         "direct": mean, "ci_low": low, "ci_high": high, "p_adj": p_adj,
         "kind": kind, "total": mean_lost, "repair": mean - mean_lost,
-        "answers": others[n:].mean(0) if of_others else np.nan, "weights": by_chance[1],
-        "n": float(len(held)),
+        "answers": others[n:].mean(0), "weights": by_chance[1], "n": float(len(held)),
     }  # fmt: skip
-    split = f"{n} chose directions, {len(held)} were held out"
-    notes = [f"of {counted(len(read), 'distinct example')} {split}"]
-    if not tests:
-        few = counted(len(read), "distinct example")
-        notes = [f"{few}, too few for a test: give {FEWEST_EXAMPLES}"]
-    notes += remarks
-    if not of_others:
-        notes.append("all examples have the same answers: none were permuted")
-    notes.append(f"total effects: outputs replaced by {total}" if total else "no total effects")
+    split = f"of {len(read)} distinct examples {n} chose directions, {len(held)} were held out"
+    notes = [split] * tests + [*remarks]
+    notes += [f"total effects: outputs replaced by {total}"] * (total is not None)
     weights, digest = fingerprint(model), hashlib.sha256(repr(chosen + held).encode()).hexdigest()
     versions = {package: version(package) for package in ("headwise", "torch")}
     notes.append(measured_on(weights, "examples", digest, seed, versions["headwise"]))
@@ -338,16 +357,15 @@ def effects(
         model=weights,
         versions=versions,
         _without=partial(gated.losses_without, mean=total != "zero"),
+        _read=held,
     )
 
 
 def _exchanged(answers: Sequence[Answers], seed: int) -> list[list[Answers]]:
-    """The answers of other examples, in several orders; none if all answers are the same."""
-    if len(set(answers)) < 2:
-        return []
-    order = np.random.default_rng(seed).permutation(len(answers))
+    """The answers of other examples, in several orders."""
+    order = default_rng(seed).permutation(len(answers))
     back = np.argsort(order)
-    steps = range(1, min(_OF_ANSWERS, len(answers) - 1) + 1)
+    steps = range(1, _OF_ANSWERS + 1)
     return [[answers[n] for n in order[(back + step) % len(answers)]] for step in steps]
 
 
@@ -356,8 +374,7 @@ def _gated(model: nn.Module, attentions: list[Attention], read: Sequence[Read]) 
     batches = batches_of(model, read)
     pairs = torch.split(torch.tensor([example[1:] for example in read]), SIZE)
     # They were found in a single example.
-    rows = len(batches[0].positions)
-    attentions = [replace(attention, rows=rows * attention.rows) for attention in attentions]
+    attentions = [replace(a, rows=len(batches[0].positions) * a.rows) for a in attentions]
 
     def loss(batch: Batch, pair: Tensor, output: Any) -> Tensor:
         return -difference(batch.logits(output).double(), pair)

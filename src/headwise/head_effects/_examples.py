@@ -26,7 +26,7 @@ def read_examples(
     examples: Examples, tokenizer: Any, model: nn.Module
 ) -> tuple[list[Read], tuple[str, ...]]:
     """The tokens before the answers of each example, and the first tokens that differ; and a note
-    on answers that continue the last word of their text.
+    on answers that follow their text without a space.
 
     Examples that are the same count once. They are in the order of their lengths, which keeps
     padding short.
@@ -65,13 +65,13 @@ def read_examples(
         raise ArgumentError("effects: 0 examples. Give 20 or more.")
     distinct = {(*one[0], *one[1:]): one for one in read}
     continued = sum(
-        text[-1:].isalnum() and right[:1].isalnum()
-        for text, right, _ in listed
+        bool(text[-1:].strip()) and any(answer[:1].isalnum() for answer in answers if answer)
+        for text, *answers in listed
         if isinstance(text, str)
     )
     note = (
-        f"in {counted(continued, 'example')} the right answer continues the last word of the text: "
-        f"begin it with a space, as in ' Mary', if it is a word of its own"
+        f"in {counted(continued, 'example')} an answer follows the text without a space: begin it "
+        f"with one, as in ' Mary', if it is a word of its own"
     )
     return sorted(distinct.values(), key=lambda one: len(one[0])), (note,) if continued else ()
 

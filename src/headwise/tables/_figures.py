@@ -22,9 +22,11 @@ from headwise._extras import require
 from headwise.errors import ArgumentError, MissingPackageError
 from headwise.files import as_path, write_beside
 from headwise.tables._heads import Head
+from headwise.tables._table_file import heads_of_rows
 
 # The number of rows at a prompt. Longer tables show their first and last rows.
 _ROWS = 12
+_EFFECTS = {"writer": "#0b6e99", "canceller": "#b4442a"}
 
 
 def in_columns(frame: pd.DataFrame, rows: int | None = None, width: int | None = None) -> str:
@@ -315,19 +317,32 @@ def plot_ranking(
 
 
 def plot_effects(function: str, rows: pd.DataFrame, ax: Any) -> Any:
-    """Draw the total against the direct effect of each head; those of a kind are named."""
+    """Draw the total against the direct effect of each head; those of a kind are named.
+
+    Without total effects, draw a map of the direct ones; those of a kind are marked.
+    """
+    is_kind = [rows["kind"] == kind for kind in _EFFECTS]
+    labels = [f"{kind}, {of_kind.sum()}" for kind, of_kind in zip(_EFFECTS, is_kind, strict=True)]
+    if rows["total"].isna().all():
+        heads = heads_of_rows(rows)
+        ax = plot_heads(function, heads, rows["direct"].to_numpy(), "direct effect", ax)
+        places = np.array([*map(HeadGrid(heads).place, heads)])
+        for of_kind, label, marker in zip(is_kind, labels, "^v", strict=True):
+            of_layers, of_heads = places[of_kind].T
+            ax.plot(of_heads, of_layers, marker, color="k", mfc="w", markersize=6, label=label)
+        plain_legend(ax)
+        return ax
     ax = plot_axes(function, ax, 4.6, 4.0)
     ends = rows[["direct", "total"]].to_numpy()
     ax.axline((0.0, 0.0), slope=1.0, color="0.8", linewidth=0.8, zorder=0)
-    for kind, color in (("none", "0.6"), ("writer", "#0b6e99"), ("canceller", "#b4442a")):
-        of_kind = ends[rows["kind"] == kind]
-        label = f"{kind}, {len(of_kind)}"
-        ax.plot(*of_kind.T, "o", color=color, markersize=4, label=label)
-    for name, place in zip(rows["name"], ends, strict=True):
-        if rows.loc[rows["name"] == name, "kind"].item() != "none":
-            ax.annotate(
-                printable(name), place, (3, 3), textcoords="offset points", fontsize="small"
-            )
+    is_other = ~rows["kind"].isin([*_EFFECTS])
+    others = f"others, {is_other.sum()}"
+    for of_kind, color, label in zip(
+        (is_other, *is_kind), ("0.6", *_EFFECTS.values()), (others, *labels), strict=True
+    ):
+        ax.plot(*ends[of_kind].T, "o", color=color, markersize=4, label=label)
+    for name, place in zip(rows["name"][~is_other], ends[~is_other], strict=True):
+        ax.annotate(printable(name), place, (3, 3), textcoords="offset points", fontsize="small")
     ax.set_xlabel("direct effect: what the head writes")
     ax.set_ylabel("total effect: what is lost without it")
     plain_legend(ax)

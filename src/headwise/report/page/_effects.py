@@ -11,7 +11,7 @@ from headwise.report.page._visible_text import digits, probability, visible
 
 _COLUMNS = ("Head", "Kind", "Direct", "95 %", "Adjusted p", "Total", "Repair")
 _MOST_ROWS = 300
-_STYLES = {"writer": "hue-0", "canceller": "hue-1", "none": ""}
+_STYLES = {"writer": "hue-0", "canceller": "hue-1", "none": "", "not tested": ""}
 
 
 def effects_section(effects: HeadEffects | None) -> dict[str, Any] | None:
@@ -36,6 +36,7 @@ def effects_section(effects: HeadEffects | None) -> dict[str, Any] | None:
         "notes": [visible(note) for note in effects.notes],
         "columns": _COLUMNS,
         "rows": rows[:_MOST_ROWS],
+        "tested": bool(effects.rows["p_adj"].notna().any()),
         "left_out": max(0, len(rows) - _MOST_ROWS),
         "plot": _plot(effects.frame()),
     }
@@ -58,16 +59,17 @@ def _plot(rows: pd.DataFrame) -> dict[str, Any] | None:
 
     dots = []
     # Those of a kind are drawn last, over the others.
-    for row in rows.sort_values("kind", key=lambda kind: kind != "none").to_dict("records"):
+    for row in rows.sort_values("kind", key=lambda kind: kind.map(_STYLES)).to_dict("records"):
         x, y = place(row["direct"], row["total"])
         numbers = f"direct {digits(row['direct'])}, total {digits(row['total'])}"
-        name = row["name"] if row["kind"] != "none" else ""
-        title = f"{row['name']}: {numbers}"
-        dots.append({"x": x, "y": y, "style": _STYLES[row["kind"]], "name": name, "title": title})
+        style, title = _STYLES[row["kind"]], f"{row['name']}: {numbers}"
+        name = row["name"] if style else ""
+        dots.append({"x": x, "y": y, "style": style, "name": name, "title": title})
+    counts = {kind: int(np.sum(rows["kind"] == kind)) for kind in _STYLES}
     return {
         "dots": dots,
         "diagonal": [*place(low, low), *place(high, high)] if low < high else [],
         "x_ticks": [(place(tick, up[0])[0], f"{tick:.10g}") for tick in across],
         "y_ticks": [(place(across[0], tick)[1], f"{tick:.10g}") for tick in up],
-        "marks": [(_STYLES[kind], kind, int(np.sum(rows["kind"] == kind))) for kind in _STYLES],
+        "marks": [(_STYLES[kind], kind, count) for kind, count in counts.items() if count],
     }
