@@ -26,7 +26,9 @@ from headwise.tables._table_file import heads_of_rows
 
 # The number of rows at a prompt. Longer tables show their first and last rows.
 _ROWS = 12
-_EFFECTS = {"writer": "#0b6e99", "canceller": "#b4442a"}
+# The color of a dot for each kind of effects, and the mark on a map.
+_EFFECTS = {"none": ("0.6", ""), "not tested": ("0.6", "")}
+_EFFECTS |= {"writer": ("#0b6e99", "^"), "canceller": ("#b4442a", "v")}
 
 
 def in_columns(frame: pd.DataFrame, rows: int | None = None, width: int | None = None) -> str:
@@ -321,28 +323,30 @@ def plot_effects(function: str, rows: pd.DataFrame, ax: Any) -> Any:
 
     Without total effects, draw a map of the direct ones; those of a kind are marked.
     """
-    is_kind = [rows["kind"] == kind for kind in _EFFECTS]
-    labels = [f"{kind}, {of_kind.sum()}" for kind, of_kind in zip(_EFFECTS, is_kind, strict=True)]
+    of_kinds = {kind: (rows["kind"] == kind).to_numpy() for kind in _EFFECTS}
+    of_kinds = {kind: of_kind for kind, of_kind in of_kinds.items() if of_kind.any()}
+    labels = {kind: f"{kind}, {of_kind.sum()}" for kind, of_kind in of_kinds.items()}
     if rows["total"].isna().all():
         heads = heads_of_rows(rows)
         ax = plot_heads(function, heads, rows["direct"].to_numpy(), "direct effect", ax)
         places = np.array([*map(HeadGrid(heads).place, heads)])
-        for of_kind, label, marker in zip(is_kind, labels, "^v", strict=True):
-            of_layers, of_heads = places[of_kind].T
-            ax.plot(of_heads, of_layers, marker, color="k", mfc="w", markersize=6, label=label)
+        for kind, of_kind in of_kinds.items():
+            y, x = places[of_kind].T
+            marks = {"marker": _EFFECTS[kind][1], "color": "k", "mfc": "w", "linestyle": ""}
+            ax.plot(x, y, **marks, label=labels[kind])
         plain_legend(ax)
         return ax
     ax = plot_axes(function, ax, 4.6, 4.0)
     ends = rows[["direct", "total"]].to_numpy()
     ax.axline((0.0, 0.0), slope=1.0, color="0.8", linewidth=0.8, zorder=0)
-    is_other = ~rows["kind"].isin([*_EFFECTS])
-    others = f"others, {is_other.sum()}"
-    for of_kind, color, label in zip(
-        (is_other, *is_kind), ("0.6", *_EFFECTS.values()), (others, *labels), strict=True
-    ):
-        ax.plot(*ends[of_kind].T, "o", color=color, markersize=4, label=label)
-    for name, place in zip(rows["name"][~is_other], ends[~is_other], strict=True):
-        ax.annotate(printable(name), place, (3, 3), textcoords="offset points", fontsize="small")
+    for kind, of_kind in of_kinds.items():
+        color, marker = _EFFECTS[kind]
+        ax.plot(*ends[of_kind].T, "o", color=color, markersize=4, label=labels[kind])
+        for name, place in zip(rows["name"][of_kind], ends[of_kind], strict=True):
+            if marker:
+                ax.annotate(
+                    printable(name), place, (3, 3), textcoords="offset points", fontsize="small"
+                )
     ax.set_xlabel("direct effect: what the head writes")
     ax.set_ylabel("total effect: what is lost without it")
     plain_legend(ax)
