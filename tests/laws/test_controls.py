@@ -10,8 +10,10 @@ from headwise.corpora import AnnotatedText, Arc, list_corpus
 from headwise.kernels import HeadBlock
 from headwise.roles import _rows, find_roles
 from headwise.roles._samples import Split
+from headwise.roles._summaries import shortfall
 from headwise.roles.evidence import (
     FEWEST_TEXTS,
+    LEVEL,
     NULLS,
     POWER,
     Hypotheses,
@@ -157,6 +159,33 @@ def test_a_role_without_a_smallest_effect_is_not_tested(tests, outcome):
     rows = _rows.tested_rows(scores.heads, planted, tested)
     assert rows["outcome"].str.startswith(outcome).all()
     assert rows["smallest"].isna().all() == rows["p_adj"].isna().all() == (tests > 30)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("of_contrast", [0.0, 0.7, 0.93])
+def test_no_smallest_effect_is_contradicted(seed, of_contrast):
+    """It clears the bar over the head's own nulls, and no larger one was not found.
+
+    The last head scores without the relation what the contrast says; the planted head does not.
+    """
+    rng = np.random.default_rng(seed)
+    family, scores, split = simulated(rng, 120, 4, 0.97)
+    contrast = np.zeros_like(family.value)
+    contrast[..., -1] = hits(rng, family.count[:, 0, -1], of_contrast, 6.0)[:, None]
+    family = complete(replace(family, nulls={**family.nulls, "shuffled": contrast}))
+    planted = plant(family, scores, split, tests=200)
+    (tested,) = run_tests([planted])
+    rows = _rows.tested_rows(scores.heads, planted, tested)
+    assert rows["outcome"].isin(("found", "not found")).all()
+    smallest, baseline = rows["smallest"].to_numpy(), rows["baseline"].to_numpy()
+    bar = baseline + least_lift([ROLE], baseline) * (1 - baseline)
+    assert not (smallest < bar - 1 / 400).any()
+    assert not ((rows["outcome"] == "not found") & (rows["effect"] >= smallest)).any()
+    assert smallest[0] == smallest[1] == smallest_in(planted)  # of those without such a null
+    if of_contrast == 0.7:
+        assert smallest[-1] > smallest[0]
+    missed = rows[rows["outcome"] == "not found"].to_dict("records")
+    assert all("fails by p" in shortfall(row) for row in missed if LEVEL <= row["p_adj"] < 1)
 
 
 def test_no_head_has_a_role_whose_planted_head_is_not_found():

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
@@ -46,6 +47,22 @@ DECODER = (("offset -1", "first", "even"), ("induction", "same", "offset -3", "s
 def encoder():
     model = Planted(ENCODER, causal=False, order=by_frequency(TEXTS))
     return find_roles(model, TEXTS, tokenizer=TOKENIZER)
+
+
+def test_every_column_that_the_page_explains_is_in_the_outcomes(encoder):
+    page = (Path(__file__).parents[2] / "docs/research/roles.md").read_text("utf-8")
+    table = page.partition("## Reading the outcome")[2].partition("**Effect.**")[0]
+    columns = [name for row in re.findall(r"^\| (`.*?) \|", table, re.M)
+               for name in re.findall(r"`(\w+)`", row)]  # fmt: skip
+    assert {"p_adj", "stability", "smallest"} <= {*columns}
+    evidence = encoder.frame().set_index(["role", "name"])
+    for row in encoder.outcomes().to_dict("records"):
+        if row["nearest"]:  # its own evidence
+            known = evidence.loc[(row["role"], row["nearest"])]
+            assert [row[name] for name in columns] == [
+                pytest.approx(known[name], nan_ok=True) if name not in ("outcome", "null")
+                else row[name] for name in columns
+            ]  # fmt: skip
 
 
 def truth(layers):

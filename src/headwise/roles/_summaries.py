@@ -12,7 +12,7 @@ import pandas as pd
 
 from headwise._display import counted, printable
 from headwise.roles._rows import FOUND, NOT_FOUND, RULE_COLUMNS, UNDECIDED, untested
-from headwise.roles.evidence import FEWEST_TEXTS, NULLS, lift
+from headwise.roles.evidence import FEWEST_TEXTS, LEVEL, NULLS, lift
 from headwise.roles.relations import DIFFUSE, DIFFUSE_BESIDE_SINKS, SHAPES, SINKS
 from headwise.tables import Head
 
@@ -75,13 +75,19 @@ def _role_outcome(role: str, rows: pd.DataFrame) -> dict[str, Any]:
     tested = rows[rows["outcome"].isin((FOUND, NOT_FOUND))]
     shown = by_nearness(having if len(having) else tested if len(tested) else rows).iloc[0]
     outcome = FOUND if len(having) else NOT_FOUND if len(tested) else str(shown["outcome"])
-    names = ["effect", "ci_low", "ci_high", "null", "baseline", "lift", "smallest", "control", "n"]
-    names += [name for name in (PLACE, *RULE_COLUMNS.values()) if name in rows]
+    names = ["effect", "ci_low", "ci_high", "null", "baseline", "lift", "p_adj", "smallest"]
+    names += [
+        "control",
+        "mass",
+        "value",
+        "n",
+        *(name for name in (PLACE, *RULE_COLUMNS.values()) if name in rows),
+    ]
     return (
         {"role": role, "outcome": outcome, "heads": len(having)}
         | {"nearest": shown["name"] if shown["effect"] == shown["effect"] else ""}
         | {name: shown[name] for name in names}
-        | {"texts": shown["texts"]}
+        | {"texts": shown["texts"], "stability": shown.get("stability", np.nan)}
     )
 
 
@@ -185,10 +191,13 @@ def shortfall(row: Mapping[Any, Any]) -> str:
     candidates = f"; candidates: {rules}" if rules else ""
     if row["p_adj"] != row["p_adj"]:
         return f"{scores}, {printable(row['outcome'])}{candidates}"
-    could = "" if row["smallest"] != row["smallest"] else f"; {row['smallest']:.3f} needed"
+    if row["smallest"] == row["smallest"]:
+        missing = f"; {row['smallest']:.3f} needed"
+    else:
+        missing = "; fails by p" if LEVEL <= row["p_adj"] < 1 else ""
     return (
         f"{scores}, lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}, "
-        f"{row['chosen_half']:.3f} on the other half{could}{candidates}"
+        f"{row['chosen_half']:.3f} on the other half{missing}{candidates}"
     )
 
 
@@ -204,7 +213,7 @@ def rules_of(row: Mapping[Any, Any]) -> dict[str, float]:
 
 
 def rules_line(row: Mapping[Any, Any]) -> str:
-    """`rules_of` as text; empty for roles that are no choice."""
+    """`rules_of` as text; empty for roles that are no choice, such as pairs: see `null.…`."""
     return ", ".join(f"{rule} {score:.3f}" for rule, score in rules_of(row).items())
 
 

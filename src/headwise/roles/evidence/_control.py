@@ -44,9 +44,10 @@ def plant(
         seed: The seed of the queries that are drawn.
     Returns:
         The family with the planted head of each role after its other heads, and two further
-        measures of roles: `planted_effect`, the score that the planted head is expected to have,
-        above 1 if none can be high enough; and `smallest`, the smallest effect that a head is
-        labeled for with probability `POWER`, NaN where no effect up to 1 is.
+        measures: `planted_effect`, the score that the planted head of each role is expected to
+        have, above 1 if none can be high enough; and `smallest`, the smallest effect that a head is
+        labeled for with probability `POWER`, NaN where no effect up to 1 is. A head that scores
+        higher than the planted one without the relation needs more than it.
     """
     R = len(family.roles)
     known = family.count.sum((0, 2)) > 0  # no head can have some roles
@@ -68,7 +69,16 @@ def plant(
     null = stacked[strongest, :, np.arange(R)].T
     of_planted = {name: np.full(R, np.nan) for name in family.measures}
     of_planted["chosen_half"] = _rate(chosen.sum(0), selected)
-    smallest = _smallest_effect(family, baseline, null, count[1], selected, tests)
+    given = family.roles, _variation(family), selected, tests
+    smallest = _smallest_effect(*given, baseline, null, count[1])
+    columns = []
+    for head in range(family.value.shape[2]):
+        null, own = _strongest_null(family, head)
+        stricter = own > baseline + _TINY
+        needed = smallest
+        if stricter.any():
+            needed = _smallest_effect(*given, own, null, family.count[..., head])
+        columns.append(np.where(stricter, needed, smallest))
     planted = replace(
         family,
         value=_with(family.value, value),
@@ -76,9 +86,18 @@ def plant(
         nulls={name: _with(sums, nulls[name]) for name, sums in family.nulls.items()},
         measures={name: _with(of, of_planted[name]) for name, of in family.measures.items()},
     )
-    for name, of_role in (("planted_effect", effect), ("smallest", smallest)):
-        planted.measures[name] = np.repeat(of_role[:, None], planted.value.shape[2], 1)
+    planted.measures["planted_effect"] = np.repeat(effect[:, None], planted.value.shape[2], 1)
+    planted.measures["smallest"] = np.stack([*columns, smallest], 1)
     return planted
+
+
+def _strongest_null(family: Hypotheses, head: int) -> tuple[RolesPerText, PerRole]:
+    """The sums of a head's own strongest null for each role, and its score."""
+    sums = np.stack([of[..., head] for of in family.nulls.values()]).astype(np.float64)
+    rates = np.nan_to_num(_rate(sums.sum(1), family.count[..., head].sum(0)), nan=-1.0)
+    best = rates.argmax(0)
+    own: RolesPerText = np.nan_to_num(np.take_along_axis(sums, best[None, None], 0)[0])
+    return own, rates.max(0)
 
 
 def least_lift(roles: Sequence[Role], baseline: PerRole) -> PerRole:
@@ -139,12 +158,13 @@ def _nulls(
 
 
 def _smallest_effect(
-    family: Hypotheses,
+    roles: Sequence[Role],
+    variation: PerRole,
+    selection: PerRole,
+    tests: int,
     baseline: PerRole,
     null: RolesPerText,
     held: RolesPerText,
-    selection: PerRole,
-    tests: int,
 ) -> PerRole:
     """The smallest effect that is labeled with probability `POWER`, in the normal approximation.
 
@@ -154,17 +174,18 @@ def _smallest_effect(
     stricter than the test; the deviation of that t includes that of the null over texts.
 
     Args:
+        variation: How much more scores vary over texts than independent queries would.
+        selection: The number of queries on the selection half.
         null: The sums of the strongest null over held-out texts.
-        held: The number of queries of the planted head in held-out texts.
-        selection: The number of its queries on the selection half.
+        held: The number of queries of the head in held-out texts.
     """
     stats = require("scipy.stats", "hf", "find_roles")
     effect = np.linspace(0, 1, _STEPS)[:, None]  # E 1
     n, texts = held.sum(0), (held > 0).sum(0)
     is_tested = (texts >= FEWEST_TEXTS) & (n >= FEWEST_INSTANCES)
     n, texts = np.maximum(n, 1), np.maximum(texts, 2)
-    bar = _above(baseline, least_lift(family.roles, baseline))
-    spread = _variation(family) * effect * (1 - effect)
+    bar = _above(baseline, least_lift(roles, baseline))
+    spread = variation * effect * (1 - effect)
     of_null = np.square(null - baseline * held).sum(0) / n**2
     critical = stats.t.isf(LEVEL / max(1, tests), texts - 1)
     needed = np.maximum(bar, baseline + critical * np.sqrt(spread / n + of_null))
