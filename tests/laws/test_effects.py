@@ -257,13 +257,6 @@ def test_an_effect_equals_mean_ablation_over_the_same_texts(
     assert (effect.texts, len(whole)) == (40, 40)
 
 
-def test_too_few_texts_have_no_p(model: PlantedGPT, roles: Roles) -> None:
-    task = induction(model, TEXTS, tokenizer=TOKENIZER, sequences=29)
-    effect = roles.effects(model, [task], heads=["L1.H0"]).ablation_effects.alone[0]
-    assert effect.low > 1
-    assert np.isnan(effect.p)
-
-
 def after_earlier(n: int) -> list[Choice]:
     """Choices after a repeated word: the word that followed it, and another word."""
     rng = np.random.default_rng(0)
@@ -278,6 +271,24 @@ def test_ablating_the_deciding_head_loses_the_choice(model: PlantedGPT, roles: R
     # A model without information chooses at random.
     assert by_head["L1.H0"] == pytest.approx(0.5, abs=0.05)
     assert abs(by_head["L1.H1"]) < 1e-6
+
+
+def test_too_few_texts_have_no_p_however_often_they_are_given(
+    model: PlantedGPT, roles: Roles
+) -> None:
+    few = induction(model, TEXTS, tokenizer=TOKENIZER, sequences=29)
+    twice = replace(few, name="twice", batches=[*few.batches] * 2, control=[*few.control] * 2)
+    choices = after_earlier(20)
+    chosen = agreement(model, [*choices, *choices], tokenizer=TOKENIZER)
+    # Other words after the same text are another choice.
+    swapped = [replace(choice, right=choice.wrong, wrong=choice.right) for choice in choices]
+    others = agreement(model, [*choices, *swapped], tokenizer=TOKENIZER, name="others")
+    tasks = [few, twice, chosen, others]
+    alone = roles.effects(model, tasks, heads=["L1.H0"]).ablation_effects.alone
+    assert [effect.texts for effect in alone] == [29, 29, 20, 40]
+    assert [np.isnan(effect.p) for effect in alone] == [True, True, True, False]
+    assert alone[0].low > 1
+    assert replace(alone[1], behavior="induction", p=0.0) == replace(alone[0], p=0.0)
 
 
 def test_translation_tests_linked_words_only(model: PlantedGPT) -> None:

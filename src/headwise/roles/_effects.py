@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jaxtyping import Float64
-from torch import nn
+from torch import Tensor, nn
 
 from headwise._display import counted
 from headwise._progress import Progress
@@ -15,7 +15,8 @@ from headwise._renamed import warn_renamed
 from headwise.errors import ArgumentError
 from headwise.files import without_nan
 from headwise.ownership import check_edits_reach, find_attentions
-from headwise.roles._behaviors import Behavior
+from headwise.roles._behaviors import Behavior, Inputs
+from headwise.roles._samples import digest_of_tensor
 from headwise.roles.evidence import FEWEST_TEXTS, step_down
 from headwise.scoring import GatedModel
 from headwise.tables import Head, ratio_interval
@@ -40,7 +41,7 @@ class Effect:
         effect: The mean growth of the loss over texts, in the behavior's unit.
         low: The lower end of its interval (95 %, bootstrap over texts).
         high: The upper end.
-        texts: The number of texts.
+        texts: The number of distinct texts; copies of one count once.
         p: For the null hypothesis of no growth, adjusted over all heads and behaviors tried;
             NaN below 30 texts, and for a group, because groups are selected by their effect.
         control: The mean growth of the loss on the behavior's control; NaN without one.
@@ -237,6 +238,7 @@ class AblationLosses:
         # 7 passes, not 17, for a role of four heads of which two are redundant.
         self._known: dict[frozenset[Head], Losses] = {}
         self.heads = self._gated.heads
+        self._distinct: list[int] | slice = slice(None)
         self.intact = self._losses(())
         self._intact_control = self._losses((), control=True)
         if len(self._intact_control) not in (0, len(self.intact)):
@@ -244,6 +246,10 @@ class AblationLosses:
                 f"effects: {behavior.name!r} has {len(self.intact)} texts and "
                 f"{len(self._intact_control)} of its control. Give as many of both."
             )
+        # A copy is no further evidence: all that follows is of the first of each.
+        self._distinct = _distinct_texts(inputs, self.intact)
+        self.intact = self.intact[self._distinct]
+        self._intact_control = self._intact_control[self._distinct if behavior.control else []]
 
     def growth(self, heads: Sequence[Head]) -> Losses:
         """By how much the loss of each text grows when these heads are ablated."""
@@ -266,7 +272,23 @@ class AblationLosses:
                 f"effects: {self.behavior.name!r} is not finite on {bad.sum()} of {len(bad)} "
                 f"texts. Leave them out."
             )
-        return losses
+        return losses[self._distinct] if len(losses) else losses
+
+
+def _distinct_texts(batches: Sequence[Inputs], losses: Losses) -> list[int]:
+    """The numbers of texts without copies: of which all that the model reads, and the loss, agree.
+
+    Two texts of the same tokens may be asked for different words, which their losses tell.
+    """
+    texts = []
+    for batch in batches:
+        tensors = [x for x in batch.values() if isinstance(x, Tensor) and x.ndim]
+        texts += [tuple(map(digest_of_tensor, row)) for row in zip(*tensors, strict=False)]
+    if len(texts) != len(losses):  # a loss of several rows
+        return [*range(len(losses))]
+    # Another batch may compute the same loss with other rounding.
+    keys = [(text, f"{loss:.5g}") for text, loss in zip(texts, losses, strict=True)]
+    return sorted({keys[number]: number for number in reversed(range(len(keys)))}.values())
 
 
 def _each_alone(
