@@ -14,8 +14,10 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from typing import Any, ForwardRef, get_args
+from weakref import WeakKeyDictionary
 
 import jaxtyping
+import torch
 from jaxtyping import AbstractArray, config
 
 _jaxtyped = jaxtyping.jaxtyped
@@ -49,8 +51,10 @@ def _at_first_calls(function: Callable[..., Any], check: Check) -> Callable[...,
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling() or config.jaxtyping_disable:
+            return function(*args, **options)
         n = _CALLS.get(call, 0)
-        if n >= _MOST or config.jaxtyping_disable:
+        if n >= _MOST:
             return function(*args, **options)
         _CALLS[call] = n + 1
         if not checked:
@@ -61,7 +65,8 @@ def _at_first_calls(function: Callable[..., Any], check: Check) -> Callable[...,
 
 
 _MOST = 8  # with all calls checked, tests of watching take half as long again
-_CALLS: dict[Callable[..., Any], int] = {}  # how many calls of a function the test has checked
+# How many calls of a function the test has checked; functions within functions hold their variables.
+_CALLS: WeakKeyDictionary[Callable[..., Any], int] = WeakKeyDictionary()
 
 
 def check_again() -> None:
