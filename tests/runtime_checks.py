@@ -65,7 +65,7 @@ def _at_first_calls(function: Callable[..., Any], check: Check) -> Callable[...,
 
 
 _MOST = 8  # with all calls checked, tests of watching take half as long again
-# How many calls of a function the test has checked; functions within functions hold their variables.
+# How many calls of a function the test has checked. Functions within functions hold variables.
 _CALLS: WeakKeyDictionary[Callable[..., Any], int] = WeakKeyDictionary()
 
 
