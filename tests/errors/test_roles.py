@@ -328,6 +328,7 @@ EXPORTS: list[tuple[str, dict[str, Any], type[HeadwiseError], str]] = [
     ("a.json", {"model_name": None}, ArgumentError, "model_name=None"),
     ("a.json", {"heads": None}, ArgumentError, "the set was not tested"),
     ("a.json", {"format": "qrhead"}, ArgumentError, r"ends in '\.json'"),
+    ("a.json", {"heads": []}, ArgumentError, r"heads=\[\] names none of"),
     ("a.json", {"heads": "L7.H0"}, HeadError, r"no head L7\.H0"),
     ("", {"format": "ctranslate2", "model_name": None}, HeadError,
      r"L0\.H0 is no head of cross-attention, and ctranslate2"),

@@ -161,7 +161,7 @@ class FoundHeads(JsonFile):
         Returns:
             The file.
         Raises:
-            ArgumentError: another format or ending, no name, or the set was not found.
+            ArgumentError: another format or ending, no name, no heads, or the set was not found.
             HeadError: there is no such head, or one is of a stack that the tool does not list.
             InputError: the folder has no configuration to write to.
             OutputError: the file cannot be written.
@@ -173,6 +173,10 @@ class FoundHeads(JsonFile):
             )
         known = [Head.parse(row) for row in self.rows["name"]]
         chosen = self.heads if heads is None else resolve_heads(heads, known)
+        if not chosen:
+            raise ArgumentError(
+                f"FoundHeads.export: heads={heads!r} names none of {len(known)}. Name some."
+            )
         name = self.name if model_name is None else model_name
         to = as_path("FoundHeads.export", path)
         return export_heads(to, format, chosen, name, self.queries, self._evidence(chosen))
