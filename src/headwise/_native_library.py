@@ -32,6 +32,7 @@ class Problem(ctypes.Structure):
     A field that is left out is null or 0. A library whose fields lie elsewhere is not loaded.
     """
 
+    __slots__ = ()  # no attribute but the fields: the kernel would never see it
     _fields_ = (
         ("dtype", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("q", "k", "v")),
