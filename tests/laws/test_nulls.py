@@ -105,6 +105,9 @@ def test_without_tags_the_nearest_token_that_looks_like_a_key_is_a_null():
     assert re.fullmatch(r"model \w{16}, texts \w{16}, seed 0, headwise .+", roles.notes[-2])
 
 
+_PASSES = "permuted", "random", "shuffled"
+
+
 def test_every_null_states_its_cost():
     model = Planted([("offset -1",)], causal=True)
     relations = {"own": lambda text: [(2, 1)]}
@@ -117,6 +120,9 @@ def test_every_null_states_its_cost():
         )
         (note,) = (note for note in roles.notes if "about equally long" in note)
         assert re.search(tells, note), note
+        without = [note for note in roles.notes if "were left out" in note]
+        names = ", ".join(name for name in _PASSES if not evidence.wants(name))
+        assert without == ([f"nulls that were left out: {names}"] if names else [])
 
 
 def test_a_null_head_sees_as_many_keys():

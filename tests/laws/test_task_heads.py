@@ -227,6 +227,9 @@ def test_few_examples_test_nothing_however_often_they_are_given() -> None:
     assert once.set_row["outcome"] == "not tested: 20 held-out texts, 30 needed"
     assert set(once.frame()["outcome"]) == {once.set_row["outcome"]}
     assert any("no head was tested" in note for note in once.notes)
+    assert {f"nulls that were left out: {n}" for n in ("exchanged", "permuted, random")} < {
+        *once.notes
+    }
     assert once.notes[0].startswith("40 distinct examples of 40; the set")
     assert copied.notes[0].startswith("40 distinct examples of 120; the set")
     assert copied.notes[1:] == once.notes[1:]

@@ -221,6 +221,7 @@ def find_roles(
         meanings={role.name: role.says for family in families for role in family.roles},
         notes=(
             *_notes(tokenized, n_texts, samples, n_models, evidence.n_splits),
+            *evidence.left_out("permuted", "random", "shuffled"),
             measured_on(weights, "texts", digest, seed, versions["headwise"]),
             *_other_forms(rows, asked),
         ),
@@ -320,8 +321,8 @@ def _other_forms(rows: pd.DataFrame, asked: Sequence[Role]) -> Iterator[str]:
         refused = rows["name"][is_refused & (rows["role"] == role.name) & (rows["effect"] >= bar)]
         if len(refused):
             yield (
-                f"{role.name}: {', '.join(refused)} would do but for the same words in another "
-                f"order; find_heads, which does not shuffle words, may find them"
+                f"{role.name}: but for the same words in another order, {', '.join(refused)} would "
+                f"be high enough above the nulls; p without that one was not computed"
             )
 
 

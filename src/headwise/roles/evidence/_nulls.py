@@ -58,7 +58,8 @@ class Evidence:
     freshly initialized weights. `shuffled`, of `find_roles`, is the head itself on the same words
     in another order, for structural roles except translation, which does not depend on the order;
     in a text without words, tokens are shuffled. `exchanged`, of `find_heads`, is the head itself
-    where the right and the wrong stretches of an example have exchanged their tokens.
+    where the right and the wrong stretches of an example have exchanged their tokens: a head that
+    goes by their surroundings is right there, too.
 
     Attributes:
         nulls: Their names. None is every null available for the model and the texts.
@@ -101,6 +102,11 @@ class Evidence:
     def wants(self, null: str) -> bool:
         """Whether a null is among those to evaluate."""
         return self.nulls is None or null in self.nulls
+
+    def left_out(self, *nulls: str) -> list[str]:
+        """A note of those of some nulls that are not evaluated, if there are any."""
+        names = [null for null in nulls if not self.wants(null)]
+        return [f"nulls that were left out: {', '.join(names)}"] if names else []
 
     @property
     def n_models(self) -> int:

@@ -38,6 +38,10 @@ from headwise.tables import halves
 
 TASK_NULLS = ("chance", "position", "permuted", "random", "exchanged", "heads")
 _LARGEST_SET = 0.05  # of all heads
+_EXCHANGED = (
+    "the null exchanged refuses heads that go by the surroundings of a stretch, as in a syntactic "
+    "relation, and not heads that prefer some tokens wherever they stand"
+)
 _ALIKE = "the stretches of each example are written alike: none were exchanged"
 _OTHER_FORMS = (
     "words were not shuffled: a head that picks the same words in any order may be found here, and "
@@ -119,6 +123,7 @@ def find_heads(
         warn_renamed("find_heads: the null 'shuffled'", "'exchanged'")
         evidence = replace(evidence, nulls=(*evidence.nulls, "exchanged"))
     exchanges = differs and evidence.wants("exchanged")
+    about_exchange = (evidence.left_out("exchanged") or [_EXCHANGED]) if differs else [_ALIKE]
     passes = Passes(on_progress, len(read) * (1 + exchanges + evidence.n_models))
     known, masses = masses_of(model, read, passes)
     others = []
@@ -143,7 +148,7 @@ def find_heads(
         examples=read,
         n_given=len(given),
         columns={"contrast": contrast[~selection].mean(0)},
-        notes=[_OTHER_FORMS] if differs else [_ALIKE, _OTHER_FORMS],
+        notes=[*about_exchange, _OTHER_FORMS, *evidence.left_out("permuted", "random")],
         answers=answer_effect(model, held, [known[head] for head in chosen], known, seed),
         queries="last_token" if last else "all_tokens",  # in the words of serving tools
     )
