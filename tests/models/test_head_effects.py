@@ -1,5 +1,6 @@
 """Effects of heads: parts that sum to the difference of logits, in any model; planted heads."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -158,6 +159,8 @@ def test_an_example_that_comes_twice_counts_once() -> None:
     once, twice = (hw.effects(_made("sinks"), x) for x in (examples, examples * 2))
     assert once.frame().equals(twice.frame())
     assert twice.notes[0] == "of 20 distinct examples 10 chose directions, 10 were held out"
+    assert re.search(r"larger logit in (\d|10) of 10 examples", str(twice.notes))
+    assert f"the difference is {twice.difference:+.2f} [" in str(twice.notes)
 
 
 @pytest.mark.parametrize("mode", ["mean", "zero"])

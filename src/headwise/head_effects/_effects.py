@@ -342,14 +342,21 @@ def effects(
         "answers": others[n:].mean(0), "weights": by_chance[1], "n": float(len(held)),
     }  # fmt: skip
     split = f"of {len(read)} distinct examples {n} chose directions, {len(held)} were held out"
-    notes = [split] * tests + [*remarks]
+    differences = written.differences[0][n:]
+    least, most = (float(end[0]) for end in mean_interval(differences[:, None]))
+    notes = [
+        *[split] * tests,
+        *remarks,
+        f"the right answer has the larger logit in {(differences > 0).sum()} of {len(held)} "
+        f"examples; the difference is {differences.mean():+.2f} [{least:+.2f}, {most:+.2f}]",
+    ]
     notes += [f"total effects: outputs replaced by {total}"] * (total is not None)
     weights, digest = fingerprint(model), hashlib.sha256(repr(chosen + held).encode()).hexdigest()
     versions = {package: version(package) for package in ("headwise", "torch")}
     notes.append(measured_on(weights, "examples", digest, seed, versions["headwise"]))
     return HeadEffects(
         rows=pd.DataFrame(columns),
-        difference=float(written.differences[0][n:].mean()),
+        difference=float(differences.mean()),
         rest=float(written.rest[0][n:].mean()),
         notes=tuple(notes),
         examples={"examples": len(read), "held_out": len(held), "sha256": digest},
