@@ -16,7 +16,7 @@ from headwise.errors import ArgumentError
 from headwise.files import without_nan
 from headwise.ownership import check_edits_reach, find_attentions
 from headwise.roles._behaviors import Behavior, Inputs
-from headwise.roles._samples import digest_of_tensor
+from headwise.roles._samples import digest_of_tensor, first_of_each
 from headwise.roles.evidence import FEWEST_TEXTS, step_down
 from headwise.scoring import GatedModel
 from headwise.tables import Head, ratio_interval
@@ -246,7 +246,7 @@ class AblationLosses:
                 f"effects: {behavior.name!r} has {len(self.intact)} texts and "
                 f"{len(self._intact_control)} of its control. Give as many of both."
             )
-        # A copy is no further evidence: all that follows is of the first of each.
+        # All that follows is of the first of each.
         self._distinct = _distinct_texts(inputs, self.intact)
         self.intact = self.intact[self._distinct]
         self._intact_control = self._intact_control[self._distinct if behavior.control else []]
@@ -287,8 +287,7 @@ def _distinct_texts(batches: Sequence[Inputs], losses: Losses) -> list[int]:
     if len(texts) != len(losses):  # a loss of several rows
         return [*range(len(losses))]
     # Another batch may compute the same loss with other rounding.
-    keys = [(text, f"{loss:.5g}") for text, loss in zip(texts, losses, strict=True)]
-    return sorted({keys[number]: number for number in reversed(range(len(keys)))}.values())
+    return first_of_each((text, f"{loss:.5g}") for text, loss in zip(texts, losses, strict=True))
 
 
 def _each_alone(

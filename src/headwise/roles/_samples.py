@@ -1,7 +1,7 @@
 """Samples: the texts and the random sequences that every model is scored on, split into halves."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -127,6 +127,14 @@ def sums_by_text(
     sums = np.zeros((n, *values.shape[1:]), values.dtype)
     np.add.at(sums, text, values)
     return sums
+
+
+def first_of_each(keys: Iterable[Hashable]) -> list[int]:
+    """The number of the first of each distinct key, in order: copies are no further evidence."""
+    first: dict[Hashable, int] = {}
+    for number, key in enumerate(keys):
+        first.setdefault(key, number)
+    return [*first.values()]
 
 
 def distinct_texts(texts: Sequence[AnnotatedText]) -> list[str]:

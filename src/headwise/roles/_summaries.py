@@ -76,13 +76,8 @@ def _role_outcome(role: str, rows: pd.DataFrame) -> dict[str, Any]:
     shown = by_nearness(having if len(having) else tested if len(tested) else rows).iloc[0]
     outcome = FOUND if len(having) else NOT_FOUND if len(tested) else str(shown["outcome"])
     names = ["effect", "ci_low", "ci_high", "null", "baseline", "lift", "p_adj", "smallest"]
-    names += [
-        "control",
-        "mass",
-        "value",
-        "n",
-        *(name for name in (PLACE, *RULE_COLUMNS.values()) if name in rows),
-    ]
+    names += ["control", "mass", "value", "n"]
+    names += [name for name in (PLACE, *RULE_COLUMNS.values()) if name in rows]
     return (
         {"role": role, "outcome": outcome, "heads": len(having)}
         | {"nearest": shown["name"] if shown["effect"] == shown["effect"] else ""}

@@ -85,8 +85,8 @@ def share_interval(
     """The interval of a share of rows, `Σ totals / Σ counts`, in each column.
 
     It is Wilson's for as many independent rows as have the standard error over texts, or for as
-    many as there are texts where these are all 0 or all 1: rows that are too rare to be in the
-    data cannot be resampled. NaN where fewer than two texts have a count above 0.
+    many as there are texts where that error is 0: rows that are too rare to be in the data cannot
+    be resampled. NaN where fewer than two texts have a count above 0.
 
     Source:
         Wilson 1927; Dean & Pagano 2015, of clustered rows.

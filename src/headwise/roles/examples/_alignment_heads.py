@@ -16,7 +16,7 @@ from headwise.corpora import Several, Span, list_items, one_text
 from headwise.errors import ArgumentError
 from headwise.models import check_model
 from headwise.models.texts import TokenOffsets, token_offsets
-from headwise.roles._samples import digest_of_tensor, grown_set, sums_by_text
+from headwise.roles._samples import digest_of_tensor, first_of_each, grown_set, sums_by_text
 from headwise.roles.evidence import of_examples
 from headwise.roles.examples._align import (
     Calls,
@@ -196,9 +196,7 @@ def find_alignment_heads(
         borders += _borders_of_heads(calls, read)
         if on_progress is not None:
             on_progress(done, len(listed))
-    # The first of each copies: the others are no further evidence.
-    n_given = len(examples)
-    distinct = sorted({examples[n].content: n for n in reversed(range(n_given))}.values())
+    n_given, distinct = len(examples), first_of_each(example.content for example in examples)
     examples = [examples[number] for number in distinct]
     borders = [borders[number] for number in distinct]
     N, M = len(heads), len(examples)

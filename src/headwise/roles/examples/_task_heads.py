@@ -16,6 +16,7 @@ from headwise.corpora import Example, Several
 from headwise.errors import ArgumentError
 from headwise.models import check_model
 from headwise.models.texts import context_of, tokenizer_of
+from headwise.roles._samples import first_of_each
 from headwise.roles.evidence import FEWEST_TEXTS, NULLS, Evidence, Hypotheses, of_examples
 from headwise.roles.examples._found_heads import FoundHeads, heads_of_examples
 from headwise.roles.examples._task_scores import (
@@ -110,8 +111,7 @@ def find_heads(
         )
     limit = context_of(model, tokenizer, max_tokens)
     given = tokenized_examples(examples, tokenizer, limit, model)
-    # A copy is no further evidence, and the held-out half must not have the examples chosen on.
-    read = list({example.question(): example for example in reversed(given)}.values())[::-1]
+    read = [given[number] for number in first_of_each(example.question() for example in given)]
     if len(read) < 2:
         raise ArgumentError(
             f"find_heads: {counted(len(read), 'distinct example')} of {len(given)}. Give "
