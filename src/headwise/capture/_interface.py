@@ -109,13 +109,9 @@ def _attend(
 def _uncaptured(captures: list[Capture], compute: Callable[[], Any]) -> Any:
     """Let an implementation compute; the captures do not capture what it calls in turn."""
     for capture in captures:
-        capture.captured_elsewhere += 1
-    try:
-        with without_operator_observers(most=len(captures)):
-            return compute()
-    finally:
-        for capture in captures:
-            capture.captured_elsewhere -= 1
+        compute = partial(capture.compute_uncaptured, compute)
+    with without_operator_observers(most=len(captures)):
+        return compute()
 
 
 def _answer(

@@ -4,9 +4,10 @@ from collections import deque
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from headwise._torch_private import version_of
@@ -52,12 +53,35 @@ class CallLayout:
     may_wait: bool
     request: RowRequest | None = None
     eligible: dict[tuple[int, bool], Any] = field(default_factory=dict)
-    groups: dict[Hashable, Any] = field(default_factory=dict)
+    groups: dict[Hashable, "Group"] = field(default_factory=dict)
 
     @cached_property
     def widths(self) -> dict[str, int]:
         """The most keys of a query, for every name."""
         return {name: keys.shape[-1] for name, keys in self.columns.items()}
+
+
+class Waiting(NamedTuple):
+    """A call that waits: copies of its queries and keys, and where its sums go."""
+
+    q: Float[Tensor, "B H T D"]
+    k: Float[Tensor, "B Hkv S D"]
+    site: Site
+    first_text: int
+    of_pass: Pass
+
+
+@dataclass(eq=False)
+class Group:
+    """Calls that differ in queries and keys alone, and are computed as one, heads side by side.
+
+    Masks, positions and columns have no axis of heads, or broadcast over it, so that they hold for
+    several calls as for one, and grouped heads stay grouped.
+    """
+
+    rule: AttentionRule
+    layout: CallLayout
+    waiting: list[Waiting] = field(default_factory=list)
 
 
 @dataclass
@@ -80,7 +104,7 @@ class Place:
     kept_alive: tuple[Any, ...]
     is_token: bool = False
     layout: CallLayout | None = None
-    group: Any = None
+    group: Group | None = None
 
 
 class CallLayouts:
@@ -112,7 +136,7 @@ class CallLayouts:
             q.shape, k.shape, q.dtype, q.device, is_plain, rule.scale, rule.softcap,
             _identity(rule.visible), _identity_of(real),
         )  # fmt: skip
-        key = alike, received, site.cross, id(inputs)
+        key = _key_of_place(alike, received, site, inputs)
         place: Place | None = pass_.shared.get(key)
         if place is None:
             kind = _kind(site, call, inputs.text.tokens, received, kept)
@@ -126,7 +150,7 @@ class CallLayouts:
     ) -> Place | None:
         """The place of calls like this one, if there were some in the pass."""
         place: Place | None
-        place = pass_.shared.get((alike, module_call.shape, site.cross, id(inputs)))
+        place = pass_.shared.get(_key_of_place(alike, module_call.shape, site, inputs))
         return place
 
     def of(
@@ -182,6 +206,12 @@ def _located(call: AttentionCall, inputs: StackInputs, kind: str) -> tuple[Text,
     if kind == "condensed":
         return text, Text(), positions_across(call, text, Text())
     return text, text, positions_within(call, text)
+
+
+def _key_of_place(
+    alike: Hashable, received: tuple[int, ...] | None, site: Site, inputs: StackInputs
+) -> Hashable:
+    return alike, received, site.cross, id(inputs)
 
 
 def _kind(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -16,7 +16,7 @@ from headwise.kernels import AttentionRule, row_statistics
 from headwise.masks import Window
 from headwise.models import growing_layer
 from headwise.watch._accumulator import Accumulator
-from headwise.watch._call_layouts import CallLayout, CallLayouts, Place
+from headwise.watch._call_layouts import CallLayout, CallLayouts, Group, Place, Waiting
 from headwise.watch._pass import Pass
 from headwise.watch._request import Request
 from headwise.watch._sums import row_request, sum_rows, without_autocast
@@ -31,29 +31,6 @@ WAIT = {"cpu": 1 << 21, "cuda": 1 << 24}
 # The number of decoded tokens of a site that are computed as one causal call.
 TOKENS = 32
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-class _Waiting(NamedTuple):
-    """A call that waits: copies of its queries and keys, and where its sums go."""
-
-    q: Float[Tensor, "B H T D"]
-    k: Float[Tensor, "B Hkv S D"]
-    site: Site
-    first_text: int
-    of_pass: Pass
-
-
-@dataclass(eq=False)
-class Group:
-    """Calls that differ in queries and keys alone, and are computed as one, heads side by side.
-
-    Masks, positions and columns have no axis of heads, or broadcast over it, so that they hold for
-    several calls as for one, and grouped heads stay grouped.
-    """
-
-    rule: AttentionRule
-    layout: CallLayout
-    waiting: list[_Waiting] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -179,7 +156,7 @@ class Queue:
         q, k = q.clone(), k.clone()
         if not group.waiting:
             self._groups.append(group)
-        group.waiting.append(_Waiting(q, k, site, first_text, pass_))
+        group.waiting.append(Waiting(q, k, site, first_text, pass_))
         self._n_numbers += q.numel() + k.numel()
         if self._n_numbers > WAIT[q.device.type]:
             self._compute_groups()
@@ -281,11 +258,10 @@ def _group_of(call: AttentionCall, layout: CallLayout) -> Group:
     key = q.shape, k.shape, q.dtype, k.dtype, rule.scale, rule.softcap
     if key not in layout.groups:
         layout.groups[key] = Group(replace(rule, visible=layout.visible), layout)
-    group: Group = layout.groups[key]
-    return group
+    return layout.groups[key]
 
 
-def _owner(waiting: _Waiting) -> tuple[int, int]:
+def _owner(waiting: Waiting) -> tuple[int, int]:
     """Whose sums are added together: those of a site in all passes that have succeeded."""
     return id(waiting.site), 0 if waiting.of_pass.has_succeeded else id(waiting.of_pass)
 
