@@ -29,7 +29,7 @@ from headwise.kernels import AttentionProblem, AttentionRule
 from headwise.masks import Mask
 from headwise.models.interface import CAPTURES, wrapped_interface
 
-# How many kinds of calls are kept.
+# The most kinds of calls whose rules are kept.
 _MOST_SHARED = 64
 # A list, and no attribute of the modules: copies and pickles of a model are not captured.
 _open: list[Capture] = []
@@ -160,8 +160,8 @@ def _describe(
 
 
 def _alike(call: Call, shared: dict[Hashable, Any]) -> _Alike | None:
-    """What a call has in common with others, whose rule is found once: to read a mask takes 20 to
-    50 us; None: nothing may be shared."""
+    """What a call shares with others of its pass, so that their rule is found once: to read a mask
+    takes 20 to 50 us. None if nothing may be shared."""
     own, mask = call.rule_key, call.mask
     is_tensor = isinstance(mask, Tensor)
     if own is None or (is_tensor and mask.is_inference()):  # whose changes leave no trace

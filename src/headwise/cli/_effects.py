@@ -41,8 +41,8 @@ def effects(
 ) -> None:
     """Measure which heads write an answer, and which cancel it.
 
-    Prints the heads with the largest direct effects, with --json all as JSON. With -o, also
-    writes all heads.
+    Prints the heads with the largest direct effects; with --json, all heads as JSON. With -o,
+    also writes all heads.
     """
     _options.check_output(out, *_options.TABLES, force=force)
     _options.check_figure(figure, force)

@@ -321,8 +321,8 @@ def _other_forms(rows: pd.DataFrame, asked: Sequence[Role]) -> Iterator[str]:
         refused = rows["name"][is_refused & (rows["role"] == role.name) & (rows["effect"] >= bar)]
         if len(refused):
             yield (
-                f"{role.name}: but for the same words in another order, {', '.join(refused)} would "
-                f"be high enough above the nulls; p without that one was not computed"
+                f"{role.name}: only the same words in another order stand against "
+                f"{', '.join(refused)}; p without that null was not computed"
             )
 
 

@@ -84,9 +84,9 @@ def share_interval(
 ) -> tuple[Float64[np.ndarray, " N"], Float64[np.ndarray, " N"]]:
     """The interval of a share of rows, `Σ totals / Σ counts`, in each column.
 
-    It is Wilson's for as many independent rows as have the standard error over texts, or for as
-    many as there are texts where that error is 0: rows that are too rare to be in the data cannot
-    be resampled. NaN where fewer than two texts have a count above 0.
+    This is Wilson's interval for the number of independent rows that would have the standard error
+    over texts; where that error is 0, for the number of texts, since rows that are too rare to be
+    in the data cannot be resampled. NaN where fewer than two texts have a count above 0.
 
     Source:
         Wilson 1927; Dean & Pagano 2015, of clustered rows.

@@ -129,10 +129,10 @@ class HeadTable(TableFile):
     def interval(self, statistic: str, level: float = 0.95) -> tuple[Column, Column]:
         """The studentized bootstrap interval of the mean, texts resampled with replacement.
 
-        Shares of rows, `top(name)`, have Wilson's interval, which texts that are all right or all
-        wrong leave open. NaN for a head with eligible rows in fewer than two texts. With 30 texts
-        it holds the truth in about 93 to 95 % of cases, less often for single heads that a few
-        texts decide.
+        A share of rows, `top(name)`, has Wilson's interval, which keeps some width even if all
+        texts are right, or all are wrong. NaN for a head with eligible rows in fewer than two
+        texts. With 30 texts it holds the truth in about 93 to 95 % of cases, less often for single
+        heads that a few texts decide.
 
         Args:
             statistic: The name of a statistic.
