@@ -3,6 +3,9 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+BEFOREHAND = " named beforehand"
+"""Of hypotheses: not chosen from what was measured, so that p is adjusted for them alone."""
+
 
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun in the right form: `1 text`, `1,200 texts`."""

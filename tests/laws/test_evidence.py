@@ -14,6 +14,7 @@ from headwise.roles.evidence import (
     has_role,
     is_promising,
     lift,
+    of_examples,
     run_tests,
     step_down,
 )
@@ -78,6 +79,21 @@ def long_tail_below(rng):
 def test_false_discoveries_are_as_rare_as_promised(draw):
     # Two families at once in the first case: the error rate is controlled over both.
     assert discoveries(draw) <= most()
+
+
+def test_a_head_named_beforehand_is_found_as_often_as_its_p_says():
+    """Of heads as right as their null, each alone: by chance in one of twenty, however many."""
+    found = []
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        right, chance = rng.random((2, 80, 5)) < 0.5
+        family = of_examples("task", right * 1.0, np.ones(80), {"chance": chance * 1.0}, {},
+                             halves(80, seed))  # fmt: skip
+        for head in range(5):
+            alone = family.only([0], [head], screened=False)
+            (tested,) = run_tests([alone], draws=300, intervals=False)
+            found.append(tested["p_adj"].item() < 0.05)
+    assert 0.01 < np.mean(found) < most(len(found))
 
 
 def test_flipping_signs_would_reject_skewed_gains():

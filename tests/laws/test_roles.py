@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -86,6 +87,38 @@ def found(roles):
 
 def test_exactly_the_planted_heads_of_an_encoder_are_found(encoder):
     assert found(encoder) == truth(ENCODER)
+
+
+@pytest.fixture(scope="module")
+def unshuffled():
+    """Finds roles without nulls that cost a pass."""
+    model = Planted(ENCODER, causal=False, order=by_frequency(TEXTS))
+    evidence = Evidence(nulls=(), splits=1)
+    return cache(partial(find_roles, model, TEXTS, tokenizer=TOKENIZER, evidence=evidence))
+
+
+@pytest.mark.parametrize(
+    ("heads", "roles", "family"),
+    [
+        (("L0.H3", "L1.H4"), "offset -3", "2 heads named beforehand × 1 role named beforehand"),
+        (("L1.H2", "L1.H4", "L0.H2"), None, "3 heads named beforehand × 19 roles"),
+        (None, ("same token", "prefix matching"), "10 heads × 2 roles named beforehand"),
+    ],
+)
+def test_what_is_named_beforehand_is_the_family_of_the_test(unshuffled, heads, roles, family):
+    named = unshuffled(heads=heads, roles=roles)
+    assert f"p adjusted over {family}" in named.notes
+    assert "p adjusted over 10 heads × 19 roles" in unshuffled().notes
+    columns = ["effect", "null", "baseline", "lift", "ci_low", "ci_high", "n"]
+    rows, every = (x.frame().set_index(["name", "role"]) for x in (named, unshuffled()))
+    pd.testing.assert_frame_equal(rows[columns], every.loc[rows.index, columns])
+    assert len(rows) == np.prod([int(part.split()[0]) for part in family.split(" × ")])
+    assert found(named) == {pair for pair in found(unshuffled()) if pair in rows.index}
+    tested = rows["p_adj"].notna()
+    # What is named by head and role is not screened, so that no p is 1 without a test.
+    assert (rows["p_adj"][tested] == 1).any() == (None in (heads, roles))
+    assert repr(named)
+    assert named.why(rows.index[0][0])
 
 
 def test_sinks_and_diffuse_heads_stand_apart_from_roles(encoder):

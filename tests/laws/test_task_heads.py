@@ -103,6 +103,31 @@ def test_ablating_the_set_takes_the_answer_away(found: FoundHeads) -> None:
     assert effect.ci_low > effect.loss_random - effect.loss
 
 
+@pytest.mark.parametrize(
+    ("heads", "family", "outcome"),
+    [
+        (RETRIEVAL, "1 head named beforehand", {RETRIEVAL: "found"}),
+        ([(0, 1)], "1 head named beforehand", {"L0.H1": "not found"}),
+        (["L0.H1", RETRIEVAL], "2 heads named beforehand",
+         {"L0.H1": "not found", RETRIEVAL: "found"}),
+    ],
+)  # fmt: skip
+def test_heads_named_beforehand_are_the_set_and_the_family(
+    found: FoundHeads, heads: Any, family: str, outcome: dict[str, str], tmp_path: Path
+) -> None:
+    evidence, model = hw.Evidence(models=1), PlantedGPT(LAYERS).eval()
+    named = find_heads(model, retrieval(90), heads=heads, evidence=evidence)
+    assert f"p adjusted over {family} and the set" in named.notes
+    assert "p adjusted over 8 heads and the set" in found.notes
+    rows, every = (x.frame().set_index("name") for x in (named, found))
+    assert rows["outcome"].to_dict() == outcome
+    assert [str(head) for head in named.heads] == [*outcome]
+    columns = ["effect", "baseline", "lift", "ci_low", "ci_high", "n", "contrast"]
+    assert rows[columns].equals(every.loc[rows.index, columns])
+    assert (rows["p_adj"] <= every.loc[rows.index, "p_adj"]).all()
+    assert load_heads(named.save(tmp_path / "heads.json")).frame().equals(named.frame())
+
+
 def test_characters_find_the_same_as_tokens(found: FoundHeads) -> None:
     by_text = find_heads(
         PlantedGPT(LAYERS).eval(),

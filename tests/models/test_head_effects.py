@@ -15,7 +15,7 @@ from architectures import CASES
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.errors import ArgumentError, InputError, UnsupportedError
+from headwise.errors import ArgumentError, HeadError, InputError, UnsupportedError
 from headwise.head_effects._direct import Batch, DirectWay
 from headwise.head_effects._evidence import kinds_of, sign_flips
 from headwise.lab import MiniGPT, MiniGPTConfig
@@ -232,6 +232,23 @@ def test_planted_writers_and_cancellers_are_found(draws: int) -> None:
     assert found["alarms"] <= 0.05
 
 
+def test_heads_named_beforehand_alone_are_tested() -> None:
+    model, examples = PlantedWriters(), cued(40)
+    every = hw.effects(model, examples, total=None)
+    assert "p adjusted over 10 heads" in every.notes
+    named = hw.effects(model, examples, heads=["L0.H0", "L1.H3"], total=None)
+    assert "p adjusted over 2 heads named beforehand" in named.notes
+    before, after = (x.frame().set_index("name") for x in (every, named))
+    assert after["kind"][after["kind"] != "not tested"].to_dict() == {
+        "L0.H0": "none",
+        "L1.H3": "canceller",
+    }
+    columns = ["direct", "ci_low", "ci_high", "answers", "weights"]
+    assert after[columns].equals(before[columns])
+    assert after["p_adj"].notna().sum() == 2
+    assert (after["p_adj"] <= before["p_adj"])[["L0.H0", "L1.H3"]].all()
+
+
 @torch.no_grad()
 def _patched(model: PlantedWriters, example: Any) -> list[float]:
     """What the difference loses without what each head adds, if only the last norm sees it."""
@@ -413,6 +430,8 @@ WRONG: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "text beyond": ([([5, 23], 6, 7)], {}, ArgumentError, "has the token id 23, and the model has"),
     "no tokenizer": ([("a", " b", " c")], {}, ArgumentError, r"examples\[0\] is a text"),
     "same": ([([5], 6, 6)], {}, InputError, r"examples\[0\] has token 6 as both answers"),
+    "no heads": ([ONE], {"heads": []}, ArgumentError, r"heads=\[\] names none of 8"),
+    "no head": ([ONE], {"heads": "L7.H0"}, HeadError, r"no head L7\.H0"),
     "total": ([ONE], {"total": "median"}, ArgumentError, "total='median'"),
     "long": ([([5] * 41, 6, 7)], {}, InputError, "has 41 tokens, and MiniGPT reads 40"),
 }
@@ -421,7 +440,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_arguments_are_named(name: str) -> None:
     examples, options, error, words = WRONG[name]
-    with pytest.raises(error, match=f"effects: .*{words}"):
+    with pytest.raises(error, match=f"(effects|heads): .*{words}"):
         hw.effects(_made("ours"), examples, **options)
 
 

@@ -13,7 +13,7 @@ import torch
 from numpy.random import default_rng
 from torch import Tensor, nn
 
-from headwise._display import counted, measured_on
+from headwise._display import BEFOREHAND, counted, measured_on
 from headwise._evaluation import differentiable_evaluation
 from headwise._progress import Passes, Progress, shows_progress
 from headwise.errors import ArgumentError, UnsupportedError
@@ -256,6 +256,7 @@ def effects(
     examples: Examples,
     *,
     tokenizer: Any = None,
+    heads: HeadsLike | None = None,
     total: str | None = "mean",
     seed: int = 0,
     on_progress: Progress | None = None,
@@ -277,6 +278,8 @@ def effects(
             follow the text, as ' Mary' does with its space, and their first tokens that differ are
             compared. `other` is None for the mean of all logits. Or token ids and two ids.
         tokenizer: A fast tokenizer, for texts.
+        heads: Heads named before these examples were seen: they alone are tested, all of them, and
+            p is adjusted for them alone. None tests all heads that half of the examples call for.
         total: What replaces the outputs of a removed head: `mean`, its mean over the tokens of the
             examples, or `zero`. Each head costs a pass over half of the examples. None leaves total
             effects out.
@@ -285,7 +288,8 @@ def effects(
     Returns:
         A row per head.
     Raises:
-        ArgumentError: an example is malformed, or `total` is unknown.
+        ArgumentError: an example is malformed, `total` is unknown, or `heads` names none.
+        HeadError: there is no such head.
         InputError: answers do not differ, or an example is too long.
         UnsupportedError: the model reads two texts, or its heads do not reach the logits by
             additions, norms and scalings alone.
@@ -310,6 +314,11 @@ def effects(
         (example,) = batches_of(model, read[:1])
         attentions = find_attentions(model, dict(example.inputs))
         gated = _gated(model, attentions, held)
+        named = gated.heads if heads is None else resolve_heads(heads, gated.heads)
+        if not named:
+            raise ArgumentError(
+                f"effects: heads={heads!r} names none of {len(gated.heads)}. Name some."
+            )
         batches = batches_of(model, chosen) + batches_of(model, held)
         n_ablations = len(gated.heads) * len(gated.batches) if total else 0
         passes = Passes(on_progress, len(batches) + n_ablations)
@@ -331,14 +340,18 @@ def effects(
             kept = torch.zeros(len(gated.heads), dtype=torch.bool)
             lost = method(gated, kept, passes).double().numpy()
     n = len(chosen)
-    p_adj, kind = np.full(len(gated.heads), np.nan), ["not tested"] * len(gated.heads)
+    p_adj, kind = np.full(len(gated.heads), np.nan), np.full(len(gated.heads), "not tested")
     if tests:
-        p_adj, kind = kinds_of(direct, others, by_chance, n, seed)
+        of = [gated.heads.index(head) for head in named]
+        chance = by_chance[0][of], by_chance[1][of]
+        p_adj[of], kind[of] = kinds_of(
+            direct[:, of], others[:, of], chance, n, seed, screened=heads is None
+        )
     mean, mean_lost = direct[n:].mean(0), lost.mean(0)
     low, high = mean_interval(direct[n:])
     columns = address_columns(gated.heads) | {
         "direct": mean, "ci_low": low, "ci_high": high, "p_adj": p_adj,
-        "kind": kind, "total": mean_lost, "repair": mean - mean_lost,
+        "kind": kind.tolist(), "total": mean_lost, "repair": mean - mean_lost,
         "answers": others[n:].mean(0), "weights": by_chance[1], "n": float(len(held)),
     }  # fmt: skip
     split = f"of {len(read)} distinct examples {n} chose directions, {len(held)} were held out"
@@ -351,6 +364,8 @@ def effects(
         f"examples; the difference is {differences.mean():+.2f} [{least:+.2f}, {most:+.2f}]",
     ]
     notes += [f"total effects: outputs replaced by {total}"] * (total is not None)
+    family = f"p adjusted over {counted(len(named), 'head')}{BEFOREHAND * (heads is not None)}"
+    notes += [family] * tests
     weights, digest = fingerprint(model), hashlib.sha256(repr(chosen + held).encode()).hexdigest()
     versions = {package: version(package) for package in ("headwise", "torch")}
     notes.append(measured_on(weights, "examples", digest, seed, versions["headwise"]))

@@ -22,6 +22,8 @@ def kinds_of(
     by_chance: tuple[PerHead, PerHead],
     n_chosen: int,
     seed: int,
+    *,
+    screened: bool = True,
 ) -> tuple[PerHead, list[str]]:
     """The adjusted p of each head, and whether it is a `writer`, a `canceller` or `none`.
 
@@ -35,11 +37,12 @@ def kinds_of(
         of_others: The effect that it has on the answers of other examples.
         by_chance: The mean and the deviation of its mean effect if its weights are permuted.
         n_chosen: How many examples choose.
+        screened: Whether the first examples choose which heads are tested; otherwise all are.
     """
     gains = direct - of_others
     sign = np.where(gains[:n_chosen].mean(0) < 0, -1.0, 1.0)
     gains = sign * gains
-    promising = _t(gains[:n_chosen]) > _PROMISING
+    promising = (_t(gains[:n_chosen]) > _PROMISING) | (not screened)
     mean, deviation = by_chance
     away = sign * (direct[n_chosen:].mean(0) - mean)
     z = np.divide(away, deviation, out=np.zeros_like(away), where=deviation > 0)[promising]

@@ -5,7 +5,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -15,7 +15,7 @@ import pandas as pd
 from jaxtyping import Float
 from torch import nn
 
-from headwise._display import counted, measured_on
+from headwise._display import BEFOREHAND, counted, did_you_mean, measured_on
 from headwise._progress import Passes, Progress, shows_progress
 from headwise._renamed import renamed
 from headwise.checkpoints import originals_of
@@ -61,6 +61,7 @@ from headwise.roles.relations import (
     token_roles,
     tokenize,
 )
+from headwise.tables import HeadsLike, resolve_heads
 
 _MOST_UNKNOWN = 0.5  # of the tokens; above it the text is in no language of the model
 _DRAWS = 1000  # resamples of the test under each further split, where no p is reported
@@ -84,6 +85,8 @@ def find_roles(
     *,
     tokenizer: Any = None,
     relations: Relations | None = None,
+    heads: HeadsLike | None = None,
+    roles: Collection[str] | None = None,
     evidence: Evidence | None = None,
     max_tokens: int | None = None,
     on_progress: Progress | None = None,
@@ -121,6 +124,10 @@ def find_roles(
         relations: Your own roles, by name: a function from a text to its pairs of tokens
             (query, key), a `headwise.roles.ChoiceRelation` among candidates that you name, or a
             `Role` with a score and a kind.
+        heads: Heads named before these texts were seen: they alone have rows, and p is adjusted
+            for them alone. None is all heads.
+        roles: Names of roles, in the same way. What heads and roles both name is all tested,
+            whatever the other half shows. None is all roles.
         evidence: Which nulls to evaluate, and the seed. None is `Evidence()`: every null that
             is available.
         max_tokens: The most tokens in one text. None is the model's context.
@@ -128,8 +135,9 @@ def find_roles(
     Returns:
         A row per head and role, found or not.
     Raises:
-        ArgumentError: two roles have one name, one of the texts is none, or `evidence` names a
-            null of examples.
+        ArgumentError: two roles have one name, one of the texts is none, `evidence` names a
+            null of examples, or `roles` or `heads` name none.
+        HeadError: there is no such head.
         InputError: no text has a token, or most tokens are unknown to the tokenizer.
         UnsupportedError: the model cannot be observed exactly, the tokenizer does not report
             character offsets, or a null named in `evidence` is not available.
@@ -155,11 +163,12 @@ def find_roles(
             f"tokenizer. Give texts in a language that the model was trained on."
         )
     asked = [*gold_roles(pieces), *own_roles("find_roles", relations or {})]
-    roles = [*token_roles(pieces), *asked]
-    times = Counter([*(role.name for role in (*roles, *PROBED)), *BEHAVIOR_LABELS])
+    every = [*token_roles(pieces), *asked]
+    times = Counter([*(role.name for role in (*every, *PROBED)), *BEHAVIOR_LABELS])
     if duplicates := sorted(name for name in times if times[name] > 1):
         raise ArgumentError(f"find_roles: {duplicates[0]!r} is a role already. Rename yours.")
-    samples = [text_sample(pieces, read, roles, seed, shuffles=evidence.wants("shuffled"))]
+    names = _named_roles(roles, [role.name for role in (*every, *PROBED)])
+    samples = [text_sample(pieces, read, every, seed, shuffles=evidence.wants("shuffled"))]
     probed = probe_sample(*probe(pieces, limit, SEQUENCES, seed), seed)
     samples += [] if probed is None else [probed]
     # Each model reads everything in one pass, whatever the number of splits.
@@ -167,6 +176,10 @@ def find_roles(
     of_contrasts = sum(len(sample.contrast.items) for sample in samples if sample.contrast)
     passes = Passes(on_progress, (1 + evidence.n_models) * items + of_contrasts)
     scores = [sample.evaluator.scores(model, passes, detailed=True) for sample in samples]
+    known = scores[0].heads
+    shown = known if heads is None else resolve_heads(heads, known)
+    if not shown:
+        raise ArgumentError(f"find_roles: heads={heads!r} names none of {len(known)}. Name some.")
     contrasts = [
         sample.contrast.scores(model, passes) if sample.contrast else None for sample in samples
     ]
@@ -184,11 +197,21 @@ def find_roles(
             of_null = sample.evaluator.scores(null_model, passes)
             for split, best in zip(splits, null_heads, strict=True):
                 heads_of_model = null_head_baseline(of_null, split[index].split)
-                known = [best[index][null]] if null in best[index] else []
-                best[index][null] = strongest([*known, heads_of_model])
+                before = [best[index][null]] if null in best[index] else []
+                best[index][null] = strongest([*before, heads_of_model])
+    columns = [known.index(head) for head in shown]
+    tested_roles = [
+        [number for number, role in enumerate(sample.roles) if role.name in names]
+        for sample in samples
+    ]
     # What is tested: the hypotheses of each sample under the split of the results, and others.
     families, *further = (
-        [hypotheses_of(*parts) for parts in zip(split, scores, contrasts, best, strict=True)]
+        [
+            hypotheses_of(*parts).only(numbers, columns, screened=heads is None or roles is None)
+            for parts, numbers in zip(
+                zip(split, scores, contrasts, best, strict=True), tested_roles, strict=True
+            )
+        ]
         for split, best in zip(splits, null_heads, strict=True)
     )
     for family, share in zip(families, _stability(families, further, seed), strict=True):
@@ -197,18 +220,18 @@ def find_roles(
     tests = sum(int(is_promising(family).sum()) + len(family.roles) for family in families)
     # Each role is tested together with its planted head.
     planted = [
-        plant(family, of, sample.split, tests=tests, seed=seed)
-        for family, of, sample in zip(families, scores, samples, strict=True)
+        plant(family, of.only(numbers), sample.split, tests=tests, seed=seed)
+        for family, of, numbers, sample in zip(families, scores, tested_roles, samples, strict=True)
+        if numbers
     ]
-    heads = scores[0].heads
     tested = zip(planted, run_tests(planted, seed=seed), strict=True)
-    rows = pd.concat([tested_rows(heads, *pair) for pair in tested], ignore_index=True)
+    rows = pd.concat([tested_rows(shown, *pair) for pair in tested], ignore_index=True)
     if probed is not None and probed.contrast is not None and scores[0].causal:
         rows = _with_copying(rows, model, probed.contrast.items, seed)
     rows["label"] = labels_of_rows(rows)
-    if original := originals_of(model, heads):
-        names = {str(h): str(was or "") for h, was in zip(heads, original, strict=True)}
-        rows["original"] = rows["name"].map(names)
+    if original := originals_of(model, known):
+        earlier = {str(h): str(was or "") for h, was in zip(known, original, strict=True)}
+        rows["original"] = rows["name"].map(earlier)
     held = [
         text
         for text, selected in zip(distinct_texts(read), samples[0].split.selection, strict=True)
@@ -222,13 +245,26 @@ def find_roles(
         notes=(
             *_notes(tokenized, n_texts, samples, n_models, evidence.n_splits),
             *evidence.left_out("permuted", "random", "shuffled"),
+            f"p adjusted over {counted(len(shown), 'head')}{BEFOREHAND * (heads is not None)} × "
+            f"{counted(len(names), 'role')}{BEFOREHAND * (roles is not None)}",
             measured_on(weights, "texts", digest, seed, versions["headwise"]),
             *_other_forms(rows, asked),
         ),
-        texts=_examples(rows, families[0], len(heads), held),
+        texts=_examples(rows, families[0], len(shown), held),
         model=weights,
         versions=versions,
     )
+
+
+def _named_roles(named: Collection[str] | None, known: Sequence[str]) -> Collection[str]:
+    """The names of the roles to test."""
+    names = known if named is None else [named] if isinstance(named, str) else [*named]
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        which = f"there is no role {unknown[0]!r}" if unknown else f"roles={named!r} names none"
+        near = did_you_mean(str(unknown[0]), known) if unknown else ""
+        raise ArgumentError(f"find_roles: {which}.{near} There are {', '.join(known)}.")
+    return set(names)
 
 
 def _stability(

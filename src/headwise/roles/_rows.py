@@ -50,7 +50,7 @@ def length_measures(
     Args:
         lengths: The tokens of each held-out text.
     """
-    sinks = np.array([role.kind == "sink" for role in family.roles])
+    sinks = np.array([role.kind == "sink" for role in family.roles], dtype=bool)
     value, count = (
         sums[:, sinks].reshape(len(sums), -1).astype(np.float64)
         for sums in (family.value, family.count)

@@ -52,6 +52,28 @@ class Hypotheses:
         """A value of each role, for each row of a table."""
         return np.repeat(values, self.value.shape[2])
 
+    def only(self, roles: Sequence[int], heads: Sequence[int], *, screened: bool) -> "Hypotheses":
+        """The hypotheses of some roles and heads.
+
+        Args:
+            screened: Whether they have to be promising to be tested, as where many are searched.
+        """
+
+        def of(sums: np.ndarray) -> np.ndarray:
+            return sums[..., roles, :][..., heads]
+
+        measures = {name: of(sums) for name, sums in self.measures.items()}
+        if not screened:
+            measures["chosen_baseline"] = np.full_like(measures["chosen_baseline"], np.nan)
+        return Hypotheses(
+            value=of(self.value),
+            count=of(self.count),
+            nulls={null: of(sums) for null, sums in self.nulls.items()},
+            roles=tuple(self.roles[role] for role in roles),
+            null_names={null: [n[role] for role in roles] for null, n in self.null_names.items()},
+            measures=measures,
+        )
+
     @property
     def bars(self) -> tuple[Column, Column]:
         """The lift and the points over the strongest null that each hypothesis needs."""

@@ -14,7 +14,7 @@ import pandas as pd
 from jaxtyping import Bool, Float
 from torch import nn
 
-from headwise._display import counted, measured_on, printable
+from headwise._display import BEFOREHAND, counted, measured_on, printable
 from headwise.errors import ArgumentError
 from headwise.files import JsonFile, as_path, number, typed
 from headwise.models import check_model, fingerprint
@@ -297,6 +297,7 @@ def heads_of_examples(
     notes: Sequence[str] = (),
     answers: AnswerEffect | None = None,
     queries: str = "all_tokens",
+    beforehand: bool = False,
 ) -> FoundHeads:
     """Test the hypotheses that heads, and last a set of them, are right on held-out examples.
 
@@ -310,6 +311,7 @@ def heads_of_examples(
         of_set: Further numbers of the set alone.
         objection: Why the set is not found though it passes the test; "" if nothing is against it.
         notes: Further notes.
+        beforehand: Whether the heads, which are the set, were named and not chosen.
     """
     (tested,) = run_tests([family], seed=seed)
     rows = evidence_rows([*heads, Head("", 0, 0)], family, tested)
@@ -327,9 +329,10 @@ def heads_of_examples(
         set_row |= {"found": False, "outcome": NOT_FOUND, "why": objection}
     n, held = len(selection), int((~selection).sum())
     noted = [
-        f"{counted(n, 'distinct example')} of {n_given:,}; the set and the strongest baselines "
-        f"chosen on {n - held}, all numbers from the other {held}",
+        f"{counted(n, 'distinct example')} of {n_given:,}; {'' if beforehand else 'the set and '}"
+        f"the strongest baselines chosen on {n - held}, all numbers from the other {held}",
         *notes,
+        f"p adjusted over {counted(len(heads), 'head')}{BEFOREHAND * beforehand} and the set",
     ]
     if held < FEWEST_TEXTS:
         noted.append(

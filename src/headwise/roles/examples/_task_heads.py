@@ -35,7 +35,7 @@ from headwise.roles.examples._task_scores import (
     with_set,
 )
 from headwise.roles.scores import check_reads_one_text
-from headwise.tables import halves
+from headwise.tables import HeadsLike, halves, resolve_heads
 
 TASK_NULLS = ("chance", "position", "permuted", "random", "exchanged", "heads")
 _LARGEST_SET = 0.05  # of all heads
@@ -56,6 +56,7 @@ def find_heads(
     examples: Several[Example],
     *,
     tokenizer: Any = None,
+    heads: HeadsLike | None = None,
     evidence: Evidence | None = None,
     most: int | None = None,
     max_tokens: int | None = None,
@@ -82,6 +83,8 @@ def find_heads(
         examples: Sixty or more distinct ones, such as those of `task_examples`; with fewer, no
             head is tested. Copies of one count once.
         tokenizer: A fast tokenizer, needed if texts are strings: stretches then count characters.
+        heads: Heads named before these examples were seen: they alone have rows, they are the set,
+            all of them are tested, and p is adjusted for them alone. None searches all heads.
         evidence: Which baselines of other weights and exchanged tokens to evaluate, and the seed.
             Leave `exchanged` out where the surroundings make a stretch right and not its tokens,
             as among the atoms of one element: a true head is right after the exchange as well.
@@ -92,7 +95,8 @@ def find_heads(
         A row per head, the set, and its effect on answers.
     Raises:
         ArgumentError: there are fewer than two distinct examples, one is malformed, `most` is
-            below 1, or `evidence` has several splits.
+            below 1 or stands beside `heads`, `heads` names none, or `evidence` has several splits.
+        HeadError: there is no such head.
         UnsupportedError: the model reads two texts, cannot be observed exactly or gives no logits
             for answers, or the tokenizer reports no character offsets.
     Source:
@@ -100,8 +104,9 @@ def find_heads(
     """
     wrapper, model = model, check_model("find_heads", model)
     check_reads_one_text("find_heads", model)
-    if most is not None and most < 1:
-        raise ArgumentError(f"find_heads: most={most}. Give 1 or more.")
+    if most is not None and (most < 1 or heads is not None):
+        beside = "" if heads is None else f" with heads={heads!r}, which are the set"
+        raise ArgumentError(f"find_heads: most={most}{beside}. Give 1 or more, without heads=.")
     evidence, tokenizer = evidence or Evidence(), tokenizer_of(wrapper, tokenizer)
     seed = evidence.seed
     if evidence.splits not in (None, 1):
@@ -126,6 +131,10 @@ def find_heads(
     about_exchange = (evidence.left_out("exchanged") or [_EXCHANGED]) if differs else [_ALIKE]
     passes = Passes(on_progress, len(read) * (1 + exchanges + evidence.n_models))
     known, masses = masses_of(model, read, passes)
+    named = known if heads is None else resolve_heads(heads, known)
+    if not named:
+        raise ArgumentError(f"find_heads: heads={heads!r} names none of {len(known)}. Name some.")
+    shown = [known.index(head) for head in named]
     others = []
     if exchanges:
         rng = np.random.default_rng(seed)
@@ -134,14 +143,16 @@ def find_heads(
     for null, null_model in evidence.models_like(model):
         others.append((null, masses_of(null_model, read, passes)[1]))
     selection = halves(len(read), seed)
-    family, chosen = task_hypotheses(read, masses, others, selection, seed, most)
-    contrast = margins(with_set(masses, chosen), right_stretches(read))
+    family, chosen = task_hypotheses(
+        read, masses, others, selection, seed, most, None if heads is None else shown
+    )
+    contrast = margins(with_set(masses, chosen), right_stretches(read))[:, [*shown, -1]]
     held = [example for example, selected in zip(read, selection, strict=True) if not selected]
     last = all(example.query == ((len(example.ids) - 1, len(example.ids)),) for example in read)
     return heads_of_examples(
         model,
-        known,
-        chosen,
+        named,
+        [shown.index(head) for head in chosen],
         family,
         selection,
         seed,
@@ -149,6 +160,7 @@ def find_heads(
         n_given=len(given),
         columns={"contrast": contrast[~selection].mean(0)},
         notes=[*about_exchange, _OTHER_FORMS, *evidence.left_out("permuted", "random")],
+        beforehand=heads is not None,
         answers=answer_effect(model, held, [known[head] for head in chosen], known, seed),
         queries="last_token" if last else "all_tokens",  # in the words of serving tools
     )
@@ -161,6 +173,7 @@ def task_hypotheses(
     selection: Bool[np.ndarray, " M"],
     seed: int,
     most: int | None,
+    named: list[int] | None = None,
 ) -> tuple[Hypotheses, list[int]]:
     """The hypotheses of every head and, last, the set, on held-out examples; and the set.
 
@@ -168,10 +181,11 @@ def task_hypotheses(
 
     Args:
         others: The masses of the exchanged examples and of null models, by the name of the null.
+        named: Heads named beforehand: the hypotheses are theirs alone, and they are the set.
     """
     (M, _, N), right = masses.shape, right_stretches(examples)
-    size = most or ceil(_LARGEST_SET * N)
-    chosen = best_set(masses, right, selection, size)
+    size = len(named or ()) or most or ceil(_LARGEST_SET * N)
+    chosen = named or best_set(masses, right, selection, size)
     decided = hits(with_set(masses, chosen), right)
     by_position = positional_hits(examples)
     rule = int(by_position[selection].mean(0).argmax())
@@ -195,4 +209,5 @@ def task_hypotheses(
     names = {null: NULLS.get(null, "") for null in TASK_NULLS}
     names |= {"position": POSITIONS[rule], "heads": "random heads"}
     names["exchanged"] = "the same stretches with their tokens exchanged"
-    return of_examples("task", decided, np.ones(M), of_all, names, selection), chosen
+    family = of_examples("task", decided, np.ones(M), of_all, names, selection)
+    return family if named is None else family.only([0], [*named, N], screened=False), chosen

@@ -69,6 +69,11 @@ class RoleScores:
     causal: bool = False
     tag_rows: TagRows | None = None
 
+    def only(self, roles: Sequence[int]) -> "RoleScores":
+        """The sums of some roles, without masses and words by class."""
+        value, count, uniform = (x[:, roles] for x in (self.value, self.count, self.uniform))
+        return RoleScores(self.heads, value, count, uniform, causal=self.causal)
+
 
 class Evaluator:
     """Items and roles, batched and indexed once, to score any number of models on."""
