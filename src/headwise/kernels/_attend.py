@@ -4,6 +4,7 @@ One rule of choice: the first kernel that can and is expected to be faster than 
 kernel has its thresholds; `benchmarks/results/kernel-choice.md` has the measurements behind them.
 """
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -198,12 +199,12 @@ def row_statistics(
     _check_request(request, q, k)
     problem = AttentionProblem(q, k, v, rule)
     kernel, _ = kernel_for(problem, request, backend)
-    lacking = kernel.lacks(request).keys() & request.requested
+    lacking = _lacking(kernel, request)
     if not lacking:
         return kernel.statistics(problem, request)
     own, others = request.split(lacking)
     rest = FALLBACK.statistics(problem, others)
-    return kernel.statistics(problem, own).completed(rest, _label(kernel, request))
+    return kernel.statistics(problem, own).completed(rest, _label(kernel, lacking))
 
 
 def statistics_kernel(
@@ -214,13 +215,19 @@ def statistics_kernel(
 ) -> str:
     """Name the kernel that `row_statistics` chooses for these inputs."""
     kernel, _ = kernel_for(AttentionProblem(q, k, v, rule), RowRequest())
-    return _label(kernel, RowRequest())
+    return _label(kernel, kernel.lacks(RowRequest()))
 
 
-def _label(kernel: AttentionKernel, request: RowRequest) -> str:
+def _lacking(kernel: AttentionKernel, request: RowRequest) -> dict[str, str]:
+    """What is requested and left to the rows kernel: its fields, and how users name them."""
+    lacks = kernel.lacks(request).items()
+    return {field: words for field, words in lacks if field in request.requested}
+
+
+def _label(kernel: AttentionKernel, lacking: Mapping[str, str]) -> str:
     """How results name a kernel, with what it leaves to another one."""
-    lacking = ", ".join(kernel.lacks(request).values())
-    return f"{kernel.label} ({lacking}: {FALLBACK.label})" if lacking else kernel.label
+    words = ", ".join(lacking.values())
+    return f"{kernel.label} ({words}: {FALLBACK.label})" if words else kernel.label
 
 
 def kernel_for(
@@ -240,8 +247,8 @@ def kernel_for(
             continue
         against = kernel.why_not(problem, request)
         if against is None and request is not None and backend != "auto":
-            lacking = [x for n, x in kernel.lacks(request).items() if n in request.requested]
-            against = f"it does not compute {', '.join(lacking)}" if lacking else None
+            lacking = ", ".join(_lacking(kernel, request).values())
+            against = f"it does not compute {lacking}" if lacking else None
         if against is None:
             fastest = left_out or f"{kernel.name} is the fastest for this"
             return kernel, fastest if backend == "auto" else "it was named"
