@@ -26,7 +26,6 @@ from headwise.kernels import (
     row_statistics,
 )
 from headwise.layer import ALiBi
-from headwise.layer._positions import PositionedBias
 from strategies import Problem
 
 CLOSE = 8e-5
@@ -53,8 +52,7 @@ def _lengths(s: Shape) -> list[int]:
 
 
 def _alibi(s: Shape, more: bool = False) -> dict[str, Any]:
-    at = torch.arange(s.S - s.T, s.S)[None], torch.arange(s.S)[None]
-    bias: Any = PositionedBias(ALiBi(s.H), *at, torch.float32, in_steps=True)
+    bias = ALiBi(s.H).bias(torch.float32)
     if more:
         bias = bias + make_rule(head_dim=1, bias=torch.randn(1, s.H, s.T, s.S)).bias
     return {"bias": bias, "causal": not more}

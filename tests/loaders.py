@@ -117,9 +117,6 @@ def _task_heads(folder: Path) -> Loaders:
 
 
 def _checkpoints(folder: Path) -> Loaders:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_save, "check_fresh", lambda *_: None)
-        layer = hw.save(hw.MultiHeadAttention(6, 2), folder / "layer")
     vocabulary = Grammar().vocabulary
     model = MiniGPT(MiniGPTConfig(len(vocabulary), 7, 6, 2, n_layers=1, mlp_ratio=1))
     lab = save_lab(model, folder / "lab", tokenizer=make_tokenizer(vocabulary))
@@ -128,7 +125,6 @@ def _checkpoints(folder: Path) -> Loaders:
         f"lab {p.name}": Loader(p, lambda p, read=read: read(p.parent))
         for p, read in readers.items()
     }
-    loaders |= {f"layer {p.name}": Loader(p, lambda p: hw.load(p.parent)) for p in _files(layer)}
     return loaders | {
         "unfinished training": _unfinished_training(folder / "training.safetensors"),
         "unfinished recovery": _unfinished_recovery(folder / "recovery"),

@@ -4,7 +4,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 from headwise.layer import KVCache, MultiHeadAttention, RoPE
 
@@ -16,15 +20,15 @@ def whole(x: torch.Tensor) -> torch.Tensor:
 def main(rank: int, world: int, store: str) -> None:
     dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world)
     torch.manual_seed(0)  # the same layer and texts in every process
-    layer = MultiHeadAttention(
-        12, 4, 2, rope=RoPE(2), bias=True, gate=True, window=(3, 0), softcap=9.0, sinks=0.5
-    ).double()
+    layer = MultiHeadAttention(12, 4, 2, rope=RoPE(2), bias=True, gate=True).double()
     x = torch.randn(2, 7, 12, dtype=torch.float64, requires_grad=True)
     alone = layer(x, causal=True)
     expected = torch.autograd.grad(alone.square().sum(), [x, *layer.parameters()])
 
     mesh = init_device_mesh("cpu", (world,))
-    shared = parallelize_module(layer, mesh, layer.tensor_parallel_plan())
+    columns = ("q_proj", "k_proj", "v_proj", "gate_proj")
+    plan = {name: ColwiseParallel() for name in columns} | {"out_proj": RowwiseParallel()}
+    shared = parallelize_module(layer, mesh, plan)
     widths = []
     hook = shared.attention.register_forward_hook(lambda _, args, out: widths.append(out.shape[1]))
     output = shared(x, causal=True)
@@ -36,7 +40,7 @@ def main(rank: int, world: int, store: str) -> None:
         torch.testing.assert_close(whole(ours), theirs)
 
     with torch.no_grad():
-        cache = KVCache(max_length=7)
+        cache = KVCache()
         pieces = [shared(part, cache=cache, causal=True) for part in x.split([4, 1, 2], dim=1)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), alone)
     dist.destroy_process_group()

@@ -208,8 +208,14 @@ def test_the_output_projection_is_the_linear_layer_that_receives_the_heads(
     torch.testing.assert_close(model(X), ablated)
 
 
+def _unmixed() -> nn.Module:
+    layer = MultiHeadAttention(12, 4)
+    layer.out_proj = nn.Identity()
+    return layer
+
+
 @pytest.mark.parametrize(("model", "found"), [
-    (MultiHeadAttention(12, 4, out_proj=False), r"its heads go into out_proj \(Identity\)\. W"),
+    (_unmixed(), r"its heads go into out_proj \(Identity\)\. W"),
     (_Odd(nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 12))), r"on their way into blend\.1"),
     (_Odd(_Wrapped(lambda x: x.roll(1, -2))), r"mixed or moved on their way into blend\.mix"),
     (_Odd(_Beside()), r"its heads do not go into blend\.base \(Linear\) alone: .* twice\. W"),

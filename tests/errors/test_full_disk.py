@@ -72,7 +72,6 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "study": lambda path: STUDY.save(path, force=True),
     "report.html": STUDY.report,
     "lab": _lab,
-    "layer": lambda path: hw.save(hw.MultiHeadAttention(6, 2), path, force=True),
     "gguf": lambda path: hw.save(tiny_llama(), path, format="gguf", force=True),
     "onnx": lambda path: hw.save(tiny_bert(), path, format="onnx", force=True),
 }

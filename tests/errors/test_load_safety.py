@@ -19,11 +19,10 @@ from safetensors.torch import load_file, save_file
 
 from folders import write_llama
 from headwise._tensors import read_tensors, write_tensors
-from headwise.checkpoints import load, load_tokenizer, write_layer
+from headwise.checkpoints import load, load_tokenizer
 from headwise.corpora import Grammar
 from headwise.errors import InputError, OutputError
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer, save
-from headwise.layer import MultiHeadAttention
 
 WORDS = ("<unk>", "<s>", "</s>", "cats", "sleep")
 INDEX = "model.safetensors.index.json"
@@ -303,12 +302,6 @@ def _mini_gpt(folder: Path) -> Path:
     return save(MiniGPT(config), folder, tokenizer=tokenizer) / "headwise.json"
 
 
-def _layer(folder: Path) -> Path:
-    folder.mkdir()
-    write_layer(MultiHeadAttention(8, 2), folder)
-    return folder / "headwise.json"
-
-
 def _llama(folder: Path) -> Path:
     transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).save_pretrained(folder)
     return folder / "config.json"
@@ -337,8 +330,6 @@ def _set(path: Path, where: tuple[Any, ...], value: Any) -> None:
 @pytest.mark.parametrize(("write", "where", "value", "says"), [
     (_mini_gpt, ("config", "d_model"), 20_000, r"block.* in .* is \(.*6\) but"),
     (_mini_gpt, ("config", "n_layers"), 10**9, r"n_layers=1000000000, but .* \d+ tensors"),
-    (_layer, ("config", "d_model"), 20_000, r"out_proj\.weight in .* is \(8, 8\) but"),
-    (_layer, ("config", "head_dim"), 10**7, r"weight in .* is \(8, 8\) but"),
     (_llama, ("vocab_size",), 10**8, r"a model of [\d,]+ weights, but its files hold"),
     (_llama, ("num_hidden_layers",), 10**9, r"config\.json has num_hidden_layers=1000000000"),
     (_gpt2, ("n_positions",), 10**8, r"a model of [\d,]+ weights"),

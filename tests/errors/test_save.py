@@ -17,7 +17,6 @@ from headwise.checkpoints import _formats, _save
 from headwise.checkpoints._manifest import apply_changes, differences_of
 from headwise.errors import ArgumentError, InputError, OutputError, UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
-from headwise.layer import ALiBi
 
 IDS = torch.tensor([[9, 7, 12, 11]])
 
@@ -41,49 +40,16 @@ def test_a_file_or_pipe_gets_no_progress_bar(
 
 
 def test_a_class_unknown_to_transformers(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="Linear is not a class of transformers"):
-        save(nn.Linear(12, 4), tmp_path / "layer")
+    with pytest.raises(UnsupportedError, match="MultiHeadAttention is not a class of transformers"):
+        save(MultiHeadAttention(12, 4), tmp_path / "layer")
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"position_bias": ALiBi(4)}, "a layer with ALiBi")],
-)
-def test_a_layer_with_unsupported_parts(
-    options: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UnsupportedError, match=message):
-        save(MultiHeadAttention(12, 4, **options), tmp_path / "layer")
-
-
-@pytest.mark.parametrize(
-    ("known", "sizes"), [(MultiHeadAttention, (12, 4)), (MiniGPT, (MiniGPTConfig(13, 8, 12, 4),))]
-)
-def test_a_subclass_of_ours(tmp_path: Path, known: type[nn.Module], sizes: tuple[Any, ...]) -> None:
-    subclass = type("Mine", (known,), {})
-    with pytest.raises(UnsupportedError, match=f"Mine is a subclass of {known.__name__}, and load"):
-        save(subclass(*sizes), tmp_path / "mine")
+def test_a_subclass_of_ours(tmp_path: Path) -> None:
+    subclass = type("Mine", (MiniGPT,), {})
+    with pytest.raises(UnsupportedError, match="Mine is a subclass of MiniGPT, and load"):
+        save(subclass(MiniGPTConfig(13, 8, 12, 4)), tmp_path / "mine")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.full
-def test_a_layer_that_is_broken(tmp_path: Path) -> None:
-    folder = save(MultiHeadAttention(12, 4), tmp_path / "layer")
-    path, weights = folder / "headwise.json", folder / "model.safetensors"
-    about = path.read_text()
-    for spoiled, message in (
-        (about.replace('"n_heads": 4', '"n_heads": 5'), "layer cannot be read.*n_heads=5"),
-        (about.replace('"kdim": 12', '"kdim": 7'), r"k_proj.weight in .* is .* but \(12, 7"),
-        (about.replace('"n_heads": 4', '"heads": 4'), "cannot be read.*unexpected .* 'heads'"),
-    ):
-        path.write_text(spoiled)
-        with pytest.raises(InputError, match=message):
-            load(folder)
-    path.write_text(about)
-    weights.write_bytes(weights.read_bytes()[:-9])
-    with pytest.raises(InputError, match=r"layer.*is not a complete safetensors file"):
-        load(folder)
 
 
 def _cut(name: str, gone: Any, **options: Any) -> nn.Module:

@@ -31,7 +31,6 @@ KINDS = {
     "plain": {},
     "rope": {"rope": RoPE(8)},
     "alibi": {"position_bias": ALiBi(4)},
-    "sinks": {"sinks": 0.5, "softcap": 3.0},
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
 

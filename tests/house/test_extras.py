@@ -33,6 +33,7 @@ sys.meta_path.insert(0, Blocked())
 CORE = """
 import numpy as np, tempfile, torch
 import headwise as hw
+from headwise.lab import MiniGPT, MiniGPTConfig
 from pathlib import Path
 
 hw.progress(False)  # a slow machine would print it
@@ -51,8 +52,9 @@ with tempfile.TemporaryDirectory() as folder:
     for ending in ("parquet", "csv", "json"):
         table.save(Path(folder) / f"table.{ending}")
     loaded = hw.HeadTable.load(Path(folder) / "table.parquet")
-    hw.save(layer, Path(folder) / "layer")
-    layer = hw.load(Path(folder) / "layer")
+    model = MiniGPT(MiniGPTConfig(7, context=8, d_model=6, n_heads=2, n_layers=1))
+    hw.save(model, Path(folder) / "mini")
+    hw.load(Path(folder) / "mini")
 assert loaded.frame().equals(table.frame())
 """
 DOORS = """

@@ -91,10 +91,7 @@ MODELS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "sliding window": (_mistral, {"input_ids": IDS, "use_cache": False}),
     "right padding": (_bert, {"input_ids": IDS, "attention_mask": _real("right")}),
     "function": (lambda: nn.Sequential(Attention(), Attention()), {"input": X}),
-    "our layer": (
-        lambda: hw.MultiHeadAttention(64, 4, 2, window=(6, 0)).eval(),
-        {"query": X, "causal": True},
-    ),
+    "our layer": (lambda: hw.MultiHeadAttention(64, 4, 2).eval(), {"query": X, "causal": True}),
     "Mini-GPT": (lambda: MiniGPT(MiniGPTConfig(vocab_size=100)).eval(), {"input_ids": IDS}),
     "causal function": (lambda: nn.Sequential(Attention(True), Attention(True)), {"input": X}),
 }

@@ -1,121 +1,16 @@
-"""Our layer with the weights of transformers gives the output of their attention."""
-
-from typing import Any
+"""Our layer with adapters, quantized and pruned weights; watching layers of torch."""
 
 import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrize, prune
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    BertConfig,
-    BertModel,
-    PreTrainedModel,
-    T5Config,
-    T5Model,
-)
 
 from headwise.errors import UnsupportedError
-from headwise.layer import LayerOutput, MultiHeadAttention, RoPE
+from headwise.layer import MultiHeadAttention
 from headwise.watch import observe
 from oracles import means, modules_of
-
-B, T, S = 2, 7, 5
-
-
-class CapturedModule:
-    """The inputs and outputs of a module during a pass of the whole model."""
-
-    def __init__(self, module: nn.Module) -> None:
-        module.register_forward_hook(self._hear, with_kwargs=True)
-
-    def _hear(self, _: nn.Module, args: Any, kwargs: dict[str, Any], out: Any) -> None:
-        self.x = args[0] if args else kwargs["hidden_states"]
-        self.kwargs = kwargs
-        self.out = out[0] if isinstance(out, tuple) else out
-
-
-def _alive(model: PreTrainedModel) -> PreTrainedModel:
-    """Draw every parameter at random; otherwise biases would be zeros and norms ones."""
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    return model.double().eval().requires_grad_(False)
-
-
-def _same(output: LayerOutput, out: Tensor, weights: Tensor) -> None:
-    torch.testing.assert_close(output.weights, weights)
-    torch.testing.assert_close(output.out, out)
-
-
-def _ids() -> Tensor:
-    return torch.randint(3, 50, (B, T))
-
-
-def test_bert() -> None:
-    config = BertConfig(
-        vocab_size=50, hidden_size=12, num_attention_heads=3, num_hidden_layers=2,
-        intermediate_size=16, attn_implementation="eager",
-    )  # fmt: skip
-    model = _alive(BertModel(config))
-    theirs = model.encoder.layer[1].attention
-    inside, mixed = CapturedModule(theirs), CapturedModule(theirs.output.dense)
-    visible = torch.arange(T) < torch.tensor([[T], [4]])
-    maps = model(_ids(), attention_mask=visible.long(), output_attentions=True).attentions
-    ours = MultiHeadAttention(12, 3, bias=True).double()
-    ours.load_state_dict(theirs.state_dict())
-    output = ours(inside.x, mask=visible[:, None, None], need_weights=True)
-    _same(output, mixed.out, maps[1])
-
-
-PLAIN = {"rope_type": "default", "rope_theta": 500.0}
-GROUPED = {"hidden_size": 12, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
-
-
-@pytest.mark.parametrize(
-    ("kind", "sizes", "heads", "options"),
-    [
-        ("gpt2", {"n_embd": 12, "n_head": 3, "n_positions": 16}, 3, {"bias": True}),
-        ("llama", GROUPED, 4, {}),
-        ("qwen2", GROUPED | {"hidden_size": 24}, 4, {"bias": "qkv"}),  # only inputs have biases
-        ("qwen3", GROUPED, 4, {"qk_norm": True}),
-    ],
-)
-def test_decoders(kind: str, sizes: dict[str, Any], heads: int, options: dict[str, Any]) -> None:
-    config = AutoConfig.for_model(
-        kind, vocab_size=50, num_hidden_layers=2, attn_implementation="eager", **sizes
-    )
-    if kind != "gpt2":
-        config.rope_parameters, config.intermediate_size = PLAIN, 16
-        options = options | {"n_kv_heads": 2, "head_dim": 6, "rope": RoPE(6, base=500.0)}
-    model = _alive(AutoModel.from_config(config))
-    theirs = model.h[1].attn if kind == "gpt2" else model.layers[1].self_attn
-    recorded = CapturedModule(theirs)
-    maps = model(_ids(), output_attentions=True).attentions
-    ours = MultiHeadAttention(config.hidden_size, heads, **options).double()
-    ours.load_state_dict(theirs.state_dict())
-    output = ours(recorded.x, causal=True, need_weights=True)
-    # Theirs rotates in float32.
-    torch.testing.assert_close(output.weights, maps[1], rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(output.out, recorded.out, rtol=1e-4, atol=1e-5)
-
-
-def test_t5() -> None:
-    config = T5Config(
-        vocab_size=50, d_model=12, d_kv=5, num_heads=3, num_layers=2, d_ff=16,
-        attn_implementation="eager",
-    )  # fmt: skip
-    model = _alive(T5Model(config))
-    theirs = model.decoder.block[0].layer[1].EncDecAttention
-    recorded = CapturedModule(theirs)
-    whole = model(input_ids=_ids(), decoder_input_ids=_ids()[:, :S], output_attentions=True)
-    ours = MultiHeadAttention(12, 3, head_dim=5, scale=1.0).double()
-    ours.load_state_dict(theirs.state_dict())
-    output = ours(recorded.x, recorded.kwargs["key_value_states"], need_weights=True)
-    _same(output, recorded.out, whole.cross_attentions[0])
-
 
 # Adapters, quantised weights and pruning masks find real `nn.Linear` modules and take effect.
 

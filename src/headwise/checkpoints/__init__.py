@@ -8,7 +8,6 @@ from headwise.checkpoints._load import load_tokenizer as load_tokenizer
 from headwise.checkpoints._manifest import compose_heads as compose_heads
 from headwise.checkpoints._manifest import originals_of as originals_of
 from headwise.checkpoints._manifest import set_original_heads as set_original_heads
-from headwise.checkpoints._manifest import write_layer as write_layer
 from headwise.checkpoints._resize import CONFIG_PREFIX as CONFIG_PREFIX
 from headwise.checkpoints._resize import BiasHeads as BiasHeads
 from headwise.checkpoints._resize import LayerConfig as LayerConfig

@@ -28,7 +28,6 @@ from headwise.checkpoints._manifest import (
     differences_of,
     original_heads,
     sketch,
-    write_layer,
 )
 from headwise.checkpoints._per_layer import write_layers
 from headwise.checkpoints._resize import BiasHeads, is_bias_table
@@ -36,7 +35,6 @@ from headwise.checkpoints._torch_layer import TorchCompatibleAttention
 from headwise.errors import UnsupportedError
 from headwise.lab import MiniGPT
 from headwise.lab import save as save_lab
-from headwise.layer import MultiHeadAttention
 from headwise.models import auto_classes, device_of
 from headwise.ownership import (
     Attention,
@@ -97,9 +95,8 @@ def prepare(name: str, model: nn.Module, batch: Any = None, tokenizer: Any = Non
     Returns:
         The function that writes it into a folder.
     """
-    for base in (MiniGPT, MultiHeadAttention):
-        if isinstance(model, base):
-            return _own_class(name, model, base)
+    if isinstance(model, MiniGPT):
+        return _as_mini_gpt(model, name)
     changes, format = describe_changes(model), FORMATS[name]
     if changes is None and format.reader == "transformers":  # its configuration describes it
         format = FORMATS["headwise"]
@@ -107,23 +104,21 @@ def prepare(name: str, model: nn.Module, batch: Any = None, tokenizer: Any = Non
     return cast(Write, function(model, changes, batch, tokenizer))
 
 
-def _own_class(format: str, model: nn.Module, base: type[nn.Module]) -> Write:
-    """Refuse a subclass of ours, because a folder holds no code, and other libraries' formats."""
-    if type(model) is not base:
+def _as_mini_gpt(model: MiniGPT, format: str) -> Write:
+    """Refuse a subclass, because a folder holds no code, and other libraries' formats."""
+    if type(model) is not MiniGPT:
         raise UnsupportedError(
-            f"save: {type(model).__name__} is a subclass of {base.__name__}, and load would give "
-            f"a {base.__name__}. Keep its state_dict, and build the model again."
+            f"save: {type(model).__name__} is a subclass of MiniGPT, and load would give a "
+            f"MiniGPT. Keep its state_dict, and build the model again."
         )
     if format != "headwise":
         raise UnsupportedError(
-            f"save: Transformers has no {base.__name__}, so format={format!r} does not "
-            f"exist for it. Choose 'headwise'."
+            f"save: Transformers has no MiniGPT, so format={format!r} does not exist for it. "
+            f"Choose 'headwise'."
         )
-    if isinstance(model, MultiHeadAttention):
-        return partial(write_layer, model)
     cut = differences_of(model)
     cut = cut and cut | {ORIGINAL: original_heads(model)}
-    return lambda folder: save_lab(cast(MiniGPT, model), folder, cut=cut)
+    return lambda folder: save_lab(model, folder, cut=cut)
 
 
 def as_it_is(model: Any, changes: dict[str, Any] | None, *_: Any) -> Write:

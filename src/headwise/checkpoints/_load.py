@@ -24,11 +24,9 @@ from headwise.checkpoints._folder_checks import (
 from headwise.checkpoints._gguf_load import find_gguf, load_gguf, load_gguf_tokenizer
 from headwise.checkpoints._manifest import (
     CHANGED,
-    LAYER,
     ORIGINAL,
     apply_changes,
     changed_class,
-    read_layer,
     read_manifest,
     read_original,
     sketch,
@@ -97,8 +95,6 @@ def load(
         model = _from_hugging_face(source, folder)
     elif manifest.get("format") == CHANGED:
         model = _from_hugging_face(source, folder, changed_class(manifest, folder))
-    elif manifest.get("format") == LAYER:
-        model = read_layer(folder, manifest)
     else:
         model = read_model(folder, manifest, apply_changes)
     if attn_implementation is not None:

@@ -1,11 +1,6 @@
-"""The manifest `headwise.json`: how a model differs from what its configuration builds.
+"""The manifest `headwise.json`: how a model differs from what its configuration builds."""
 
-That of a layer by itself holds its sizes.
-"""
-
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +8,10 @@ import torch
 from torch import nn
 
 from headwise._extras import require
-from headwise._tensors import build_to_fit, read_tensors, write_tensors
 from headwise.checkpoints._resize import CONFIG_PREFIX, BiasHeads, LayerConfig, shrink
 from headwise.checkpoints._torch_layer import TorchCompatibleAttention, replace_torch_layers
 from headwise.errors import InputError, UnsupportedError
-from headwise.files import build_from, read_object
-from headwise.layer import MultiHeadAttention, RoPE
+from headwise.files import read_object
 from headwise.models import HEADS, KV_HEADS, QUERIES_PER_KV_HEAD, WIDTHS, leave_uninitialized
 from headwise.tables import Head
 
@@ -29,11 +22,8 @@ MANIFEST = "headwise.json"
 #   heads    per module that receives position biases or masks of all heads, or that replaces a
 #            layer of torch: their number, then the heads that it keeps
 Changes = dict[str, dict[str, Any]]
-# The formats of manifests: of a model of transformers, and of a layer by itself.
+# The format of the manifest of a model of transformers.
 CHANGED = "headwise-smaller/1"
-LAYER = "headwise-layer/1"
-_WEIGHTS = "model.safetensors"
-_SIZES = ("d_model", "n_heads", "n_kv_heads", "head_dim", "v_head_dim", "kdim", "vdim")
 # They change by the share of the rows or columns that weights lose.
 _SHARES = {*HEADS, *KV_HEADS, *WIDTHS}
 _COUNTS = {*_SHARES, *QUERIES_PER_KV_HEAD}
@@ -244,87 +234,7 @@ def _module(model: nn.Module, name: str) -> nn.Module:
         ) from error
 
 
-def write_layer(layer: MultiHeadAttention, folder: Path) -> None:
-    """Write a layer into a folder.
-
-    Raises:
-        UnsupportedError: it adds position biases, or its RoPE is scaled.
-    """
-    config = _config(layer)
-    # A folded mean gives the output projection a bias that its sizes do not mention.
-    changes = differences_between(layer, _build(config))
-    content = {"format": LAYER, "config": config, "tensors": changes["tensors"]}
-    if original := original_heads(layer):
-        content[ORIGINAL] = original
-    (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-    write_tensors(layer.state_dict(), folder / _WEIGHTS)
-
-
-def read_layer(folder: Path, manifest: dict[str, Any]) -> MultiHeadAttention:
-    """The layer that `write_layer` wrote into a folder."""
-    path = str(folder / MANIFEST)
-
-    def build() -> MultiHeadAttention:
-        layer = _build(manifest["config"])
-        apply_checked(layer, check_changes({"counts": {}} | manifest, path))
-        return layer
-
-    def read() -> MultiHeadAttention:
-        layer = build_to_fit(build, read_tensors(folder / _WEIGHTS), folder / _WEIGHTS)
-        set_original_heads(layer, read_original(manifest.get(ORIGINAL), path))
-        return layer
-
-    return build_from(read, f"load: the layer in {folder} cannot be read", "Save it again.")
-
-
-def _config(layer: MultiHeadAttention) -> dict[str, Any]:
-    core, rope = layer.attention, layer.rope
-    if layer.position_bias is not None:
-        raise UnsupportedError(
-            f"save: a layer with {type(layer.position_bias).__name__} can only be saved in a "
-            f"model. Keep its state_dict, and build the layer again."
-        )
-    return {
-        **{name: getattr(layer, name) for name in _SIZES},
-        "bias": _biases(layer),
-        "qk_norm": not isinstance(layer.q_norm, nn.Identity),
-        "gate": layer.gate_proj is not None,
-        "out_proj": not isinstance(layer.out_proj, nn.Identity),
-        "rope": None if rope is None else asdict(rope),
-        "sinks": _sinks(core.sinks),
-        **{name: getattr(core, name) for name in ("dropout", "scale", "softcap", "window")},
-    }
-
-
-def _biases(layer: MultiHeadAttention) -> bool | str:
-    # A folded mean gives the output projection a bias that the gate beside it does not have.
-    outer = layer.out_proj if layer.gate_proj is None else layer.gate_proj
-    inner = layer.q_proj.bias is not None
-    return "qkv" if inner and getattr(outer, "bias", None) is None else inner
-
-
-def _sinks(sinks: torch.Tensor | float | None) -> Any:
-    if isinstance(sinks, nn.Parameter):
-        return "learned"
-    return sinks.tolist() if isinstance(sinks, torch.Tensor) else sinks
-
-
-def _build(config: dict[str, Any]) -> MultiHeadAttention:
-    """A layer of these sizes, before its weights are loaded."""
-    sinks, rope = config["sinks"], config["rope"]
-    if rope is not None:  # earlier versions wrote a scaling, always null
-        rope = RoPE(**{name: value for name, value in rope.items() if name != "scaling"})
-    if isinstance(sinks, list):
-        sinks = torch.tensor(sinks)
-    elif sinks == "learned":
-        sinks = nn.Parameter(torch.zeros(config["n_heads"]))
-    values = {"sinks": sinks, "rope": rope}
-    if isinstance(config["window"], list):
-        values["window"] = tuple(config["window"])
-    return MultiHeadAttention(**config | values)
-
-
-# Which heads of the original model the heads of a pruned or grouped model are.
+# Which heads of the original model the heads of a pruned model are.
 
 
 def original_heads(model: nn.Module) -> dict[str, list[int | None]]:

@@ -1,7 +1,6 @@
 """Multi-head attention as a module that calls its projections and its core as sub-modules."""
 
 from collections.abc import Mapping, Sequence
-from inspect import signature
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -10,13 +9,11 @@ from torch import Tensor, nn
 
 from headwise._torch_private import under_autocast
 from headwise.errors import ArgumentError, ShapeError, UnsupportedError
-from headwise.kernels import Bias, MaskLike, TensorBias, WindowLike
-from headwise.layer._cache import CachedKeys, KVCache
-from headwise.layer._core import HeadAttention, HeadNorm, LayerOutput, LayerOutputWithLse
-from headwise.layer._positions import ALiBi, PositionedBias, RoPE
-from headwise.layer._state import check_state, read_textbook, translate
-from headwise.masks import Mask, as_mask
-from headwise.masks.parts import split_additive
+from headwise.kernels import MaskLike
+from headwise.layer._cache import KVCache
+from headwise.layer._core import HeadAttention, HeadNorm, LayerOutput
+from headwise.layer._positions import ALiBi, RoPE
+from headwise.layer._textbook import read_textbook
 from headwise.shapes import is_size
 
 Layer = TypeVar("Layer", bound="MultiHeadAttention")
@@ -31,7 +28,7 @@ class MultiHeadAttention(nn.Module):
     quantization and hooks work on them.
 
     Queries are aligned with the end of the keys, as in `headwise.masks`, and positions follow
-    that alignment.
+    that alignment. Windows, softcaps and sinks are options of `headwise.attend`.
 
     Args:
         d_model: Width of the query input and of the output.
@@ -48,16 +45,8 @@ class MultiHeadAttention(nn.Module):
             rotation.
         gate: Whether each head's output is multiplied by a sigmoid gate computed from the query
             input.
-        out_proj: Whether an output projection mixes the heads. Without it the heads are
-            concatenated.
         rope: Rotates queries and keys by their positions.
         position_bias: A bias on the logits by the distance of query and key.
-        scale: The factor on `q · k`. None is `1 / sqrt(head_dim)`.
-        softcap: Logits become `softcap · tanh(logits / softcap)`.
-        window: How many keys are visible on each side of a query besides its own, `(left, right)`.
-            A cache's `window=n` counts the query's own too, and may not be the shorter one.
-        sinks: One more logit per head, in the softmax denominator only. An `nn.Parameter` is
-            learned; a tensor, or one number for all heads, stays constant.
     Raises:
         ShapeError: `d_model` is not a multiple of `n_heads` and `head_dim` is None, `n_heads` is
             not a multiple of `n_kv_heads`, or a part was made for other sizes.
@@ -82,19 +71,14 @@ class MultiHeadAttention(nn.Module):
         vdim: int | None = None,
         qk_norm: bool = False,
         gate: bool = False,
-        out_proj: bool = True,
         rope: RoPE | None = None,
         position_bias: ALiBi | None = None,
-        scale: float | None = None,
-        softcap: float | None = None,
-        window: WindowLike | None = None,
-        sinks: Float[Tensor, " H"] | float | None = None,
     ) -> None:
         super().__init__()
         sizes = _read_sizes(d_model, n_heads, n_kv_heads, head_dim, v_head_dim, kdim, vdim)
         self.d_model, self.n_heads, self.n_kv_heads, *widths = sizes
         self.head_dim, self.v_head_dim, self.kdim, self.vdim = widths
-        _check_parts(n_heads, self.head_dim, rope, position_bias, sinks)
+        _check_positions(n_heads, self.head_dim, rope, position_bias)
         inner, outer = _read_bias(bias)
         self.rope, self.position_bias = rope, position_bias
         self.q_proj = nn.Linear(d_model, n_heads * self.head_dim, bias=inner)
@@ -102,12 +86,9 @@ class MultiHeadAttention(nn.Module):
         self.v_proj = nn.Linear(self.vdim, self.n_kv_heads * self.v_head_dim, bias=inner)
         self.q_norm = HeadNorm(self.head_dim, eps=1e-6) if qk_norm else nn.Identity()
         self.k_norm = HeadNorm(self.head_dim, eps=1e-6) if qk_norm else nn.Identity()
-        self.attention = HeadAttention(
-            dropout, scale=scale, softcap=softcap, window=window, sinks=sinks
-        )
+        self.attention = HeadAttention(dropout)
         self.gate_proj = nn.Linear(d_model, n_heads, bias=outer) if gate else None
-        joined = n_heads * self.v_head_dim
-        self.out_proj = nn.Linear(joined, d_model, bias=outer) if out_proj else nn.Identity()
+        self.out_proj = nn.Linear(n_heads * self.v_head_dim, d_model, bias=outer)
 
     def forward(
         self,
@@ -119,121 +100,65 @@ class MultiHeadAttention(nn.Module):
         causal: bool = False,
         cache: KVCache | None = None,
         need_weights: bool = False,
-        need_lse: bool = False,
-    ) -> Float[Tensor, "B T d_out"] | LayerOutput | LayerOutputWithLse:
+    ) -> Float[Tensor, "B T d_model"] | LayerOutput:
         """Attend from `query` to `key` and mix `value`.
 
         Args:
             key: The input of the key projection. None is `query` itself: self-attention.
             value: The input of the value projection. None is `key`.
-            mask: As in `headwise.attend`: True = may attend. With a cache, its keys are the
-                slots in use, those of this call included.
+            mask: As in `headwise.attend`: True = may attend. With a cache, its keys are all
+                tokens so far, those of this call included.
             causal: Whether a query sees only its own position and earlier ones.
             cache: The keys and values of earlier tokens. Those of `query` are added to it.
             need_weights: Whether to return the weights of every head.
-            need_lse: Whether to return the log-sum-exp of every head.
         Returns:
-            The output. With `need_weights` a pair of output and weights before dropout; with
-            `need_lse` a triple of output, weights (None without `need_weights`) and log-sum-exps.
+            The output; with `need_weights` a pair of output and weights before dropout.
             A forward hook on `attention` then finds the kernel, and why it was chosen, in the
             `choice` of that module's output.
         Raises:
-            ShapeError: an input has another width than the layer's, or the cache is full.
-            ArgumentError: dtypes or devices differ, a cache is used in cross-attention, it keeps
-                sinks that the layer's own window hides, or it forgets keys within that window.
+            ShapeError: an input has another width than the layer's, or another batch than the
+                cache.
+            ArgumentError: dtypes or devices differ, or a cache is used in cross-attention.
         """
         if cache is not None:
-            _check_cache(cache, self.attention.window, reads_itself=key is None and value is None)
+            _check_cache(cache, reads_itself=key is None and value is None)
         key = query if key is None else key
         value = key if value is None else value
         widths = self.d_model, self.kdim, self.vdim
         _check_inputs({"query": query, "key": key, "value": value}, widths, self.q_proj)
-        q = self.q_norm(self._split(self.q_proj(query), self.head_dim))
-        k = self.k_norm(self._split(self.k_proj(key), self.head_dim))
-        v = self._split(self.v_proj(value), self.v_head_dim)
-        q, k, v, mask, bias, slots = self._kernel_inputs(q, k, v, mask, cache)
-        extras_of = {"need_weights": need_weights, "need_lse": need_lse}
-        result = self.attention(q, k, v, mask=mask, bias=bias, causal=causal, **extras_of)
-        extras = need_weights or need_lse
-        out = self._join(result.heads if extras else result, query)
-        if cache is not None and slots is not None:
-            cache.keep(slots)  # last, so that a call that fails changes nothing
-        if not extras:
-            return out
-        if need_lse:
-            return LayerOutputWithLse(out, result.weights, result.lse)
-        return LayerOutput(out, result.weights)
-
-    def _kernel_inputs(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, cache: KVCache | None
-    ) -> tuple[Tensor, Tensor, Tensor, MaskLike | None, Bias | None, CachedKeys | None]:
-        """Rotated queries and keys, joined with the cache, the masks and biases of both, and the
-        slots of the cache, which stores them once the call has succeeded."""
-        if cache is None and self.rope is None and self.position_bias is None:
-            return q, k, v, mask, None, None
-        if cache is not None:
-            cache.check(k, v)
-        query_at, key_at = _positions(q, k, cache)
+        q = self.q_norm(_split(self.q_proj(query), self.head_dim))
+        k = self.k_norm(_split(self.k_proj(key), self.head_dim))
+        v = _split(self.v_proj(value), self.v_head_dim)
         if self.rope is not None:
-            cos_sin = self.rope.cos_sin(query_at, q.dtype)
-            q = self.rope.rotate_by(q, cos_sin)
-            k = self.rope.rotate_by(
-                k, cos_sin if key_at is query_at else self.rope.cos_sin(key_at, k.dtype)
-            )
-        bias: Bias | None = None
-        slots: CachedKeys | None = None
+            q, k = self._rotated(self.rope, q, k, 0 if cache is None else len(cache))
         if cache is not None:
-            slots = cache.join(k, v)
-            k, v, key_at = slots
-            mask, bias = _combine(mask, cache.visible(slots, query_at))
-        if self.position_bias is not None:
-            in_steps = cache is None or cache.window is None
-            position_bias = PositionedBias(self.position_bias, query_at, key_at, q.dtype, in_steps)
-            bias = position_bias if bias is None else position_bias + bias
-        return q, k, v, mask, bias, slots
+            k, v = cache.joined(k, v)
+        bias = None if self.position_bias is None else self.position_bias.bias(q.dtype)
+        options = {"mask": mask, "causal": causal, "bias": bias}
+        if need_weights:
+            heads, weights, *_ = self.attention(q, k, v, **options, need_weights=True)
+            output: Any = LayerOutput(self._join(heads, query), weights)
+        else:
+            output = self._join(self.attention(q, k, v, **options), query)
+        if cache is not None:
+            cache.store(k, v)  # last, so that a call that fails changes nothing
+        return output
 
-    def _split(self, x: Tensor, width: int) -> Tensor:
-        # The number of heads follows from `x`: under tensor parallelism it holds a part of them.
-        return x.reshape(*x.shape[:2], x.shape[-1] // width, width).transpose(1, 2)  # B H T D
+    @staticmethod
+    def _rotated(rope: RoPE, q: Tensor, k: Tensor, n_cached: int) -> tuple[Tensor, Tensor]:
+        """Queries and keys, rotated by their positions: the last query is at the last key."""
+        T, S = q.shape[2], k.shape[2]
+        of_keys = rope.cos_sin(torch.arange(n_cached, n_cached + S, device=k.device), k.dtype)
+        of_queries = of_keys
+        if T != S:
+            of_queries = rope.cos_sin(torch.arange(S - T, S, device=q.device), q.dtype)
+        return rope.rotate(q, of_queries), rope.rotate(k, of_keys)
 
     def _join(self, heads: Tensor, query: Tensor) -> Tensor:
         heads = heads.transpose(1, 2)  # B T H Dv
         if self.gate_proj is not None:
             heads = heads * self.gate_proj(query).sigmoid().unsqueeze(-1)
         return self.out_proj(heads.flatten(2))
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Load a state dict of this layer, or of another attention layer.
-
-        The names of `nn.MultiheadAttention` (packed or not) and of the attention in transformers'
-        BERT, GPT-2, Llama, T5 and similar models are translated, also when a larger model loads
-        its state dict. Tensors saved beside the attention are left out: BERT's norm after it, and
-        GPT-2's causal mask, called `bias` and `masked_bias`.
-
-        Raises:
-            ArgumentError: names are unknown or missing while `strict`, or two names mean the same
-                tensor.
-            ShapeError: a tensor has another shape.
-            UnsupportedError: a tensor has no counterpart in this layer.
-        """
-        state = self._translate(state_dict)
-        if strict:
-            check_state(state, self.state_dict())
-        return super().load_state_dict(state, strict, assign)
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
-    ) -> None:
-        state = {name: state_dict.pop(name) for name in [*state_dict] if name.startswith(prefix)}
-        state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
-        state_dict |= {prefix + name: x for name, x in self._translate(state).items()}
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
-
-    def _translate(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        keys, values = (self.n_kv_heads * width for width in (self.head_dim, self.v_head_dim))
-        return translate(state, (self.n_heads * self.head_dim, keys, values))
 
     @classmethod
     def from_state_dict(
@@ -262,7 +187,7 @@ class MultiHeadAttention(nn.Module):
                 f"from_state_dict: {known[0]}={options[known[0]]} follows from the tensors: "
                 f"{sizes[known[0]]}. Leave it out."
             )
-        layer = cls._construct(sizes.pop("d_model"), n_heads, **sizes, **options)
+        layer = cls(sizes.pop("d_model"), n_heads, **sizes, **options)
         weight = state["q_proj.weight"]
         layer.to(device=weight.device, dtype=weight.dtype)
         layer.load_state_dict(state)
@@ -273,142 +198,52 @@ class MultiHeadAttention(nn.Module):
         """Convert an `nn.MultiheadAttention` to a layer of this class, copying its tensors.
 
         The layer takes `[batch, tokens, width]` whatever `module.batch_first` says, masks that
-        are True where a query may attend, and returns weights per head. `add_zero_attn` becomes a
-        constant sink of 0. Parameters that are frozen in `module` are frozen in the layer.
+        are True where a query may attend, and returns weights per head. Parameters that are
+        frozen in `module` are frozen in the layer.
 
         Raises:
-            ArgumentError: `module` is of another type, or the constructor of a subclass takes
-                other arguments than `MultiHeadAttention`.
-            UnsupportedError: the module has `add_bias_kv`.
+            ArgumentError: `module` is of another type.
+            UnsupportedError: the module has `add_bias_kv` or `add_zero_attn`.
         """
         if not isinstance(module, nn.MultiheadAttention):
             raise ArgumentError(
                 f"from_torch: {type(module).__name__} is not an nn.MultiheadAttention. "
-                f"Give one, or load the weights of another layer with load_state_dict."
+                f"Give one, or the weights of another layer to from_state_dict."
             )
-        if module.bias_k is not None:
+        if module.bias_k is not None or module.add_zero_attn:
+            option = "add_zero_attn" if module.bias_k is None else "add_bias_kv"
             raise UnsupportedError(
-                "from_torch: add_bias_kv=True adds a learned key and value to every text, which "
-                "this layer does not have. Use the original layer, or train one without."
+                f"from_torch: {option}=True adds a key and value to every text, which this layer "
+                f"does not have. Use the original layer, or train one without."
             )
-        layer = cls._construct(
+        layer = cls(
             module.embed_dim,
             module.num_heads,
             bias=module.in_proj_bias is not None,
             dropout=module.dropout,
             kdim=module.kdim,
             vdim=module.vdim,
-            # One more key of zeros has logit 0 and a value of 0: that is a sink.
-            sinks=0.0 if module.add_zero_attn else None,
         )
         weight = module.out_proj.weight
         layer.to(device=weight.device, dtype=weight.dtype)
-        layer.load_state_dict(module.state_dict())
-        trained = {
-            name: torch.tensor(x.requires_grad, device="cpu").expand(x.shape)
-            for name, x in module.named_parameters()
-        }
-        for name, is_trained in layer._translate(trained).items():
-            layer.get_parameter(name).requires_grad_(bool(is_trained.any()))
-        return layer.train(module.training)
-
-    def to_torch(self) -> nn.MultiheadAttention:
-        """Convert this layer to an `nn.MultiheadAttention` (batch first), copying its tensors.
-
-        Raises:
-            UnsupportedError: the layer uses an option that `nn.MultiheadAttention` lacks.
-        """
-        sinks = self.attention.sinks
-        constant = sinks is not None and not isinstance(sinks, nn.Parameter)
-        has_zero_key = constant and not torch.as_tensor(sinks).any()
-        _refuse("to_torch", "nn.MultiheadAttention has none", _beyond_torch(self, has_zero_key))
-        weight = self.q_proj.weight
-        module = nn.MultiheadAttention(
-            self.d_model,
-            self.n_heads,
-            self.attention.dropout,
-            bias=self.q_proj.bias is not None,
-            add_zero_attn=has_zero_key,
-            kdim=self.kdim,
-            vdim=self.vdim,
-            batch_first=True,
-            device=weight.device,
-            dtype=weight.dtype,
-        )
-        state, ours = {}, dict(self.named_parameters())
         for name, theirs in module.named_parameters():
-            if name.startswith("in_proj_"):
-                kind = name.removeprefix("in_proj_")
-                names = [f"{role}_proj.{kind}" for role in "qkv"]
-            else:
-                names = [name.replace("_proj_weight", "_proj.weight")]
-            parts: list[torch.Tensor] = [ours[part] for part in names]
-            state[name] = torch.cat(parts)
-            theirs.requires_grad_(any(part.requires_grad for part in parts))
-        module.load_state_dict(state)
-        return module.train(self.training)
-
-    def tensor_parallel_plan(self) -> dict[str, Any]:
-        """The plan by which `torch.distributed.tensor.parallel.parallelize_module` shards heads.
-
-        The number of devices must divide `n_kv_heads`.
-
-        Raises:
-            UnsupportedError: the layer has parameters that the plan cannot shard by head.
-        """
-        # Here, because importing it takes longer than importing all of this package.
-        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
-
-        whole = {
-            "qk_norm": isinstance(self.q_norm, HeadNorm),
-            "position_bias": self.position_bias is not None,
-            "sinks": not isinstance(self.attention.sinks, float | None),
-            "out_proj=False": isinstance(self.out_proj, nn.Identity),
-        }
-        _refuse("tensor_parallel_plan", "the plan cannot shard it", whole)
-        columns = ["q_proj", "k_proj", "v_proj"] + ["gate_proj"] * (self.gate_proj is not None)
-        return {name: ColwiseParallel() for name in columns} | {"out_proj": RowwiseParallel()}
-
-    @classmethod
-    def _construct(cls: type[Layer], *sizes: int, **options: Any) -> Layer:
-        try:
-            signature(cls).bind(*sizes, **options)
-        except TypeError as error:
-            raise ArgumentError(
-                f"from_torch: the constructor of {cls.__name__} does not take the arguments of "
-                f"MultiHeadAttention ({error}). Let it take *args and **kwargs and pass them on."
-            ) from error
-        return cls(*sizes, **options)
+            # Torch keeps those of queries, keys and values in one tensor, if they have one width.
+            is_packed = name.startswith("in_proj_")
+            kind = name.removeprefix("in_proj_")
+            names = [f"{role}_proj.{kind}" for role in "qkv"] if is_packed else [name]
+            for part_name, part in zip(names, theirs.detach().chunk(len(names)), strict=True):
+                ours = layer.get_parameter(part_name.replace("_proj_weight", "_proj.weight"))
+                ours.requires_grad_(False).copy_(part).requires_grad_(theirs.requires_grad)
+        return layer.train(module.training)
 
     def extra_repr(self) -> str:
         names = ("d_model", "n_heads", "n_kv_heads", "head_dim", "v_head_dim", "rope")
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
 
-def _positions(q: Tensor, k: Tensor, cache: KVCache | None) -> tuple[Tensor, Tensor]:
-    """The positions of queries and keys: the last query is at the last key."""
-    T, S = q.shape[2], k.shape[2]
-    if cache is not None:
-        key_at = cache.positions(S, k.device)
-    else:
-        key_at = torch.arange(S, device=k.device)[None]
-    return (key_at if T == S else torch.arange(S - T, S, device=k.device)[None]), key_at
-
-
-def _combine(mask: MaskLike | None, visible: Mask | None) -> tuple[MaskLike | None, Bias | None]:
-    """A mask of what both masks allow, and the part of an additive mask that stays a bias."""
-    if visible is None or mask is None:
-        return (visible if mask is None else mask), None
-    if isinstance(mask, Mask):
-        return mask & visible, None
-    if mask.dtype == torch.bool:
-        return as_mask(mask) & visible, None
-    allowed, bias = split_additive(mask, "MultiHeadAttention")
-    combined = visible if allowed is None else allowed & visible
-    return combined, None if bias is None else TensorBias(bias)
-
-
-_EXAMPLES = {"rope": "RoPE(head_dim)", "position_bias": "ALiBi(n_heads)"}
+def _split(x: Float[Tensor, "B T joined"], width: int) -> Float[Tensor, "B H T width"]:
+    # The number of heads follows from `x`: under tensor parallelism it holds a part of them.
+    return x.reshape(*x.shape[:2], -1, width).transpose(1, 2)
 
 
 _SIZES = ("d_model", "n_heads", "n_kv_heads", "head_dim", "v_head_dim", "kdim", "vdim")
@@ -446,20 +281,19 @@ def _read_bias(bias: bool | str) -> tuple[bool, bool]:
     return True, False
 
 
-def _check_parts(
-    n_heads: int,
-    head_dim: int,
-    rope: RoPE | None,
-    position_bias: ALiBi | None,
-    sinks: Tensor | float | None,
+def _check_positions(
+    n_heads: int, head_dim: int, rope: RoPE | None, position_bias: ALiBi | None
 ) -> None:
-    """Refuse parts of the wrong type or made for other sizes."""
-    for name, part, kind in ("rope", rope, RoPE), ("position_bias", position_bias, ALiBi):
-        if not isinstance(part, kind | None):
-            raise ArgumentError(
-                f"MultiHeadAttention: {name}={part!r} is not of type {kind.__name__}. "
-                f"Give one, such as {_EXAMPLES[name]}, or None."
-            )
+    """Refuse positions of the wrong type or made for other sizes."""
+    if not isinstance(rope, RoPE | None):
+        raise ArgumentError(
+            f"MultiHeadAttention: rope={rope!r} is not a RoPE. Give RoPE(head_dim), or None."
+        )
+    if not isinstance(position_bias, ALiBi | None):
+        raise ArgumentError(
+            f"MultiHeadAttention: position_bias={position_bias!r} is not an ALiBi. "
+            f"Give ALiBi(n_heads), or None."
+        )
     if rope is not None and rope.width > head_dim:
         raise ShapeError(
             f"MultiHeadAttention: rope rotates {rope.width} features of heads with "
@@ -469,11 +303,6 @@ def _check_parts(
         raise ShapeError(
             f"MultiHeadAttention: position_bias is for {position_bias.n_heads} heads where "
             f"n_heads={n_heads}. Make it for {n_heads}."
-        )
-    if isinstance(sinks, Tensor) and sinks.shape != (n_heads,):
-        raise ShapeError(
-            f"MultiHeadAttention: sinks {tuple(sinks.shape)} for n_heads={n_heads}. "
-            f"Give one logit for each head, or one number for all."
         )
 
 
@@ -504,8 +333,8 @@ def _check_inputs(inputs: Mapping[str, Tensor], widths: Sequence[int], like: nn.
         )
 
 
-def _check_cache(cache: KVCache, window: WindowLike | None, reads_itself: bool) -> None:
-    """Refuse a cache in cross-attention, or one whose kept keys do not match the window."""
+def _check_cache(cache: KVCache, reads_itself: bool) -> None:
+    """Refuse a cache of another type, or one in cross-attention."""
     if not isinstance(cache, KVCache):
         raise ArgumentError(
             f"MultiHeadAttention: cache={cache!r} is not a KVCache. Give one, or None."
@@ -514,49 +343,4 @@ def _check_cache(cache: KVCache, window: WindowLike | None, reads_itself: bool) 
         raise ArgumentError(
             "MultiHeadAttention: cache given together with key or value. "
             "A cache is for self-attention: give query alone."
-        )
-    n_before = window[0] if isinstance(window, tuple) else window
-    if n_before is not None and cache.n_sinks:
-        raise ArgumentError(
-            f"MultiHeadAttention: window={window} hides the n_sinks={cache.n_sinks} first tokens "
-            f"that the cache keeps. Make the layer without a window: the cache has one."
-        )
-    if n_before is not None and cache.window is not None and cache.window <= n_before:
-        raise ArgumentError(
-            f"MultiHeadAttention: window={window} sees {n_before} keys before the query's own, "
-            f"but the cache keeps only window={cache.window}, the query's own included. "
-            f"Give the cache window={n_before + 1}, or none."
-        )
-
-
-def _beyond_torch(layer: MultiHeadAttention, has_zero_key: bool) -> dict[str, bool]:
-    core = layer.attention
-    projections = [(name, x) for name, x in layer.named_children() if name.endswith("_proj")]
-    unusual = {
-        f"{name} of {type(x).__name__}": type(x) not in (nn.Linear, nn.Identity)
-        for name, x in projections
-    }
-    biased = {x.bias is not None for _, x in projections if isinstance(x, nn.Linear)}
-    return unusual | {
-        f"n_kv_heads={layer.n_kv_heads}": layer.n_kv_heads != layer.n_heads,
-        f"head_dim={layer.head_dim}": layer.n_heads * layer.head_dim != layer.d_model,
-        f"v_head_dim={layer.v_head_dim}": layer.v_head_dim != layer.head_dim,
-        "bias='qkv'": len(biased) > 1,
-        "qk_norm": isinstance(layer.q_norm, HeadNorm),
-        "gate": layer.gate_proj is not None,
-        "out_proj=False": isinstance(layer.out_proj, nn.Identity),
-        f"rope={layer.rope}": layer.rope is not None,
-        "position_bias": layer.position_bias is not None,
-        f"scale={core.scale}": core.scale is not None,
-        f"softcap={core.softcap}": core.softcap is not None,
-        f"window={core.window}": core.window is not None,
-        "sinks other than 0": core.sinks is not None and not has_zero_key,
-    }
-
-
-def _refuse(where: str, why: str, parts: dict[str, bool]) -> None:
-    names = [name for name, present in parts.items() if present]
-    if names:
-        raise UnsupportedError(
-            f"{where}: the layer has {', '.join(names)}; {why}. Make the layer without."
         )

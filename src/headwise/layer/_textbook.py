@@ -1,111 +1,17 @@
-"""The state dicts of other attention layers, under the names of this one.
+"""The state dicts of textbook layers, under the names of our layer.
 
-`nn.MultiheadAttention` packs three projections into one tensor, or names them `q_proj_weight`;
-BERT uses `self.query`; GPT-2 packs too, and stores its weights transposed, as (in, out) where
-`nn.Linear` has (out, in); Llama uses `o_proj`; T5 uses single letters. Textbook layers have `W_q`,
-`W_Q`, `W_query`, `q_proj`, `to_q` and their like: a name that ends in `.weight` is that of an
-`nn.Linear`, stored as (out, in). A bare parameter is used as `x @ W`, so it is stored as (in, out),
-or per head as (heads, in, width).
+They have `W_q`, `W_Q`, `W_query`, `q_proj`, `to_q` and their like: a name that ends in `.weight` is
+that of an `nn.Linear`, stored as (out, in). A bare parameter is used as `x @ W`, so it is stored as
+(in, out), or per head as (heads, in, width).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headwise.errors import ArgumentError, ShapeError, UnsupportedError
-
-_MODULES = {
-    "self.query": "q_proj", "self.key": "k_proj", "self.value": "v_proj",
-    "output.dense": "out_proj",
-    "o_proj": "out_proj",
-    "q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj",
-    "c_proj": "out_proj",
-}  # fmt: skip
-_TENSORS = {f"{role}_proj_weight": f"{role}_proj.weight" for role in "qkv"} | {
-    "sinks": "attention.sinks"
-}
-_PACKED = ("in_proj_weight", "in_proj_bias", "c_attn.weight", "c_attn.bias")
-_TRANSPOSED = ("c_attn.weight", "c_proj.weight")
-_INNER_BIASES = {f"{role}_proj.bias" for role in "qkv"}
-_FURTHER_KEYS = ("bias_k", "bias_v")
-# Saved beside the attention but no part of it: BERT's norm, GPT-2's causal mask.
-_BESIDE = ("output.LayerNorm.weight", "output.LayerNorm.bias", "bias", "masked_bias")
-
-
-def translate(theirs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Tensor]:
-    """The same tensors under our names. Our own names, and unknown ones, stay as they are.
-
-    Args:
-        rows: The numbers of rows of a packed tensor that belong to queries, keys and values.
-    Raises:
-        UnsupportedError: there are `bias_k` and `bias_v`, a learned key that our layer lacks.
-        ShapeError: a packed tensor has another number of rows.
-        ArgumentError: two names mean the same tensor, or a value is not a tensor.
-    """
-    ours: dict[str, Tensor] = {}
-    for name, tensor in theirs.items():
-        if name in _FURTHER_KEYS:
-            raise UnsupportedError(
-                f"MultiHeadAttention: {name} {tuple(tensor.shape)} is a learned key or value, "
-                f"which this layer does not have. Use the original layer."
-            )
-        if name in _BESIDE:
-            continue
-        if not isinstance(tensor, Tensor) and not name.endswith("_extra_state"):
-            raise ArgumentError(
-                f"MultiHeadAttention: {name} is of type {type(tensor).__name__}. Give tensors."
-            )
-        tensor = tensor.T if name in _TRANSPOSED else tensor
-        named = _unpack(name, tensor, rows) if name in _PACKED else {_rename(name): tensor}
-        if twice := sorted(ours.keys() & named.keys()):
-            raise ArgumentError(
-                f"MultiHeadAttention: {name} gives {', '.join(twice)} for the second time. "
-                f"Leave out one of them."
-            )
-        ours |= named
-    return ours
-
-
-def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Refuse unknown names, missing names and other shapes before any tensor is copied."""
-    unknown, missing = (
-        sorted(state.keys() - expected.keys()),
-        sorted(expected.keys() - state.keys()),
-    )
-    if unknown or missing:
-        biases = {name for name in state if name.endswith("_proj.bias")}
-        options = "bias='qkv'" if biases == _INNER_BIASES else "the options of those tensors"
-        advice = f"Make the layer with {options}."
-        if {*missing} >= {"q_proj.weight", "k_proj.weight", "v_proj.weight"}:
-            advice = "MultiHeadAttention.from_state_dict(state, n_heads) reads textbooks' names."
-        raise ArgumentError(
-            f"MultiHeadAttention.load_state_dict: unknown {unknown}, missing {missing}. {advice}"
-        )
-    for name, tensor in state.items():
-        if tensor.shape != expected[name].shape:
-            raise ShapeError(
-                f"MultiHeadAttention.load_state_dict: {name} {tuple(tensor.shape)} where the "
-                f"layer has {tuple(expected[name].shape)}. Make the layer with the same sizes."
-            )
-
-
-def _rename(name: str) -> str:
-    module, _, tensor = name.rpartition(".")
-    return f"{_MODULES[module]}.{tensor}" if module in _MODULES else _TENSORS.get(name, name)
-
-
-def _unpack(name: str, packed: Tensor, rows: Sequence[int]) -> dict[str, Tensor]:
-    if len(packed) != sum(rows):
-        raise ShapeError(
-            f"MultiHeadAttention: {name} has {len(packed)} rows for queries, keys and values "
-            f"where the layer has {' + '.join(map(str, rows))}. Make it with the same sizes."
-        )
-    kind = name.removeprefix("in_proj_").removeprefix("c_attn.")
-    parts = zip("qkv", torch.split(packed, list(rows)), strict=True)
-    return {f"{role}_proj.{kind}": part for role, part in parts}
-
+from headwise.errors import ArgumentError, ShapeError
 
 _WORDS = {
     "q": ("q", "query", "queries"),
@@ -138,7 +44,7 @@ def read_textbook(
         under its names, as `nn.Linear` stores them. Absent biases are zeros if others exist.
     Raises:
         ArgumentError: a name is unknown or means the same tensor as another, a value is no
-            array, or a projection of queries, keys or values is missing.
+            array, or a projection is missing.
         ShapeError: a tensor has another number of axes, or the shapes do not fit so many heads.
     """
     weights: dict[str, Tensor] = {}  # by role: q, k, v, out
@@ -166,10 +72,10 @@ def read_textbook(
             )
         tensor = _tensor(name, value)
         tensors[role] = tensor.flatten() if is_bias else _as_linear(name, tensor, role, is_linear)
-    if missing := [role for role in "qkv" if role not in weights]:
+    if missing := [role for role in ("q", "k", "v", "out") if role not in weights]:
         raise ArgumentError(
             f"from_state_dict: no weights of {', '.join(missing)} among {sorted(state)}. "
-            f"Give W_q, W_k and W_v, or q_proj.weight and so on."
+            f"Give W_q, W_k, W_v and W_o, or q_proj.weight and so on."
         )
     ours = {f"{role}_proj.weight": weight for role, weight in weights.items()}
     for role, weight in weights.items() if biases else ():
@@ -198,7 +104,6 @@ def _options(
         "kdim": weights["k"].shape[1],
         "vdim": weights["v"].shape[1],
         "bias": "qkv" if biases and "out" not in biases else bool(biases),
-        "out_proj": "out" in weights,
     }
 
 
