@@ -1,6 +1,7 @@
 """`effects`: what each head writes of a difference of logits, and what is lost without it."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -63,7 +64,8 @@ class Removal:
         ci_high: The upper end.
         p: The two-sided p of `change`, by sign flips over examples. It is that of heads which
             other examples chose.
-        controls: The change without each random set of as many other heads, if there are as many.
+        controls: The change without each random set of as many other heads of the same layers;
+            empty where a layer does not have as many.
         examples: A row per example: `tokens`, the ids `right` and `other` (−1 is the mean of all
             logits), and its difference `before` and `after`.
     """
@@ -80,16 +82,17 @@ class Removal:
 
     def __str__(self) -> str:
         """The difference before and after, its change with the interval and p, and the controls."""
-        said = (
+        line = (
             f"logit difference {self.before:+.2f}, {self.after:+.2f} without "
             f"{', '.join(self.heads)}: {self.change:+.2f} [{self.ci_low:+.2f}, "
-            f"{self.ci_high:+.2f}] over {counted(len(self.examples), 'example')}, p = {self.p:.2g}"
+            f"{self.ci_high:+.2f}] over {counted(len(self.examples), 'example')}, p = {self.p:.2g} "
+            f"(too small for heads that these examples chose); "
         )
         if not self.controls:
-            return said
+            return f"{line}no random sets of the same layers were removed"
         sets = counted(len(self.controls), "random set")
         low, high = min(self.controls), max(self.controls)
-        return f"{said}; {sets} of as many other heads change it by {low:+.2f} to {high:+.2f}"
+        return f"{line}{sets} of the same layers change it by {low:+.2f} to {high:+.2f}"
 
     __repr__ = __str__
 
@@ -149,8 +152,9 @@ class HeadEffects(TableFile):
 
         Args:
             heads: The heads.
-            controls: How many random sets of as many other heads are drawn, with the seed of the
-                effects. Each one that was not drawn before costs a pass over the examples.
+            controls: How many random sets are drawn, of as many other heads of the same layers,
+                with the seed of the effects. Each one that was not drawn before costs a pass over
+                the examples.
         Raises:
             ArgumentError: no head is named, or the effects were loaded from a file, which holds no
                 model.
@@ -173,17 +177,24 @@ class HeadEffects(TableFile):
         p = sign_flips(np.stack([change, -change], 1), self.seed).min()
         low, high = mean_interval(change[:, None])
         read = pd.DataFrame(self._read, columns=["tokens", "right", "other"])
-        others, rng = [head for head in existing if head not in chosen], default_rng(self.seed)
-        drawn = {
-            tuple(sorted(rng.choice(len(others), len(chosen), replace=False).tolist()))
-            for _ in range(controls if len(others) >= len(chosen) else 0)
+        # What a layer adds differs from layer to layer, so that other layers would be no control.
+        sizes, rng = Counter(map(_layer, chosen)), default_rng(self.seed)
+        rest = [head for head in existing if head not in chosen]
+        others = {layer: [head for head in rest if _layer(head) == layer] for layer in sizes}
+        exist = all(len(others[layer]) >= size for layer, size in sizes.items())
+        sets = {
+            tuple(
+                others[layer][number]
+                for layer, size in sizes.items()
+                for number in sorted(rng.choice(len(others[layer]), size, replace=False))
+            )
+            for _ in range(controls if exist else 0)
         }
-        sets = [[others[number] for number in one] for one in sorted(drawn)]
         return Removal(
             tuple(map(str, chosen)),
             float(before.mean()), float(after.mean()), float(change.mean()),
             float(low[0]), float(high[0]), float(p),
-            tuple(float((-self._without(one) - before).mean()) for one in sets),
+            tuple(float((-self._without(one) - before).mean()) for one in sorted(sets)),
             read.assign(before=before, after=after),
         )  # fmt: skip
 
@@ -248,6 +259,10 @@ class HeadEffects(TableFile):
 
     def _repr_html_(self) -> str:
         return notebook_html(repr(self), self.plot)
+
+
+def _layer(head: Head) -> tuple[str, int]:
+    return head.stack, head.layer
 
 
 @shows_progress("Measuring the effects of heads")
