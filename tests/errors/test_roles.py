@@ -134,6 +134,8 @@ ROLES: Rows = [
       for ask in (Roles.why, Roles.examples, Roles.of)),
     (lambda: _roles(texts=["una frase que nadie ,"], **_of(None)), InputError,
      r"find_roles: 80% of the tokens .* are unknown to the"),
+    (lambda: _roles(relations={"she": ChoiceRelation(right, lambda text: (1 / 0 for _ in "a"))}),
+     ArgumentError, r"candidates of 'she' fail \(ZeroDivisionError: division by zero\) for the te"),
     (lambda: ChoiceRelation(None, right), ArgumentError, "ChoiceRelation: pairs is .*Give a"),
     (lambda: ChoiceRelation(right, [(1, 2)]), ArgumentError,
      "ChoiceRelation: candidates is .*Give a"),

@@ -1,9 +1,7 @@
 """`headwise roles`: what each head does, with its evidence, as a table."""
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import wraps
 from inspect import signature
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from headwise.corpora import AnnotatedText
-    from headwise.roles import Evidence, Relation, Relations, Roles, TokenText
+    from headwise.roles import Evidence, Relation, Relations, Roles
 
 # The outcome is last: with its reason it is a sentence.
 _OUTCOME = ["role", "heads", "nearest", "effect", "baseline", "smallest", "outcome"]
@@ -222,22 +220,20 @@ def _relation(path: Path, name: str) -> "Relation":
         raise InputError(
             f"--relation: {path} fails ({type(error).__name__}: {error}). Correct it."
         ) from error
-    relation = getattr(module, name, None)
-    if isinstance(relation, ChoiceRelation | Role):
-        functions = {"pairs": relation.pairs, "candidates": relation.candidates}
-        checked: dict[str, Any] = {
-            part: _checked(function, path, f"{name}.{part}")
-            for part, function in functions.items()
-            if function is not None
-        }
-        return replace(relation, **checked)
-    if not callable(relation):
+    relation: Any = getattr(module, name, None)
+    if not callable(relation) and not isinstance(relation, ChoiceRelation | Role):
         names = [key for key, value in vars(module).items() if _is_relation(value)]
         raise InputError(
             f"--relation: {path} has no function {name}.{did_you_mean(name, names)} It has "
             f"{', '.join(names) or 'none'}."
         )
-    return _checked(relation, path, name)
+    parts = {name: relation}
+    if isinstance(relation, ChoiceRelation | Role):
+        parts = {f"{name}.pairs": relation.pairs, f"{name}.candidates": relation.candidates}
+    for part, function in parts.items():
+        if function is not None:
+            _check_takes_text(function, path, part)
+    return relation
 
 
 def _is_relation(value: Any) -> bool:
@@ -249,12 +245,8 @@ def _is_relation(value: Any) -> bool:
     )
 
 
-def _checked(function: Callable[..., Any], path: Path, name: str) -> "Callable[[TokenText], Any]":
-    """The function, which takes one argument, with failures that name it, its file and the text.
-
-    Raises:
-        InputError: it takes more arguments, or none.
-    """
+def _check_takes_text(function: Any, path: Path, name: str) -> None:
+    """Refuse a function that takes more than one argument, or none."""
     try:
         with suppress(ValueError):  # a built-in function may have no signature
             signature(function).bind(None)
@@ -263,16 +255,3 @@ def _checked(function: Callable[..., Any], path: Path, name: str) -> "Callable[[
             f"--relation: {name}{signature(function)} in {path} cannot be called with one "
             f"argument, the TokenText ({error}). Write def {name}(text): ..."
         ) from error
-
-    @wraps(function)
-    def relation(text: "TokenText") -> Any:
-        try:
-            result = function(text)
-            return list(result) if isinstance(result, Iterator) else result  # runs a generator
-        except (Exception, SystemExit) as error:  # whatever the function raises
-            raise InputError(
-                f"--relation: {name} in {path} fails ({type(error).__name__}: {error}) for the "
-                f"text {text.text.text[:40]!r}. Correct it."
-            ) from error
-
-    return relation

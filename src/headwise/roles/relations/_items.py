@@ -3,7 +3,7 @@
 Each has a contrast: a text with its words in another order, or a sequence that does not repeat.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from operator import index
@@ -78,8 +78,8 @@ def as_item(text: TokenText, roles: Sequence[Role]) -> Item:
     }
     sizes = {level: len(of_level) for level, of_level in nodes.items()} | {"token": len(text.ids)}
     chooses = [role for role in roles if role.candidates is not None]
-    named = {role.name: _named_pairs(text, role, role.pairs, sizes) for role in roles}
-    among = {role.name: _named_pairs(text, role, role.candidates, sizes) for role in chooses}
+    named = {role.name: _named_pairs(text, role, "pairs", sizes) for role in roles}
+    among = {role.name: _named_pairs(text, role, "candidates", sizes) for role in chooses}
     # A phrase that a role names becomes a mention, after the annotated ones.
     of_roles = (*named.values(), *among.values())
     ends = (end for pairs in of_roles for pair in pairs for end in pair)
@@ -108,16 +108,24 @@ def as_item(text: TokenText, roles: Sequence[Role]) -> Item:
 
 
 def _named_pairs(
-    text: TokenText, role: Role, function: Any, sizes: Mapping[Level, int]
+    text: TokenText, role: Role, part: str, sizes: Mapping[Level, int]
 ) -> list[tuple[Any, Any]]:
     """The distinct pairs of a role in order; an end is the number of a node, or a phrase."""
-    result = function(text)
+    where = f"for the text {shortened(text.text.text)}"
+    try:
+        result = getattr(role, part)(text)
+        result = [*result] if isinstance(result, Iterator) else result  # runs a generator
+    except (Exception, SystemExit) as error:  # whatever a user's function raises
+        raise ArgumentError(
+            f"find_roles: {part} of {role.name!r} fail ({type(error).__name__}: {error}) {where}. "
+            f"Correct the function."
+        ) from error
     try:
         pairs = sorted({(_end(query, role), _end(key, role)) for query, key in result})
     except (TypeError, ValueError) as error:
         raise ArgumentError(
-            f"find_roles: {role.name!r} returns {shortened(result)} for the text "
-            f"{shortened(text.text.text)}. Return pairs of positions: (query, key)."
+            f"find_roles: {role.name!r} returns {shortened(result)} {where}. Return pairs of "
+            f"positions: (query, key)."
         ) from error
     pairs = [pair for pair in pairs if () not in pair]
     for pair in pairs:
