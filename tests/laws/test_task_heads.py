@@ -365,6 +365,19 @@ def test_a_saved_file_loads_equal(found: FoundHeads, tmp_path: Path) -> None:
         load_heads(path, PlantedGPT((LAYERS[0], ["even", "induction", "even", "even"])))
 
 
+@pytest.mark.parametrize(
+    ("known", "name"),
+    [("owner/model", "owner/model"), ("/no/such/folder", "folder"), (".", Path.cwd().name),
+     ("tests", "tests"), (None, "")],
+)  # fmt: skip
+def test_a_file_says_no_place_on_a_machine(known: str | None, name: str, tmp_path: Path) -> None:
+    model = PlantedGPT(LAYERS).eval()
+    model.config._name_or_path = known
+    few = find_heads(model, retrieval(2), evidence=hw.Evidence(nulls=()))
+    assert few.name == name
+    assert "/no/such" not in few.save(tmp_path / "heads.json").read_text()
+
+
 def test_the_form_that_vllm_hook_reads(found: FoundHeads, tmp_path: Path) -> None:
     path = found.export(tmp_path / "a.json", "vllm-hook", model_name="owner/model-1b")
     config = json.loads(path.read_text())

@@ -136,7 +136,7 @@ def heads(
                 f"own choice in Python: load_heads(FILE of -o).export({str(path)!r}, {form!r}, "
                 f"heads=[...])."
             )
-        export = partial(found.export, format=form, model_name=found.name or model)
+        export = partial(found.export, format=form, model_name=model)
         _options.write_output(form, export, path, force)
 
 

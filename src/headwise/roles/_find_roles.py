@@ -70,7 +70,7 @@ _EXCERPT = 200  # characters of a text shown as an example
 # The forms in which relations are asked, by their score, and which form may contradict each.
 _FORMS = {
     "top": "pairs, among all tokens; a ChoiceRelation, which asks for the right one among likely "
-    "candidates, may find other heads",
+    "candidates, may find other heads, and heads that learned nothing may score high there",
     "choice": "a choice among candidates; pairs, which ask for the largest weight among all "
     "tokens, may find other heads",
 }

@@ -59,7 +59,7 @@ class FoundHeads(JsonFile):
         texts: The number of distinct examples, of those held out, and the SHA-256 of their tokens.
         queries: `last_token` if the last token of each text is its only query; or `all_tokens`.
         model: The fingerprint of the model's weights.
-        name: The name of the model, if its configuration has one.
+        name: The name of the model, if its configuration has one: on the hub, or of its folder.
         versions: The versions of the packages that computed the table.
     """
 
@@ -339,6 +339,9 @@ def heads_of_examples(
             f"no head was tested: {counted(held, 'held-out example')}, not {FEWEST_TEXTS}; give "
             f"{2 * FEWEST_TEXTS} distinct ones or more"
         )
+    name = str(getattr(getattr(model, "config", None), "_name_or_path", "") or "")
+    if name and (os.path.isabs(name) or os.path.exists(name)):
+        name = Path(name).resolve().name  # of the folder, not where it lies on this machine
     weights, digest = fingerprint(model), hashlib.sha256(repr(examples).encode()).hexdigest()
     versions = {package: version(package) for package in ("headwise", "torch")}
     noted.append(measured_on(weights, "examples", digest, seed, versions["headwise"]))
@@ -351,6 +354,6 @@ def heads_of_examples(
         texts={"examples": n, "held_out": held, "sha256": digest},
         queries=queries,
         model=weights,
-        name=str(getattr(getattr(model, "config", None), "_name_or_path", "") or ""),
+        name=name,
         versions=versions,
     )
