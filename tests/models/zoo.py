@@ -1,5 +1,6 @@
 """A tiny model with random weights of every architecture that the laws are held to."""
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -28,14 +29,25 @@ _GROUPED = _SIZES | _TOKENS | {"num_key_value_heads": 2}
 _WINDOWED = {"sliding_window": 3}
 _ALTERNATING = _WINDOWED | {"layer_types": ["sliding_attention", "full_attention"]}
 _EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2}
+_FALCON = {key: _SIZES[key] for key in list(_SIZES)[:3]} | _TOKENS
+_FALCON |= {"vocab_size": VOCABULARY, "attn_implementation": "sdpa"}
+_OLD, _OPENAI = {"new_decoder_architecture": False}, {"n_embd": 24, "n_layer": 2, "n_head": HEADS}
+_OPENAI |= {"vocab_size": VOCABULARY}
+_XLM = {"emb_dim": 24, "n_layers": 2, "n_heads": HEADS, "vocab_size": VOCABULARY}
 
-# Family -> what its configuration needs beyond the grouped sizes.
+# Family of decoders -> what its configuration needs beyond the grouped sizes.
 _DECODERS: Mapping[str, dict[str, Any]] = {
     "Arcee": {},
     "Cohere": {"use_qk_norm": True},
     "Cohere2": _ALTERNATING,
+    # Latent attention: queries and keys of another width than values.
+    "DeepseekV3": {"num_key_value_heads": HEADS, "q_lora_rank": 12, "kv_lora_rank": 12}
+    | {"qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5, "n_routed_experts": 4}
+    | {"n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    | {"n_shared_experts": 1},
     "Gemma": {"head_dim": 8},
     "Gemma2": _WINDOWED | {"head_dim": 8, "query_pre_attn_scalar": 8},
+    "Gemma3": _ALTERNATING | {"head_dim": 8, "query_pre_attn_scalar": 8},
     "Glm": {"head_dim": 6},
     "GptOss": _ALTERNATING | _EXPERTS | {"head_dim": 6},
     "Granite": {"attention_multiplier": 0.3},
@@ -57,128 +69,41 @@ _DECODERS: Mapping[str, dict[str, Any]] = {
     "Starcoder2": {},
 }
 _ENCODERS = (
-    "Bert",
-    "Camembert",
-    "Electra",
-    "Ernie",
-    "Roberta",
-    "XLMRoberta",
-    "RobertaPreLayerNorm",
-)
-
-# These count positions from what is padding, and take no others.
-COUNT_THEMSELVES = (
-    "OPT",
-    "Camembert",
-    "IBertModel",
-    "MPNetModel",
-    "Roberta",
-    "XLMRoberta",
-    "RobertaPreLayerNorm",
-)
-
-
-def _decoder(name: str, more: dict[str, Any]) -> nn.Module:
-    config = getattr(transformers, f"{name}Config")(**_GROUPED | more)
-    return getattr(transformers, f"{name}ForCausalLM")(config)
-
-
-def _encoder(name: str) -> nn.Module:
-    config = getattr(transformers, f"{name}Config")(**_SIZES | {"pad_token_id": 1})
-    return getattr(transformers, f"{name}Model")(config)
-
-
-def _albert() -> nn.Module:
-    return transformers.AlbertModel(transformers.AlbertConfig(**_SIZES, embedding_size=8))
-
-
-def _distilbert() -> nn.Module:
-    return transformers.DistilBertModel(
-        transformers.DistilBertConfig(
-            vocab_size=VOCABULARY, dim=24, n_layers=2, n_heads=HEADS, hidden_dim=32,
-            max_position_embeddings=40,
-        )
-    )  # fmt: skip
-
-
-def _modernbert() -> nn.Module:
-    return transformers.ModernBertModel(
-        transformers.ModernBertConfig(
-            **_SIZES, **_TOKENS, cls_token_id=1, sep_token_id=2,
-            local_attention=4, global_attn_every_n_layers=2,
-        )
-    )  # fmt: skip
-
-
-def _gpt2() -> nn.Module:
-    return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(n_embd=24, n_layer=2, n_head=HEADS, vocab_size=VOCABULARY)
-    )
-
-
-def _opt() -> nn.Module:
-    return transformers.OPTForCausalLM(
-        transformers.OPTConfig(
-            **_TOKENS, vocab_size=VOCABULARY, hidden_size=24, num_hidden_layers=2,
-            num_attention_heads=HEADS, ffn_dim=32, max_position_embeddings=40,
-            word_embed_proj_dim=24,
-        )
-    )  # fmt: skip
-
-
-def _gpt_neox() -> nn.Module:
-    return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**_SIZES, **_TOKENS))
-
-
-def _gemma3() -> nn.Module:
-    return transformers.Gemma3ForCausalLM(
-        transformers.Gemma3TextConfig(
-            **_GROUPED, **_ALTERNATING, head_dim=8, query_pre_attn_scalar=8
-        )
-    )
-
-
-def _deepseek_v3() -> nn.Module:
-    """Latent attention: queries and keys of another width than values."""
-    return transformers.DeepseekV3ForCausalLM(
-        transformers.DeepseekV3Config(
-            **_GROUPED | {"num_key_value_heads": HEADS}, q_lora_rank=12, kv_lora_rank=12,
-            qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5, n_routed_experts=4, n_group=2,
-            topk_group=1, num_experts_per_tok=2, moe_intermediate_size=16, n_shared_experts=1,
-        )
-    )  # fmt: skip
-
-
-def _falcon(name: str) -> nn.Module:
-    how = {
-        "Falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
-        "FalconMultiQuery": {"new_decoder_architecture": False, "multi_query": True},
-        "FalconAlibi": {"new_decoder_architecture": False, "multi_query": False, "alibi": True},
-    }[name]
-    sizes = {key: _SIZES[key] for key in list(_SIZES)[:3]}
-    config = transformers.FalconConfig(**sizes, **_TOKENS, **how, vocab_size=VOCABULARY)
+    "Bert", "Camembert", "Electra", "Ernie", "Roberta", "XLMRoberta", "RobertaPreLayerNorm",
+)  # fmt: skip
+# Others, by class.
+_CLASSES: Mapping[str, dict[str, Any]] = {
+    "AlbertModel": _SIZES | {"embedding_size": 8},
+    "DistilBertModel": {"vocab_size": VOCABULARY, "dim": 24, "n_layers": 2, "n_heads": HEADS}
+    | {"hidden_dim": 32, "max_position_embeddings": 40},
+    "GPT2LMHeadModel": _OPENAI,
+    "GPTNeoXForCausalLM": _SIZES | _TOKENS,
+    "ModernBertModel": _SIZES | _TOKENS | {"cls_token_id": 1, "sep_token_id": 2}
+    | {"local_attention": 4, "global_attn_every_n_layers": 2},
+    "OPTForCausalLM": _TOKENS | {"vocab_size": VOCABULARY, "hidden_size": 24, "ffn_dim": 32}
+    | {"num_hidden_layers": 2, "num_attention_heads": HEADS, "max_position_embeddings": 40}
+    | {"word_embed_proj_dim": 24},
+}  # fmt: skip
+_FALCONS = {
+    "Falcon": _FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "FalconMultiQuery": _FALCON | _OLD | {"multi_query": True},
     # With biases its fused kernel gives other answers than its own eager code.
-    config._attn_implementation = "eager" if name == "FalconAlibi" else "sdpa"
-    return transformers.FalconForCausalLM(config)
-
-
-_OPENAI = {"n_embd": 24, "n_layer": 2, "n_head": HEADS, "n_positions": 40} | {
-    "vocab_size": VOCABULARY
-}
-_XLM = {"emb_dim": 24, "n_layers": 2, "n_heads": HEADS, "vocab_size": VOCABULARY}
+    "FalconAlibi": _FALCON | _OLD
+    | {"multi_query": False, "alibi": True, "attn_implementation": "eager"},
+}  # fmt: skip
 
 # These write their softmax out: class -> configuration.
 _WRITTEN_OUT: Mapping[str, dict[str, Any]] = {
     "BigBirdModel": _SIZES | {"attention_type": "original_full", "pad_token_id": 0},
     "BloomForCausalLM": {"hidden_size": 24, "n_layer": 2, "n_head": HEADS}
     | {"vocab_size": VOCABULARY},
-    "CodeGenForCausalLM": _OPENAI | {"n_embd": 32, "rotary_dim": 4},
+    "CodeGenForCausalLM": _OPENAI | {"n_embd": 32, "n_positions": 40, "rotary_dim": 4},
     "DebertaModel": _SIZES | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
     "DebertaV2Model": _SIZES
     | {"relative_attention": True, "position_biased_input": False, "position_buckets": 16}
     | {"pos_att_type": ["p2c", "c2p"], "share_att_key": True, "norm_rel_ebd": "layer_norm"},
     "FlaubertModel": _XLM | {"pad_token_id": 0},
-    "GPTJForCausalLM": _OPENAI | {"rotary_dim": 4},
+    "GPTJForCausalLM": _OPENAI | {"n_positions": 40, "rotary_dim": 4},
     "GPTNeoForCausalLM": {"hidden_size": 24, "num_layers": 2, "num_heads": HEADS}
     | {"attention_types": [[["global", "local"], 1]], "window_size": 3}
     | {"vocab_size": VOCABULARY, "max_position_embeddings": 40},
@@ -191,7 +116,7 @@ _WRITTEN_OUT: Mapping[str, dict[str, Any]] = {
     "MegatronBertModel": _SIZES,
     "MptForCausalLM": {"d_model": 24, "n_layers": 2, "n_heads": HEADS, "max_seq_len": 40}
     | {"vocab_size": VOCABULARY},
-    "OpenAIGPTModel": _OPENAI,
+    "OpenAIGPTModel": _OPENAI | {"n_positions": 40},
     "RemBertModel": _SIZES | {"pad_token_id": 0},
     "XGLMForCausalLM": {"d_model": 24, "num_layers": 2, "attention_heads": HEADS, "ffn_dim": 32}
     | {"vocab_size": VOCABULARY, "max_position_embeddings": 40},
@@ -200,27 +125,30 @@ _WRITTEN_OUT: Mapping[str, dict[str, Any]] = {
     | {"vocab_size": VOCABULARY},
 }
 
+# These count positions from what is padding, and take no others.
+COUNT_THEMSELVES = (
+    "OPT", "Camembert", "IBertModel", "MPNetModel", "Roberta", "XLMRoberta", "RobertaPreLayerNorm",
+)  # fmt: skip
 
-def _written_out(name: str) -> nn.Module:
+
+def _made(name: str, config: Mapping[str, Any]) -> nn.Module:
     cls = getattr(transformers, name)
-    return cls(cls.config_class(**_WRITTEN_OUT[name]))
+    model: nn.Module = cls(cls.config_class(**config))
+    return model
 
 
-# Models that read one text as `input_ids` and `attention_mask`.
+# Models that read one text as `input_ids` and `attention_mask`: name -> class and configuration.
 TEXT: dict[str, Callable[[], nn.Module]] = {
-    **{name: partial(_written_out, name) for name in _WRITTEN_OUT},
-    **{name: partial(_falcon, name) for name in ("Falcon", "FalconMultiQuery", "FalconAlibi")},
-    "Albert": _albert,
-    "DeepseekV3": _deepseek_v3,
-    "DistilBert": _distilbert,
-    "GPT2": _gpt2,
-    "GPTNeoX": _gpt_neox,
-    "Gemma3": _gemma3,
-    "ModernBert": _modernbert,
-    "OPT": _opt,
-    **{name: partial(_encoder, name) for name in _ENCODERS},
-    **{name: partial(_decoder, name, more) for name, more in _DECODERS.items()},
-}
+    name: partial(_made, *made)
+    for name, made in {
+        **{name: (name, config) for name, config in _WRITTEN_OUT.items()},
+        **{name: ("FalconForCausalLM", config) for name, config in _FALCONS.items()},
+        **{re.sub("(Model|LMHeadModel|ForCausalLM)$", "", name): (name, config)
+           for name, config in _CLASSES.items()},
+        **{name: (f"{name}Model", _SIZES | {"pad_token_id": 1}) for name in _ENCODERS},
+        **{name: (f"{name}ForCausalLM", _GROUPED | more) for name, more in _DECODERS.items()},
+    }.items()
+}  # fmt: skip
 
 
 def make(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
