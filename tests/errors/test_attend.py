@@ -156,31 +156,3 @@ def test_where_values_cannot_be_read_zeros_and_ones_are_added() -> None:
     torch.testing.assert_close(mapped[0], added)
     meta = attend(*[q.to("meta")] * 3, mask=BINARY.to("meta"))
     assert meta.shape == added.shape
-
-
-@pytest.mark.parametrize(
-    ("sizes", "options", "error", "message"),
-    [
-        ((10, 3), {}, ShapeError, "d_model=10 cannot be shared by n_heads=3"),
-        ((12, 4, 3), {}, ShapeError, "n_heads=4 cannot share n_kv_heads=3"),
-        ((12, 0), {}, ArgumentError, "n_heads=0"),
-        ((12, 4), {"head_dim": -1}, ArgumentError, "head_dim=-1"),
-        ((12, 4), {"kdim": 0}, ArgumentError, "kdim=0"),
-        ((12, 4), {"dropout": 1.5}, ArgumentError, "dropout=1.5"),
-    ],
-)
-def test_a_layer_of_impossible_sizes_is_refused(
-    sizes: tuple[int, ...], options: dict[str, Any], error: type[HeadwiseError], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        MultiHeadAttention(*sizes, **options)
-
-
-def test_a_layer_refuses_inputs_of_another_width() -> None:
-    layer = MultiHeadAttention(12, 4, kdim=5)
-    with pytest.raises(ShapeError, match=r"query \(2, 3, 11\).*12"):
-        layer(torch.zeros(2, 3, 11), torch.zeros(2, 3, 5))
-    with pytest.raises(ShapeError, match=r"key \(2, 3, 12\).*5"):
-        layer(torch.zeros(2, 3, 12))
-    with pytest.raises(ShapeError, match=r"query \(3, 12\)"):
-        layer(torch.zeros(3, 12))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 import zoo
+from architectures import CASES
 from architectures.decoders import make_decoder
 from torch import Tensor, nn
 
@@ -205,13 +205,6 @@ def test_keys_outside_of_a_forward_pass() -> None:
             cache.update(torch.zeros(1, 2, 4, 4), torch.zeros(1, 2, 4, 4), 2)
 
 
-def _mamba() -> nn.Module:
-    config = transformers.MambaConfig(
-        hidden_size=16, num_hidden_layers=2, vocab_size=19, state_size=4
-    )
-    return transformers.MambaForCausalLM(config).eval()
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -220,7 +213,7 @@ def _mamba() -> nn.Module:
         (partial(zoo.make, "FalconMultiQuery"), "on cached keys outside of the attention"),
         (partial(zoo.make, "BloomForCausalLM"), "on cached keys outside of the attention"),
         (partial(zoo.make, "DeepseekV3"), "makes the keys of all heads from what it caches"),
-        (_mamba, "no layer of MambaForCausalLM caches keys"),
+        (lambda: CASES["MambaForCausalLM"].make()[0], "no layer of MambaForCausalLM caches keys"),
         (lambda: nn.Linear(3, 3), "Linear is not a model of transformers"),
     ],
 )

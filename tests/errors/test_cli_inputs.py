@@ -55,6 +55,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "long.txt").write_text(" ".join(WORDS[3:8] * 6), "utf-8")
     hw.CachePlan.of({}, n_layers=2, n_kv_heads=3, sinks=1, window=5).save(place / "plan.json")
     make_study().save(place / "study")
+    for number, facts in enumerate(("{", "{}", '{"settings": {"wings": 2}}')):
+        (place / f"lab{number}").mkdir()
+        (place / f"lab{number}" / "training.json").write_text(facts, "utf-8")
+    (place / "theirs").mkdir()
+    (place / "theirs" / "model.safetensors").write_bytes(b"precious")
     (place / "taken").mkdir()
     (place / "taken" / "config.json").touch()  # else --force would not replace it
     (place / "taken" / "mine").touch()
@@ -221,6 +226,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (WITHIN + "1 --text t.txt", "prune: --text or --pairs with 2 texts or pairs; half of"),
     (WITHIN + "1 --text some.txt --measure score", "the loss 'lm' has no score of a task"),
     (WITHIN + "1e-12 --text some.txt", "without the first 2 heads the loss lm grows by"),
+    ("train --out theirs", "theirs holds model.safetensors, which would be overwritten"),
+    ("report --lab-folder theirs", "theirs holds model.safetensors, which would be overwritten"),
+    *((f"report --lab-folder lab{number}", f"lab{number}/training.json") for number in range(3)),
 ])  # fmt: skip
 def test_an_input_of_the_wrong_kind_is_named(
     place: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, message: str
@@ -266,3 +274,12 @@ def test_every_command_that_reads_texts_reads_standard_input() -> None:
 def test_texts_that_cache_makes_up_fit_the_model(place: Path) -> None:
     done = headwise("cache", place / "model", "--window", "8", "--max-texts", "2", "--json")
     assert done.code == 0, done.err  # its context of 40 tokens is shorter than 1,024
+
+
+def test_names_are_printed_in_any_terminal_and_as_they_are(place: Path) -> None:
+    done = headwise("report", "./Größe", encoding="ascii")
+    assert done.err == "report: ./Gr\\xf6\\xdfe needs texts to read. Add --text FILE.\n"
+    done = headwise("report", "./\x1b[31m[bold]\nred\u202e", "--text", place / "t.txt")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "[bold]" in done.err
+    assert not {"\x1b", "\u202e"} & {*done.err}

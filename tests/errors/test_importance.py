@@ -84,13 +84,9 @@ def test_a_tokenizer_without_a_mask() -> None:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
 
-    config = transformers.BertConfig(
-        vocab_size=3, hidden_size=12, num_hidden_layers=1, num_attention_heads=3,
-        intermediate_size=8,
-    )  # fmt: skip
     tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))
     with pytest.raises(InputError, match="Tokenizer has no mask token"):
-        importance(transformers.BertForMaskedLM(config), ["a"], tokenizer=tokenizer)
+        importance(transformers.BertForMaskedLM(BERT.config), ["a"], tokenizer=tokenizer)
 
 
 def whole(output: Any, batch: Any) -> Tensor:

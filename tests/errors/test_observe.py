@@ -10,18 +10,25 @@ import zoo
 from torch import nn
 
 from folders import tiny_llama
-from headwise.errors import ArgumentError, HeadError, UnsupportedError
+from headwise.errors import ArgumentError, HeadError, HeadwiseError, UnsupportedError
 from headwise.layer import MultiHeadAttention
 from headwise.tables import Head, resolve_heads
-from headwise.watch import Request, observe
+from headwise.watch import Request, Watch, observe
 from oracles import modules_of, padded
 
 
+def _watched(request: Request | None = None, passes: int = 1, **options: Any) -> Watch:
+    """A watch of a layer of two heads on a text of three vectors."""
+    layer = MultiHeadAttention(4, 2)
+    with observe(layer, request or Request(), **options) as watch:
+        for _ in range(passes):
+            layer(torch.zeros(1, 3, 4))
+    return watch
+
+
 def test_a_block_that_never_ran_the_model_is_refused() -> None:
-    with observe(MultiHeadAttention(4, 2)) as watch:
-        pass
     with pytest.raises(UnsupportedError, match="in 0 forward passes"):
-        watch.table()
+        _watched(passes=0).table()
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch's kernel
@@ -101,10 +108,9 @@ def test_a_mask_of_another_kind_is_refused() -> None:
 
 
 def test_relations_need_whole_texts() -> None:
-    layer = MultiHeadAttention(4, 2)
     for request in (Request(relations={"all": lambda ids: []}), Request(classes={"all": {1}})):
-        with pytest.raises(UnsupportedError, match=r"all.*input_ids"), observe(layer, request):
-            layer(torch.zeros(1, 3, 4))
+        with pytest.raises(UnsupportedError, match=r"all.*input_ids"):
+            _watched(request)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +126,8 @@ def test_relations_need_whole_texts() -> None:
         ({"top": (1,)}, r"top=\(1,\)"),
         ({"classes": {"a": 3}}, "class 'a' is 3"),
         ({"relations": {"a": 5}}, "relation 'a' is 5"),
+        ({"per_query": True}, "per_query=True without spans"),
+        *(({"spans": (x,)}, f"'{x}' is reserved") for x in ("queries", "entropy", "layer", "name")),
     ],
 )
 def test_impossible_requests_are_refused(how: dict[str, Any], message: str) -> None:
@@ -127,25 +135,31 @@ def test_impossible_requests_are_refused(how: dict[str, Any], message: str) -> N
         Request(**how)
 
 
-def test_maps_must_be_asked_for_and_lie_within_the_text() -> None:
-    layer = MultiHeadAttention(4, 2)
-    with observe(layer) as watch:
-        layer(torch.zeros(1, 3, 4))
-    for look, message in (
-        (lambda: watch.weights("L0.H0"), "maps=False"),
-        (lambda: watch.received("L0.H0"), "received=False"),
-        (watch.layers, r"Watch\.layers: maps=False"),
-        (lambda: watch.top_keys("L0.H0"), "top_keys: maps=False"),
-    ):
-        with pytest.raises(ArgumentError, match=message):
-            look()
-    with observe(layer, Request(maps=True)) as watch:
-        layer(torch.zeros(1, 3, 4))
-    for rows, number in ((range(4), "3"), ([0, -4], "-4")):
-        with pytest.raises(ArgumentError, match=f"Watch.weights: queries has {number}, where"):
-            watch.weights("L0.H0", rows)
-    with pytest.raises(HeadError, match=r"no head L1.H0.*L0.H0 to L0.H1"):
-        watch.weights("L1.H0")
+LOOKS: list[tuple[bool, Callable[[Watch], Any], type[HeadwiseError], str]] = [
+    (False, lambda watch: watch.weights("L0.H0"), ArgumentError, "weights: maps=False"),
+    (False, lambda watch: watch.weights("L0"), ArgumentError, "weights: maps=False"),
+    (False, lambda watch: watch.received("L0.H0"), ArgumentError, "received=False"),
+    (False, lambda watch: watch.layers(), ArgumentError, r"Watch\.layers: maps=False"),
+    (False, lambda watch: watch.top_keys("L0.H0"), ArgumentError, "top_keys: maps=False"),
+    (True, lambda watch: watch.weights("L0.H0", range(4)), ArgumentError,
+     "Watch.weights: queries has 3, where"),
+    (True, lambda watch: watch.weights("L0.H0", [0, -4]), ArgumentError, "queries has -4, where"),
+    (True, lambda watch: watch.weights("L1.H0"), HeadError, r"no head L1.H0.*L0.H0 to L0.H1"),
+    (True, lambda watch: watch.weights("L2"), HeadError, "'L2' is neither a head nor a layer"),
+    (True, lambda watch: watch.weights([(0, 0), (0, 1)]), ArgumentError, "are several heads"),
+    (True, lambda watch: watch.top_keys("L0.H0", k=0), ArgumentError, "k=0 among 3 keys"),
+    (True, lambda watch: watch.top_keys("L0.H0", k=4), ArgumentError, "k=4 among 3 keys"),
+    (True, lambda watch: watch.top_keys("L0.H0", k=1, rows=range(5)), ArgumentError,
+     r"top_keys: queries has 3, where .* 3 queries"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("maps", "look", "error", "message"), LOOKS)
+def test_maps_must_be_asked_for_and_lie_within_the_text(
+    maps: bool, look: Callable[[Watch], Any], error: type[HeadwiseError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        look(_watched(Request(maps=maps)))
 
 
 def test_a_bare_pair_that_could_be_two_heads_is_refused() -> None:
@@ -192,17 +206,6 @@ def test_what_a_head_writes_needs_its_projection(request_: Request) -> None:
             model(torch.zeros(1, 2, 3, 4))
 
 
-@pytest.mark.parametrize("k", [0, 4])
-def test_top_keys_are_among_the_keys(k: int) -> None:
-    layer = MultiHeadAttention(4, 2)
-    with observe(layer, Request(maps=True)) as watch:
-        layer(torch.zeros(1, 3, 4))
-    with pytest.raises(ArgumentError, match=f"k={k} among 3 keys"):
-        watch.top_keys("L0.H0", k=k)
-    with pytest.raises(ArgumentError, match=r"top_keys: queries has 3, where .* 3 queries"):
-        watch.top_keys("L0.H0", k=1, rows=range(5))
-
-
 @pytest.mark.parametrize(
     ("how", "match"),
     [
@@ -218,13 +221,6 @@ def test_top_keys_are_among_the_keys(k: int) -> None:
 def test_what_cannot_be_meant_is_refused_at_the_door(how: Any, match: str) -> None:
     with pytest.raises(ArgumentError, match=match), observe(zoo.make("Bert"), **how):
         pass
-
-
-def test_one_head_is_looked_at() -> None:
-    with torch.no_grad(), observe(zoo.make("Bert"), Request(maps=True)) as watch:
-        watch._model(**padded([[1, 2, 3]], "right"))
-    with pytest.raises(ArgumentError, match="are several heads"):
-        watch.weights([(0, 0), (0, 1)])
 
 
 def test_queries_that_cannot_be_placed_are_refused() -> None:
@@ -270,9 +266,3 @@ def test_all_heads_of_a_layer_have_their_weights_together() -> None:
     assert layer.shape == (1, 4, 2, 3)
     for head in range(4):
         assert torch.equal(layer[:, head], watch.weights((1, head), rows=slice(1, 3)))
-    with pytest.raises(HeadError, match=r"'L2' is neither a head nor a layer.*from L0 to L1"):
-        watch.weights("L2")
-    with observe(zoo.make("Bert")) as watch:
-        watch._model(**padded([[1, 2, 3]], "right"))
-    with pytest.raises(ArgumentError, match="weights: maps=False"):
-        watch.weights("L1")

@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import transformers
 import zoo
 from peft import LoraConfig, get_peft_model
 from torch import nn
@@ -61,14 +60,6 @@ def test_a_layer_that_removes_missing_heads() -> None:
         LayerPlan("", 4, 3, (1, 1))
 
 
-def _shared() -> nn.Module:
-    config = transformers.AlbertConfig(
-        hidden_size=12, num_attention_heads=3, num_hidden_layers=2, vocab_size=13,
-        intermediate_size=16, embedding_size=8, max_position_embeddings=16,
-    )  # fmt: skip
-    return transformers.AlbertModel(config)
-
-
 def _adapted() -> nn.Module:
     return get_peft_model(_llama(), LoraConfig(target_modules=["q_proj"]))
 
@@ -108,7 +99,7 @@ MEAN = {"fold": "mean", "reference": [{"input_ids": torch.tensor([[3, 5, 7]])}]}
     (lambda: _llama(6), Plan.of({0: [1]}, HEADS), {}, ArgumentError, r"of \[3, 3\] heads.*\[6"),
     (_llama, {0: [1]}, {"fold": "median"}, ArgumentError, "fold='median'"),
     (_llama, {0: [1]}, {"fold": "mean"}, ArgumentError, "without a reference"),
-    (_shared, [(0, 1), (1, 1)], MEAN, UnsupportedError, "one bias for all"),
+    (partial(zoo.make, "Albert"), [(0, 1), (1, 1)], MEAN, UnsupportedError, "one bias for all"),
     (_adapted, {0: [1]}, {}, UnsupportedError, r"adapters. Call merge_and_unload"),
     (tiny_gemma, {0: [0, 1]}, {}, UnsupportedError,
      r"2\.self_attn attends to .*0\.self_attn, and would .* \[0, 1\] where \[1\] stay"),
