@@ -33,6 +33,7 @@ rules = pytest.mark.parametrize("rule", RULES)
 
 
 native = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
+backends = pytest.mark.parametrize("backend", ["auto", pytest.param("native", marks=native)])
 
 
 class _Module(nn.Module):
@@ -48,12 +49,19 @@ def _inputs() -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(2, 4, 7, 8), torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 5)
 
 
-@rules
-def test_attend_compiles_into_one_graph(rule: str) -> None:
+@pytest.mark.parametrize(
+    ("rule", "backend"),
+    [
+        *((rule, "auto") for rule in RULES),
+        # The native kernel has no gradients of a bias.
+        *(pytest.param(rule, "native", marks=native) for rule in RULES if rule != "bias"),
+    ],
+)
+def test_attend_compiles_into_one_graph(rule: str, backend: str) -> None:
     torch.compiler.reset()
-    inputs = [x.requires_grad_() for x in _inputs()]
+    model, inputs = _Module(rule, backend=backend), [x.requires_grad_() for x in _inputs()]
     expected = _Module(rule)(*inputs)
-    compiled = torch.compile(_Module(rule), fullgraph=True, backend="aot_eager")(*inputs)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(*inputs)
     torch.testing.assert_close(compiled, expected)
     ours, theirs = (torch.autograd.grad(x.square().sum(), inputs) for x in (compiled, expected))
     torch.testing.assert_close(ours, theirs)
@@ -77,11 +85,13 @@ def test_hidden_keys_change_nothing_when_compiled(rule: str) -> None:
 
 
 @rules
+@backends
 @pytest.mark.parametrize("strict", [True, False])
-def test_attend_exports(rule: str, strict: bool) -> None:
-    inputs = _inputs()
-    exported = torch.export.export(_Module(rule), inputs, strict=strict).module()
-    torch.testing.assert_close(exported(*inputs), _Module(rule)(*inputs))
+def test_attend_exports(rule: str, backend: str, strict: bool) -> None:
+    model, inputs = _Module(rule, backend=backend), _inputs()
+    exported = torch.export.export(model, inputs, strict=strict)
+    assert (_operators(exported.graph_module) == {"headwise.attention"}) == (backend == "native")
+    torch.testing.assert_close(exported.module()(*inputs), model(*inputs))
 
 
 @rules
@@ -127,34 +137,12 @@ def test_the_native_kernel_is_one_operator_of_the_graph(rule: str) -> None:
 
 
 @native
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "bias"])
-def test_gradients_of_the_native_kernel_compile(rule: str) -> None:
-    torch.compiler.reset()
-    model, inputs = _Module(rule, backend="native"), [x.requires_grad_() for x in _inputs()]
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    ours, theirs = (
-        torch.autograd.grad(f(*inputs).square().sum(), inputs) for f in (compiled, _Module(rule))
-    )
-    torch.testing.assert_close(ours, theirs)
-
-
-@native
 def test_torch_func_compiles_with_the_kernel_of_pytorch() -> None:
     torch.compiler.reset()
     q, k, v = (torch.randn(1, 4, 300, 32) for _ in range(3))  # long enough for the native kernel
     gradient = torch.func.grad(lambda q: _Module("plain")(q, k, v).square().sum())
     compiled = torch.compile(gradient, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(q), gradient(q))
-
-
-@native
-@rules
-@pytest.mark.parametrize("strict", [True, False])
-def test_the_native_kernel_is_exported_when_named(rule: str, strict: bool) -> None:
-    model, inputs = _Module(rule, backend="native"), _inputs()
-    exported = torch.export.export(model, inputs, strict=strict)
-    assert _operators(exported.graph_module) == {"headwise.attention"}
-    torch.testing.assert_close(exported.module()(*inputs), model(*inputs))
 
 
 @native

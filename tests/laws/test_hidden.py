@@ -186,26 +186,6 @@ def test_a_learned_bias_gets_no_gradient_from_hidden_pairs() -> None:
     assert bias.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("backend", ["fused", "rows"])
-def test_a_text_of_padding_alone_may_hold_anything(backend: str) -> None:
-    q, k, v = (torch.randn(2, 2, 5, 3) for _ in range(3))
-    for x in (q, k, v):
-        x[1] = torch.nan
-        x.requires_grad_()
-    output = attend(
-        q, k, v, mask=masks.padding([5, 0]) & masks.causal(), backend=backend,
-        need_weights=True, need_lse=True,
-    )  # fmt: skip
-    assert not output.heads[1].any()
-    assert not output.weights[1].any()
-    assert (output.lse[1] == -torch.inf).all()
-    assert output.lse[0].isfinite().all()
-    output.heads.sum().backward()
-    for x in (q, k, v):
-        assert x.grad[0].isfinite().all()
-        assert not x.grad[1].any()
-
-
 # Every finite scale gives what the definition gives: zero, negative, tiny and huge ones.
 
 

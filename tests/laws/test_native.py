@@ -520,16 +520,26 @@ def test_any_number_of_threads_and_a_part_of_the_queries_give_the_same_bits() ->
 
 @pytest.mark.usefixtures("built_for_halves")
 @pytest.mark.parametrize("wild", [torch.nan, torch.inf])
-def test_hidden_numbers_change_nothing(wild: float) -> None:
-    q, k, v = _tiled(300, 64, 32)
-    options: dict[str, Any] = {
-        "mask": masks.padding([200, 33]), "backend": "native", "need_lse": True
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [(TILES[0], torch.bfloat16), (Shape(2, 6, 3, 1, 600, 16, 16), torch.float32)],
+)
+def test_hidden_numbers_change_nothing_and_nan_stays_in_its_group(
+    shape: Shape, dtype: torch.dtype, wild: float
+) -> None:
+    q, k, v = (x.to(dtype) for x in problem_of(shape, "full").qkv)
+    mask, group = masks.padding([200, 33]), slice(shape.H // shape.Hkv, 2 * shape.H // shape.Hkv)
+    options: dict[str, Any] = {"mask": mask, "backend": "native", "need_lse": True}
     known = attend(q, k, v, **options)
     k[0, :, 200:], v[1, :, 33:] = wild, wild
     found = attend(q, k, v, **options)
     assert torch.equal(found.heads, known.heads)
     assert torch.equal(found.lse, known.lse)
+    k[0, 1, 17] = torch.nan
+    spoilt = attend(q, k, v, **options).heads
+    assert spoilt[0, group].isnan().all()
+    spoilt[0, group] = known.heads[0, group]
+    assert torch.equal(spoilt, known.heads)
 
 
 @pytest.mark.usefixtures("built_for_halves")
