@@ -51,6 +51,16 @@ def tiny_t5(**more: Any) -> transformers.T5ForConditionalGeneration:
     return transformers.T5ForConditionalGeneration(config).eval()
 
 
+def two_berts() -> transformers.EncoderDecoderModel:
+    """An encoder-decoder of two BERTs of two layers of four heads, in evaluation."""
+    encoder = tiny_bert(vocab_size=23)
+    config = encoder.config.to_dict() | {"is_decoder": True, "add_cross_attention": True}
+    decoder = transformers.BertLMHeadModel(transformers.BertConfig(**config))
+    model = transformers.EncoderDecoderModel(encoder=encoder, decoder=decoder)
+    model.config.pad_token_id, model.config.decoder_start_token_id = 0, 3
+    return model.eval()
+
+
 def write_llama(folder: Path, words: tuple[str, ...], **sizes: int) -> None:
     """A Llama of two layers and a tokenizer of whole words, the first three of them special."""
     known = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, words[0]))

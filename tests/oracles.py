@@ -1,12 +1,14 @@
 """The expected table, computed from whole attention matrices, one text at a time."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from headwise.tables import HeadTable
+from headwise.watch import Request, Watch, observe
 
 OF_WEIGHTS = ("entropy", "max_weight", "first", "self", "previous", "next", "distance")
 
@@ -112,6 +114,7 @@ def assert_tables_close(
     one: HeadTable, two: HeadTable, rtol: float = 1e-6, atol: float = 1e-9
 ) -> None:
     """Two tables have the same counts, and the same numbers up to rounding."""
+    assert one.heads == two.heads
     assert one.statistics == two.statistics
     for name in one.statistics:
         np.testing.assert_array_equal(one.count(name), two.count(name), err_msg=name)
@@ -127,3 +130,20 @@ def modules_of(model: nn.Module) -> dict[str, object]:
         for name, module in model.named_modules()
         for key, value in vars(module).items()
     }
+
+
+def first_tensor(output: Any) -> torch.Tensor:
+    """A model's output, or the first of its outputs."""
+    return output if isinstance(output, torch.Tensor) else output[0]
+
+
+def watched(
+    model: nn.Module, *args: Any, request: Request | None = None, passes: int = 1, **kwargs: Any
+) -> Watch:
+    """A watch of passes without gradients, which changes no bit of the output."""
+    with torch.no_grad():
+        plain = first_tensor(model(*args, **kwargs))
+        with observe(model, request or Request()) as watch:
+            for _ in range(passes):
+                assert torch.equal(first_tensor(model(*args, **kwargs)), plain)
+    return watch

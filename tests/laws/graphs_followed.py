@@ -21,6 +21,7 @@ from headwise.errors import UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.models import cache_argument
 from headwise.tables import COLUMNS, HeadTable
+from oracles import first_tensor
 
 IDS = torch.randint(3, 100, (2, 16), generator=torch.Generator().manual_seed(1))
 X = torch.randn(2, 16, 64, generator=torch.Generator().manual_seed(2))
@@ -97,10 +98,6 @@ MODELS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 }
 
 
-def _first(output: Any) -> Tensor:
-    return output if isinstance(output, Tensor) else output[0]
-
-
 def _assert_near(table: HeadTable, expected: HeadTable, most: float = 1e-5) -> None:
     assert table.statistics == expected.statistics
     for name in expected.statistics:
@@ -136,18 +133,18 @@ def test_a_compiled_model_is_watched_in_its_graph(kind: str, how: str) -> None:
         for layer in getattr(model, "layers", model):
             layer.compile(**options)
     else:
-        run = torch.compile(lambda **call: _first(model(**call)), **options)
+        run = torch.compile(lambda **call: first_tensor(model(**call)), **options)
     if how == "within":  # a watch, it is compiled first
         with hw.observe(model):
             run(**call), run(**call)
-    unwatched = _first(run(**call))
+    unwatched = first_tensor(run(**call))
     before = counters["stats"]["unique_graphs"]
     for _ in range(2):
         with hw.observe(model) as watch:
-            outputs = [_first(run(**call)) for _ in range(PASSES)]
+            outputs = [first_tensor(run(**call)) for _ in range(PASSES)]
         _assert_near(watch.table(), expected)
         assert all(torch.equal(x, unwatched) for x in outputs[1:])
-        assert torch.equal(_first(run(**call)), unwatched)
+        assert torch.equal(first_tensor(run(**call)), unwatched)
         assert not counters["graph_break"]
         if before:
             watched, before = counters["stats"]["unique_graphs"], 0

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 import transformers
+from architectures import CASES
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
@@ -427,22 +428,14 @@ def _found() -> FoundHeads:
 
 
 def test_whisper_reads_what_is_written() -> None:
-    torch.manual_seed(0)
-    config = transformers.WhisperConfig(
-        vocab_size=60, num_mel_bins=8, d_model=16, encoder_layers=1, decoder_layers=2,
-        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=16,
-        decoder_ffn_dim=16, max_source_positions=15, max_target_positions=20, bos_token_id=1,
-        eos_token_id=2, pad_token_id=0, decoder_start_token_id=1, suppress_tokens=None,
-        begin_suppress_tokens=None,
-    )  # fmt: skip
-    model = transformers.WhisperForConditionalGeneration(config).eval()
+    model, batch = CASES["WhisperForConditionalGeneration"].make()
     model.generation_config.alignment_heads = [[1, 2], [0, 3]]
-    features = torch.randn(1, 8, 30)
-    (ours,) = hw.align(model, {"input_features": features}, [[7, 9, 11, 2]], lengths=[12])
+    features = batch["input_features"][:1]
+    (ours,) = hw.align(model, {"input_features": features}, [[7, 9, 11, 2]], lengths=[8])
     assert ours.spans.shape == (4, 2)
-    assert ours.spans[-1, 1] == 12
-    with pytest.raises(ArgumentError, match=r"lengths=\[16\] for sources of \[15\]"):
-        hw.align(model, {"input_features": features}, [[7, 9]], lengths=[16])
+    assert ours.spans[-1, 1] == 8
+    with pytest.raises(ArgumentError, match=r"lengths=\[11\] for sources of \[10\]"):
+        hw.align(model, {"input_features": features}, [[7, 9]], lengths=[11])
 
 
 def test_a_saved_model_gets_the_heads(tmp_path: Path) -> None:

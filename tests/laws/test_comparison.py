@@ -12,9 +12,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import T5Config, T5ForConditionalGeneration
 
 import headwise as hw
+from folders import tiny_t5
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.report import Comparison, compare_tables
 from headwise.report.page import render
@@ -282,8 +282,6 @@ def test_a_figure_draws_differences() -> None:
 
 def test_an_encoder_decoder_is_compared_in_all_its_stacks() -> None:
     torch.manual_seed(0)
-    tiny = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 2}
-    tokens = {"vocab_size": len(TOKENIZER.get_vocab()), "decoder_start_token_id": 0}
-    model = T5ForConditionalGeneration(T5Config(**tiny, **tokens)).eval()
+    model = tiny_t5(vocab_size=len(TOKENIZER.get_vocab()))
     comparison = hw.compare(model, model, TEXTS[:2], tokenizer=TOKENIZER)
     assert {head.stack for head in comparison.heads} == {"encoder", "decoder", "decoder.cross"}

@@ -20,6 +20,7 @@ import transformers
 from torch import Tensor, nn
 
 import headwise as hw
+from folders import tiny_llama, tiny_t5
 from headwise.caching import cache_scores
 from headwise.corpora import Grammar, annotate
 from headwise.lab._model import encode_lines
@@ -32,15 +33,8 @@ GOLDEN = Path(__file__).parent / "golden"
 SAVED = GOLDEN / "saved"  # by version 0.1.0 of 2026-11
 MINI_GPT = GOLDEN / "mini-gpt"
 _WHO = (
-    "The old man",
-    "She",
-    "A small bird",
-    "Nobody",
-    "My sister",
-    "The cat",
-    "Our teacher",
-    "Tom",
-)
+    "The old man", "She", "A small bird", "Nobody", "My sister", "The cat", "Our teacher", "Tom",
+)  # fmt: skip
 _DOES = (
     "saw the red house, and left.", "gave the book to her.", "was tired of the long road.",
     "knows why the clock is old.", "ran to the garden when the rain stopped.", "sings, and sleeps.",
@@ -96,20 +90,12 @@ def _mistral() -> nn.Module:
 
 @cache
 def _llama() -> nn.Module:
-    config = transformers.LlamaConfig(
-        hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=32, max_position_embeddings=64, **_SIZES,
-    )  # fmt: skip
-    return _filled(transformers.LlamaForCausalLM(config))
+    return _filled(tiny_llama(max_position_embeddings=64, **_SIZES))
 
 
 @cache
 def _t5() -> nn.Module:
-    config = transformers.T5Config(
-        d_model=24, d_kv=6, d_ff=32, num_layers=2, num_heads=4, decoder_start_token_id=0,
-        relative_attention_num_buckets=8, dropout_rate=0.0, **_SIZES,
-    )  # fmt: skip
-    return _filled(transformers.T5ForConditionalGeneration(config))
+    return _filled(tiny_t5(relative_attention_num_buckets=8, dropout_rate=0.0, **_SIZES))
 
 
 @cache
@@ -330,10 +316,7 @@ CASES: dict[str, tuple[Callable[[], pd.DataFrame], float]] = {
 # By folder: the change of the tiny Llama that was saved in it, and the format.
 CHECKPOINTS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "headwise": (lambda: hw.prune(_llama(), _UNEVEN), "headwise"),
-    "folded": (
-        lambda: hw.prune(_llama(), _UNEVEN, fold="mean", reference=[BATCH]),
-        "headwise",
-    ),
+    "folded": (lambda: hw.prune(_llama(), _UNEVEN, fold="mean", reference=[BATCH]), "headwise"),
     "stock": (lambda: hw.prune(_llama(), _EVEN), "stock"),
     "padded": (lambda: hw.prune(_llama(), _UNEVEN), "padded"),
     "remote-code": (lambda: hw.prune(_llama(), _UNEVEN), "remote-code"),
@@ -406,19 +389,14 @@ def test_earlier_files_open() -> None:
     assert len(_open("plan", SAVED / "plan.json").removed) == 4
     heads = _open("task-heads", SAVED / "task-heads.json")
     assert [str(head) for head in heads.heads] == ["L1.H1"]
-    assert {"null.exchanged"} == {"null.exchanged", "null.shuffled"} & {
-        *heads.frame(),
-        *heads.set_row,
-    }
+    names = {*heads.frame(), *heads.set_row}
+    assert {"null.exchanged"} == {"null.exchanged", "null.shuffled"} & names
     duo = hw.load_duo_attention(SAVED / "duo")
     assert duo.layers == () or [layer.windows for layer in duo.layers] == [
         layer.windows for layer in _open("cache-plan", SAVED / "cache-plan.json").layers
     ]
-    assert _open("costs", SAVED / "costs.json").names == (
-        "parameters",
-        "multiply_adds",
-        "cache_bytes",
-    )
+    costs = _open("costs", SAVED / "costs.json")
+    assert costs.names == ("parameters", "multiply_adds", "cache_bytes")
 
 
 # Intervals depend on how they are computed.

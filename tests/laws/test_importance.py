@@ -246,11 +246,7 @@ def test_a_masked_model_predicts_hidden_tokens() -> None:
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=words, mask_token="[MASK]", cls_token="[CLS]", pad_token="[PAD]"
     )
-    config = transformers.BertConfig(
-        vocab_size=5, hidden_size=12, num_hidden_layers=1, num_attention_heads=3,
-        intermediate_size=8, max_position_embeddings=40,
-    )  # fmt: skip
-    model, read = transformers.BertForMaskedLM(config).eval(), []
+    model, read = transformers.BertForMaskedLM(zoo.make("Bert").config).eval(), []
     model.register_forward_pre_hook(lambda _, args, inputs: read.append(inputs), with_kwargs=True)
     texts = ["[CLS] " + "a b " * 15, "[CLS] b"]
     scores = importance(model, texts, tokenizer=tokenizer)

@@ -15,12 +15,12 @@ import zoo
 from architectures import CASES, SAMPLE
 from architectures.cases import text
 from architectures.decoders import CLASSES, TOKENS, VOCABULARY, make_decoder
-from test_stacks import MODELS
-from test_zoo import PRECISIONS
+from test_stacks import QUERIES, make_towers
 from torch import Tensor, nn
 from transformers import DynamicCache
 
 import headwise as hw
+from double import Double
 from headwise.attention import set_attention
 from headwise.attention.huggingface import _call, _transformers
 from headwise.errors import HeadwiseError, UnsupportedError
@@ -68,10 +68,9 @@ def _error(out: Tensor, exact: Tensor) -> float:
 def test_errors_are_those_of_sdpa(name: str, dtype: torch.dtype, left_to_torch: list[str]) -> None:
     model = zoo.make(name, dtype)
     theirs = "eager" if name in ONLY_EAGER else "sdpa"
-    _, in_float64, _ = PRECISIONS["float64"]
     for side in ("right", "left"):
         batch = _batch(name, side)
-        with in_float64():
+        with Double():
             exact = _run(deepcopy(model).double(), batch, theirs)
         ours, known = _run(model, batch, "headwise"), _run(model, batch, theirs)
         assert _error(ours, exact) <= 2 * _error(known, exact)
@@ -83,11 +82,10 @@ def test_gradients_are_those_of_sdpa(name: str) -> None:
     model, batch = zoo.make(name), _batch(name, "right")
     theirs = "eager" if name in ONLY_EAGER else "sdpa"
     gradients = []
-    _, in_float64, _ = PRECISIONS["float64"]
     for implementation, double in ((theirs, True), (theirs, False), ("headwise", False)):
         one = deepcopy(model).double() if double else deepcopy(model)
         one.set_attn_implementation(implementation)
-        with in_float64() if double else nullcontext():
+        with Double() if double else nullcontext():
             one(**batch)[0][batch["attention_mask"].bool()].square().mean().backward()
         parts = [p.grad.double().flatten() for p in one.parameters() if p.grad is not None]
         gradients.append(torch.cat(parts))
@@ -95,7 +93,7 @@ def test_gradients_are_those_of_sdpa(name: str) -> None:
     assert _error(ours, exact) <= 2 * _error(known, exact)
 
 
-KINDS = ("t5", "bart", "whisper", "clip", "siglip", "llava", "wav2vec")
+KINDS = tuple(QUERIES)
 WAYS = (("sdpa", torch.float64), ("sdpa", None), ("headwise", None))
 
 
@@ -105,17 +103,14 @@ def _outputs(
     """All floating-point outputs of a model that computes in this dtype."""
     model.to(dtype).set_attn_implementation(implementation)
     inputs = {k: x.to(dtype) if x.is_floating_point() else x for k, x in batch.items()}
-    _, in_float64, _ = PRECISIONS["float64"]
-    with in_float64() if dtype == torch.float64 else nullcontext():
+    with Double() if dtype == torch.float64 else nullcontext():
         outs = model(**inputs).to_tuple()
     return [x for x in outs if isinstance(x, Tensor)]
 
 
 def _check_other_kind(name: str, dtype: torch.dtype) -> None:
-    make, batch, _ = MODELS[name]
-    torch.manual_seed(0)
-    model = make().eval().to(dtype)
-    outs = []
+    model, batch = make_towers(name)
+    model, outs = model.to(dtype), []
     for implementation, other in WAYS:
         with torch.no_grad():
             found = _outputs(deepcopy(model), batch, implementation, other or dtype)
@@ -136,11 +131,9 @@ def test_other_kinds_of_models_in_bfloat16(name: str) -> None:
     _check_other_kind(name, torch.bfloat16)
 
 
-@pytest.mark.parametrize("name", ["clip", pytest.param("t5", marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", tiers(["CLIPModel"], ["T5ForConditionalGeneration"]))
 def test_gradients_of_other_kinds_of_models(name: str) -> None:
-    make, batch, _ = MODELS[name]
-    torch.manual_seed(0)
-    model, gradients = make().eval(), []
+    (model, batch), gradients = make_towers(name), []
     for implementation, dtype in WAYS:
         one = deepcopy(model)
         outs = _outputs(one, batch, implementation, dtype or torch.float32)
@@ -190,7 +183,7 @@ def _biases(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def test_a_bias_of_zeros_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = MODELS["t5"][0]().eval()
+    model, _ = make_towers("T5ForConditionalGeneration")
     model.set_attn_implementation("headwise")
     layers = model.config.num_layers, model.config.num_decoder_layers
     found = _biases(model, monkeypatch)
@@ -201,7 +194,6 @@ def test_a_bias_of_zeros_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 # A model on our kernel is watched in the pass that computes it: its bits are the same.
 
 
-WATCHED_TEXTS = [[5, 9, 7, 3, 11, 8, 4, 6, 12, 17, 2, 21], [4, 6, 13]]
 IN_THE_CALL = f"{zoo.KERNEL}, in the call itself"
 REQUESTS = {
     "default": Request(),
@@ -225,13 +217,6 @@ def _model(name: str) -> nn.Module:
     return model
 
 
-def _watched_batch(name: str, side: str) -> dict[str, Any]:
-    batch: dict[str, Any] = padded(WATCHED_TEXTS, side)
-    if name in zoo.COUNT_THEMSELVES or side == "right":
-        batch.pop("position_ids", None)
-    return batch
-
-
 def _watched(model: nn.Module, batch: dict[str, Any], request: Request) -> tuple[list[Any], Watch]:
     with torch.no_grad(), observe(model, request) as watch:
         outs = [model(**batch)[0] for _ in range(3)]
@@ -244,7 +229,7 @@ def _watched(model: nn.Module, batch: dict[str, Any], request: Request) -> tuple
 def test_every_bit_is_the_same(
     name: str, side: str, request_name: str, computed: list[int]
 ) -> None:
-    model, batch = _model(name), _watched_batch(name, side)
+    model, batch = _model(name), _batch(name, side)
     before = modules_of(model)
     with torch.no_grad():
         plain = model(**batch)[0]
@@ -258,11 +243,9 @@ def test_every_bit_is_the_same(
 
 
 @pytest.mark.parametrize("received", [False, True], ids=["default", "received"])
-@pytest.mark.parametrize("name", tiers(["t5", "clip"], ["whisper"]))
+@pytest.mark.parametrize("name", tiers(["T5ForConditionalGeneration", "CLIPModel"], KINDS))
 def test_every_bit_of_other_kinds_of_models_is_the_same(name: str, received: bool) -> None:
-    make, batch, queries = MODELS[name]
-    torch.manual_seed(0)
-    model = make().eval()
+    model, batch = make_towers(name)
     model.set_attn_implementation("headwise")
     with torch.no_grad():
         plain = _tensors(model(**batch))
@@ -271,7 +254,7 @@ def test_every_bit_of_other_kinds_of_models_is_the_same(name: str, received: boo
                 for out, known in zip(_tensors(model(**batch)), plain, strict=True):
                     assert torch.equal(out, known)
     sites = watch.sites()
-    assert {site.stack for site in sites} == set(queries)
+    assert {site.stack for site in sites} == set(QUERIES[name])
     if not received:
         assert {site.kernel for site in sites} == {IN_THE_CALL}
 
@@ -282,7 +265,7 @@ def _tensors(outputs: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", tiers(["Bert", "Llama"], ["Gemma2", "GptOss", "Mistral"]))
 def test_statistics_are_those_of_eager_attention(name: str) -> None:
-    model, batch = _model(name), _watched_batch(name, "right")
+    model, batch = _model(name), _batch(name, "right")
     _, ours = _watched(model, batch, REQUESTS["received"])
     model.set_attn_implementation("eager")
     _, known = _watched(model, batch, REQUESTS["received"])
@@ -298,7 +281,7 @@ def test_statistics_are_those_of_eager_attention(name: str) -> None:
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_decoding_gives_the_same_tokens_and_scores(cache: str, request_name: str) -> None:
     model = _model("Llama")
-    prompt = {k: x for k, x in padded(WATCHED_TEXTS, "left").items() if k != "position_ids"}
+    prompt = {k: x for k, x in padded(TEXTS, "left").items() if k != "position_ids"}
     how: dict[str, Any] = {
         "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "output_scores": True,
         "return_dict_in_generate": True, "cache_implementation": cache, "disable_compile": True,
@@ -309,10 +292,10 @@ def test_decoding_gives_the_same_tokens_and_scores(cache: str, request_name: str
     assert torch.equal(plain.sequences, watched.sequences)
     for one, other in zip(plain.scores, watched.scores, strict=True):
         assert torch.equal(one, other)
-    assert (watch.table().count("lse") == sum(map(len, WATCHED_TEXTS)) + 2 * 5).all()
+    assert (watch.table().count("lse") == sum(map(len, TEXTS)) + 3 * 5).all()
 
 
-CAUSAL = torch.zeros(2, 1, 12, 12).masked_fill(torch.ones(12, 12).triu(1) > 0, -torch.inf)
+CAUSAL = torch.zeros(3, 1, 12, 12).masked_fill(torch.ones(12, 12).triu(1) > 0, -torch.inf)
 SHORT = {"input_ids": torch.tensor([[5, 9, 7, 3, 11, 8, 4, 6]]), "attention_mask": None}
 # What the call itself does not compute: changes of the batch, the request and the context.
 BESIDE_THE_CALL: dict[str, tuple[dict[str, Any], Request, Any]] = {
@@ -327,12 +310,12 @@ BESIDE_THE_CALL: dict[str, tuple[dict[str, Any], Request, Any]] = {
 @pytest.mark.parametrize("case", BESIDE_THE_CALL)
 def test_what_is_computed_beside_the_call_is_the_same(case: str) -> None:
     more, request, context = BESIDE_THE_CALL[case]
-    _check_beside_the_call(_watched_batch("Llama", "right") | more, request, context())
+    _check_beside_the_call(_batch("Llama", "right") | more, request, context())
 
 
 def test_what_is_left_to_torch_is_watched_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # the thresholds as they are: all is too small
-    _check_beside_the_call(_watched_batch("Llama", "right"), Request(), nullcontext())
+    _check_beside_the_call(_batch("Llama", "right"), Request(), nullcontext())
 
 
 def _check_beside_the_call(
@@ -350,11 +333,11 @@ def _check_beside_the_call(
 def test_gradients_are_the_same() -> None:
     gradients = []
     for is_watched in (False, True):
-        model, batch = _model("Llama").train(), _watched_batch("Llama", "right")
+        model, batch = _model("Llama").train(), _batch("Llama", "right")
         if is_watched:
             with observe(model) as watch:
                 model(**batch)[0].square().mean().backward()
-            assert (watch.table().count("lse") == sum(map(len, WATCHED_TEXTS))).all()
+            assert (watch.table().count("lse") == sum(map(len, TEXTS))).all()
         else:
             model(**batch)[0].square().mean().backward()
         gradients.append([weight.grad for weight in model.parameters()])

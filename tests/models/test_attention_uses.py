@@ -9,14 +9,13 @@ import pytest
 import torch
 import transformers
 import zoo
-from test_stacks import _bart
+from architectures import CASES
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, StaticCache
 from transformers.cache_utils import QuantizedLayer
 
 import headwise as hw
 from children import run_laws
-from folders import tiny_t5
 from on_our_kernel import at_any_size as at_any_size
 from on_our_kernel import left_to_torch as left_to_torch
 from oracles import padded
@@ -25,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("at_any_size")
 
 TEXTS = [[5, 9, 7, 3, 11, 8, 4], [4, 6, 13]]
 HOW = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+T5 = "T5ForConditionalGeneration"
 
 
 def _prompt(side: str = "left") -> dict[str, Tensor]:
@@ -81,10 +81,10 @@ def test_other_ways_to_decode(how: str) -> None:
     assert torch.equal(known, ours)
 
 
-@pytest.mark.parametrize("make", [_bart, tiny_t5])
-def test_encoder_decoders_decode(make: Callable[[], nn.Module]) -> None:
-    torch.manual_seed(0)
-    known, ours = _both(make().eval(), lambda m: m.generate(**_prompt("right"), **HOW))
+@pytest.mark.parametrize("kind", ["Bart", "T5"])
+def test_encoder_decoders_decode(kind: str) -> None:
+    model, _ = CASES[f"{kind}ForConditionalGeneration"].make()
+    known, ours = _both(model, lambda m: m.generate(**_prompt("right"), **HOW))
     assert torch.equal(known, ours)
 
 
@@ -111,11 +111,10 @@ def test_a_mask_of_the_callers_own(kind: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["Bert", "Gemma2", "GptOss", "Llama", "t5"])
+@pytest.mark.parametrize("name", ["Bert", "Gemma2", "GptOss", "Llama", T5])
 def test_the_weights_are_there_if_asked_for(name: str) -> None:
-    model = tiny_t5().eval() if name == "t5" else zoo.make(name)
-    batch: dict[str, Any] = _prompt("right")
-    if name == "t5":
+    model, batch = CASES[name].make()[0], dict[str, Any](_prompt("right"))
+    if name == T5:
         batch["decoder_input_ids"] = batch["input_ids"][:, :3]
     outs = []
     for implementation in ("eager", "headwise"):

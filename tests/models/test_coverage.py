@@ -22,20 +22,11 @@ from headwise.attention import set_attention
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models.texts import without_logits
 from headwise.tables import HeadTable
-from headwise.watch import Request, Watch, observe
+from headwise.watch import Request, observe
+from oracles import assert_tables_close, watched
 from tiers import tiers
 
 D_MODEL, HEADS = 12, 3
-
-
-def _watched(model: nn.Module, *args: Any, **kwargs: Any) -> Watch:
-    with torch.no_grad():
-        plain = model(*args, **kwargs)
-        with observe(model) as watch:
-            watched = model(*args, **kwargs)
-    plain, watched = (x if isinstance(x, Tensor) else x[0] for x in (plain, watched))
-    assert torch.equal(plain, watched)
-    return watch
 
 
 def _big_bird() -> nn.Module:
@@ -49,7 +40,7 @@ def _big_bird() -> nn.Module:
 
 def test_a_block_sparse_table_reports_its_coverage(tmp_path: Path) -> None:
     ids = torch.randint(3, 20, (1, 64), generator=torch.Generator().manual_seed(0))
-    watch = _watched(_big_bird(), ids)
+    watch = watched(_big_bird(), ids)
     site, middle = watch.sites()
     assert site.coverage == "32 queries for 64 tokens"
     assert (middle.name, middle.n_heads) == (site.name, 0)
@@ -64,7 +55,7 @@ def test_a_block_sparse_table_reports_its_coverage(tmp_path: Path) -> None:
 
 
 def test_a_table_of_all_queries_has_no_coverage_column() -> None:
-    watch = _watched(zoo.make("Bert"), torch.tensor([[3, 4, 5]]))
+    watch = watched(zoo.make("Bert"), torch.tensor([[3, 4, 5]]))
     assert [site.coverage for site in watch.sites()] == ["all queries"] * 2
     assert watch.table().coverage.tolist() == [1.0] * 8
     assert "coverage" not in watch.table().frame()
@@ -124,17 +115,17 @@ X = torch.randn(2, 10, D_MODEL, generator=torch.Generator().manual_seed(0))
 def test_modules_that_do_not_attend_over_the_text_are_named(
     model: type[nn.Module], why: str
 ) -> None:
-    watch = _watched(nn.Sequential(model(), Some()), X)
+    watch = watched(nn.Sequential(model(), Some()), X)
     known, unsupported = watch.sites()
     assert (known.name, unsupported.name, unsupported.n_heads) == ("1", "0", 0)
     assert why in unsupported.reason
     assert [str(head) for head in watch.table().heads] == ["L0.H0", "L0.H1", "L0.H2"]
     with pytest.raises(UnsupportedError, match=why):
-        _watched(nn.Sequential(model()), X).table()
+        watched(nn.Sequential(model()), X).table()
 
 
 def test_windows_are_named() -> None:
-    watch = _watched(nn.Sequential(Windows()), X)
+    watch = watched(nn.Sequential(Windows()), X)
     assert [site.coverage for site in watch.sites()] == ["windows of 5 tokens, each as a text"]
     assert watch.table().coverage.tolist() == [1.0] * HEADS
     assert watch.table().count("lse").tolist() == [20.0] * HEADS
@@ -145,7 +136,7 @@ def test_latents_in_place_of_tokens_have_no_neighbors() -> None:
         vocab_size=23, block_sizes=[1, 2], num_decoder_layers=1, d_model=D_MODEL, n_head=HEADS,
         d_head=4, d_inner=8,
     )  # fmt: skip
-    watch = _watched(transformers.FunnelModel(config).eval(), torch.arange(3, 11)[None])
+    watch = watched(transformers.FunnelModel(config).eval(), torch.arange(3, 11)[None])
     coverage = [site.coverage for site in watch.sites() if site.n_heads]
     pooled = "4 queries for 8 tokens"
     assert coverage == ["all queries", pooled, pooled, "all queries"]
@@ -211,8 +202,8 @@ def test_a_sparse_model_counts_every_query_without_a_mask_of_the_text() -> None:
     torch.manual_seed(1)
     model = transformers.DeepseekV32ForCausalLM(config).eval()
     ids = torch.randint(3, 20, (2, 23))
-    said = _watched(model, ids, attention_mask=torch.ones_like(ids)).table()
-    table = _watched(model, ids).table()
+    said = watched(model, ids, attention_mask=torch.ones_like(ids)).table()
+    table = watched(model, ids).table()
     assert said.count("lse").tolist() == [46.0] * 4
     for name in said.statistics:
         np.testing.assert_array_equal(table.count(name), said.count(name))
@@ -464,15 +455,6 @@ class AxesAttention(nn.Module):
         return heads.transpose(2, 3).flatten(1, 2).flatten(2)
 
 
-def _watch_of(model: nn.Module, x: Tensor) -> Watch:
-    with torch.no_grad():
-        expected = model(x)
-        with hw.observe(model) as watch:
-            for _ in range(2):
-                assert torch.equal(model(x), expected)
-    return watch
-
-
 def _alike(axes: str) -> tuple[AxesAttention, AxesAttention]:
     torch.manual_seed(0)
     model, usual = AxesAttention(axes), AxesAttention("four")
@@ -484,19 +466,16 @@ def _alike(axes: str) -> tuple[AxesAttention, AxesAttention]:
 def test_heads_on_any_number_of_axes_are_those_on_four(axes: str) -> None:
     model, usual = _alike(axes)
     x = torch.randn(3, WINDOWS * T if axes == "windows" else T, FUSED_HEADS * WIDTH)
-    table = _watch_of(model, x).table()
+    table = watched(model, x, passes=2).table()
     # Each window is a text.
-    known = _watch_of(usual, x.view(-1, T, FUSED_HEADS * WIDTH)).table()
-    assert table.heads == known.heads
-    for name in known.statistics:
-        np.testing.assert_array_equal(table.count(name), known.count(name), err_msg=name)
-        np.testing.assert_allclose(table.mean(name), known.mean(name), rtol=1e-6, err_msg=name)
+    known = watched(usual, x.view(-1, T, FUSED_HEADS * WIDTH), passes=2).table()
+    assert_tables_close(table, known)
 
 
 def test_queries_of_two_axes_are_a_head_of_a_text() -> None:
     model, usual = _alike("two")
     x = torch.randn(1, T, FUSED_HEADS * WIDTH)
-    table, known = _watch_of(model, x).table(), _watch_of(usual, x).table()
+    table, known = watched(model, x, passes=2).table(), watched(usual, x, passes=2).table()
     for name in known.statistics:
         mean = known.mean(name).mean()  # the calls on parts of the same queries are one head
         np.testing.assert_allclose(table.mean(name), [mean], rtol=1e-6, err_msg=name)
@@ -505,7 +484,7 @@ def test_queries_of_two_axes_are_a_head_of_a_text() -> None:
 @pytest.mark.parametrize("n_heads", [1, 3])
 def test_queries_of_five_axes_without_a_number_of_heads_are_listed(n_heads: int) -> None:
     model = nn.Sequential(AxesAttention("four"), AxesAttention("grouped", n_heads))
-    watch = _watch_of(model, torch.randn(3, T, FUSED_HEADS * WIDTH))
+    watch = watched(model, torch.randn(3, T, FUSED_HEADS * WIDTH), passes=2)
     why = r"which axes of its queries (3, 2, 2, 5, 3) are heads is unknown"
     assert {site.name: site.reason for site in watch.sites()}["1"] == why
     assert [str(head) for head in watch.table().heads] == [
@@ -602,32 +581,16 @@ class DiffusersModel(nn.Module):
         return x
 
 
-def _table_of_inputs(model: nn.Module, *inputs: Any) -> HeadTable:
-    model.eval()
-    with torch.no_grad():
-        plain = model(*inputs)
-        with observe(model) as watch:
-            assert torch.equal(model(*inputs), plain)
-    return watch.table()
-
-
-def _assert_alike(first: HeadTable, second: HeadTable, but: tuple[str, ...] = ()) -> None:
-    assert first.heads == second.heads
-    for name in set(first.statistics) - set(but):
-        np.testing.assert_array_equal(first.count(name), second.count(name), err_msg=name)
-        np.testing.assert_allclose(first.mean(name), second.mean(name), rtol=1e-4, err_msg=name)
-
-
 def test_a_block_of_diffusers_in_both_of_its_paths() -> None:
     fused, written = DiffusersModel(AttnProcessor2()), DiffusersModel(AttnProcessor())
     written.load_state_dict(fused.state_dict())
-    tables = [_table_of_inputs(model, PATCHES, TEXT) for model in (fused, written)]
+    tables = [watched(model, PATCHES, TEXT).table() for model in (fused, written)]
     # The text is as long as the image: only its projection distinguishes them.
     names = ["L0.H0", "L1.H0", "cross.L0.H0", "cross.L1.H0"]
     assert [str(head) for head in tables[0].heads[::BLOCK_HEADS]] == names
     assert np.isnan(tables[0].mean("self")[2 * BLOCK_HEADS :]).all()
     assert not np.isnan(tables[0].mean("self")[: 2 * BLOCK_HEADS]).any()
-    _assert_alike(*tables)
+    assert_tables_close(*tables, rtol=1e-4)
 
 
 class Cached(nn.Module):
@@ -663,9 +626,8 @@ def test_cached_keys_belong_to_their_text(fused: bool, steps: list[int]) -> None
     with torch.no_grad(), observe(model) as stepwise:
         for part in PATCHES.split(steps, dim=1):
             model(part)
-    actual, expected = stepwise.table(), whole.table()
-    assert {head.stack for head in actual.heads} == {""}
-    _assert_alike(actual, expected)
+    assert {head.stack for head in whole.table().heads} == {""}
+    assert_tables_close(stepwise.table(), whole.table(), rtol=1e-4)
 
 
 class PerceiverLayer(nn.Module):
@@ -687,7 +649,7 @@ class PerceiverLayer(nn.Module):
 @pytest.mark.parametrize("n_latents", [2, 9])
 def test_latents_that_read_a_text_use_cross_attention(order: str, n_latents: int) -> None:
     latents = torch.randn(3, n_latents, DIM)
-    table = _table_of_inputs(PerceiverLayer(order), latents, PATCHES)
+    table = watched(PerceiverLayer(order), latents, PATCHES).table()
     assert {head.stack for head in table.heads} == {"cross"}
 
 

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
+import zoo
+from architectures import CASES
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -18,6 +20,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import nn
 
 from command import headwise
+from folders import two_berts
 from headwise.errors import ArgumentError, InputError, UnsupportedError
 from headwise.models.texts import as_pieces, decoder_ids, inputs_of
 from headwise.report import study
@@ -30,59 +33,22 @@ from headwise.watch import attentions, links, observe
 from tiers import tiers
 
 WORDS = ["<pad>", "</s>", "<unk>", "<s>", *"abcdefghij", ",", "."]
-SIZES = {"d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
-SIZES |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
-SIZES |= {"vocab_size": len(WORDS), "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 3}
-BERT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
-BERT |= {"intermediate_size": 32, "vocab_size": len(WORDS), "max_position_embeddings": 40}
 TEXTS = ["a b c d", "e , f g h i j .", "a", "b d f h j a c e g i"]
 TARGETS = ["c d", "a b c d e f", "g h i", "j ."]
 STACKS = ["encoder", "decoder", "decoder.cross"]
 
 
-def _t5(name: str = "T5ForConditionalGeneration") -> nn.Module:
-    config = transformers.T5Config(
-        vocab_size=len(WORDS), d_model=24, d_kv=6, d_ff=32, num_layers=2, num_heads=4,
-        decoder_start_token_id=0, pad_token_id=0, eos_token_id=1,
-    )  # fmt: skip
-    return getattr(transformers, name)(config)
+MODELS = {
+    "T5": "T5ForConditionalGeneration", "BART": "BartForConditionalGeneration",
+    "Marian": "MarianMTModel", "mBART": "MBartForConditionalGeneration",
+    "M2M100": "M2M100ForConditionalGeneration", "two BERTs": "",
+}  # fmt: skip
+BARE = {"T5": "T5Model", "BART": "BartModel"}  # which take no labels
 
 
-def _like_bart(family: str, name: str, **more: Any) -> nn.Module:
-    config = getattr(transformers, f"{family}Config")(
-        **SIZES | {"max_position_embeddings": 40, "decoder_start_token_id": 1} | more
-    )
-    return getattr(transformers, name)(config)
-
-
-def _two_berts() -> nn.Module:
-    decoder = transformers.BertConfig(**BERT, is_decoder=True, add_cross_attention=True)
-    model = transformers.EncoderDecoderModel(
-        encoder=transformers.BertModel(transformers.BertConfig(**BERT)),
-        decoder=transformers.BertLMHeadModel(decoder),
-    )
-    model.config.pad_token_id, model.config.decoder_start_token_id = 0, 3
-    return model
-
-
-MODELS: dict[str, Callable[[], nn.Module]] = {
-    "T5": _t5,
-    "BART": lambda: _like_bart("Bart", "BartForConditionalGeneration"),
-    "Marian": lambda: _like_bart("Marian", "MarianMTModel"),
-    "mBART": lambda: _like_bart("MBart", "MBartForConditionalGeneration"),
-    "M2M100": lambda: _like_bart("M2M100", "M2M100ForConditionalGeneration"),
-    "two BERTs": _two_berts,
-}
-# These models take no labels.
-BARE: dict[str, Callable[[], nn.Module]] = {
-    "T5": lambda: _t5("T5Model"),
-    "BART": lambda: _like_bart("Bart", "BartModel"),
-}
-
-
-def _make(make: Callable[[], nn.Module]) -> nn.Module:
-    torch.manual_seed(0)
-    return make().eval()
+def _make(name: str, bare: bool = False) -> nn.Module:
+    model = CASES[MODELS[name]].make()[0] if MODELS[name] else two_berts()
+    return getattr(transformers, BARE[name])(model.config).eval() if bare else model.eval()
 
 
 def _tokenizer(longest: int = 40) -> Any:
@@ -109,7 +75,7 @@ def _count(table: HeadTable, stack: str, name: str = "lse") -> int:
 @pytest.mark.filterwarnings("ignore:Version v4.12.0 introduces")
 @pytest.mark.parametrize("name", MODELS)
 def test_decoder_inputs_equal_those_the_model_makes_from_labels(name: str) -> None:
-    model, labels = _make(MODELS[name]), _ids("c d e")
+    model, labels = _make(name), _ids("c d e")
     read: list[list[int]] = []
 
     def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -126,7 +92,7 @@ def test_decoder_inputs_equal_those_the_model_makes_from_labels(name: str) -> No
 @pytest.mark.parametrize("name", BARE)
 def test_a_model_without_a_head_shifts_like_the_one_with_it(name: str) -> None:
     labels = _ids("c d e")
-    assert decoder_ids(_make(BARE[name]), labels) == decoder_ids(_make(MODELS[name]), labels)
+    assert decoder_ids(_make(name, bare=True), labels) == decoder_ids(_make(name), labels)
 
 
 # An encoder-decoder that is one model, and one that is made of two.
@@ -135,7 +101,7 @@ _FEW = ("T5", "two BERTs")
 
 @pytest.mark.parametrize("name", tiers(_FEW, MODELS))
 def test_a_study_of_pairs_is_that_of_each_pair_alone(name: str) -> None:
-    model, tokenizer = _make(MODELS[name]), _tokenizer()
+    model, tokenizer = _make(name), _tokenizer()
     table = study(model, TEXTS, tokenizer=tokenizer, targets=TARGETS).table
     with torch.no_grad(), observe(model) as watch:
         for text, target in zip(TEXTS, TARGETS, strict=True):
@@ -158,7 +124,7 @@ def test_a_study_of_pairs_is_that_of_each_pair_alone(name: str) -> None:
 
 
 def test_without_targets_each_text_is_its_own() -> None:
-    model, tokenizer = _make(MODELS["T5"]), _tokenizer()
+    model, tokenizer = _make("T5"), _tokenizer()
     alone, named = (
         study(model, TEXTS, tokenizer=tokenizer, targets=targets) for targets in (None, TEXTS)
     )
@@ -172,16 +138,16 @@ def test_without_targets_each_text_is_its_own() -> None:
 
 
 def test_a_long_text_that_is_its_own_target_is_cut_like_any_other() -> None:
-    result = study(_make(MODELS["T5"]), "a b c d e f g h i j", tokenizer=_tokenizer(), max_tokens=6)
+    result = study(_make("T5"), "a b c d e f g h i j", tokenizer=_tokenizer(), max_tokens=6)
     assert (result.text["texts"], result.text["pieces of texts"]) == (1, 2)
     assert result.findings()[0].startswith("Shares of attention not tested: 1 text, 5 needed")
 
 
 def test_every_kind_of_map_has_its_own_tokens() -> None:
-    model, tokenizer = _make(MODELS["BART"]), _tokenizer()
+    model, tokenizer = _make("BART"), _tokenizer()
     result = study(model, TEXTS[:1], tokenizer=tokenizer, targets=TARGETS[:1])
     (sample,) = result.samples
-    source, target = ["a", "b", "c", "d", "</s>"], ["</s>", "c", "d"]
+    source, target = ["a", "b", "c", "d", "</s>"], ["<unk>", "c", "d"]
     assert (list(sample.tokens), list(sample.targets)) == (source, target)
     for head, weights in sample.weights.items():
         sides = [len(sample.side(side)) for side in sample.sides(head)]
@@ -203,7 +169,7 @@ def test_every_kind_of_map_has_its_own_tokens() -> None:
 
 
 def test_classes_of_keys_come_from_the_attended_text() -> None:
-    result = study(_make(MODELS["T5"]), ["a , b"], tokenizer=_tokenizer(), targets=["c d"])
+    result = study(_make("T5"), ["a , b"], tokenizer=_tokenizer(), targets=["c d"])
     table = result.table
     # The text ends with a special token; the decoder's own begins with one.
     assert [_count(table, stack, "special") for stack in STACKS] == [4, 2, 3]
@@ -212,33 +178,31 @@ def test_classes_of_keys_come_from_the_attended_text() -> None:
 
 
 def test_importance_takes_texts_as_their_own_targets() -> None:
-    model, tokenizer = _make(MODELS["T5"]), _tokenizer()
+    model, tokenizer = _make("T5"), _tokenizer()
     scores = importance(model, TEXTS, tokenizer=tokenizer)
     pieces = as_pieces(tokenizer, [(text, text) for text in TEXTS], model)
     batches = list(inputs_of(pieces, 16, labels=True))
     np.testing.assert_allclose(scores.per_text, importance(model, batches).per_text, rtol=1e-5)
     assert scores.loss == "label"
-    bare = importance(_make(BARE["T5"]), TEXTS, tokenizer=tokenizer)
+    bare = importance(_make("T5", bare=True), TEXTS, tokenizer=tokenizer)
     assert bare.loss == "embedding"
 
 
 def test_pairs_that_do_not_fit_are_refused() -> None:
-    model, tokenizer = _make(MODELS["T5"]), _tokenizer()
+    model, tokenizer = _make("T5"), _tokenizer()
     with pytest.raises(ArgumentError, match="study: 4 texts and 3 targets"):
         study(model, TEXTS, tokenizer=tokenizer, targets=TARGETS[:3])
     with pytest.raises(
         InputError, match=r"pair 1 does not fit into 6 tokens .* 2 pieces, its target 2"
     ):
         study(model, TEXTS[:2], tokenizer=tokenizer, targets=TARGETS[:2], max_tokens=6)
-    gpt = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(n_embd=24, n_layer=1, n_head=4, vocab_size=len(WORDS))
-    )
+    gpt = zoo.make("GPT2")
     with pytest.raises(ArgumentError, match=r"targets are for .* GPT2LMHeadModel reads one text"):
         study(gpt, TEXTS, tokenizer=tokenizer, targets=TARGETS)
 
 
 def test_a_decoder_without_a_start_token_is_refused() -> None:
-    model = _make(MODELS["T5"])
+    model = _make("T5")
     model.config.decoder_start_token_id = model.config.pad_token_id = None
     with pytest.raises(ArgumentError, match=r"T5ForCond.* does not say how its decoder begins"):
         study(model, TEXTS, tokenizer=_tokenizer())
@@ -252,39 +216,17 @@ def test_a_decoder_without_a_start_token_is_refused() -> None:
         decoder_ids(Other(), [1, 2])
 
 
-IMAGE = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}
-IMAGE |= {"intermediate_size": 32, "image_size": 16, "patch_size": 4}
-
-
-def _whisper() -> nn.Module:
-    sizes = {name: size for name, size in SIZES.items() if name != "max_position_embeddings"}
-    return transformers.WhisperForConditionalGeneration(
-        transformers.WhisperConfig(
-            **sizes, num_mel_bins=8, max_source_positions=15, max_target_positions=20,
-            decoder_start_token_id=1, suppress_tokens=None, begin_suppress_tokens=None,
-        )
-    )  # fmt: skip
-
-
-OTHERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "whisper": (_whisper, "WhisperForConditionalGeneration reads input_features, not text"),
-    "vision": (
-        lambda: transformers.ViTModel(transformers.ViTConfig(**IMAGE)),
-        "ViTModel reads pixel_values, not text",
-    ),
-    "both": (
-        lambda: transformers.CLIPModel(
-            transformers.CLIPConfig(text_config=BERT, vision_config=IMAGE)
-        ),
-        "CLIPModel reads pixel_values beside text, and does not run on text alone",
-    ),
+OTHERS = {
+    "WhisperForConditionalGeneration": "reads input_features, not text",
+    "ViTModel": "reads pixel_values, not text",
+    "CLIPModel": "reads pixel_values beside text, and does not run on text alone",
 }
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_models_of_speech_and_images_are_refused(name: str) -> None:
-    make, said = OTHERS[name]
-    model, tokenizer = _make(make), _tokenizer()
+    said, tokenizer = f"{name} {OTHERS[name]}", _tokenizer()
+    model, _ = CASES[name].make()
     doors: dict[str, Callable[[], Any]] = {
         "study": lambda: study(model, TEXTS, tokenizer=tokenizer),
         "find_roles": lambda: find_roles(model, TEXTS, tokenizer=tokenizer),
@@ -301,7 +243,7 @@ def test_models_of_speech_and_images_are_refused(name: str) -> None:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model, its tokenizer, texts and targets."""
     place = tmp_path_factory.mktemp("encoder-decoder")
-    _make(MODELS["T5"]).save_pretrained(place)
+    _make("T5").save_pretrained(place)
     _tokenizer().save_pretrained(place)
     (place / "texts.txt").write_text("\n".join(TEXTS) + "\n", "utf-8")
     (place / "targets.txt").write_text("\n".join(TARGETS) + "\n", "utf-8")

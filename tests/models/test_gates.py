@@ -14,7 +14,7 @@ from headwise.errors import ArgumentError
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.layer import MultiHeadAttention
 from headwise.ownership import find_attentions, heads_of
-from oracles import modules_of, padded
+from oracles import first_tensor, modules_of, padded
 
 TEXTS = [[5, 9, 7, 3, 11, 8, 4], [4, 6], [10, 3, 3, 12, 9]]
 X = torch.randn(3, 5, 12, generator=torch.Generator().manual_seed(3))
@@ -58,10 +58,6 @@ def _made(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     return model, (), _batch(model)
 
 
-def _first(output: Any) -> Tensor:
-    return output if isinstance(output, Tensor) else output[0]
-
-
 @pytest.fixture
 def ordinary() -> Any:
     """Torch's own layers outside their private fast path, to which they are equal under gates."""
@@ -79,20 +75,20 @@ def test_a_gate_of_one_is_the_identity_and_zero_removes_the_head(name: str) -> N
     attentions = find_attentions(model)
     H = attentions[0].site.n_heads
     with torch.no_grad():
-        plain = _first(model(*args, **kwargs))
+        plain = first_tensor(model(*args, **kwargs))
         with gate_heads(model, attentions, lambda _: torch.ones(H)):
-            assert torch.equal(_first(model(*args, **kwargs)), plain)
+            assert torch.equal(first_tensor(model(*args, **kwargs)), plain)
         gates = torch.ones(H)
         gates[[0, 2]] = 0
         with gate_heads(model, attentions, lambda _: gates):
-            gated = _first(model(*args, **kwargs))
+            gated = first_tensor(model(*args, **kwargs))
         with ablate(model, [head for head in heads_of(attentions) if head.head in (0, 2)]):
-            ablated = _first(model(*args, **kwargs))
+            ablated = first_tensor(model(*args, **kwargs))
         assert modules_of(model) == before
-        assert torch.equal(_first(model(*args, **kwargs)), plain)
+        assert torch.equal(first_tensor(model(*args, **kwargs)), plain)
         for attention in attentions:
             attention.output.per_head[[0, 2]] = 0
-        without = _first(model(*args, **kwargs))
+        without = first_tensor(model(*args, **kwargs))
     assert torch.equal(gated, ablated)
     torch.testing.assert_close(gated, without, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(gated, plain, atol=1e-3)
@@ -111,7 +107,7 @@ def test_gates_for_each_text_give_each_text_its_gradient(name: str) -> None:
         with gate_heads(
             model, attentions, lambda attention: gates[..., attentions.index(attention), :]
         ):
-            return _first(model(*inputs)).square().sum()
+            return first_tensor(model(*inputs)).square().sum()
 
     together = torch.full((B, len(attentions), 4), 0.5, dtype=torch.float64, requires_grad=True)
     loss(together, args).backward()

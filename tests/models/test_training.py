@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+import zoo
 from test_written_out import Block
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from folders import tiny_llama
 from headwise.errors import ArgumentError
 from headwise.layer import MultiHeadAttention
 from headwise.monitor import Above, HeadMonitor, QKClip
@@ -19,7 +21,6 @@ from headwise.watch import Request, observe
 from oracles import modules_of, padded
 
 TEXTS = [[5, 9, 7, 3, 11, 8, 2], [4, 6], [10, 3, 3, 12, 9]]
-SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 13}
 
 
 class Learner(nn.Module):
@@ -97,20 +98,11 @@ def test_blocks_train_alike_when_watched(kind: str, reentrant: bool | None) -> N
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("name", ["Llama", "GPTNeo"])
+@pytest.mark.parametrize("name", ["Llama", "GPTNeoForCausalLM"])
 def test_hugging_face_models_with_checkpoints_train_alike_when_watched(
     name: str, reentrant: bool
 ) -> None:
-    config = {
-        "Llama": lambda: transformers.LlamaConfig(
-            **SIZES, num_key_value_heads=2, intermediate_size=24
-        ),
-        "GPTNeo": lambda: transformers.GPTNeoConfig(
-            hidden_size=20, num_layers=2, num_heads=4, vocab_size=13, window_size=3,
-            attention_types=[[["global", "local"], 1]], max_position_embeddings=16,
-        ),
-    }[name]()  # fmt: skip
-    model = getattr(transformers, f"{name}ForCausalLM")(config).train()
+    model: Any = zoo.make(name).train()
     model.activation_checkpointing_enable({"use_reentrant": reentrant})
     model.enable_input_require_grads()
     batch = padded(TEXTS, "right")
@@ -147,12 +139,7 @@ TRAINED_ON = [
 
 
 def _model() -> transformers.LlamaForCausalLM:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(vocab_size=17, max_position_embeddings=16, **sizes, **heads)
-    )
+    return tiny_llama(hidden_size=16, intermediate_size=16, vocab_size=17)
 
 
 def _train(model: Any, folder: Path, monitor: Any, **options: Any) -> Any:

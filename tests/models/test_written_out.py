@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.watch import Request, observe
-from oracles import means, modules_of
+from oracles import assert_tables_close, means, modules_of
 
 D_MODEL, HEADS, WIDTH = 20, 4, 5
 
@@ -80,10 +80,7 @@ def test_nanogpt_is_watched_in_both_of_its_paths() -> None:
         block.attn.weights = None
     assert modules_of(model).keys() == before.keys()
     assert [site.name for site in watch.sites()] == ["0.attn", "1.attn"]
-    for name in known.table().statistics:  # the largest logit too
-        for column in ("mean", "count", "maximum", "uniform"):
-            ours, theirs = (getattr(w.table(), column)(name) for w in (watch, known))
-            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=name)
+    assert_tables_close(watch.table(), known.table(), rtol=1e-5, atol=1e-6)
 
 
 class Ways(nn.Module):
@@ -168,9 +165,7 @@ def test_every_implementation_gives_the_same_table(way: str) -> None:
     table = watch.table()
     group = HEADS // KV_HEADS.get(way, HEADS)
     assert table.kv_heads.tolist() == [head // group for head in range(HEADS)]
-    for name in table.statistics:
-        ours, theirs = table.mean(name), known.table().mean(name)
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, err_msg=name)
+    assert_tables_close(table, known.table(), rtol=1e-5)
 
 
 def test_a_logit_with_a_bias_is_not_mistaken_for_the_plain_logit() -> None:
