@@ -132,13 +132,16 @@ def test_an_argument_that_is_no_model(place: Path, command: str, value: str) -> 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("cache model --text good.txt --keep 7", "keep=7.0. Give a share"),
+        ("cache model --text good.txt --keep 7", "--keep: cache_plan: keep=7.0. Give a share"),
         ("cache model --text good.txt --sinks 4 --window 999", "window=999 keep all"),
-        ("train --kv-heads 3 --out lab", "n_heads=4 is not a multiple of n_kv_heads=3. "),
+        (
+            "train --kv-heads 3 --out lab",
+            "--kv-heads: MiniGPTConfig: n_heads=4 is not a multiple of n_kv_heads=3. ",
+        ),
         ("train --context 5 --out lab", "context is 5. Give 33 or more."),
         ("train --d-model 100000 --out lab", "mlp_ratio=2, context=40 give 240,004,000,000 weig"),
         ("train --heads 3 --out lab", "d_model=128 is not a multiple of n_heads=3. "),
-        ("train --steps 0 --out lab", "steps is 0. "),
+        ("train --steps -1 --out lab", "--steps: TrainSettings: steps is -1. "),
         ("train --out lab --prompt 'I frobnicate'", "does not know the word 'frobnicate'"),
         (f"train --out lab --prompt '{'I ' * 40}'", "has 41 tokens but the context holds 40"),
         ("look model words --target x", "target='x' alone is for an encoder-decoder"),
@@ -147,5 +150,7 @@ def test_an_argument_that_is_no_model(place: Path, command: str, value: str) -> 
         ("roles model --spans spans.jsonl --nulls none", "surrogate"),
     ],
 )
-def test_errors_of_the_library_stay_as_they_are(place: Path, line: str, message: str) -> None:
+def test_errors_of_the_library_follow_the_options_that_they_name(
+    place: Path, line: str, message: str
+) -> None:
     assert message in refused(place, *shlex.split(line))

@@ -20,7 +20,7 @@ from headwise.cli._report import report
 from headwise.cli._roles import roles
 from headwise.cli._single_text import look
 from headwise.cli._train import train
-from headwise.errors import ArgumentError
+from headwise.errors import ArgumentError, HeadwiseError
 
 _OUTPUTS = ("--out", "--figure", "--save", "--save-examples", "--vllm-hook", "--qrhead")
 _MODELS = ("MODEL", "BEFORE", "AFTER")  # a folder, a file, or a name on the hub
@@ -28,6 +28,8 @@ _MODELS = ("MODEL", "BEFORE", "AFTER")  # a folder, a file, or a name on the hub
 
 class CheckedCommand(TyperCommand):
     """A command whose errors name the option and the value that is refused.
+
+    Errors of the library, which name arguments, begin with the options that set them.
 
     It refuses empty values (except for `--prompt`), values with bytes that are not UTF-8 or with
     NUL, and numbers that are not finite.
@@ -72,7 +74,19 @@ class CheckedCommand(TyperCommand):
                 for x in params
             }
         )
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except HeadwiseError as error:
+            words = f" {error}"
+            options = [
+                x.opts[0]
+                for x in params
+                if ctx.params[x.name] is not None
+                and any(f" {x.name}{then}" in words for then in ("=", " is "))
+            ]
+            if options:
+                error.args = (f"{', '.join(options)}: {error}",)
+            raise
 
 
 def _check_files(values: Mapping[str, Any]) -> None:
