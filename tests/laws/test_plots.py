@@ -52,6 +52,13 @@ def test_a_map_shows_each_head_at_its_layer_and_number() -> None:
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("head", "layer")
 
 
+@pytest.mark.parametrize(("layers", "per_layer"), [(2, 5), (6, 12), (30, 9), (48, 4), (80, 64)])
+def test_a_map_of_many_layers_is_no_strip(layers: int, per_layer: int) -> None:
+    heads = tuple(Head("", layer, head) for layer in range(layers) for head in range(per_layer))
+    width, height = _scores(np.ones((1, len(heads))), heads).plot().figure.get_size_inches()
+    assert height <= 4 / 3 * width
+
+
 def test_heads_that_a_layer_does_not_have_are_gaps_and_stacks_are_named() -> None:
     heads = (Head("encoder", 0, 0), Head("encoder", 0, 2), Head("decoder", 0, 1))
     ax = _scores(np.array([[1.0, 2.0, 3.0]]), heads).plot()

@@ -120,6 +120,7 @@ def opacity(strength: float) -> float:
 
 FIGURE_ENDINGS = (".svg", ".png", ".pdf")
 _CELL, _MARGINS, _SMALLEST = 0.28, (2.2, 1.2), 2.0  # inches
+_TALLEST, _SLIMMEST = 6.0, 0.75  # of a map of colors: its height, and its width for that height
 # From little to much: light to dark, as on paper and on the pages.
 _PALETTE = ("#f0eee7", "#5798c0", "#0a3456")
 _TICKS = 16  # about as many labels as fit along an axis
@@ -188,12 +189,19 @@ def notebook_html(text: str, plot: Callable[[], Any]) -> str:
     return f'<div><pre>{lines}</pre><img alt="" src="data:image/png;base64,{source}"/></div>'
 
 
-def _grid_axes(function: str, grid: HeadGrid, ax: Any) -> Any:
-    """The axes for this grid, with a label for each layer and head, as far as they fit."""
+def _grid_axes(function: str, grid: HeadGrid, ax: Any, *, squares: bool = True) -> Any:
+    """The axes for this grid, with a label for each layer and head, as far as they fit.
+
+    Args:
+        squares: Whether a head needs a square, as for a letter; else many layers are lower.
+    """
     width, height = (
         max(_SMALLEST, _CELL * cells + margin)
         for cells, margin in zip((grid.width, len(grid.layers)), _MARGINS, strict=True)
     )
+    if not squares:
+        height = min(height, _TALLEST)
+        width = max(width, _SLIMMEST * height)
     ax = plot_axes(function, ax, width, height)
     ax.set_xlim(-0.5, grid.width - 0.5)
     ax.set_ylim(len(grid.layers) - 0.5, -0.5)
@@ -216,7 +224,7 @@ def plot_heads(
         The axes; their figure has a color bar with the label.
     """
     grid = HeadGrid(heads)
-    ax = _grid_axes(function, grid, ax)
+    ax = _grid_axes(function, grid, ax, squares=False)
     finite = values[np.isfinite(values)]
     colors: dict[str, Any] = {"cmap": _palette()}
     if len(finite) and finite.min() < 0 < finite.max():
