@@ -6,7 +6,7 @@ import sys
 from collections.abc import Container, Mapping
 from pathlib import Path
 
-from house.source import PACKAGE, sources
+from house.source import PACKAGE, ROOT, sources
 
 FLOORS = (
     ("errors", "shapes", "_choices", "_display", "_renamed"),
@@ -59,6 +59,13 @@ def test_private_files_are_imported_by_their_own_folder_only() -> None:
         for source, said, name in IMPORTS
         if (owner := _owner(name)) is not None and PACKAGE / owner not in source.path.parents
     ] == []
+
+
+def test_files_that_others_import_by_themselves_are_named_in_the_architecture() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    files = [source.path.relative_to(PACKAGE) for source in SOURCES]
+    public = [path for path in files if len(path.parts) > 1 and not path.name.startswith("_")]
+    assert [str(path) for path in public if f"`{path}`" not in page] == []
 
 
 def test_the_folder_of_a_private_file_is_found_at_every_level() -> None:

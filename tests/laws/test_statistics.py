@@ -48,7 +48,7 @@ def test_what_a_kernel_lacks_alone_comes_from_the_rows(
         name = label = "quick"
 
         def lacks(self, request: RowRequest) -> dict[str, str]:
-            return {lacking: "much"}
+            return {lacking: "much", "not requested": "more"}
 
         def statistics(self, problem: AttentionProblem, request: RowRequest) -> RowStatistics:
             asked.append(request)
