@@ -84,13 +84,13 @@ class TrainingCheckpoint:
                 weight.copy_(value)
         self.losses[:], self.seconds = losses.tolist(), seconds.item()
 
-    def save_if_due(self) -> None:
-        """Write the state if the last write was some time ago.
+    def save_if_due(self, steps: int) -> None:
+        """Write the state if the last write was some time ago, or so many steps are done.
 
         Raises:
             OutputError: the file cannot be written.
         """
-        if time.monotonic() > self._due:
+        if len(self.losses) == steps or time.monotonic() > self._due:
             self.save()
 
     def save(self) -> None:

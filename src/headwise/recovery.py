@@ -113,7 +113,7 @@ def recover(
             for group in optimizer.param_groups:
                 group["lr"] = rate * _rate_share(step, steps)
             optimizer.step()
-            checkpoint.save() if step + 1 == steps else checkpoint.save_if_due()
+            checkpoint.save_if_due(steps)
             if on_progress is not None:
                 on_progress(step + 1, steps)
     return np.array(losses)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwise import load, load_tokenizer
+from headwise import _checkpoint, load, load_tokenizer
 from headwise.corpora import BOS, EOS, PAD, Grammar
 from headwise.lab import (
     MiniGPT,
@@ -139,14 +139,16 @@ def test_the_same_settings_give_the_same_weights_and_leave_the_random_state(tmp_
     assert_same_weights(run.model, train(SMALL, tmp_path / "two").model)
 
 
-@pytest.mark.parametrize("last", [1, 3, 6, 7])
-def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, last):
+@pytest.mark.parametrize(("last", "seconds", "kept"), [(3, -1.0, 3), (6, 5.0, 0), (7, 5.0, 7)])
+def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, monkeypatch, last, seconds, kept):
+    monkeypatch.setattr(_checkpoint, "_SECONDS", seconds)  # -1: a write after every step
+    monkeypatch.setattr(_checkpoint, "_COMPUTE_PER_WRITE", 0.0)
     whole = train(SMALL, tmp_path / "whole")
     with pytest.raises(Interruption):
-        train(SMALL, tmp_path / "cut", on_progress=interrupt_after(last), checkpoint_every=2)
+        train(SMALL, tmp_path / "cut", on_progress=interrupt_after(last))
     steps = []
     resumed = train(SMALL, tmp_path / "cut", on_progress=lambda step, *_: steps.append(step))
-    assert steps == list(range({1: 0, 3: 2, 6: 6, 7: 7}[last] + 1, 8))
+    assert steps == list(range(kept + 1, 8))
     assert_same_weights(whole.model, resumed.model)
     facts = [run.facts() | {"seconds": 0} for run in (whole, resumed)]
     assert facts[0] == facts[1]

@@ -53,7 +53,7 @@ def _batches(seed: int = 0) -> list[dict[str, torch.Tensor]]:
 
 
 def _train(folder: Path) -> None:
-    train(SETTINGS, folder / "run", checkpoint_every=3, lines_judged=4)
+    train(SETTINGS, folder / "run", lines_judged=4)
 
 
 def _read_lab(folder: Path) -> str:

@@ -17,8 +17,6 @@ from headwise.kernels._rule import Bias as Bias
 from headwise.kernels._rule import BiasLike as BiasLike
 from headwise.kernels._rule import MaskLike as MaskLike
 from headwise.kernels._rule import TensorBias as TensorBias
-from headwise.kernels._rule import WindowLike as WindowLike
-from headwise.kernels._rule import check_numbers as check_numbers
 from headwise.kernels._rule import make_rule as make_rule
 from headwise.kernels.native import is_packed as is_packed
 from headwise.kernels.native import native_is_faster as native_is_faster

@@ -172,7 +172,10 @@ def make_rule(
     Raises:
         MaskError: a mask is neither boolean nor float, or holds only zeros and ones as floats.
     """
-    check_numbers("attend", scale, softcap)
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise ArgumentError(f"attend: softcap={softcap}. Give a positive number, or None.")
+    if scale is not None and not math.isfinite(scale):
+        raise ArgumentError(f"attend: scale={scale}. Give a finite number, or None.")
     if bias is not None and not isinstance(bias, Bias | Tensor):
         raise ArgumentError(
             f"attend: bias is a {type(bias).__name__}. Give {a_tensor(bias)} of floats, which are "
@@ -209,14 +212,6 @@ def make_rule(
         softcap=softcap,
         sinks=sinks,
     )
-
-
-def check_numbers(function: str, scale: float | None, softcap: float | None) -> None:
-    """Refuse a scale or a softcap that is out of range."""
-    if softcap is not None and not 0 < softcap < math.inf:
-        raise ArgumentError(f"{function}: softcap={softcap}. Give a positive number, or None.")
-    if scale is not None and not math.isfinite(scale):
-        raise ArgumentError(f"{function}: scale={scale}. Give a finite number, or None.")
 
 
 def check_rule(rule: AttentionRule, q: Tensor, k: Tensor) -> None:

@@ -201,7 +201,6 @@ def train(
     *,
     on_start: Callable[[MiniGPT, int], object] | None = None,
     on_progress: Callable[[int, int, float], None] | None = None,
-    checkpoint_every: int = 100,
     lines_judged: int = 512,
 ) -> Trained:
     """Train a Mini-GPT, evaluate it, and save it into a folder.
@@ -216,16 +215,14 @@ def train(
             by an earlier run: the place to attach a `headwise.HeadMonitor`.
         on_progress: Called after each step with the number of steps done, the number of steps in
             all, and the loss.
-        checkpoint_every: The number of steps between checkpoints. The last step writes one too.
         lines_judged: The number of lines of each kind to evaluate the trained model on.
     Raises:
         ArgumentError: an argument is out of range.
         InputError: the checkpoint in the folder is damaged, or of a run with other settings.
         OutputError: the folder cannot be created or written.
     """
-    for name, number in (("checkpoint_every", checkpoint_every), ("lines_judged", lines_judged)):
-        if number < 1:
-            raise ArgumentError(f"train: {name} is {number}. Give 1 or more.")
+    if lines_judged < 1:
+        raise ArgumentError(f"train: lines_judged is {lines_judged}. Give 1 or more.")
     folder = as_path("train", folder)
     run = TrainingRun(settings, folder / _STATE)  # impossible settings leave no folder behind
     check_writable(make_folder(folder, "train") / _STATE)
@@ -234,8 +231,7 @@ def train(
         on_start(run.model, run.step)
     while run.step < settings.steps:
         loss = run.advance()
-        if run.step % checkpoint_every == 0 or run.step == settings.steps:
-            run.checkpoint.save()
+        run.checkpoint.save_if_due(settings.steps)
         if on_progress is not None:
             on_progress(run.step, settings.steps, loss)
     model = run.model.eval()

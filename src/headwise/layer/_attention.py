@@ -79,7 +79,9 @@ class MultiHeadAttention(nn.Module):
         self.d_model, self.n_heads, self.n_kv_heads, *widths = sizes
         self.head_dim, self.v_head_dim, self.kdim, self.vdim = widths
         _check_positions(n_heads, self.head_dim, rope, position_bias)
-        inner, outer = _read_bias(bias)
+        if bias not in (True, False, "qkv"):
+            raise ArgumentError(f"MultiHeadAttention: bias={bias!r}. Give True, False or 'qkv'.")
+        inner, outer = bool(bias), bias not in (False, "qkv")
         self.rope, self.position_bias = rope, position_bias
         self.q_proj = nn.Linear(d_model, n_heads * self.head_dim, bias=inner)
         self.k_proj = nn.Linear(self.kdim, self.n_kv_heads * self.head_dim, bias=inner)
@@ -270,15 +272,6 @@ def _read_sizes(d_model: int, n_heads: int, *optional: int | None) -> tuple[int,
     head_dim, kdim = head_dim or d_model // n_heads, kdim or d_model
     widths = head_dim, v_head_dim or head_dim, kdim, vdim or kdim
     return d_model, n_heads, n_kv_heads or n_heads, *widths
-
-
-def _read_bias(bias: bool | str) -> tuple[bool, bool]:
-    """Whether the query, key and value projections have biases, and whether the others do."""
-    if bias is True or bias is False:
-        return bias, bias
-    if bias != "qkv":
-        raise ArgumentError(f"MultiHeadAttention: bias={bias!r}. Give True, False or 'qkv'.")
-    return True, False
 
 
 def _check_positions(

@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor, cat
 
-from headwise.errors import ArgumentError, ShapeError
+from headwise.errors import ShapeError
 
 KeysValues = tuple[Float[Tensor, "B Hkv S D"], Float[Tensor, "B Hkv S Dv"]]
 
@@ -22,21 +22,17 @@ class KVCache:
         """All keys and values up to those of further tokens, which are not stored yet.
 
         Raises:
-            ShapeError: the sizes differ from those of the cached tensors.
-            ArgumentError: dtype or device differ.
+            ShapeError: sizes, dtype or device differ from those of the cached tensors.
         """
         if self._cached is None:
             return k, v
         for name, old, new in zip("kv", self._cached, (k, v), strict=True):
-            if (old.shape[:2], old.shape[3]) != (new.shape[:2], new.shape[3]):
+            kinds = [(x.shape[:2], x.shape[3], x.dtype, x.device) for x in (old, new)]
+            if kinds[0] != kinds[1]:
                 raise ShapeError(
-                    f"KVCache: {name} {tuple(new.shape)} after {tuple(old.shape)}. "
-                    f"Keep batch, heads and width; a cache belongs to one layer and batch."
-                )
-            if (old.dtype, old.device) != (new.dtype, new.device):
-                raise ArgumentError(
-                    f"KVCache: {name} {new.dtype} on {new.device} after {old.dtype} on "
-                    f"{old.device}. Bring them to one dtype and device."
+                    f"KVCache: {name} {tuple(new.shape)} of {new.dtype} on {new.device} after "
+                    f"{tuple(old.shape)} of {old.dtype} on {old.device}. Keep batch, heads, width, "
+                    f"dtype and device; a cache belongs to one layer and batch."
                 )
         old_k, old_v = self._cached
         return cat((old_k, k), 2), cat((old_v, v), 2)
