@@ -109,6 +109,9 @@ ROLES: Rows = [
     *((partial(_roles, relations={name: lambda text: []}), ArgumentError,
        rf"find_roles: '{name}' is a role already")
       for name in ("self", "induction", "prefix matching")),
+    (lambda: _roles(groups=["a", "b"]), ArgumentError, "find_roles: 2 groups for 3 texts. Give a"),
+    (lambda: _roles(texts=[*lines(2), *lines(2)], groups="abcb"), ArgumentError,
+     "find_roles: the groups 'a' and 'c' have the same text '.*Give copies"),
     (lambda: _roles(heads=[]), ArgumentError, r"find_roles: heads=\[\] names none of 1\. Name"),
     (lambda: _roles(heads="L7.H0"), HeadError, r"no head L7\.H0"),
     (lambda: _roles(roles=[]), ArgumentError, r"find_roles: roles=\[\] names none\. There are "),

@@ -121,6 +121,27 @@ def test_what_is_named_beforehand_is_the_family_of_the_test(unshuffled, heads, r
     assert named.why(rows.index[0][0])
 
 
+@pytest.mark.parametrize(
+    ("n", "outcome"),
+    [(90, "not found"), (60, "not found"), (5, "not tested: 3 held-out texts, 30 needed")],
+)
+def test_texts_of_one_group_are_one_text(unshuffled, n, outcome):
+    groups = tuple(number * n // 90 for number in range(90))
+    alone, grouped = unshuffled(), unshuffled(groups=groups)
+    held = n - n // 2
+    assert grouped.notes[0] == (
+        f"90 distinct texts of 90; heads, rules and null heads chosen on {n // 2}, all numbers "
+        f"from the other {held}, as independent {'texts' if n == 90 else 'groups of texts'}"
+    )
+    row = grouped.frame().set_index(["role", "name"]).loc[("offset +5", "L0.H3")]
+    assert (row["texts"], row["outcome"]) == (held, outcome)
+    assert {*grouped.examples("L0.H3")["text"]} <= {*map(str, groups)}
+    of_sequences = {("L1.H1", "same token")}  # which no group holds together
+    assert of_sequences <= found(grouped) <= (found(alone) if n > 5 else of_sequences)
+    if n == 90:
+        assert grouped.frame().equals(alone.frame())
+
+
 def test_sinks_and_diffuse_heads_stand_apart_from_roles(encoder):
     assert shapes(encoder) == {"L0.H4": "sink", "L1.H0": "sink", "L1.H3": "diffuse"}
     rows = encoder.shapes().set_index("name")

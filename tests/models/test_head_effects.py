@@ -159,7 +159,9 @@ def test_an_example_that_comes_twice_counts_once() -> None:
     examples = _examples(20)
     once, twice = (hw.effects(_made("sinks"), x) for x in (examples, examples * 2))
     assert once.frame().equals(twice.frame())
-    assert twice.notes[0] == "of 20 distinct examples 10 chose directions, 10 were held out"
+    assert twice.notes[0] == (
+        "of 20 distinct examples 10 chose directions, 10 were held out, as independent ones"
+    )
     assert re.search(r"larger logit in (\d|10) of 10 examples", str(twice.notes))
     assert f"the difference is {twice.difference:+.2f} [" in str(twice.notes)
 

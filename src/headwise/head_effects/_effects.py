@@ -369,7 +369,10 @@ def effects(
         "kind": kind.tolist(), "total": mean_lost, "repair": mean - mean_lost,
         "answers": others[n:].mean(0), "weights": by_chance[1], "n": float(len(held)),
     }  # fmt: skip
-    split = f"of {len(read)} distinct examples {n} chose directions, {len(held)} were held out"
+    split = (
+        f"of {len(read)} distinct examples {n} chose directions, {len(held)} were held out, as "
+        f"independent ones"
+    )
     differences = written.differences[0][n:]
     least, most = (float(end[0]) for end in mean_interval(differences[:, None]))
     notes = [

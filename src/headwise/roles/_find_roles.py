@@ -5,7 +5,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -19,7 +19,7 @@ from headwise._display import BEFOREHAND, counted, did_you_mean, measured_on
 from headwise._progress import Passes, Progress, shows_progress
 from headwise._renamed import renamed
 from headwise.checkpoints import originals_of
-from headwise.corpora import Corpus
+from headwise.corpora import AnnotatedText, Corpus
 from headwise.errors import ArgumentError, InputError
 from headwise.models import check_model, fingerprint
 from headwise.models.texts import context_of, tokenizer_of
@@ -32,7 +32,7 @@ from headwise.roles._rows import (
     length_measures,
     tested_rows,
 )
-from headwise.roles._samples import SEQUENCES, RoleSample, distinct_texts, probe_sample, text_sample
+from headwise.roles._samples import SEQUENCES, RoleSample, groups_of, probe_sample, text_sample
 from headwise.roles._table import Roles
 from headwise.roles.evidence import (
     FEWEST_TEXTS,
@@ -87,6 +87,7 @@ def find_roles(
     relations: Relations | None = None,
     heads: HeadsLike | None = None,
     roles: Collection[str] | None = None,
+    groups: Sequence[Hashable] | None = None,
     evidence: Evidence | None = None,
     max_tokens: int | None = None,
     on_progress: Progress | None = None,
@@ -128,6 +129,9 @@ def find_roles(
             for them alone. None is all heads.
         roles: Names of roles, in the same way. What heads and roles both name is all tested,
             whatever the other half shows. None is all roles.
+        groups: A label for each text, such as its document or template, where texts of one group
+            depend on each other: a group is then one text in every half, resample, p and count
+            of texts. None takes every distinct text as independent.
         evidence: Which nulls to evaluate, and the seed. None is `Evidence()`: every null that
             is available.
         max_tokens: The most tokens in one text. None is the model's context.
@@ -136,7 +140,7 @@ def find_roles(
         A row per head and role, found or not.
     Raises:
         ArgumentError: two roles have one name, one of the texts is none, `evidence` names a
-            null of examples, or `roles` or `heads` name none.
+            null of examples, `roles` or `heads` name none, or `groups` does not fit the texts.
         HeadError: there is no such head.
         InputError: no text has a token, or most tokens are unknown to the tokenizer.
         UnsupportedError: the model cannot be observed exactly, the tokenizer does not report
@@ -150,7 +154,11 @@ def find_roles(
         raise ArgumentError(
             "find_roles: the null 'exchanged' is of examples, which have stretches. Leave it out."
         )
+    if groups is not None:  # then texts are read twice
+        texts = [texts] if isinstance(texts, str | AnnotatedText) else [*texts]
     n_texts, read = texts_of("find_roles", texts)
+    named = groups_of(read if groups is None else texts, groups)
+    group_of = {text.text: named[text.text] for text in read}  # without those of white space
     limit = context_of(model, tokenizer, max_tokens)
     tokenized = tokenize(tokenizer, read, limit)
     pieces = tokenized.pieces
@@ -168,7 +176,9 @@ def find_roles(
     if duplicates := sorted(name for name in times if times[name] > 1):
         raise ArgumentError(f"find_roles: {duplicates[0]!r} is a role already. Rename yours.")
     names = _named_roles(roles, [role.name for role in (*every, *PROBED)])
-    samples = [text_sample(pieces, read, every, seed, shuffles=evidence.wants("shuffled"))]
+    samples = [
+        text_sample(pieces, read, group_of, every, seed, shuffles=evidence.wants("shuffled"))
+    ]
     probed = probe_sample(*probe(pieces, limit, SEQUENCES, seed), seed)
     samples += [] if probed is None else [probed]
     # Each model reads everything in one pass, whatever the number of splits.
@@ -232,18 +242,15 @@ def find_roles(
     if original := originals_of(model, known):
         earlier = {str(h): str(was or "") for h, was in zip(known, original, strict=True)}
         rows["original"] = rows["name"].map(earlier)
-    held = [
-        text
-        for text, selected in zip(distinct_texts(read), samples[0].split.selection, strict=True)
-        if not selected
-    ]
+    units = zip(dict.fromkeys(group_of.values()), samples[0].split.selection, strict=True)
+    held = [text for text, selected in units if not selected]
     weights, versions = fingerprint(model), {name: version(name) for name in ("headwise", "torch")}
     digest = hashlib.sha256(b"".join(samples[0].split.digests)).hexdigest()
     return Roles(
         rows=rows,
         meanings={role.name: role.says for family in families for role in family.roles},
         notes=(
-            *_notes(tokenized, n_texts, samples, n_models, evidence.n_splits),
+            *_notes(tokenized, n_texts, samples, n_models, evidence.n_splits, group_of),
             *evidence.left_out("permuted", "random", "shuffled"),
             f"p adjusted over {counted(len(shown), 'head')}{BEFOREHAND * (heads is not None)} × "
             f"{counted(len(names), 'role')}{BEFOREHAND * (roles is not None)}",
@@ -304,13 +311,15 @@ def _notes(
     samples: Sequence[RoleSample],
     n_models: Mapping[str, int],
     n_splits: int,
+    group_of: Mapping[str, str],
 ) -> Iterator[str]:
     """How the texts were read and split, and which passes the scores took, in sentences."""
     selection = samples[0].split.selection
-    distinct, held = len(selection), int((~selection).sum())
+    units, held = len(selection), int((~selection).sum())
+    of = "texts" if units == len(group_of) else "groups of texts"
     yield (
-        f"{counted(distinct, 'distinct text')} of {n_texts:,}; heads, rules and null heads chosen "
-        f"on {distinct - held:,}, all numbers from the other {held:,}"
+        f"{counted(len(group_of), 'distinct text')} of {n_texts:,}; heads, rules and null heads "
+        f"chosen on {units - held:,}, all numbers from the other {held:,}, as independent {of}"
     )
     if tokenized.unknown:
         yield f"{tokenized.unknown:.1%} of the tokens are unknown to the tokenizer"

@@ -1,8 +1,10 @@
 """Samples: the texts and the random sequences that every model is scored on, split into halves."""
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from reprlib import repr as shortened
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +12,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from headwise.corpora import AnnotatedText
+from headwise.errors import ArgumentError
 from headwise.roles.relations import (
     PROBED,
     Item,
@@ -29,6 +32,8 @@ _DIGEST_SIZE = 16  # bytes
 @dataclass(frozen=True)
 class Split:
     """The text of each item, and the texts of the selection half.
+
+    A text is what counts as independent of others: the texts of one group are one text here.
 
     Attributes:
         text_of_item: The text that each item is a piece of.
@@ -86,23 +91,26 @@ class RoleSample:
 
 
 def text_sample(
-    pieces: Sequence[TokenText], texts: Sequence[AnnotatedText], roles: Sequence[Role], seed: int,
-    *, shuffles: bool,
+    pieces: Sequence[TokenText], texts: Sequence[AnnotatedText], groups: Mapping[str, str],
+    roles: Sequence[Role], seed: int, *, shuffles: bool,
 ) -> RoleSample:  # fmt: skip
     """The texts of the corpus, with shuffled words as the contrast of roles that depend on order.
 
     Args:
+        groups: The name of what each text counts as: see `groups_of`.
         shuffles: Whether the contrast is asked for.
     """
-    distinct = distinct_texts(texts)
-    number = {text: index for index, text in enumerate(distinct)}
+    number = {group: index for index, group in enumerate(dict.fromkeys(groups.values()))}
     items = [as_item(piece, roles) for piece in pieces]
     ordered = [role for role in roles if role.depends_on_order]
     contrast = None
     if ordered and shuffles:
         contrast = Evaluator(shuffled(items, ordered, seed), ordered)
-    digests = [digest_of_text(text) for text in distinct]
-    text_of_item = np.array([number[piece.text.text] for piece in pieces])
+    members: dict[str, list[str]] = {group: [] for group in number}
+    for text, group in sorted(groups.items()):
+        members[group].append(text)
+    digests = [digest_of_text("\0".join(of_group)) for of_group in members.values()]
+    text_of_item = np.array([number[groups[piece.text.text]] for piece in pieces])
     split = Split(text_of_item, halves_of_texts(digests, seed), digests)
     tags = sorted({tag for text in texts for tag in text.tags} - {"_"})
     if not tags:  # further splits have the classes of this one, whose items are indexed once
@@ -137,9 +145,22 @@ def first_of_each(keys: Iterable[Hashable]) -> list[int]:
     return [*first.values()]
 
 
-def distinct_texts(texts: Sequence[AnnotatedText]) -> list[str]:
-    """The sampling units: distinct strings, however often one is annotated."""
-    return list(dict.fromkeys(text.text for text in texts))
+def groups_of(texts: Any, groups: Sequence[Hashable] | None) -> dict[str, str]:
+    """The name of what each distinct text counts as: itself, or its group."""
+    strings = [text if isinstance(text, str) else text.text for text in texts]
+    names = strings if groups is None else [*map(str, groups)]
+    if len(names) != len(strings):
+        raise ArgumentError(
+            f"find_roles: {len(names)} groups for {len(strings)} texts. Give a group for each."
+        )
+    known: dict[str, str] = {}
+    for text, name in zip(strings, names, strict=True):
+        if known.setdefault(text, name) != name:
+            raise ArgumentError(
+                f"find_roles: the groups {known[text]!r} and {name!r} have the same text "
+                f"{shortened(text)}. Give copies of a text one group."
+            )
+    return known
 
 
 def digest_of_text(text: str) -> bytes:

@@ -330,7 +330,8 @@ def heads_of_examples(
     n, held = len(selection), int((~selection).sum())
     noted = [
         f"{counted(n, 'distinct example')} of {n_given:,}; {'' if beforehand else 'the set and '}"
-        f"the strongest baselines chosen on {n - held}, all numbers from the other {held}",
+        f"the strongest baselines chosen on {n - held}, all numbers from the other {held}, as "
+        f"independent examples",
         *notes,
         f"p adjusted over {counted(len(heads), 'head')}{BEFOREHAND * beforehand} and the set",
     ]
