@@ -177,7 +177,7 @@ def loss_on(model: nn.Module, texts: list[str], tokenizer: Any) -> Callable[[Cac
     """Measures the mean loss of texts with the cache of a plan."""
     from headwise.caching._scores import ScoringTexts
 
-    return ScoringTexts.read(model, texts, tokenizer, None, None).loss_of
+    return ScoringTexts.read(model, texts, tokenizer, None).loss_of
 
 
 def picture(args: argparse.Namespace) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import headwise as hw
 from double import Double, doubled
 from headwise.caching import CachePlan, LayerCachePlan, cache_scores, retrieval_batches
-from headwise.caching._head_cache import find_cache_layers
+from headwise.caching._plan import full_plan
 from headwise.caching._scores import streamed_losses
 from headwise.models import fingerprint
 from headwise.scoring import find_loss
@@ -41,8 +41,8 @@ def streaming(layer: int, head: int) -> CachePlan:
 
 
 def gated_losses(model, loss, batch, gates):
-    layers = find_cache_layers(model)
-    return streamed_losses(model, layers, loss, batch, gates, (SINKS, WINDOW))
+    counts = [len(layer.windows) for layer in full_plan(model).layers]
+    return streamed_losses(model, counts, loss, batch, gates, (SINKS, WINDOW))
 
 
 @pytest.mark.parametrize("padding", [0, 5])

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from headwise._progress import Progress, shows_progress
-from headwise.caching._head_cache import find_cache_layers
-from headwise.caching._plan import CachePlan, LayerCachePlan, sized
+from headwise.caching._plan import CachePlan, full_plan, sized
 from headwise.caching._scores import CacheScores, ScoringTexts
 from headwise.errors import ArgumentError
 from headwise.models import check_model, fingerprint
@@ -114,12 +113,11 @@ def cache_plan(
     def planned(n_full: int) -> CachePlan:
         """The plan in which so many kv heads keep all tokens."""
         full, layers = set(order[:n_full]), []
-        for layer in reading.layers:
-            heads = [(layer.layer, head) for head in range(layer.n_kv_heads)]
+        for layer in reading.full.layers:
+            heads = [(layer.layer, head) for head in range(len(layer.windows))]
             windows = tuple(None if head in full else window for head in heads)
             lost = tuple(losses[head] for head in heads)
-            sizes = layer.token_bytes, layer.sliding_window
-            layers.append(LayerCachePlan(layer.layer, windows, lost, *sizes))
+            layers.append(replace(layer, windows=windows, losses=lost))
         return CachePlan(tuple(layers), sinks, weights)
 
     value: Any = goals[goal]
@@ -159,10 +157,10 @@ def _most_that_fit(
 def _of_heads(
     model: nn.Module, full: Mapping[int, Sequence[int]], sinks: int, window: int
 ) -> CachePlan:
-    layers = find_cache_layers(model)
-    counts = [layer.n_kv_heads for layer in layers]
-    plan = CachePlan.of(full, n_layers=len(layers), n_kv_heads=counts, sinks=sinks, window=window)
-    return replace(sized(plan, layers), model=fingerprint(model), why="kv heads by name")
+    whole = full_plan(model)
+    counts = [len(layer.windows) for layer in whole.layers]
+    plan = CachePlan.of(full, n_layers=len(counts), n_kv_heads=counts, sinks=sinks, window=window)
+    return replace(sized(plan, whole), model=fingerprint(model), why="kv heads by name")
 
 
 def _check_goals(goals: Mapping[str, Any]) -> str:

@@ -11,8 +11,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
-from headwise.caching._head_cache import find_cache_layers
-from headwise.caching._plan import CachePlan, LayerCachePlan, sized
+from headwise.caching._plan import CachePlan, full_plan, sized
 from headwise.corpora import one_text
 from headwise.errors import ArgumentError
 from headwise.models import cache_argument, check_model, device_of
@@ -67,8 +66,7 @@ def compare_caches(
             f"compare_caches: the plan keeps all {n_tokens} tokens of the prompt, so the caches "
             f"are the same. Give a longer prompt, or a plan with a smaller window."
         )
-    layers = find_cache_layers(model)
-    full = CachePlan(tuple(LayerCachePlan(x.layer, (None,) * x.n_kv_heads) for x in layers))
+    full = full_plan(model)
     plans = {"full cache": full, "this plan": plan}
     rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in plans}
     with in_evaluation(model):
@@ -80,7 +78,7 @@ def compare_caches(
         {
             "name": name,
             "loss": rounds[name][0][0],
-            "bytes": sized(used, layers).nbytes(n_tokens),
+            "bytes": sized(used, full).nbytes(n_tokens),
             "tokens_per_second": _DECODED / median(seconds for _, seconds in rounds[name]),
         }
         for name, used in plans.items()

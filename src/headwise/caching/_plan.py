@@ -1,18 +1,21 @@
 """A plan for a cache: which tokens each kv head keeps. It can be saved and needs no model."""
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
+import torch
 from torch import nn
 
-from headwise._display import counted
-from headwise.caching._head_cache import CacheLayer, head_cache
-from headwise.errors import ArgumentError, HeadError
+from headwise._display import counted, first_line
+from headwise._evaluation import in_evaluation
+from headwise.errors import ArgumentError, HeadError, HeadwiseError, UnsupportedError
 from headwise.files import JsonFile, typed
-from headwise.models import fingerprint
+from headwise.models import cache_argument, check_model, fingerprint
+from headwise.ownership import call_model, example_input
 from headwise.shapes import is_size
 from headwise.tables import Head, notebook_html, plot_categories
 
@@ -201,7 +204,7 @@ class CachePlan(JsonFile):
                 f"CachePlan.cache: the plan is for a model with the weights {self.model}, this "
                 f"{type(model).__name__} has {known}. Make a plan for this model."
             )
-        return head_cache(model, self.windows, self.sinks)
+        return _open_cache(model, self.windows, self.sinks)
 
     def plot(self, *, ax: Any = None) -> Any:
         """Draw which kv heads keep all tokens, and which the first and latest ones.
@@ -267,13 +270,69 @@ class CachePlan(JsonFile):
         return text + (f" ({self.why})" if self.why else "")
 
 
-def sized(plan: CachePlan, layers: Sequence[CacheLayer]) -> CachePlan:
-    """The plan with what the layers of its model say of bytes and sliding windows."""
+def sized(plan: CachePlan, full: CachePlan) -> CachePlan:
+    """The plan with the bytes and sliding windows that the full cache of its model has."""
     known = (
         replace(planned, token_bytes=layer.token_bytes, sliding_window=layer.sliding_window)
-        for planned, layer in zip(plan.layers, layers, strict=True)
+        for planned, layer in zip(plan.layers, full.layers, strict=True)
     )
     return replace(plan, layers=tuple(known))
+
+
+def full_plan(model: nn.Module) -> CachePlan:
+    """The plan of the full cache of a model, from one short run of it.
+
+    Raises:
+        UnsupportedError: the model has no cache of keys and values alone, or reads it outside of
+            the attention interface of transformers.
+    """
+    with _open_cache(model, {}, 0) as cache, torch.no_grad(), in_evaluation(model):
+        batch = example_input(model)
+        name = str(cache_argument(model))  # open_cache refuses a model without one
+        try:
+            call_model(model, {**batch, name: cache, "use_cache": True})
+        except ValueError as error:  # what transformers raises; ours say what to do
+            if isinstance(error, HeadwiseError):
+                raise
+            raise UnsupportedError(
+                f"CachePlan: {type(model).__name__} takes no other cache than its own "
+                f"({first_line(error, 120)}). Use that of transformers."
+            ) from error
+        # A layer that runs again, as in Dory, has another cache under the same index.
+        layers = {layer.index: layer for layer in cache.attending}
+    return CachePlan(
+        tuple(
+            LayerCachePlan(
+                index,
+                (None,) * len(layer.windows),
+                token_bytes=layer.token_bytes,
+                sliding_window=layer.sliding_window,
+            )
+            for index, layer in layers.items()
+        ),
+        sinks=0,
+    )
+
+
+def _open_cache(
+    model: nn.Module, windows: Mapping[int, Sequence[Window]], sinks: int
+) -> AbstractContextManager[Any]:
+    """A cache for one batch of texts; without windows of any layer all heads keep all tokens."""
+    model = check_model("CachePlan.cache", model)
+    name, transformers = type(model).__name__, sys.modules.get("transformers")
+    if transformers is None or not isinstance(model, transformers.PreTrainedModel):
+        raise UnsupportedError(f"CachePlan: {name} is not a model of transformers. Give one.")
+    # Not above, since models of other libraries should not import transformers.
+    from headwise.cache.huggingface import attends, open_cache, own_layers
+
+    layers = own_layers(model)
+    n_layers = sum(map(attends, layers))
+    if windows and len(windows) != n_layers:
+        raise ArgumentError(
+            f"CachePlan.cache: the plan has {len(windows)} layers, {name} has {n_layers} that "
+            f"attend. Use a plan for this model."
+        )
+    return open_cache(model, windows, sinks, layers)
 
 
 def _read_layer(entry: Mapping[str, Any]) -> LayerCachePlan:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from headwise._evaluation import differentiable_evaluation, in_evaluation
 from headwise._progress import Progress
-from headwise.caching._head_cache import CacheLayer, find_cache_layers
-from headwise.caching._plan import CachePlan
+from headwise.caching._plan import CachePlan, full_plan
 from headwise.errors import ArgumentError, ShapeError
 from headwise.models import cache_argument
 from headwise.models.texts import tokenizer_of
@@ -67,11 +66,11 @@ class ScoringTexts:
     """The texts on which kv heads are scored, and the loss that is measured on them.
 
     Attributes:
-        layers: The layers of the model that cache keys and values.
+        full: The plan of the model's full cache, which knows its kv heads.
     """
 
     model: nn.Module
-    layers: list[CacheLayer]
+    full: CachePlan
     batches: Sequence[Inputs]
     loss: Loss
 
@@ -80,7 +79,7 @@ class ScoringTexts:
         cls, model: nn.Module, texts: BatchesLike, tokenizer: Any, max_tokens: int | None
     ) -> "ScoringTexts":
         """The texts in every form that `importance` takes."""
-        layers = find_cache_layers(model)
+        full = full_plan(model)
         batches = read_batches(texts, model, tokenizer_of(model, tokenizer), max_tokens)
         for batch in batches:
             if "input_ids" not in batch:
@@ -94,7 +93,7 @@ class ScoringTexts:
                 f"cache_plan: the loss {resolved.name!r} compares embeddings. Give a model that "
                 f"predicts tokens."
             )
-        return cls(model, layers, batches, resolved)
+        return cls(model, full, batches, resolved)
 
     @property
     def longest(self) -> int:
@@ -116,7 +115,7 @@ class ScoringTexts:
                 f"the longest text. Give texts of over {sinks + window} tokens{smaller}."
             )
         slopes = []
-        counts = [layer.n_kv_heads for layer in self.layers]
+        counts = [len(layer.windows) for layer in self.full.layers]
         with differentiable_evaluation(self.model, weights=False):
             for done, inputs in enumerate(self.batches, 1):
                 ids = inputs["input_ids"]
@@ -126,7 +125,7 @@ class ScoringTexts:
                 gates = torch.full((len(ids), sum(counts)), 0.5, dtype=torch.float64)
                 gates = gates.to(ids.device).requires_grad_()
                 kept = (sinks, window)
-                losses = streamed_losses(self.model, self.layers, self.loss, inputs, gates, kept)
+                losses = streamed_losses(self.model, counts, self.loss, inputs, gates, kept)
                 slopes.append(-torch.autograd.grad(losses.sum(), gates)[0])
                 if on_progress is not None:
                     on_progress(done, len(self.batches))
@@ -160,7 +159,7 @@ def _one_text(batch: Inputs, row: int, real: torch.Tensor) -> Inputs:
 
 def streamed_losses(
     model: nn.Module,
-    layers: Sequence[CacheLayer],
+    n_kv_heads: Sequence[int],
     loss: Loss,
     inputs: Inputs,
     gates: Float[Tensor, "*B N"],
@@ -169,13 +168,13 @@ def streamed_losses(
     """The loss of each text of a batch in a model that mixes reading and streaming.
 
     Args:
-        layers: The layers of the model that cache keys and values.
+        n_kv_heads: The number of kv heads of each layer that caches keys and values.
         gates: A gate for each kv head, optionally per text: 1 reads all tokens, 0 streams.
         kept: How many of the first tokens a streaming head reads, and how many of the latest.
     """
     from headwise.cache.huggingface import streaming
 
-    by_layer = torch.split(gates, [layer.n_kv_heads for layer in layers], -1)
+    by_layer = torch.split(gates, list(n_kv_heads), -1)
     with streaming(model, by_layer, kept, _first_columns(inputs)):
         output = model(**inputs)
     return loss.per_text(output, inputs)
