@@ -5,6 +5,7 @@ python tests/laws/triton_compiled.py 90
 
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from headwise import masks
-from headwise.kernels import AttentionProblem, RowRequest, make_rule
+from headwise.kernels import AttentionProblem, RowReduction, RowRequest, make_rule
 from headwise.kernels.triton import TRITON, _launch
 
 
@@ -61,10 +62,16 @@ def main() -> None:
     more = {"participation": True, "argmax": True, "classes": torch.ones(1, T, 8)}
     rule, request = make_rule(head_dim=D, mask=apart & given, **of_all), RowRequest(**watch, **more)
     problem = AttentionProblem(q, k, v, plain)
+    added, texts = replace(request, heads=False, argmax=False), torch.zeros(1, T, dtype=torch.int64)
+    names = ("lse", "max_logit", "max_weight", "sink", "entropy", "participation", "distance")
+    numbers = {name: [n] for n, name in enumerate(names)}
+    numbers |= {"key_mass": [7, 8, 9, 10], "class_mass": [11]}
+    reduction = RowReduction(numbers, 19, torch.ones(1, T) > 0, texts, 1, 2, False)
     works = {
         "heads": partial(TRITON.attend, problem, TRITON.plan(problem, "")),
         "watch": partial(TRITON.statistics, problem, RowRequest(**watch)),
         "everything": partial(TRITON.statistics, problem._replace(rule=rule), request),
+        "sums": partial(TRITON.row_sums, problem._replace(rule=rule), added, reduction),
     }
     for name, work in works.items():
         work()

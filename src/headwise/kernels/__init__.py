@@ -6,9 +6,11 @@ from headwise.kernels._attend import attend_by_rule as attend_by_rule
 from headwise.kernels._attend import computes_both_at_once as computes_both_at_once
 from headwise.kernels._attend import row_statistics as row_statistics
 from headwise.kernels._attend import statistics_kernel as statistics_kernel
+from headwise.kernels._attend import summing_kernel as summing_kernel
 from headwise.kernels._contract import AttentionProblem as AttentionProblem
 from headwise.kernels._contract import Extras as Extras
 from headwise.kernels._contract import KernelChoice as KernelChoice
+from headwise.kernels._contract import RowReduction as RowReduction
 from headwise.kernels._contract import RowRequest as RowRequest
 from headwise.kernels._contract import RowStatistics as RowStatistics
 from headwise.kernels._contract import autocast_inputs as autocast_inputs

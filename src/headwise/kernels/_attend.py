@@ -40,7 +40,7 @@ from headwise.kernels._rule import (
 )
 from headwise.kernels.native import NATIVE
 from headwise.kernels.rows import ROWS, weights_from_lse
-from headwise.kernels.triton import TRITON
+from headwise.kernels.triton import TRITON, TritonKernel
 
 # In this order they are tried: the last one can compute everything.
 KERNELS: tuple[AttentionKernel, ...] = (TRITON, NATIVE, FUSED, ROWS)
@@ -216,6 +216,12 @@ def statistics_kernel(
     """Name the kernel that `row_statistics` chooses for these inputs."""
     kernel, _ = kernel_for(AttentionProblem(q, k, v, rule), RowRequest())
     return _label(kernel, kernel.lacks(RowRequest()))
+
+
+def summing_kernel(problem: AttentionProblem, request: RowRequest) -> TritonKernel | None:
+    """The kernel of `row_statistics`, if it can add up all of the request: the one in Triton."""
+    kernel, _ = kernel_for(problem, request)
+    return TRITON if kernel is TRITON and not _lacking(kernel, request) else None
 
 
 def _lacking(kernel: AttentionKernel, request: RowRequest) -> dict[str, str]:

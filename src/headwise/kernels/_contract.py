@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -159,6 +159,29 @@ class RowStatistics:
         """These, and those of the rest that are missing here."""
         missing = {name: x for name, x in vars(rest).items() if getattr(self, name) is None}
         return replace(self, kernel=kernel, **missing)
+
+
+class RowReduction(NamedTuple):
+    """How the rows of `n_calls` calls, whose heads lie side by side, become sums by text.
+
+    A row counts if it sees a key; for entropy, largest weight, participation, distance and masses
+    if it sees several, unless `every` row counts; and for a mass if it sees such a key.
+
+    Attributes:
+        numbers: The number of each statistic by the name of its field: of masses on single keys
+            the number of each, and of those on classes, which follow one another, the first.
+        n_statistics: `K`, with those that have no number here, for which no row counts.
+        real: The queries that are no padding.
+        texts: The number of the text of each query, −1 for padding; None: each row is a text.
+    """
+
+    numbers: Mapping[str, Sequence[int]]
+    n_statistics: int
+    real: Bool[Tensor, "B T"]
+    texts: Int[Tensor, "B T"] | None
+    n_texts: int
+    n_calls: int
+    every: bool
 
 
 class Extras(NamedTuple):

@@ -19,7 +19,7 @@ from headwise.watch._accumulator import Accumulator
 from headwise.watch._call_layouts import CallLayout, CallLayouts, Group, Place, Waiting
 from headwise.watch._pass import Pass
 from headwise.watch._request import Request
-from headwise.watch._sums import row_request, sum_rows, without_autocast
+from headwise.watch._sums import row_request, sum_rows, sums_of_kernel, without_autocast
 
 # A call with more elements of queries and keys than this, by its device, is computed at once:
 # copying it would cost more than waiting saves. A GPU copies them in the time in which a kernel is
@@ -240,9 +240,12 @@ class Queue:
             layout, waiting = group.layout, sorted(group.waiting, key=_owner)
             q, k = (torch.cat(xs, 1) for xs in zip(*(each[:2] for each in waiting), strict=True))
             with without_autocast(q):
-                needed = row_request(self._request, layout)
-                rows = row_statistics(q, k, k[..., :0], group.rule, needed)
-                sums = sum_rows(rows, layout, self._request, n_calls=len(waiting))
+                request, n_calls = self._request, len(waiting)
+                sums = sums_of_kernel(q, k, group.rule, layout, request, n_calls)
+                if sums is None:
+                    needed = row_request(request, layout)
+                    rows = row_statistics(q, k, k[..., :0], group.rule, needed)
+                    sums = sum_rows(rows, layout, request, n_calls=n_calls)
             self._groups.remove(group)  # first, so that nothing counts twice after an interrupt
             group.waiting.clear()
             self._n_numbers -= q.numel() + k.numel()

@@ -15,7 +15,14 @@ from torch import Tensor
 from headwise._torch_private import under_autocast
 from headwise.capture import AttentionCall, Text
 from headwise.errors import UnsupportedError
-from headwise.kernels import RowRequest, RowStatistics
+from headwise.kernels import (
+    AttentionProblem,
+    AttentionRule,
+    RowReduction,
+    RowRequest,
+    RowStatistics,
+    summing_kernel,
+)
 from headwise.watch._call_layouts import CallLayout
 from headwise.watch._positions import Positions
 from headwise.watch._request import Request
@@ -124,6 +131,39 @@ def sum_rows(
     values = _values(rows, layout.widths, request)
     by_call = values.view(len(values), B, n_calls, H, T).movedim(2, 1)
     return eligible.sums_of(by_call, layout.positions)
+
+
+def sums_of_kernel(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    rule: AttentionRule,
+    layout: CallLayout,
+    request: Request,
+    n_calls: int,
+) -> RowSums | None:
+    """What `sum_rows` gives, added up by a kernel that writes no rows; None if there is none.
+
+    It has statistics of rows, offsets and classes within one text.
+    """
+    needed, positions = row_request(request, layout), layout.positions
+    others = request.relations, request.pairs, request.spans, request.top, request.value
+    problem = AttentionProblem(q, k, k[..., :0], rule)
+    kernel = summing_kernel(problem, needed)
+    if kernel is None or positions.is_cross or any(others):
+        return None
+    number = {name: n for n, name in enumerate(request.names)}
+    numbers = {name: [number[name]] for name in request.statistics if name in _OF_ROWS}
+    for field, names in (("key_mass", layout.widths), ("class_mass", request.classes)):
+        if names:
+            numbers[field] = [number[name] for name in names]
+    real, n_texts, texts = positions.query_real, positions.n_texts, None
+    if n_texts != len(real):
+        texts = positions.query_text.masked_fill(~real, -1)
+    every = request.queries == "all"
+    reduction = RowReduction(numbers, len(number), real, texts, n_texts, n_calls, every)
+    sums, highest = kernel.row_sums(problem, needed, reduction)
+    highest = highest.nan_to_num(torch.nan, torch.inf, torch.nan).transpose(0, 1)
+    return RowSums(sums.flatten(2, 3), highest)
 
 
 def _first_heads(rows: Rows, H: int) -> Rows:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from functools import cache
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from headwise._torch_private import is_materialized, needs_gradient
 from headwise.kernels._contract import (
@@ -13,6 +15,7 @@ from headwise.kernels._contract import (
     AttentionProblem,
     KernelChoice,
     Named,
+    RowReduction,
     RowRequest,
     RowStatistics,
     why_no_gradients_or_dropout,
@@ -90,6 +93,19 @@ class TritonKernel(AttentionKernel):
         from headwise.kernels.triton._launch import compute_statistics
 
         return compute_statistics(problem, request)
+
+    def row_sums(
+        self, problem: AttentionProblem, request: RowRequest, reduction: RowReduction
+    ) -> tuple[Float[Tensor, "3 K n M H"], Float[Tensor, "K n H"]]:
+        """Sums by call, text and head of statistics over rows, which stay on the chip.
+
+        Returns:
+            The number of rows, the sums over them, and those under uniform weights, NaN where that
+            has no meaning; and the largest values, −inf where no row counts.
+        """
+        from headwise.kernels.triton._launch import compute_sums
+
+        return compute_sums(problem, request, reduction)
 
 
 TRITON = TritonKernel()

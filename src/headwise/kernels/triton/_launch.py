@@ -8,9 +8,16 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from jaxtyping import Float
 from torch import Tensor
 
-from headwise.kernels._contract import AttentionProblem, Named, RowRequest, RowStatistics
+from headwise.kernels._contract import (
+    AttentionProblem,
+    Named,
+    RowReduction,
+    RowRequest,
+    RowStatistics,
+)
 from headwise.kernels._rule import check_rule, lower
 from headwise.kernels.rows import LOG2E
 from headwise.kernels.triton._statistics import describe
@@ -32,6 +39,9 @@ Task = namedtuple(  # type: ignore[misc]  # mypy wants a literal
     # [B, T], [B, S], without which the last query is at the last key; [B, T, N]; [B, S, C].
     "query_at key_at N keys classes "
     f"{_OUTPUTS} heads_stride "
+    # With sums, an output is its number among them. [3, K, calls, M, heads, slots] with the size
+    # of a part, [K, B, H, blocks]; [B, T], bytes; [B, T].
+    "sums part highest real texts every M calls slots "
     # Compiled in: widths and classes, powers of two that hold them, and the sides of a block.
     "D Dv C WIDTH VALUES CLASSES ROWS KEYS",
 )
@@ -63,6 +73,33 @@ def compute_statistics(problem: AttentionProblem, request: RowRequest) -> RowSta
         outputs["heads"] = _add_heads(task, torch.float32)
     launch(task)
     return RowStatistics(**outputs, kernel="triton")
+
+
+@torch.no_grad()
+def compute_sums(
+    problem: AttentionProblem, request: RowRequest, reduction: RowReduction
+) -> tuple[Float[Tensor, "3 K n M H"], Float[Tensor, "K n H"]]:
+    """The sums of statistics over rows, and the largest values.
+
+    Each block of queries has a slot of its own, so that the order of programs changes no bit.
+    Blocks of packed texts share one: they add up in any order, in float64.
+    """
+    q, (B, H, T, _), S = problem.q, problem.q.shape, problem.k.shape[2]
+    numbers, K, real, texts, M, n_calls, every = reduction
+    task = _task_of(problem) | request.inputs(B, S, q.device)
+    task |= {name: tl.constexpr(first) for name, (first, *_) in numbers.items()}
+    if request.keys is not None:  # at most four, whose numbers are the bytes of one
+        task["N"] = request.keys.shape[2]
+        task["key_mass"] = sum(n << 8 * i for i, n in enumerate(numbers["key_mass"]))
+    blocks = triton.cdiv(T, _compiled(task)[0]["ROWS"])
+    slots = blocks if texts is None else 1
+    sums = q.new_zeros((3, K, n_calls, M, H // n_calls, slots), dtype=torch.float64)
+    highest = q.new_empty((K, B, H, blocks), dtype=torch.float64)
+    task |= {"sums": sums, "part": sums.stride(0), "highest": highest}
+    task |= {"real": real.contiguous().view(torch.uint8), "every": tl.constexpr(every)}
+    task |= {"texts": texts, "M": M, "calls": n_calls, "slots": slots}
+    launch(task)
+    return sums.sum(-1), highest.amax((1, 3)).view(K, n_calls, -1)
 
 
 def _task_of(problem: AttentionProblem) -> Fields:
@@ -142,18 +179,25 @@ def tiles_for(width: int, task: Fields) -> Tiles:
 
 def launch(fields: Fields) -> None:
     """Solve a task: the kernel writes the outputs among its fields."""
-    q, v, classes = fields["q"], fields["v"], fields["classes"]
-    B, H, T, D = q.shape
+    q, (B, H, T, _) = fields["q"], fields["q"].shape
     if not B * H * T:
         return
+    sizes, tiles = _compiled(fields)
+    compiled = {name: tl.constexpr(n) for name, n in sizes.items()}
+    programs = B * H * triton.cdiv(T, sizes["ROWS"])
+    with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+        describe[(programs,)](
+            Task(**(fields | compiled)), num_warps=tiles.warps, num_stages=tiles.stages
+        )
+
+
+def _compiled(fields: Fields) -> tuple[dict[str, int], Tiles]:
+    """The sizes that are compiled in, and the blocks in which they are processed."""
+    q, v, classes = fields["q"], fields["v"], fields["classes"]
+    T, D = q.shape[2:]
     sizes = {"D": D, "Dv": v.shape[3], "C": 0 if classes is None else classes.shape[2]}
     width, values, members = (max(16, triton.next_power_of_2(n)) for n in sizes.values())
     tiles = tiles_for(max(width, values), fields)
     rows = min(tiles.rows, max(16, triton.next_power_of_2(T)))
     known = {"WIDTH": width, "VALUES": values, "CLASSES": members, "ROWS": rows, "KEYS": tiles.keys}
-    compiled = {name: tl.constexpr(n) for name, n in (sizes | known).items()}
-    programs = B * H * triton.cdiv(T, rows)
-    with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
-        describe[(programs,)](
-            Task(**(fields | compiled)), num_warps=tiles.warps, num_stages=tiles.stages
-        )
+    return sizes | known, tiles

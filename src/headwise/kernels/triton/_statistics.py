@@ -379,33 +379,43 @@ def _write_outputs(t, queries, sums):
     weight = tl.where(nothing, 0.0, factor / total)  # of a key with the largest logit
     row = (queries.b * t.H + queries.h) * t.T + queries.rows
     real = queries.rows < t.T
+    # With sums, the rows that count: those with a key, or several.
+    n_keys = tl.maximum(sums.n_keys, 1).to(tl.float32)
+    counts, several, no_value = real, real, tl.zeros_like(kept) + NAN
+    if t.sums is not None:
+        place = t.real + queries.b * t.T + queries.rows
+        counts = (tl.load(place, mask=real, other=0) != 0) & (sums.n_keys > 0)
+        several = counts & ((sums.n_keys > 1) | t.every)
 
     lse = tl.where(nothing, -INF, (peak + tl.log2(total)) * LN2)
     if t.lse is not None:
-        tl.store(t.lse + row, lse, mask=real)
+        _put(t, queries, t.lse, lse, counts, no_value)
     if t.n_keys is not None:
-        tl.store(t.n_keys + row, sums.n_keys, mask=real)
+        _put(t, queries, t.n_keys, sums.n_keys, counts, no_value)
     if t.max_logit is not None:  # the maximum of NaN may be anything
         top = sums.peak if t.bias is None and t.table is None else sums.unbiased
         top = tl.where(none, -INF, top * LN2)
-        tl.store(t.max_logit + row, tl.where(lse == lse, top, lse), mask=real)
+        _put(t, queries, t.max_logit, tl.where(lse == lse, top, lse), counts, no_value)
     if t.max_weight is not None:
-        tl.store(t.max_weight + row, weight, mask=real)
+        _put(t, queries, t.max_weight, weight, several, 1.0 / n_keys)
     if t.argmax is not None:
-        tl.store(t.argmax + row, sums.largest, mask=real)
+        _put(t, queries, t.argmax, sums.largest, counts, no_value)
     if t.sink is not None:
-        tl.store(t.sink + row, 1.0 - kept / total, mask=real)
+        has_sink = counts if t.sinks is not None else queries.rows < 0
+        _put(t, queries, t.sink, 1.0 - kept / total, has_sink, no_value)
     if t.entropy is not None:
         nats = (tl.log2(total) * kept - moment) / total * LN2
         # A row of one key has an entropy of 0; rounding must not make it negative.
-        tl.store(t.entropy + row, tl.where(nats < 0.0, 0.0, nats), mask=real)
+        nats = tl.where(nats < 0.0, 0.0, nats)
+        _put(t, queries, t.entropy, nats, several, tl.log(n_keys))
     if t.participation is not None:
         squares = tl.where(none, 1.0, sums.squares)
-        tl.store(t.participation + row, sums.total * sums.total / squares, mask=real)
+        _put(t, queries, t.participation, sums.total * sums.total / squares, several, n_keys)
     if t.distance is not None:
-        seen = tl.maximum(sums.n_keys, 1).to(tl.float32)
-        tl.store(t.distance + row, sums.distance * weight, mask=real)
-        tl.store(t.even_distance + row, sums.even / seen, mask=real)
+        even = sums.even / n_keys
+        _put(t, queries, t.distance, sums.distance * weight, several, even)
+        if t.sums is None:
+            _put(t, queries, t.even_distance, even, several, no_value)
     if t.heads is not None:
         columns = tl.arange(0, t.VALUES)[None, :]
         rows = queries.rows[:, None]
@@ -413,10 +423,17 @@ def _write_outputs(t, queries, sums):
         tl.store(place, sums.heads * weight[:, None], mask=(rows < t.T) & (columns < t.Dv))
     if t.classes is not None:
         columns = tl.arange(0, t.CLASSES)[None, :]
-        place = row[:, None] * t.C + columns
-        inside = real[:, None] & (columns < t.C)
-        tl.store(t.class_mass + place, sums.classes * weight[:, None], mask=inside)
-        tl.store(t.class_keys + place, sums.members, mask=inside)
+        if t.sums is None:
+            place = row[:, None] * t.C + columns
+            inside = real[:, None] & (columns < t.C)
+            tl.store(t.class_mass + place, sums.classes * weight[:, None], mask=inside)
+            tl.store(t.class_keys + place, sums.members, mask=inside)
+        else:
+            for c in range(t.C):
+                of_class = tl.sum(tl.where(columns == c, sums.classes, 0.0), 1) * weight
+                members = tl.sum(tl.where(columns == c, sums.members, 0.0), 1)
+                of_row = several & ((members > 0.0) | t.every)
+                _put(t, queries, t.class_mass + c, of_class, of_row, members / n_keys)
     if t.keys is not None:
         # The logits of single keys are computed again: few, at arbitrary places. The loop has names
         # of its own, since Triton carries every known name through it, in one shape.
@@ -424,5 +441,43 @@ def _write_outputs(t, queries, sums):
             key = tl.load(t.keys + (queries.b * t.T + queries.rows) * t.N + n, mask=real, other=-1)
             logits, is_seen = single_logits(t, queries, key)
             mass = tl.exp2(logits - tl.where(none, 0.0, peak)) / total
-            tl.store(t.key_mass + row * t.N + n, mass, mask=real)
-            tl.store(t.key_seen + row * t.N + n, is_seen.to(tl.uint8), mask=real)
+            if t.sums is None:
+                tl.store(t.key_mass + row * t.N + n, mass, mask=real)
+                tl.store(t.key_seen + row * t.N + n, is_seen.to(tl.uint8), mask=real)
+            else:
+                number = (t.key_mass >> (8 * n)) & 255
+                of_row = several & (is_seen | t.every)
+                _put(t, queries, number, mass, of_row, is_seen.to(tl.float32) / n_keys)
+
+
+@triton.jit
+@no_type_check
+def _put(t, queries, output, values, counts, even):
+    """Write a statistic of each row, or add it up over the rows that count.
+
+    `even` is its value under uniform weights. With sums, `output` is the number of the statistic.
+    """
+    b, h, rows = queries.b, queries.h, queries.rows
+    if t.sums is None:
+        tl.store(output + (b * t.H + h) * t.T + rows, values, mask=rows < t.T)
+    else:
+        program, heads = tl.program_id(0), t.H // t.calls
+        texts, first, last = tl.zeros([t.ROWS], tl.int64) + b, b, b
+        if t.texts is not None:
+            texts = tl.load(t.texts + b * t.T + rows, mask=rows < t.T, other=-1)
+            first, last = tl.min(tl.where(texts < 0, t.M, texts), 0), tl.max(texts, 0)
+        for text in range(first, last + 1):
+            own = counts & (texts == text)
+            of_text = ((output * t.calls + h // heads) * t.M + text) * heads + h % heads
+            place = t.sums + of_text * t.slots + program % t.slots
+            tl.atomic_add(place, tl.sum(own.to(tl.float64), 0))
+            tl.atomic_add(place + t.part, tl.sum(tl.where(own, values, 0.0).to(tl.float64), 0))
+            of_even = tl.where(own, even, even * 0.0)  # NaN where there is no such value
+            tl.atomic_add(place + 2 * t.part, tl.sum(of_even.to(tl.float64), 0))
+        largest, total = (
+            tl.max(tl.where(counts, values, -INF), 0),
+            tl.sum(tl.where(counts, values, 0.0), 0),
+        )
+        # The maximum may leave NaN out, which the sum does not.
+        largest = tl.where(total == total, largest, total)
+        tl.store(t.highest + output * tl.num_programs(0).to(tl.int64) + program, largest)
