@@ -64,9 +64,19 @@ def test_tables_of_any_partition_in_any_order_are_that_of_one_watch(
     with hw.observe(model) as watch, torch.no_grad():
         for text in TEXTS:
             model(**tokenizer(text, return_tensors="pt"))
+    texts = []
     for seed, parts in enumerate((1, 4, 13)):
         rows = [observer(batch) for batch in _shuffled(TEXTS, parts, seed)]
-        _assert_equal(hw.HeadTable.sum(rows), watch.table())
+        table = hw.HeadTable.sum(rows)
+        _assert_equal(table, watch.table())
+        texts.append(table.texts)
+    # What was read is known by the tokens of all texts, in any order.
+    assert texts[0] == texts[1] == texts[2]
+    assert texts[0]["texts"] == len(TEXTS)
+    assert (table + watch.table()).texts == watch.table().texts == {}
+    fewer = hw.HeadTable.sum([observer({"text": TEXTS[1:]})])
+    assert (fewer + hw.HeadTable.sum([observer({"text": TEXTS[:1]})])).texts == texts[0]
+    assert fewer.texts["sha256"] != texts[0]["sha256"]
 
 
 def test_rows_of_every_engine_add_up(observer: hw.BatchObserver) -> None:

@@ -322,6 +322,9 @@ def test_a_custom_behavior(model: PlantedGPT, roles: Roles) -> None:
 @pytest.mark.parametrize("ending", [".parquet", ".csv", ".json"])
 def test_a_saved_file_loads_equal(two: Roles, tmp_path, ending: str) -> None:
     loaded = Roles.load(two.save(tmp_path / f"roles{ending}"))
+    assert loaded.sample == two.sample
+    assert {*two.sample} == {"texts", "held_out", "sha256", "seed"}
+    assert str(two.sample["sha256"])[:16] in str(two.notes)
     pd.testing.assert_frame_equal(loaded.frame(), two.frame())
     assert loaded.ablation_effects.to_json() == two.ablation_effects.to_json()
     assert loaded.why("L1.H0") == two.why("L1.H0")

@@ -258,6 +258,12 @@ def find_roles(
             *_other_forms(rows, asked),
         ),
         texts=_examples(rows, families[0], len(shown), held),
+        sample={
+            "texts": len(group_of),
+            "held_out": len(held),
+            "sha256": digest,
+            "seed": seed,
+        },
         model=weights,
         versions=versions,
     )

@@ -91,6 +91,8 @@ class Roles(TableFile):
         notes: How the numbers were obtained: texts, split, what was left out.
         texts: For each role of a head, the texts that show it most and least: text, score,
             queries.
+        sample: What was measured: the number of distinct texts, of what was held out, the SHA-256
+            of the texts, and the seed.
         model: The fingerprint of the model's weights.
         versions: The versions of the packages that computed the table.
         ablation_effects: The effects of ablating heads on behaviors; empty before `effects`.
@@ -102,6 +104,7 @@ class Roles(TableFile):
     meanings: Mapping[str, str]
     notes: tuple[str, ...] = ()
     texts: Mapping[str, Sequence[tuple[str, float, int]]] = field(default_factory=dict)
+    sample: Mapping[str, int | str] = field(default_factory=dict)
     model: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     ablation_effects: Effects = field(default_factory=Effects)
@@ -286,6 +289,7 @@ class Roles(TableFile):
             "meanings": dict(self.meanings),
             "notes": list(self.notes),
             "texts": {name: [list(row) for row in rows] for name, rows in self.texts.items()},
+            "sample": dict(self.sample),
             "model": self.model,
             "versions": dict(self.versions),
             "effects": self.ablation_effects.to_json(),
@@ -306,6 +310,7 @@ class Roles(TableFile):
                 name: [(str(text), float(score), int(n)) for text, score, n in rows]
                 for name, rows in metadata["texts"].items()
             },
+            sample=dict(metadata.get("sample", {})),  # not in earlier files
             model=str(metadata["model"]),
             versions=dict(metadata["versions"]),
             ablation_effects=Effects.from_json(metadata["effects"]),

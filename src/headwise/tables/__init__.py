@@ -21,6 +21,7 @@ from headwise.tables._figures import plot_removed as plot_removed
 from headwise.tables._figures import plot_weights as plot_weights
 from headwise.tables._figures import save_figure as save_figure
 from headwise.tables._head_table import HeadTable as HeadTable
+from headwise.tables._head_table import sum_of_hashes as sum_of_hashes
 from headwise.tables._heads import Head as Head
 from headwise.tables._heads import HeadLike as HeadLike
 from headwise.tables._heads import HeadsLike as HeadsLike

@@ -4,7 +4,7 @@ A table holds sums, not means, so tables of two runs add up to the table of both
 take the text as the unit, because tokens of one text are not independent of each other.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +27,12 @@ from headwise.tables._table_file import (
 )
 from headwise.tables._totals import COLUMNS, TEXT_COLUMNS, Column, TextSums, Totals
 
-__all__ = ["HeadTable"]
+__all__ = ["HeadTable", "sum_of_hashes"]
+
+
+def sum_of_hashes(hashes: Iterable[int]) -> str:
+    """A hash of several things in any order, from the SHA-256 of each, in hexadecimal digits."""
+    return f"{sum(hashes) % 2**256:064x}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +54,9 @@ class HeadTable(TableFile):
         original: In a pruned or grouped model, each head's address in the original model, None
             for a head of zeros. Empty if it is not known.
         skipped: The number of texts that the model refused (see `BatchObserver`).
+        texts: The number of texts, or pieces of long ones, and the sum of the SHA-256 of their
+            tokens, which is the same in any order. Empty for passes of your own, whose texts the
+            table does not know.
 
     Example:
         >>> zeros = np.zeros((1, 1))
@@ -70,6 +78,7 @@ class HeadTable(TableFile):
     versions: Mapping[str, str] = field(default_factory=dict)
     original: tuple[Head | None, ...] = ()
     skipped: int = 0
+    texts: Mapping[str, int | str] = field(default_factory=dict)
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -196,8 +205,13 @@ class HeadTable(TableFile):
         known += [] if other.covered is None else [other.covered[:, order]]
         covered = np.sum(known, 0) if known else None
         original = self.original or tuple(other.original[row] for row in order if other.original)
-        skipped = self.skipped + other.skipped
-        return replace(self, totals=totals, covered=covered, original=original, skipped=skipped)
+        skipped, texts = self.skipped + other.skipped, dict[str, int | str]()
+        if self.texts and other.texts:
+            texts = {"texts": int(self.texts["texts"]) + int(other.texts["texts"])}
+            texts["sha256"] = sum_of_hashes(int(str(x.texts["sha256"]), 16) for x in (self, other))
+        return replace(
+            self, totals=totals, covered=covered, original=original, skipped=skipped, texts=texts
+        )
 
     def frame(self, detail: bool = False) -> pd.DataFrame:
         """A tidy frame: name, stack, layer, head, then the mean of each statistic.
@@ -242,6 +256,7 @@ class HeadTable(TableFile):
             "queries": self.queries,
             "original": bool(self.original),
             "skipped": self.skipped,
+            "texts": dict(self.texts),
             "per_text": any(totals.per_text is not None for totals in self.totals.values()),
         }
         return pd.DataFrame(columns), about
@@ -274,6 +289,7 @@ class HeadTable(TableFile):
             versions=dict(about["versions"]),
             original=originals_of_rows(frame) if about.get("original", False) else (),
             skipped=int(about.get("skipped", 0)),
+            texts=dict(about.get("texts", {})),
         )
 
     def __repr__(self) -> str:

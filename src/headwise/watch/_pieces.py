@@ -1,6 +1,8 @@
 """Passes of a model over texts of which nothing is wanted but attention."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import sha256
 
 import torch
 from torch import nn
@@ -8,7 +10,7 @@ from torch import nn
 from headwise._progress import Progress
 from headwise.models import device_of
 from headwise.models.texts import Piece, inputs_of, text_alone, without_logits
-from headwise.tables import HeadTable
+from headwise.tables import HeadTable, sum_of_hashes
 from headwise.watch._observe import observe
 from headwise.watch._request import Request
 
@@ -27,7 +29,9 @@ def watch_pieces(
     """The statistics of every head over all pieces, `size` of them at a time."""
     with observe(model, request) as watch:
         run_pieces(caller, model, pieces, on_progress, size)
-        return watch.table()
+        table = watch.table()
+    hashes = (int(sha256(repr(piece).encode()).hexdigest(), 16) for piece in pieces)
+    return replace(table, texts={"texts": len(pieces), "sha256": sum_of_hashes(hashes)})
 
 
 @torch.no_grad()
