@@ -169,10 +169,9 @@ def print_outcomes(result: "Roles", own: Sequence[str] = ()) -> None:
 
 def _built_in_last(rows: "pd.DataFrame") -> "pd.DataFrame":
     """The roles of relations and annotations of one's own first, otherwise as they are."""
-    from headwise.roles.relations import NEXT_NAME, PROBED, token_roles
+    from headwise.roles.relations import BUILT_IN
 
-    built_in = [NEXT_NAME, *(role.name for role in (*token_roles(()), *PROBED))]
-    is_built_in = rows["role"].isin(built_in)
+    is_built_in = rows["role"].isin(BUILT_IN)
     return rows.loc[is_built_in.sort_values(kind="stable").index]
 
 

@@ -3,6 +3,7 @@
 from headwise.roles.relations._gold import NEXT_NAME as NEXT_NAME
 from headwise.roles.relations._gold import gold_roles as gold_roles
 from headwise.roles.relations._gold import next_names as next_names
+from headwise.roles.relations._items import BUILT_IN as BUILT_IN
 from headwise.roles.relations._items import PREFIX_MATCHING as PREFIX_MATCHING
 from headwise.roles.relations._items import PROBED as PROBED
 from headwise.roles.relations._items import SAME as SAME

@@ -15,7 +15,8 @@ import numpy as np
 from jaxtyping import Bool
 
 from headwise.errors import ArgumentError
-from headwise.roles.relations._relations import LEVELS, Level, Role, content
+from headwise.roles.relations._gold import NEXT_NAME
+from headwise.roles.relations._relations import LEVELS, Level, Role, content, token_roles
 from headwise.roles.relations._tokens import TokenText
 
 # The tokens of a prefix, of a period, and of a sequence, in which the longest period comes four
@@ -38,6 +39,8 @@ PREFIX_MATCHING = Role(
     ahead=True,
 )
 PROBED = (SAME, PREFIX_MATCHING)
+# The names of all roles that need no relation or annotation of one's own.
+BUILT_IN = (NEXT_NAME, *(role.name for role in (*token_roles(()), *PROBED)))
 
 
 @dataclass(frozen=True)
