@@ -45,9 +45,9 @@ class Attention(nn.Module):
         super().__init__()
         self.qkv, self.proj, self.is_causal = nn.Linear(64, 192), nn.Linear(64, 64), is_causal
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
-        heads = F.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
+        heads = F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.is_causal)
         return x + self.proj(heads.transpose(1, 2).flatten(2))
 
 
@@ -220,6 +220,51 @@ def test_other_lengths_take_no_more_graphs_than_unwatched() -> None:
             run(**call)
     assert counters["stats"]["unique_graphs"] <= 3 * unwatched
     _assert_near(watch.table(), _eager(model, [calls[0], *calls]))
+
+
+@torch.library.custom_op("tests::transpose_unseen", mutates_args=())
+def _transpose_unseen(x: Tensor, mask: Tensor) -> Tensor:
+    """Write to a mask without a trace, as a graph that uses memory again."""
+    mask.data.copy_(mask.mT.clone())
+    return x.clone()
+
+
+@_transpose_unseen.register_fake
+def _(x: Tensor, _: Tensor) -> Tensor:
+    return x.clone()
+
+
+class Alternating(nn.Module):
+    """Layers that see earlier tokens and later ones by turns."""
+
+    rewrites = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Attention() for _ in range(4))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, mask)
+            if self.rewrites:
+                x = torch.ops.tests.transpose_unseen(x, mask)
+            else:
+                mask = mask.mT.contiguous()
+        return x
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rewrites", [False, True])
+def test_masks_that_alternate_are_told_apart(rewrites: bool) -> None:
+    model, call = Alternating(), {"x": X, "mask": torch.ones(16, 16, dtype=torch.bool).tril()}
+    expected = _eager(model, [call] * PASSES)
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with hw.observe(model) as watch:
+        run(**call)
+        model.rewrites = rewrites
+        outputs = [run(**call) for _ in range(PASSES - 1)]
+    assert torch.equal(*outputs)
+    _assert_near(watch.table(), expected)
 
 
 @torch.no_grad()

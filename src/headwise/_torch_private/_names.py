@@ -13,12 +13,13 @@ def required(owner: Any, name: str) -> Any:
     Raises:
         UnsupportedError: this version of torch has none of that name.
     """
-    if not hasattr(owner, name):
+    part = getattr(owner, name, None)
+    if part is None:
         raise UnsupportedError(
             f"headwise: torch {torch.__version__} has no {name}, which this call needs. "
             f"Install torch 2.11 to 2.13, or a newer headwise."
         )
-    return getattr(owner, name)
+    return part
 
 
 def cpu_multiplies_bfloat16_tiles() -> bool:

@@ -1,6 +1,8 @@
 """Capture every attention call of a model as it happens: its tensors, its rule and its site."""
 
 from headwise.capture._call import AttentionCall as AttentionCall
+from headwise.capture._call import GraphCall as GraphCall
+from headwise.capture._call import OfGraph as OfGraph
 from headwise.capture._capture import Capture as Capture
 from headwise.capture._follow_graphs import follow_graphs as follow_graphs
 from headwise.capture._follow_graphs import may_follow as may_follow

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from headwise._torch_private import FUSED_ATTENTION
 from headwise.capture._running_calls import ModuleCall
 from headwise.capture._site import Site
 from headwise.kernels import (
@@ -16,6 +17,7 @@ from headwise.kernels import (
     row_statistics,
     statistics_kernel,
 )
+from headwise.layer import HeadAttention
 
 
 @dataclass(eq=False)  # frozen, it would take longer to make than to describe
@@ -105,6 +107,19 @@ class GraphCall(NamedTuple):
     @property
     def heads(self) -> Float[Tensor, "... 0"]:
         return self.q[..., :0]
+
+    @property
+    def rule_key(self) -> tuple[Any, ...] | None:
+        """What the rule follows from besides the mask; None if that is not numbers alone."""
+        module, name, q, k, _, bias, sinks, *numbers = self
+        if bias is not None or sinks is not None or q.ndim != 4:
+            return None
+        of_module: Hashable = None  # torch's function asks no module
+        if isinstance(module, HeadAttention):  # which has a rule of its own
+            of_module = module
+        elif name != FUSED_ATTENTION:
+            of_module = type(module), getattr(module, "is_causal", True)
+        return of_module, name, q.shape, k.shape, q.dtype, q.device, *numbers
 
 
 OfGraph = Callable[[GraphCall], AttentionCall]

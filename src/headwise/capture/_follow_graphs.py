@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from headwise._torch_private import can_observe_operators, side_effects_under_checkpoint
-from headwise.capture._call import AttentionCall, GraphCall, OfGraph, OnCall
+from headwise.capture._call import AttentionCall, GraphCall, OfGraph
 from headwise.capture._functions import call_of_function
 from headwise.capture._graph import (
     CALL,
@@ -22,6 +22,7 @@ from headwise.capture._graph import (
 from headwise.capture._inputs import Text
 
 OnPass = Callable[[Text, bool], None]
+OnGraphCall = Callable[[GraphCall], None]
 
 
 def call_of_layer(call: GraphCall) -> AttentionCall:
@@ -55,13 +56,13 @@ def may_follow(call: AttentionCall) -> bool:
 def follow_graphs(
     model: nn.Module,
     on_pass: OnPass,
-    calls: Iterable[tuple[nn.Module, OfGraph, OnCall]],
+    calls: Iterable[tuple[nn.Module, OfGraph, OnGraphCall]],
 ) -> Iterator[None]:
     """Hand over the passes and attention calls of a model that is compiled, while a block runs.
 
     Args:
-        calls: Each module that attends, its `AttentionCall.in_graph`, and what receives its
-            calls.
+        calls: Each module that attends, its `AttentionCall.in_graph`, and what receives what the
+            operator of a call is given.
     """
     with ExitStack() as stack:
         for module, describe, receive in calls:
@@ -89,7 +90,7 @@ def _handled(
     """A handle that stands at a module while a block runs."""
     attributes = vars(module)
     is_new = attributes.get(name) is None
-    handle: Handle = Handle(module, describe) if is_new else attributes[name]
+    handle: Handle = Handle(module) if is_new else attributes[name]
     try:
         if is_new:
             attributes[name] = handle

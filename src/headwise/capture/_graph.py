@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise._torch_private import FUSED_FUNCTION, is_traced_by_compiler
-from headwise.capture._call import GraphCall, OfGraph
+from headwise._torch_private import FUSED_ATTENTION, FUSED_FUNCTION, is_traced_by_compiler
+from headwise.capture._call import GraphCall
 from headwise.capture._inputs import Text, has_no_tokens, positional_parameters
 from headwise.errors import UnsupportedError
 from headwise.models import SharedSetting, cache_in
@@ -27,7 +27,7 @@ from headwise.models import SharedSetting, cache_in
 PASS, CALL = "_headwise_pass", "_headwise_call"
 _numbers = count(1)
 _handles: "WeakValueDictionary[int, Handle]" = WeakValueDictionary()
-# Written by the operator that begins a pass and read by the others, which keeps their order.
+# Written to by the operator that begins a pass and read by the others, which keeps their order.
 _ORDER = torch.zeros(1)
 
 
@@ -36,19 +36,19 @@ class Handle:
 
     Attributes:
         module: The module.
-        state: By which the operators find the handle: its number, and how often they have run.
+        state: Its number, by which the operators find the handle. They write to it, as a compiler
+            believes, and so are not left out.
         order: See `_ORDER`.
         receivers: What the watches of the module do with a call or with a pass.
-        describe: Makes an attention call of what its operator is given.
         names: The positional parameters of the module.
     """
 
-    def __init__(self, module: nn.Module, describe: OfGraph | None = None) -> None:
-        self.module, self.describe, self.order = module, describe, _ORDER
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.order = module, _ORDER
         self.receivers: list[Callable[..., None]] = []
         self.names = tuple(positional_parameters(module.forward))
-        self.state = torch.tensor([next(_numbers), 0])
-        _handles[int(self.state[0])] = self
+        self.state = torch.tensor(next(_numbers))
+        _handles[int(self.state)] = self
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return _nothing, ()
@@ -103,7 +103,7 @@ def followed_attention(
             mask = None if attn_mask is None else attn_mask.detach()
             torch.ops.headwise.observe(
                 query.detach(), key.detach(), mask, None, None, scale, None, is_causal,
-                "scaled_dot_product_attention", handle.order, handle.state,
+                FUSED_ATTENTION, handle.order, handle.state,
             )  # fmt: skip
     return FUSED_FUNCTION(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -195,9 +195,8 @@ def _begin_pass(
     order: Tensor,
 ) -> None:
     """A forward pass begins in a graph that runs."""
-    order += 1
-    handle = _running_handle(state)
-    if handle is None:
+    handle = _handles.get(int(state))
+    if handle is None:  # its watch has ended
         return
     real = _two_axes(mask)
     text = Text(
@@ -225,19 +224,12 @@ def _observe(
     state: Tensor,
 ) -> None:
     """A graph that runs has computed an attention call."""
-    handle = _running_handle(state)
-    if handle is None or handle.describe is None or not handle.receivers:
-        return
-    rule = mask, bias, sinks, scale, softcap, is_causal
-    call = handle.describe(GraphCall(handle.module, implementation, q, k, *rule))
-    for receive in tuple(handle.receivers):
-        receive(call)
-
-
-def _running_handle(state: Tensor) -> Handle | None:
-    """The handle of an operator, whose run is counted; None where its watch has ended."""
-    state[1] += 1
-    return _handles.get(int(state[0]))
+    handle = _handles.get(int(state))
+    if handle is not None:
+        rule = mask, bias, sinks, scale, softcap, is_causal
+        call = GraphCall(handle.module, implementation, q, k, *rule)
+        for receive in tuple(handle.receivers):
+            receive(call)
 
 
 def _two_axes(x: Tensor | None) -> Tensor | None:
@@ -265,7 +257,9 @@ for _name, _arguments, _function in (
         _observe,
     ),
 ):
-    _operators.define(f"{_name}({_arguments}) -> ()")
+    # Graphs of CUDA would replay what they have recorded, and call nothing.
+    _tags = (torch.Tag.cudagraph_unsafe,)
+    _operators.define(f"{_name}({_arguments}) -> ()", tags=_tags)
     _operators.impl(_name, _function, "CPU")
     _operators.impl(_name, _function, "CUDA")
     _operators.impl(_name, _traced, "Meta")

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headwise._torch_private import version_of
-from headwise.capture import AttentionCall, ModuleCall, Site, StackInputs, Text
+from headwise.capture import AttentionCall, GraphCall, Site, StackInputs, Text
 from headwise.errors import UnsupportedError
 from headwise.kernels import AttentionRule, RowRequest
 from headwise.masks import Mask, Window
@@ -27,6 +27,8 @@ from headwise.watch._spans import SpanMembers, Spans
 _MOST = 8
 # The numbers of a mask up to which it is copied, to be compared with those of later passes.
 _COPIED = 1 << 22
+# The booleans from which on they are compared eight at a time: in a seventh of the time for 2^17.
+_LARGE = 1 << 12
 
 
 @dataclass
@@ -77,10 +79,16 @@ class Group:
 
     Masks, positions and columns have no axis of heads, or broadcast over it, so that they hold for
     several calls as for one, and grouped heads stay grouped.
+
+    Attributes:
+        size: The number of elements of the queries and keys of one call.
+        most: The number of elements that may wait on their device.
     """
 
     rule: AttentionRule
     layout: CallLayout
+    size: int
+    most: int
     waiting: list[Waiting] = field(default_factory=list)
 
 
@@ -146,12 +154,34 @@ class CallLayouts:
         return place
 
     def known(
-        self, alike: Hashable, module_call: ModuleCall, site: Site, inputs: StackInputs, pass_: Pass
+        self,
+        alike: Hashable,
+        received: tuple[int, ...] | None,
+        site: Site,
+        inputs: StackInputs,
+        pass_: Pass,
     ) -> Place | None:
         """The place of calls like this one, if there were some in the pass."""
         place: Place | None
-        place = pass_.shared.get(_key_of_place(alike, module_call.shape, site, inputs))
+        place = pass_.shared.get(_key_of_place(alike, received, site, inputs))
         return place
+
+    def alike(self, call: GraphCall, pass_: Pass) -> Hashable:
+        """The same for calls of graphs that differ in module and numbers alone in a pass.
+
+        Masks are compared by value, since a graph may write to memory again without a trace.
+        """
+        key, mask = call.rule_key, call.mask
+        if mask is not None and not mask.is_cpu:  # the host would wait for a GPU
+            return None
+        if key is None or (mask is not None and mask.numel() > _COPIED):
+            return object()
+        known: list[tuple[Tensor | None, object]] = pass_.shared.setdefault(key, [])
+        for of_alike, alike in known:
+            if _equal(of_alike, mask):
+                return alike
+        known.append((None if mask is None else mask.clone(), object()))
+        return known[-1][1]
 
     def of(
         self, place: Place, site: Site, call: AttentionCall, inputs: StackInputs, pass_: Pass
@@ -279,4 +309,13 @@ def _identity_of(x: Tensor | None) -> Any:
 def _equal(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None:
         return a is b
-    return a.shape == b.shape and a.device == b.device and torch.equal(a, b)
+    if a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
+        return False
+    if a.dtype == torch.bool and a.numel() > _LARGE and _holds_words(a) and _holds_words(b):
+        a, b = a.view(torch.int64), b.view(torch.int64)
+    return torch.equal(a, b)
+
+
+def _holds_words(x: Tensor) -> bool:
+    """Whether bytes can be read eight at a time."""
+    return x.is_contiguous() and x.shape[-1] % 8 == 0 and x.storage_offset() % 8 == 0

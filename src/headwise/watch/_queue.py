@@ -153,12 +153,11 @@ class Queue:
         self, group: Group, site: Site, q: Tensor, k: Tensor, first_text: int, pass_: Pass
     ) -> None:
         """Let a call wait by copies of its queries and keys."""
-        q, k = q.clone(), k.clone()
         if not group.waiting:
             self._groups.append(group)
-        group.waiting.append(Waiting(q, k, site, first_text, pass_))
-        self._n_numbers += q.numel() + k.numel()
-        if self._n_numbers > WAIT[q.device.type]:
+        group.waiting.append(Waiting(q.clone(), k.clone(), site, first_text, pass_))
+        self._n_numbers += group.size
+        if self._n_numbers > group.most:
             self._compute_groups()
 
     def may_take_token(self, call: AttentionCall) -> bool:
@@ -260,7 +259,8 @@ def _group_of(call: AttentionCall, layout: CallLayout) -> Group:
     q, k, rule = call.q, call.k, call.rule
     key = q.shape, k.shape, q.dtype, k.dtype, rule.scale, rule.softcap
     if key not in layout.groups:
-        layout.groups[key] = Group(replace(rule, visible=layout.visible), layout)
+        size, most = q.numel() + k.numel(), WAIT[q.device.type]
+        layout.groups[key] = Group(replace(rule, visible=layout.visible), layout, size, most)
     return layout.groups[key]
 
 

@@ -22,8 +22,10 @@ from headwise._torch_private import (
 from headwise.capture import (
     AttentionCall,
     Capture,
+    GraphCall,
     InputTracker,
     ModuleCall,
+    OfGraph,
     Site,
     StackInputs,
     Text,
@@ -160,9 +162,9 @@ class Recorder:
     def following_graphs(self) -> Iterator[None]:
         """Record what compiled graphs hand over while the block runs."""
         calls = [
-            (*handle, partial(self._record_in_graph, site))
-            for site, handle in self._graphs.sites.items()
-            if handle is not None
+            (*known, partial(self._record_in_graph, site, known[1]))
+            for site, known in self._graphs.sites.items()
+            if known is not None
         ]
         with follow_graphs(self.model, self._begin_in_graph, calls):
             self._graphs.are_open = True
@@ -217,14 +219,15 @@ class Recorder:
             self._pass.calls[site] += 1
 
     def _repeat(
-        self, site: Site, alike: Hashable, module_call: ModuleCall, q: Tensor, k: Tensor
+        self, site: Site, alike: Hashable, module_call: ModuleCall | None, q: Tensor, k: Tensor
     ) -> bool:
         """Let a call wait with others alike, if that is all that is wanted of it."""
-        if site not in self._verified or not self._is_watched(site):
-            return False
         inputs, pass_ = self._inputs.of(site.stack), self._pass
-        place = self._layouts.known(alike, module_call, site, inputs, pass_)
-        if place is None or in_backward():
+        received = number = None
+        if module_call is not None:
+            received, number = module_call.shape, module_call.number
+        place = self._layouts.known(alike, received, site, inputs, pass_)
+        if place is None or site not in self._verified or in_backward():
             return False
         with without_function_modes():
             if place.is_token:
@@ -236,16 +239,22 @@ class Recorder:
                 positions = place.layout.positions
                 first = pass_.texts.number(site, positions.n_texts, positions.columns)
                 self._queue.wait(place.group, site, q, k, first, pass_)
-        pass_.add(partial(self._recorded.cover, site, module_call.number, place.covered))
+        pass_.add(partial(self._recorded.cover, site, number, place.covered))
         pass_.calls[site] += 1
         return True
 
-    def _record_in_graph(self, site: Site, call: AttentionCall) -> None:
+    def _record_in_graph(self, site: Site, describe: OfGraph, of: GraphCall) -> None:
         """Record a call that a compiled graph hands over."""
-        if not (in_backward() or self.capture.is_paused):
+        if in_backward() or self.capture.is_paused:
+            return
+        pass_ = self._pass
+        pass_.is_in_graph = True
+        alike = self._layouts.alike(of, pass_)
+        if not self._repeat(site, alike, None, of.q, of.k):
+            call = describe(of)
+            call.alike = alike
             self._add(site, call)
-            self._pass.calls[site] += 1
-            self._pass.is_in_graph = True
+            pass_.calls[site] += 1
 
     def _answer(self, call: AttentionCall) -> Float[Tensor, "B H T Dv"] | None:
         """Record a call and return its heads; None leaves both to the model's own kernel."""
