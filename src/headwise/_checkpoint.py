@@ -62,27 +62,40 @@ class TrainingCheckpoint:
         if self._path is None or not self._path.exists():
             return
         stored = self._read(self._path)
-        losses = self._take(stored, "losses", None)
+        losses = stored.get("losses", torch.zeros(()))
         if losses.dtype != torch.float64 or losses.ndim != 1 or not 1 <= len(losses) <= steps:
-            self._refuse(f"its losses are {_kind(losses)}, of {steps} steps at most")
-        seconds = self._take(stored, "seconds", torch.zeros((), dtype=torch.float64))
-        values = [self._take(stored, f"weight.{n}", w) for n, w in enumerate(self._weights)]
-        # A weight that the loss does not depend on has no moments.
-        state = {
-            n: self._moments_of(stored, n, w)
-            for n, w in enumerate(self._weights)
-            if any(f"{name}.{n}" in stored for name in _MOMENTS)
-        }
-        if any(float(moments["step"]) != len(losses) for moments in state.values()):
-            self._refuse(f"its optimizer is not at step {len(losses)}")
-        if stored:
-            self._refuse(f"it holds {min(stored)} besides")
+            self._refuse(f"losses is {_kind(losses)}, of {steps} steps at most")
+        self._check(stored, losses)
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in stored.items():
+            kind, _, number = name.rpartition(".")
+            if kind in _MOMENTS:
+                state.setdefault(int(number), {})[kind] = tensor
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": state, "param_groups": groups})
         with torch.no_grad():
-            for weight, value in zip(self._weights, values, strict=True):
-                weight.copy_(value)
-        self.losses[:], self.seconds = losses.tolist(), seconds.item()
+            for n, weight in enumerate(self._weights):
+                weight.copy_(stored[f"weight.{n}"])
+        self.losses[:], self.seconds = losses.tolist(), stored["seconds"].item()
+
+    def _check(self, stored: Mapping[str, Tensor], losses: Tensor) -> None:
+        """Refuse tensors that are not those of this training after the steps of these losses."""
+        expected = {"losses": losses, "seconds": torch.zeros((), dtype=torch.float64)}
+        for n, weight in enumerate(self._weights):
+            expected[f"weight.{n}"] = weight
+            # A weight that the loss does not depend on has no moments.
+            if any(f"{name}.{n}" in stored for name in _MOMENTS):
+                step = torch.tensor(float(len(losses)))
+                expected |= {f"exp_avg.{n}": weight, f"exp_avg_sq.{n}": weight, f"step.{n}": step}
+        for name in sorted(stored.keys() | expected.keys()):
+            has, needs = (_kind(x[name]) if name in x else "" for x in (stored, expected))
+            if has != needs:
+                self._refuse(f"{name} is {has or 'missing'}, not {needs or 'of this training'}")
+            tensor = stored[name]
+            if not tensor.isfinite().all() or (name.startswith("exp_avg_sq") and tensor.min() < 0):
+                self._refuse(f"{name} is not finite, or below 0")
+            if name.startswith("step") and tensor != len(losses):
+                self._refuse(f"{name} is {tensor.item()} after {len(losses)} losses")
 
     def save_if_due(self, steps: int) -> None:
         """Write the state if the last write was some time ago, or so many steps are done.
@@ -123,29 +136,6 @@ class TrainingCheckpoint:
                     f"{name}={about.get(name)!r}, not {value!r}. {self._advice}"
                 )
         return tensors
-
-    def _moments_of(
-        self, stored: dict[str, Tensor], number: int, weight: Tensor
-    ) -> dict[str, Tensor]:
-        scalar = torch.zeros((), dtype=torch.float32)
-        moments = {
-            name: self._take(stored, f"{name}.{number}", scalar if name == "step" else weight)
-            for name in _MOMENTS
-        }
-        if moments["exp_avg_sq"].min() < 0:
-            self._refuse(f"exp_avg_sq.{number} holds {moments['exp_avg_sq'].min().item()}")
-        return moments
-
-    def _take(self, stored: dict[str, Tensor], name: str, like: Tensor | None) -> Tensor:
-        """Remove a tensor from those that were stored, after a check of its shape and values."""
-        if name not in stored:
-            self._refuse(f"it lacks {name}")
-        tensor = stored.pop(name)
-        if like is not None and _kind(tensor) != _kind(like):
-            self._refuse(f"{name} is {_kind(tensor)}, not {_kind(like)}")
-        if not tensor.isfinite().all():
-            self._refuse(f"{name} is not finite")
-        return tensor
 
     def _refuse(self, reason: str) -> NoReturn:
         raise InputError(

@@ -1,6 +1,7 @@
 """Each refusal of the lab says what is wrong, and leaves no files."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -190,8 +191,7 @@ def test_a_negative_number_of_tokens(model):
         sample(model, "I", tokenizer=TOKENIZER, max_new_tokens=-1)
 
 
-# A broken checkpoint of a training run is refused by name before the optimizer sees it. Those of a
-# recovery, which are read by the same code, have a test for each kind of damage.
+# A broken checkpoint is refused by name before the optimizer sees it, of a training or a recovery.
 
 
 THREE_STEPS = TrainSettings(steps=3, batch_size=2, d_model=6, n_heads=2, n_layers=1, mlp_ratio=1)
@@ -237,6 +237,30 @@ def test_a_tensor_of_another_shape_or_without_numbers_is_refused_and_changes_not
         torch.equal(x, y) if isinstance(x, Tensor) else x == y
         for x, y in zip(before, _state(run), strict=True)
     )
+
+
+@pytest.mark.parametrize(("name", "damage", "message"), [
+    ("seconds", None, "seconds is missing, not () float64"),
+    ("exp_avg.0", None, "exp_avg.0 is missing, not (396, 6) float32"),
+    ("losses", None, "losses is () float32, of 3 steps"),
+    ("losses", lambda x: x[0], "losses is () float64, of 3 steps"),
+    ("more", lambda x: torch.zeros(2), "more is (2,) float32, not of this training"),
+    ("exp_avg.99", lambda x: torch.zeros(2), "exp_avg.99 is (2,) float32, not of this training"),
+    ("step.0", lambda x: x + 1, "step.0 is 3.0 after 2 losses"),
+    ("exp_avg_sq.0", lambda x: -x - 1, "exp_avg_sq.0 is not finite, or below 0"),
+])  # fmt: skip
+def test_a_checkpoint_of_another_form(
+    whole: Path, tmp_path: Path, name: str, damage: Any, message: str
+) -> None:
+    with safe_open(whole, "pt") as file:
+        about = dict(file.metadata())
+    tensors = load_file(whole)
+    before = tensors.pop(name, None)
+    tensors |= {name: damage(before).clone()} if damage else {}
+    path = tmp_path / "training.safetensors"
+    save_file(tensors, path, about)
+    with pytest.raises(InputError, match=re.escape(message)):
+        TrainingRun(THREE_STEPS, path).checkpoint.resume(THREE_STEPS.steps)
 
 
 def test_an_intact_state_is_resumed(whole: Path) -> None:
