@@ -30,7 +30,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import headwise as hw
 from benchmarks._report import Row, machine, numbers, parser_of, print_rows, publish, rows_of
 from benchmarks._timing import Work, interleaved, rounds_for
-from headwise.kernels import RowRequest, attend, make_rule, row_statistics
+from headwise.kernels import (
+    AttentionProblem,
+    RowReduction,
+    RowRequest,
+    attend,
+    make_rule,
+    row_statistics,
+)
+from headwise.kernels.triton import TRITON
 
 # Texts, heads, tokens, width.
 SIZES = (
@@ -41,7 +49,7 @@ SIZES = (
     (1, 32, 16384, 128),
 )
 # Texts and tokens that whole models read, and small calls.
-TEXTS = ((32, 512), (8, 2048), (2, 8192))
+TEXTS = ((32, 512), (8, 2048), (2, 8192), (1, 2048))  # the last ones wait, several layers together
 SMALL = (1, 8, 128, 64)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -74,18 +82,27 @@ def _works(size: tuple[int, ...], causal: bool, options: argparse.Namespace) -> 
     rule = make_rule(head_dim=D, is_causal=causal).simplify(T, T)
     classes = torch.eye(8)[torch.randint(8, (B, T))].to(options.device)
     keys = _neighbors(B, T).to(options.device)
+    real = torch.ones(B, T, dtype=torch.bool, device=q.device)
     requests = {
         "with lse, entropy, maxima": RowRequest(heads=True),
         "and argmax": RowRequest(heads=True, argmax=True),
         "and 8 classes": RowRequest(heads=True, argmax=True, classes=classes),
         "a watch": RowRequest(heads=True, distance=True, keys=keys),
         "a watch, no heads": RowRequest(distance=True, keys=keys),
+        "what keys receive": RowRequest(received=real),
     }
+    names = "entropy", "max_weight", "distance", "max_logit", "lse"
+    numbers = {name: [n] for n, name in enumerate(names)} | {"key_mass": [5, 6, 7, 8]}
+    reduction = RowReduction(numbers, 9, real, None, B, 1, False)
+    problem = AttentionProblem(q, k, v[..., :0], rule)
     works: dict[str, Work] = {
         "flash": partial(_flash, q, k, v, causal),
         "torch": partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal),
         "heads alone": partial(attend, q, k, v, causal=causal, backend="triton"),
         "auto": partial(attend, q, k, v, causal=causal),
+        "a watch, added up": partial(
+            TRITON.row_sums, problem, requests["a watch, no heads"], reduction
+        ),
     }
     return works | {
         name: partial(row_statistics, q, k, v, rule, request, backend="triton")

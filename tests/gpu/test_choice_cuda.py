@@ -6,8 +6,15 @@ import torch.nn.functional as F
 
 import headwise as hw
 from describing import assert_same, cast, described
-from headwise.kernels import RowRequest, attend, make_rule, row_statistics
-from headwise.kernels.triton import is_installed
+from headwise.kernels import (
+    AttentionProblem,
+    RowReduction,
+    RowRequest,
+    attend,
+    make_rule,
+    row_statistics,
+)
+from headwise.kernels.triton import TRITON, is_installed
 from headwise.layer import MultiHeadAttention
 from strategies import Problem
 
@@ -73,9 +80,34 @@ def test_the_kernel_agrees_with_plain_pytorch(options: dict, dtype: torch.dtype,
     keys = torch.randint(-1, S, (2, T, 4), device="cuda")
     classes = torch.eye(8, device="cuda")[torch.randint(8, (2, S), device="cuda")]
     problem = Problem(q, k, v, options)
-    request = RowRequest(distance=True, participation=True, keys=keys, classes=classes)
+    counted = torch.rand(2, T, device="cuda") < 0.7
+    of_rows = {"distance": True, "participation": True, "received": counted}
+    request = RowRequest(**of_rows, keys=keys, classes=classes)
     exact = described(cast(problem, torch.float64, "cuda"), request, "rows")
     assert_same(described(problem, request, "triton"), exact, 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_sums_of_the_kernel_are_those_of_its_rows(is_packed: bool, dtype: torch.dtype) -> None:
+    T, names = 997, ("entropy", "max_weight", "distance", "lse", "max_logit")
+    q = torch.randn(2, 8, T, 64, device="cuda", dtype=dtype)
+    k, v = q[:, :2].roll(1, -1), q[:, :2, :, :0]
+    rule, request = make_rule(head_dim=64, is_causal=True), RowRequest(distance=True)
+    texts = torch.arange(2 * T, device="cuda").view(2, T) // (67 if is_packed else T)
+    real = torch.rand(2, T, device="cuda") < 0.9
+    real[:, 0] = False  # which sees one key alone
+    M, numbers = int(texts.max()) + 1, {name: [n] for n, name in enumerate(names)}
+    given = texts.masked_fill(~real, -1) if is_packed else None
+    reduction = RowReduction(numbers, len(names), real, given, M, 2, False)
+    parts, highest = TRITON.row_sums(AttentionProblem(q, k, v, rule), request, reduction)
+    rows = row_statistics(q, k, v, rule, request, backend="triton")
+    values = torch.stack([getattr(rows, name).double() for name in names])
+    counted = (values * real[:, None]).transpose(2, 3).flatten(1, 2)  # K (B T) H
+    sums = values.new_zeros(len(names), M, 8).index_add_(1, texts.flatten(), counted)
+    torch.testing.assert_close(parts[1].transpose(1, 2).flatten(2), sums, rtol=1e-6, atol=1e-6)
+    largest = values.where(real[:, None], -torch.inf).amax((1, 3))
+    torch.testing.assert_close(highest.flatten(1), largest, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("dtype", HALVES)

@@ -63,7 +63,7 @@ def _random(*shape: int) -> Tensor:
 def _everything(problem: Problem, seed: int, **more: Any) -> RowRequest:
     """A request for all statistics of this kernel."""
     request = everything(cast(problem, torch.float32, DEVICE), seed, **more)
-    return replace(request, received=None, key_norms=None)
+    return replace(request, key_norms=None)
 
 
 def _compare(problem: Problem, request: RowRequest, close: float = 8e-5) -> None:
@@ -87,7 +87,7 @@ def test_what_it_lacks_comes_from_the_rows(monkeypatch: pytest.MonkeyPatch) -> N
     problem = Problem(q, k, v, {"causal": True})
     request = everything(problem, 0, top=True)
     ours = described(problem, request, "auto")
-    assert ours.kernel == "triton (top, value, received: blocks of rows)"
+    assert ours.kernel == "triton (top, value: blocks of rows)"
     assert_same(ours, described(cast(problem, torch.float64, DEVICE), request, "rows"), 8e-5)
 
 
@@ -110,7 +110,7 @@ CASES = [
 
 @pytest.mark.parametrize(("shape", "rule"), CASES, ids=str)
 def test_every_rule_shape_and_width_holds(shape: Shape, rule: str) -> None:
-    lacking = ("received", "key_norms", "top")
+    lacking = ("key_norms", "top")
     assert_rule_holds("triton", shape, rule, device=DEVICE, without=lacking)
 
 
@@ -224,5 +224,5 @@ def test_the_kernel_compiles_without_a_gpu_and_fits_shared_memory(arch: int, mem
     done = subprocess.run([sys.executable, program, str(arch)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     taken = dict(line.split() for line in done.stdout.splitlines())
-    assert list(taken) == ["heads", "watch", "everything"]
+    assert list(taken) == ["heads", "watch", "everything", "sums"]
     assert max(map(int, taken.values())) <= memory * 1024

@@ -191,7 +191,7 @@ def row_statistics(
 
     Args:
         backend: "auto", "native" (one pass in C++, on a CPU), "triton" (one pass on a GPU; it has
-            no `top`, `key_norms` and `received`) or "rows" (plain PyTorch).
+            no `top` and `key_norms`) or "rows" (plain PyTorch).
     Raises:
         ArgumentError: the name is unknown, or that kernel cannot compute this.
         ShapeError: a tensor of the request does not fit the texts, queries or keys.

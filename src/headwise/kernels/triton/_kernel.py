@@ -68,7 +68,7 @@ class TritonKernel(AttentionKernel):
         return why_not_lowered(rule, T, S)
 
     def lacks(self, request: RowRequest) -> Mapping[str, str]:
-        lacking = {"top": "top", "key_norms": "value", "received": "received"}
+        lacking = {"top": "top", "key_norms": "value"}
         if request.classes is not None and (n := request.classes.shape[2]) > MOST_CLASSES:
             lacking["classes"] = f"{n} classes, more than {MOST_CLASSES}"
         return lacking

@@ -20,7 +20,7 @@ from headwise.kernels._contract import (
 )
 from headwise.kernels._rule import check_rule, lower
 from headwise.kernels.rows import LOG2E
-from headwise.kernels.triton._statistics import describe
+from headwise.kernels.triton._statistics import describe, receive
 
 # The fields of a task, while they are filled in.
 Fields = dict[str, Any]
@@ -39,6 +39,8 @@ Task = namedtuple(  # type: ignore[misc]  # mypy wants a literal
     # [B, T], [B, S], without which the last query is at the last key; [B, T, N]; [B, S, C].
     "query_at key_at N keys classes "
     f"{_OUTPUTS} heads_stride "
+    # For what keys receive: the queries that count; their largest logits, sums of 2 ** logit.
+    "counted peak total "
     # With sums, an output is its number among them. [3, K, calls, M, heads, slots] with the size
     # of a part, [K, B, H, blocks]; [B, T], bytes; [B, T].
     "sums part highest real texts every M calls slots "
@@ -71,6 +73,9 @@ def compute_statistics(problem: AttentionProblem, request: RowRequest) -> RowSta
         task |= {"N": request.keys.shape[2], "key_seen": outputs["key_seen"].view(torch.uint8)}
     if request.heads:
         outputs["heads"] = _add_heads(task, torch.float32)
+    if request.received is not None:
+        task |= {name: torch.empty_like(outputs["lse"]) for name in ("peak", "total")}
+        task["received"] = outputs["received"] = q.new_empty((*q.shape[:2], S), dtype=torch.float32)
     launch(task)
     return RowStatistics(**outputs, kernel="triton")
 
@@ -178,17 +183,17 @@ def tiles_for(width: int, task: Fields) -> Tiles:
 
 
 def launch(fields: Fields) -> None:
-    """Solve a task: the kernel writes the outputs among its fields."""
+    """Solve a task: the kernels write the outputs among its fields."""
     q, (B, H, T, _) = fields["q"], fields["q"].shape
-    if not B * H * T:
-        return
     sizes, tiles = _compiled(fields)
-    compiled = {name: tl.constexpr(n) for name, n in sizes.items()}
-    programs = B * H * triton.cdiv(T, sizes["ROWS"])
+    task = Task(**(fields | {name: tl.constexpr(n) for name, n in sizes.items()}))
+    programs = [(describe, B * H * triton.cdiv(T, sizes["ROWS"]))]
+    if fields["received"] is not None:
+        programs += [(receive, B * H * triton.cdiv(fields["S"], sizes["KEYS"]))]
     with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
-        describe[(programs,)](
-            Task(**(fields | compiled)), num_warps=tiles.warps, num_stages=tiles.stages
-        )
+        for kernel, n in programs:
+            if n:
+                kernel[(n,)](task, num_warps=tiles.warps, num_stages=tiles.stages)
 
 
 def _compiled(fields: Fields) -> tuple[dict[str, int], Tiles]:

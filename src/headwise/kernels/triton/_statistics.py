@@ -213,6 +213,34 @@ def describe(t):
 
 @triton.jit
 @no_type_check
+def receive(t):
+    """Add up what a block of keys of one head receives, after `describe`."""
+    blocks, head = tl.cdiv(t.S, t.KEYS), tl.program_id(0) // tl.cdiv(t.S, t.KEYS)
+    key = tl.program_id(0) % blocks * t.KEYS
+    received = tl.zeros([t.KEYS], tl.float32)
+    # The queries that windows leave to these keys.
+    at = key + t.T - t.S
+    start = tl.maximum(at - t.right, 0) // t.ROWS * t.ROWS
+    for first in range(start, tl.minimum(at + t.KEYS + t.left, t.T), t.ROWS):
+        queries = queries_of(t, head, first)
+        logits = logits_of_block(t, queries, key, True).logits
+        seen = logits != MASKED
+        if t.bias is not None or t.table is not None:
+            logits += bias_of(
+                t, queries, queries.rows[:, None], (key + tl.arange(0, t.KEYS))[None, :]
+            )
+        real, row = queries.rows < t.T, head.to(tl.int64) * t.T + queries.rows
+        peak = tl.load(t.peak + row, mask=real, other=0.0)[:, None]
+        total = tl.load(t.total + row, mask=real, other=1.0)[:, None]
+        counts = tl.load(t.counted + queries.b * t.T + queries.rows, mask=real, other=0) != 0
+        p = tl.where(seen & counts[:, None], tl.exp2(logits - peak) / total, 0.0)
+        received += tl.sum(p, 0)
+    keys = key + tl.arange(0, t.KEYS)
+    tl.store(t.received + head.to(tl.int64) * t.S + keys, received, mask=keys < t.S)
+
+
+@triton.jit
+@no_type_check
 def _empty_sums(t):
     zeros, whole = tl.zeros([t.ROWS], tl.float32), tl.zeros([t.ROWS], tl.int32)
     of_classes = tl.zeros([t.ROWS, t.CLASSES], tl.float32) if t.classes is not None else zeros
@@ -387,6 +415,9 @@ def _write_outputs(t, queries, sums):
         counts = (tl.load(place, mask=real, other=0) != 0) & (sums.n_keys > 0)
         several = counts & ((sums.n_keys > 1) | t.every)
 
+    if t.received is not None:
+        _put(t, queries, t.peak, peak, counts, no_value)
+        _put(t, queries, t.total, total, counts, no_value)
     lse = tl.where(nothing, -INF, (peak + tl.log2(total)) * LN2)
     if t.lse is not None:
         _put(t, queries, t.lse, lse, counts, no_value)
