@@ -70,20 +70,24 @@ CASES = {
         "12 heads by gradient of the loss lm",
     ),
     "effects": Case(
-        "effects model --examples answers.jsonl --figure effects.svg -o effects.json",
+        "effects model --examples answers.jsonl --head L0.H1 --figure effects.svg "
+        "-o effects.json",
         "effects.json", hw.HeadEffects.load,
         lambda at: hw.effects(
-            at.model, read_answers(at.place / "answers.jsonl"), tokenizer=at.tokenizer
+            at.model, read_answers(at.place / "answers.jsonl"), tokenizer=at.tokenizer,
+            heads=["L0.H1"],
         ),
         "of 32 distinct examples 16 chose directions, 16 were held out",
     ),
     "heads": Case(
-        "heads model --examples examples.jsonl --nulls none -o heads.json",
+        "heads model --examples examples.jsonl --head L1.H0 --head L0.H1 --nulls none "
+        "-o heads.json",
         "heads.json", load_heads,
         lambda at: hw.find_heads(
-            at.model, read_examples(at.place / "examples.jsonl"), evidence=NONE
+            at.model, read_examples(at.place / "examples.jsonl"), evidence=NONE,
+            heads=["L1.H0", "L0.H1"],
         ),
-        "64 distinct examples of 64; the set and the strongest baselines chosen on 32",
+        "64 distinct examples of 64; the strongest baselines chosen on 32",
     ),
     "heads of a task": Case(
         "heads model --task needle --nulls none --max-texts 40 --save-examples needles.jsonl "
@@ -91,10 +95,12 @@ CASES = {
         "needle.json", load_heads, _task_heads,
     ),
     "roles": Case(
-        "roles model --spans spans.jsonl --nulls none -o roles.parquet",
+        "roles model --spans spans.jsonl --nulls none --head L0.H1 --role self --role source "
+        "-o roles.parquet",
         "roles.parquet", hw.Roles.load,
         lambda at: hw.find_roles(
-            at.model, read_jsonl(at.place / "spans.jsonl"), tokenizer=at.tokenizer, evidence=NONE
+            at.model, read_jsonl(at.place / "spans.jsonl"), tokenizer=at.tokenizer, evidence=NONE,
+            heads="L0.H1", roles=["self", "source"],
         ),
         "4 distinct texts of 12(.|\n)*1 pass over the texts",
     ),

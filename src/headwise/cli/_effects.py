@@ -25,6 +25,7 @@ def effects(
             "the mean of all logits."
         ),
     ],
+    heads: _options.Heads = None,
     total: Annotated[
         Literal["mean", "zero", "none"],
         opt("What replaces a head that is removed. none leaves total effects out: one pass."),
@@ -59,6 +60,7 @@ def effects(
             opened,
             read,
             tokenizer=tokenizer,
+            heads=heads or None,
             total=None if total == "none" else total,
             seed=seed or 0,
             on_progress=on_progress,

@@ -56,6 +56,7 @@ def heads(
     qrhead: Annotated[
         Path | None, opt("Also write the set in the format of QRHead: .yaml.", "--qrhead")
     ] = None,
+    beforehand: _options.Heads = None,
     nulls: _options.Nulls = None,
     out: _options.JsonOut = None,
     force: _options.Force = False,
@@ -113,6 +114,7 @@ def heads(
             opened,
             drawn,
             tokenizer=tokenizer,
+            heads=beforehand or None,
             evidence=evidence,
             max_tokens=max_tokens,
             on_progress=on_progress,

@@ -88,6 +88,16 @@ Statistics = Annotated[
     ),
 ]
 PerText = Annotated[bool, opt("Keep statistics per text, for confidence intervals.", "--per-text")]
+Heads = Annotated[
+    list[str] | None,
+    opt(
+        "A head that was named before these inputs were seen, such as L3.H1: p is adjusted for "
+        "such heads alone. Repeatable.",
+        "--head",
+        metavar="HEAD",
+        shown="all",
+    ),
+]
 Nulls = Annotated[
     str | None,
     opt(

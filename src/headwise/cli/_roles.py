@@ -42,6 +42,11 @@ def roles(
             metavar="FILE.py:NAME",
         ),
     ] = None,
+    heads: _options.Heads = None,
+    names: Annotated[
+        list[str] | None,
+        opt("In the same way a role, by its name. Repeatable.", "--role", shown="all"),
+    ] = None,
     nulls: _options.Nulls = None,
     out: _options.Out = None,
     force: _options.Force = False,
@@ -84,7 +89,10 @@ def roles(
     relations = _load_relations(relation or (), model)
     drawn = draw_texts(texts, seed, max_texts)
     opened = open_model(model, device, dtype, attention)
-    result = find_roles_of(model, *opened, drawn, evidence, max_tokens, relations)
+    result = find_roles_of(
+        model, *opened, drawn, evidence, max_tokens, relations,
+        heads=heads or None, roles=names or None,
+    )  # fmt: skip
     for line in result.notes:
         print_note(line)
     print_note(str(result))
@@ -108,6 +116,7 @@ def find_roles_of(
     evidence: "Evidence",
     max_tokens: int | None,
     relations: "Relations | None" = None,
+    **named: Sequence[str] | None,
 ) -> "Roles":
     """Find the roles of the heads of an open model, behind a progress bar; `report` does, too."""
     from headwise.roles import FEWEST_TEXTS, find_roles
@@ -126,6 +135,7 @@ def find_roles_of(
             evidence=evidence,
             max_tokens=max_tokens,
             on_progress=on_progress,
+            **named,
         )
 
 
