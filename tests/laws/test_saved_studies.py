@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,8 @@ def _map(text: Sample, head: hw.Head, rng: np.random.Generator) -> np.ndarray:
 
 def test_a_saved_study_loads_equal(tmp_path: Path) -> None:
     study = _whole_study()
+    about = {"skipped": 3, "texts": {"texts": 2, "sha256": "0a"}}
+    study = replace(study, table=replace(study.table, **about))
     loaded = hw.load_study(study.save(tmp_path / "study"))
     assert render(loaded) == render(study)
     for name in study.table.statistics:
@@ -81,7 +83,10 @@ def test_a_saved_study_loads_equal(tmp_path: Path) -> None:
             strict=True,
         ):
             np.testing.assert_array_equal(mine, theirs)
-    assert loaded.table.original == study.table.original
+    for field in fields(hw.HeadTable):
+        if field.name != "totals":
+            parts = (getattr(x.table, field.name) for x in (loaded, study))
+            np.testing.assert_equal(*parts)
     assert [sample.tokens for sample in loaded.samples] == [s.tokens for s in study.samples]
     assert loaded.plan == study.plan
     assert {p.name for p in (tmp_path / "study").iterdir()} == {

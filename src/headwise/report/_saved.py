@@ -157,6 +157,8 @@ def _put_table(table: HeadTable, arrays: Arrays) -> Content:
         "queries": table.queries,
         "model": table.model,
         "versions": dict(table.versions),
+        "skipped": table.skipped,
+        "texts": dict(table.texts),
         "original": [None if head is None else str(head) for head in table.original],
     }
 
@@ -191,6 +193,8 @@ def _get_table(content: Mapping[str, Any], arrays: Arrays) -> HeadTable:
         model=typed(content["model"], str),
         versions={name: typed(version, str) for name, version in content["versions"].items()},
         original=original,
+        skipped=typed(content.get("skipped", 0), int),
+        texts=dict(content.get("texts", {})),
     )
 
 
