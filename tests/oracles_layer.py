@@ -1,5 +1,6 @@
 """The layer by its definition, with the weights of a module copied into NumPy."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from headwise import reference
-from headwise.layer import ALiBi, MultiHeadAttention, RoPE
+from headwise.kernels import AttentionRule, attend
+from headwise.layer import ALiBi, HeadAttention, MultiHeadAttention, RoPE
 
 
 def by_definition(
@@ -33,6 +35,20 @@ def by_definition(
         heads = heads * gate.swapaxes(1, 2)[..., None]
     concat = heads.swapaxes(1, 2).reshape(*query.shape[:2], -1)
     return linear(layer.out_proj, concat), weights
+
+
+class AttentionWith(HeadAttention):
+    """The attention of a layer with options that `attend` has and our layer has not."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, *qkv: Tensor, **options: Any) -> Any:
+        return attend(*qkv, **options, **self.options)
+
+    def rule(self, q: Tensor, **options: Any) -> AttentionRule:
+        return replace(super().rule(q, **options), **self.options)
 
 
 def rotated(rope: RoPE, x: np.ndarray, positions: np.ndarray) -> np.ndarray:

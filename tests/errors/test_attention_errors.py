@@ -16,7 +16,7 @@ from headwise.attention.huggingface import attention_forward
 from headwise.cli import _inputs
 from headwise.cli._app import app
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.layer import MultiHeadAttention
+from headwise.lab import MiniGPT, MiniGPTConfig
 
 
 @pytest.fixture
@@ -44,10 +44,10 @@ def test_a_model_outside_the_interface(name: str, tmp_path: Path) -> None:
 
 
 def test_a_layer_of_ours_knows_no_other(tmp_path: Path) -> None:
-    hw.save(MultiHeadAttention(12, 3), tmp_path / "layer")
-    assert isinstance(hw.load(tmp_path / "layer", attn_implementation="headwise"), nn.Module)
-    with pytest.raises(ArgumentError, match=r"MultiHeadAttention computes .* not by 'eager'"):
-        hw.load(tmp_path / "layer", attn_implementation="eager")
+    hw.save(MiniGPT(MiniGPTConfig(13, 8, 12, 4)), tmp_path / "mini")
+    assert isinstance(hw.load(tmp_path / "mini", attn_implementation="headwise"), MiniGPT)
+    with pytest.raises(ArgumentError, match=r"MiniGPT computes .* not by 'eager'"):
+        hw.load(tmp_path / "mini", attn_implementation="eager")
 
 
 def _call(module: nn.Module, mask: Any = None, **more: Any) -> None:

@@ -28,6 +28,7 @@ from headwise.monitor import (
 from headwise.tables import Head, HeadTable
 from headwise.watch import Request, observe
 from oracles import modules_of, padded
+from oracles_layer import AttentionWith
 from tiers import tiers
 
 CONFIG = MiniGPTConfig(vocab_size=13, context=12, d_model=12, n_heads=4, n_kv_heads=2, n_layers=2)
@@ -391,6 +392,12 @@ def _layer(**options: Any) -> MultiHeadAttention:
     return layer
 
 
+def _softcapped(cap: float) -> MultiHeadAttention:
+    layer = _layer()
+    layer.attention = AttentionWith(softcap=cap)
+    return layer
+
+
 class _Fused(nn.Module):
     """Queries, keys and values from one matrix, and torch's fused attention."""
 
@@ -432,7 +439,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "grouped": lambda: _layer(n_kv_heads=2),
     "one key head": lambda: _layer(n_kv_heads=1),
     "rotated": lambda: _layer(n_kv_heads=2, head_dim=4, rope=RoPE(4)),
-    "softcapped": lambda: _layer(softcap=20.0),
+    "softcapped": lambda: _softcapped(20.0),
     "a position bias": lambda: _layer(position_bias=ALiBi(4)),
     "bfloat16": lambda: _layer(n_kv_heads=2).bfloat16(),
     "one matrix": _Fused,
@@ -451,7 +458,7 @@ def _passes(layer: nn.Module) -> tuple[Tensor, Any]:
 
 
 def _uncapped(layer: nn.Module, logits: np.ndarray) -> np.ndarray:
-    cap = getattr(getattr(layer, "attention", None), "softcap", None)
+    cap = getattr(getattr(layer, "attention", None), "options", {}).get("softcap")
     return logits if cap is None else cap * np.arctanh(logits / cap)
 
 

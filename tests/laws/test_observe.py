@@ -1,8 +1,6 @@
 """Watching our own layers: additive, in any split and order, whatever the padding."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,13 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwise.kernels import AttentionRule, attend
 from headwise.lab import MiniGPT, MiniGPTConfig
-from headwise.layer import ALiBi, HeadAttention, MultiHeadAttention, RoPE
+from headwise.layer import ALiBi, MultiHeadAttention, RoPE
 from headwise.tables import STATISTICS, HeadTable
 from headwise.watch import Request, observe
 from house.source import ROOT
 from oracles import means, padded
+from oracles_layer import AttentionWith
 
 CONFIG = MiniGPTConfig(vocab_size=13, context=12, d_model=12, n_heads=4, n_kv_heads=2, n_layers=2)
 texts = st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=9), min_size=1, max_size=4)
@@ -90,22 +88,10 @@ def test_statistics_are_those_of_the_weights(texts: list[list[int]]) -> None:
     assert (table.count("entropy") == tokens - len(texts)).all()  # whose first rows see one key
 
 
-class WithSinks(HeadAttention):
-    def __init__(self, sinks: torch.Tensor) -> None:
-        super().__init__()
-        self.sinks = sinks
-
-    def forward(self, *qkv: torch.Tensor, **options: Any) -> torch.Tensor:
-        return attend(*qkv, **options, sinks=self.sinks)
-
-    def rule(self, q: torch.Tensor, **options: Any) -> AttentionRule:
-        return replace(super().rule(q, **options), sinks=self.sinks)
-
-
 def test_every_statistic_has_an_oracle_a_page_and_a_line_in_the_glossary() -> None:
     sinks = torch.tensor([-1.0, 0.0, 0.5, 2.0])
     layer = MultiHeadAttention(12, 4, 2, gate=True).double()
-    layer.attention = WithSinks(sinks.double())
+    layer.attention = AttentionWith(sinks=sinks.double())
     assert layer.gate_proj is not None
     x = torch.randn(2, 7, 12).double()
     request = Request(statistics=(*STATISTICS,), maps=True)
@@ -198,7 +184,7 @@ def test_a_layer_with_every_part_is_watched() -> None:
         12, 4, 2, v_head_dim=5, qk_norm=True, gate=True, rope=RoPE(4),
         head_dim=4, position_bias=ALiBi(4),
     )  # fmt: skip
-    layer.attention = WithSinks(torch.full((4,), 0.5))
+    layer.attention = AttentionWith(sinks=torch.full((4,), 0.5))
     x = torch.randn(2, 7, 12)
     with torch.no_grad(), observe(layer, Request(maps=True)) as watch:
         weights = layer(x, causal=True, need_weights=True).weights

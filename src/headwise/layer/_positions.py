@@ -115,4 +115,5 @@ class _Slopes(Bias):
 
     def tile(self, tile: Tile) -> Float[Tensor, "1 H R n"]:
         slopes = torch.tensor(self.slopes, dtype=self.dtype, device=tile.device)
-        return (-slopes[:, None, None] * (tile.key_at - tile.query_at).abs())[None]
+        distance = (tile.key_at - tile.query_at).abs().to(self.dtype)
+        return (-slopes[:, None, None] * distance)[None]
