@@ -17,6 +17,7 @@ from torch.nn import functional as F
 import headwise as hw
 from headwise.checkpoints import _save
 from headwise.errors import ArgumentError, UnsupportedError
+from headwise.lab import MiniGPT, MiniGPTConfig
 from tiers import tiers
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -114,24 +115,24 @@ def test_a_reference_holds_batches(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_save, "answer_in_fresh_process", answer_in_this_process)
-    layer = hw.MultiHeadAttention(8, 2)
+    model = MiniGPT(MiniGPTConfig(13, 8, 12, 4))
     with pytest.raises(ArgumentError, match=f"{verb}: reference holds no batch. Give one or more"):
-        VERBS[verb](layer, tmp_path, [])
+        VERBS[verb](model, tmp_path, [])
     with pytest.raises(ArgumentError, match=f"{verb}: reference holds the text 'a text'"):
-        VERBS[verb](layer, tmp_path, ["a text"])  # type: ignore[list-item]
+        VERBS[verb](model, tmp_path, ["a text"])  # type: ignore[list-item]
     wrong: Any
     for wrong in (b"a", [None]):
         with pytest.raises(ArgumentError, match=f"{verb}: reference holds (b'a'|None). Give batch"):
-            VERBS[verb](layer, tmp_path, wrong)
+            VERBS[verb](model, tmp_path, wrong)
     with pytest.raises(ArgumentError, match="costs: reference holds 3"):
-        hw.costs(layer, 3)
-    assert VERBS[verb](layer, tmp_path, [(torch.randn(1, 5, 8),)])
+        hw.costs(model, 3)
+    assert VERBS[verb](model, tmp_path, [(torch.tensor([[1, 5, 3]]),)])
 
 
 def test_a_saved_model_is_compared_on_tensors(tmp_path: Path) -> None:
-    inputs = {"query": torch.randn(1, 5, 8), "causal": True}
+    inputs = {"input_ids": torch.tensor([[1, 5, 3]]), "causal": True}
     with pytest.raises(ArgumentError, match=r"save: the input causal is a bool. Give a reference"):
-        hw.save(hw.MultiHeadAttention(8, 2), tmp_path / "x", reference=[inputs])
+        hw.save(MiniGPT(MiniGPTConfig(13, 8, 12, 4)), tmp_path / "x", reference=[inputs])
     assert not (tmp_path / "x").exists()
 
 
