@@ -96,6 +96,17 @@ def test_a_head_named_beforehand_is_found_as_often_as_its_p_says():
     assert 0.01 < np.mean(found) < most(len(found))
 
 
+def test_a_head_that_is_always_right_is_not_certain():
+    """Of heads right in 97 of 100 cases, two in five are right in all of 30."""
+    right = (np.random.default_rng(0).random((60, 300)) < 0.97) * 1.0
+    family = of_examples("task", right, np.ones(60), {"chance": 0.5 + 0 * right}, {}, halves(60))
+    (tested,) = run_tests([family], draws=10)
+    low, high, effect = tested[["ci_low", "ci_high", "effect"]].to_numpy().T
+    assert 0.3 < (effect == 1).mean() < 0.5
+    assert ((low < 0.97) & (high > 0.97)).mean() > 0.93
+    assert {*low[effect == 1].round(3)} == {0.886}  # Wilson's, of 30
+
+
 def test_flipping_signs_would_reject_skewed_gains():
     """Why no sign is flipped: the same columns without an effect are found nearly always."""
     found = 0

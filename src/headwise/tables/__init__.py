@@ -8,6 +8,7 @@ from headwise.tables._bootstrap import mean_interval as mean_interval
 from headwise.tables._bootstrap import rate as rate
 from headwise.tables._bootstrap import ratio_interval as ratio_interval
 from headwise.tables._bootstrap import resample_counts as resample_counts
+from headwise.tables._bootstrap import share_interval as share_interval
 from headwise.tables._curves import Curves as Curves
 from headwise.tables._curves import Elbow as Elbow
 from headwise.tables._figures import at_prompt as at_prompt

@@ -12,13 +12,18 @@ from jaxtyping import Float
 
 from headwise._extras import require
 from headwise.roles._samples import Split
-from headwise.roles.evidence._hypotheses import FEWEST_INSTANCES, FEWEST_TEXTS, LEVEL, Hypotheses
+from headwise.roles.evidence._hypotheses import (
+    BINARY,
+    FEWEST_INSTANCES,
+    FEWEST_TEXTS,
+    LEVEL,
+    Hypotheses,
+)
 from headwise.roles.relations import Role
 from headwise.roles.scores import RoleScores
 from headwise.tables import rate
 
 POWER = 0.8  # the probability with which the smallest effect is labeled
-_BINARY = ("top", "choice")  # scores that count queries
 _CONTRASTS = ("shuffled", "control")  # without the relation, so planted heads are uniform
 _STEPS = 401  # effects that are tried
 _INFORMATIVE = (0.05, 0.95)  # effects from which the variation between texts is estimated
@@ -130,7 +135,7 @@ def _diluted(
     )
     share = np.clip(np.nan_to_num(share, nan=1.0), 0.0, 1.0)
     followed = share * count
-    binary = [column for column, role in enumerate(roles) if role.score in _BINARY]
+    binary = [column for column, role in enumerate(roles) if role.score in BINARY]
     queries = count[:, binary].round().astype(int)
     followed[:, binary] = rng.binomial(queries, share[binary])
     part = rate(followed, count, 0.0)
@@ -210,7 +215,7 @@ def _variation(family: Hypotheses) -> PerRole:
     ratio[~((effect > low) & (effect < high))] = np.nan
     columns = [column[np.isfinite(column)] for column in ratio]
     estimates = [np.quantile(column, _QUANTILE) if len(column) else 1.0 for column in columns]
-    least = [1.0 if role.score in _BINARY else 0.0 for role in family.roles]
+    least = [1.0 if role.score in BINARY else 0.0 for role in family.roles]
     return np.maximum(estimates, least)
 
 

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int64
 
 from headwise.roles.evidence._significance import step_down
 from headwise.roles.relations import Role
-from headwise.tables import rate, ratio_interval
+from headwise.tables import rate, ratio_interval, share_interval
 
 PerText = Float[np.ndarray, "M R N"]
 PerHead = Float[np.ndarray, "R N"]
@@ -23,6 +23,7 @@ Column = Float[np.ndarray, " N"]  # of a table: a row for each role and head, ro
 
 FEWEST_TEXTS, FEWEST_INSTANCES = 30, 20
 LEVEL = 0.05  # of the adjusted p
+BINARY = ("top", "choice")  # scores that count queries
 _PROMISING = 0.5  # of the bars, on the selection half
 
 
@@ -131,7 +132,8 @@ def run_tests(
         intervals: Whether to compute the intervals; otherwise they are NaN.
     Returns:
         A row for each hypothesis, NaN where there is no data: `effect`, the score per query, with
-        the interval (95 %, bootstrap over texts) from `ci_low` to `ci_high`; `null`, the strongest
+        the interval (95 %, bootstrap over texts; Wilson's for a share that is the same in all
+        texts) from `ci_low` to `ci_high`; `null`, the strongest
         null, "" where none applies, `baseline`, what it scores, and `lift`, the share of the
         remaining range, `(effect − baseline) / (1 − baseline)`; `n` queries in `texts` texts;
         `p_adj`, adjusted over all hypotheses, NaN for too few queries or texts, and 1 where the
@@ -145,7 +147,12 @@ def run_tests(
         described["p_adj"] = np.where(enough, 1.0, np.nan)
         low, high = np.full((2, len(keep)), np.nan)
         if intervals:
-            low, high = ratio_interval(_rows(family.value), _rows(family.count), seed=seed)
+            value, count = _rows(family.value), _rows(family.count)
+            low, high = ratio_interval(value, count, seed=seed)
+            # Texts that all agree would leave no width, however few they are.
+            flat = (low == high) & family.for_each([role.score in BINARY for role in family.roles])
+            same = value[:, flat].astype(np.float64), count[:, flat].astype(np.float64)
+            low[flat], high[flat] = share_interval(*same)
         described["ci_low"], described["ci_high"] = low, high
         gain = _rows(family.value - null_sums)[:, keep]
         rows.append(described)
