@@ -15,6 +15,7 @@ from torch._dynamo.utils import counters
 
 import headwise as hw
 from headwise.errors import UnsupportedError
+from headwise.lab import MiniGPT, MiniGPTConfig
 from tiers import tiers
 
 X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(3))
@@ -177,9 +178,9 @@ def test_verbs_take_a_compiled_model_for_the_one_in_it() -> None:
 
 @pytest.mark.full
 def test_a_compiled_model_is_saved_as_the_one_in_it(tmp_path: Any) -> None:
-    layer = hw.MultiHeadAttention(8, 4).eval()
-    hw.save(torch.compile(layer, backend="eager"), tmp_path / "saved")
-    assert torch.equal(hw.load(tmp_path / "saved")(X), layer(X))
+    model, ids = MiniGPT(MiniGPTConfig(13, 8, 12, 4)).eval(), torch.tensor([[1, 5, 3]])
+    hw.save(torch.compile(model, backend="eager"), tmp_path / "saved")
+    assert torch.equal(hw.load(tmp_path / "saved")(ids), model(ids))
 
 
 def _bert() -> nn.Module:
