@@ -208,9 +208,11 @@ class Capture:
 
     def _begin_receiving(self) -> None:
         # Parts of a model that are called by themselves are no pass, but must not meet here either.
-        self._check_thread(self._receiving)
-        self._check_thread(self._pass.thread)
-        self._receiving = threading.get_ident()
+        thread = threading.get_ident()
+        for active in (self._receiving, self._pass.thread):
+            if active not in (None, thread):
+                self._check_thread(active)
+        self._receiving = thread
 
     def compute_uncaptured(self, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function that reports its attention itself, whatever it calls in turn."""
@@ -303,10 +305,11 @@ class Capture:
 
     def _call_of(self, module: nn.Module) -> ModuleCall | None:
         """The call of a module that has not returned yet."""
-        call = next((call for call in self._running if call.module is module), None)
-        if call is not None:
-            self._running.keep(call)
-        return call
+        for call in self._running:
+            if call.module is module:
+                self._running.keep(call)
+                return call
+        return None
 
     def _key(self, module: nn.Module, q: Tensor, module_call: ModuleCall | None) -> tuple[int, int]:
         """The identity of a module, and how often it attended earlier in this pass."""

@@ -109,9 +109,13 @@ def _attend(
 def _uncaptured(captures: list[Capture], compute: Callable[[], Any]) -> Any:
     """Let an implementation compute; the captures do not capture what it calls in turn."""
     for capture in captures:
-        compute = partial(capture.compute_uncaptured, compute)
-    with without_operator_observers(most=len(captures)):
-        return compute()
+        capture.captured_elsewhere += 1
+    try:
+        with without_operator_observers(most=len(captures)):
+            return compute()
+    finally:
+        for capture in captures:
+            capture.captured_elsewhere -= 1
 
 
 def _answer(

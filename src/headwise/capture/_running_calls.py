@@ -35,13 +35,13 @@ class ModuleCall:
         self.module, self.args, self.kwargs = module, args, kwargs
         self.number = next(_numbers)
         self.queries: Tensor | None = None
-        self.shape = next((tuple(x.shape) for x in self._vectors()), None)
+        vectors = self._vectors()
+        self.shape = tuple(vectors[0].shape) if vectors else None
 
-    def _vectors(self) -> Iterator[Tensor]:
+    def _vectors(self) -> list[Tensor]:
         """The arguments that may be token vectors: float tensors with three axes."""
-        for x in (*self.args, *self.kwargs.values()):
-            if isinstance(x, Tensor) and x.ndim == 3 and x.is_floating_point():
-                yield x
+        tensors = [x for x in (*self.args, *self.kwargs.values()) if isinstance(x, Tensor)]
+        return [x for x in tensors if x.ndim == 3 and x.is_floating_point()]
 
     @property
     def n_ids(self) -> int | None:
@@ -92,8 +92,8 @@ class RunningCalls:
                 variables = frame.f_locals
                 module, kwargs = variables["self"], variables["kwargs"]
                 if id(module) in self._modules:
-                    known = (call for call in self._kept if call.kwargs is kwargs)
-                    yield next(known, None) or ModuleCall(module, variables["args"], kwargs)
+                    known = [call for call in self._kept if call.kwargs is kwargs]
+                    yield known[0] if known else ModuleCall(module, variables["args"], kwargs)
             frame = frame.f_back
 
     def keep(self, call: ModuleCall) -> None:
