@@ -115,6 +115,7 @@ ROLES: Rows = [
     (lambda: _roles(heads=[]), ArgumentError, r"find_roles: heads=\[\] names none of 1\. Name"),
     (lambda: _roles(heads="L7.H0"), HeadError, r"no head L7\.H0"),
     (lambda: _roles(roles=[]), ArgumentError, r"find_roles: roles=\[\] names none\. There are "),
+    (lambda: _roles(roles="diffuse"), ArgumentError, "there is no role 'diffuse'. "),
     (lambda: _roles(roles="ofset -2"), ArgumentError,
      r"find_roles: there is no role 'ofset -2'\. Did you mean offset -2\? There are self,"),
     (lambda: _roles(relations={"far": lambda text: [(0, 99)]}), ArgumentError,

@@ -51,6 +51,7 @@ from headwise.roles.evidence import (
 )
 from headwise.roles.relations import (
     PROBED,
+    SHAPES,
     Relations,
     Role,
     Tokenized,
@@ -271,12 +272,15 @@ def find_roles(
 
 def _named_roles(named: Collection[str] | None, known: Sequence[str]) -> Collection[str]:
     """The names of the roles to test."""
-    names = known if named is None else [named] if isinstance(named, str) else [*named]
-    unknown = [name for name in names if name not in known]
+    if named is None:
+        return set(known)
+    names = [named] if isinstance(named, str) else [*named]
+    choices = [name for name in known if name not in SHAPES]
+    unknown = [name for name in names if name not in choices]
     if unknown or not names:
         which = f"there is no role {unknown[0]!r}" if unknown else f"roles={named!r} names none"
-        near = did_you_mean(str(unknown[0]), known) if unknown else ""
-        raise ArgumentError(f"find_roles: {which}.{near} There are {', '.join(known)}.")
+        near = did_you_mean(str(unknown[0]), choices) if unknown else ""
+        raise ArgumentError(f"find_roles: {which}.{near} There are {', '.join(choices)}.")
     return set(names)
 
 
