@@ -93,7 +93,7 @@ def _works(size: tuple[int, ...], causal: bool, options: argparse.Namespace) -> 
     }
     names = "entropy", "max_weight", "distance", "max_logit", "lse"
     numbers = {name: [n] for n, name in enumerate(names)} | {"key_mass": [5, 6, 7, 8]}
-    reduction = RowReduction(numbers, 9, real, None, B, 1, False)
+    reduction = RowReduction(numbers, 9, real, None, B, False)
     problem = AttentionProblem(q, k, v[..., :0], rule)
     works: dict[str, Work] = {
         "flash": partial(_flash, q, k, v, causal),

@@ -14,6 +14,7 @@ from headwise.kernels.triton import is_installed
 from headwise.layer import MultiHeadAttention
 from headwise.watch import _queue, _sums
 from oracles import padded
+from oracles_layer import AttentionWith
 from tiers import tiers
 
 pytestmark = [
@@ -77,10 +78,11 @@ def _packed() -> Batch:
 class Layers(nn.Module):
     """Two layers of our own."""
 
-    def __init__(self, n_heads: int = 2, **options: Any) -> None:
+    def __init__(self, n_heads: int = 2, softcap: float | None = None) -> None:
         super().__init__()
-        layers = [MultiHeadAttention(12, n_heads, 1, **options) for _ in range(2)]
-        self.layers = nn.ModuleList(layers)
+        self.layers = nn.ModuleList([MultiHeadAttention(12, n_heads, 1) for _ in range(2)])
+        for layer in self.layers if softcap else ():
+            layer.attention = AttentionWith(softcap=softcap)
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:

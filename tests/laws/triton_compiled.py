@@ -69,7 +69,7 @@ def main() -> None:
     names = ("lse", "max_logit", "max_weight", "sink", "entropy", "participation", "distance")
     numbers = {name: [n] for n, name in enumerate(names)}
     numbers |= {"key_mass": [7, 8, 9, 10], "class_mass": [11]}
-    reduction = RowReduction(numbers, 19, torch.ones(1, T) > 0, texts, 1, 2, False)
+    reduction = RowReduction(numbers, 19, torch.ones(1, T) > 0, texts, 1, False)
     works = {
         "heads": partial(TRITON.attend, problem, TRITON.plan(problem, "")),
         "watch": partial(TRITON.statistics, problem, RowRequest(**watch)),

@@ -220,8 +220,9 @@ def statistics_kernel(
 
 def summing_kernel(problem: AttentionProblem, request: RowRequest) -> TritonKernel | None:
     """The kernel of `row_statistics`, if it can add up all of the request: the one in Triton."""
-    kernel, _ = kernel_for(problem, request)
-    return TRITON if kernel is TRITON and not _lacking(kernel, request) else None
+    if not TRITON.is_preferred(problem, request) or _lacking(TRITON, request):
+        return None
+    return TRITON if TRITON.why_not(problem, request) is None else None
 
 
 def _lacking(kernel: AttentionKernel, request: RowRequest) -> dict[str, str]:

@@ -162,7 +162,7 @@ class RowStatistics:
 
 
 class RowReduction(NamedTuple):
-    """How the rows of `n_calls` calls, whose heads lie side by side, become sums by text.
+    """How the statistics of rows become sums by text.
 
     A row counts if it sees a key; for entropy, largest weight, participation, distance and masses
     if it sees several, unless `every` row counts; and for a mass if it sees such a key.
@@ -180,7 +180,6 @@ class RowReduction(NamedTuple):
     real: Bool[Tensor, "B T"]
     texts: Int[Tensor, "B T"] | None
     n_texts: int
-    n_calls: int
     every: bool
 
 

@@ -160,10 +160,12 @@ def sums_of_kernel(
     if n_texts != len(real):
         texts = positions.query_text.masked_fill(~real, -1)
     every = request.queries == "all"
-    reduction = RowReduction(numbers, len(number), real, texts, n_texts, n_calls, every)
-    sums, highest = kernel.row_sums(problem, needed, reduction)
-    highest = highest.nan_to_num(torch.nan, torch.inf, torch.nan).transpose(0, 1)
-    return RowSums(sums.flatten(2, 3), highest)
+    reduction = RowReduction(numbers, len(number), real, texts, n_texts, every)
+    sums, highest = (
+        x.view(*x.shape[:-1], n_calls, -1) for x in kernel.row_sums(problem, needed, reduction)
+    )
+    highest = highest.nan_to_num(torch.nan, torch.inf, torch.nan)
+    return RowSums(sums.movedim(3, 2).flatten(2, 3), highest.transpose(0, 1))
 
 
 def _first_heads(rows: Rows, H: int) -> Rows:

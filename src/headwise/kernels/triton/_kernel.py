@@ -96,8 +96,8 @@ class TritonKernel(AttentionKernel):
 
     def row_sums(
         self, problem: AttentionProblem, request: RowRequest, reduction: RowReduction
-    ) -> tuple[Float[Tensor, "3 K n M H"], Float[Tensor, "K n H"]]:
-        """Sums by call, text and head of statistics over rows, which stay on the chip.
+    ) -> tuple[Float[Tensor, "3 K M H"], Float[Tensor, "K H"]]:
+        """Sums by text and head of statistics of rows, which stay on the chip.
 
         Returns:
             The number of rows, the sums over them, and those under uniform weights, NaN where that

@@ -41,9 +41,9 @@ Task = namedtuple(  # type: ignore[misc]  # mypy wants a literal
     f"{_OUTPUTS} heads_stride "
     # For what keys receive: the queries that count; their largest logits, sums of 2 ** logit.
     "counted peak total "
-    # With sums, an output is its number among them. [3, K, calls, M, heads, slots] with the size
-    # of a part, [K, B, H, blocks]; [B, T], bytes; [B, T].
-    "sums part highest real texts every M calls slots "
+    # With sums, an output is its number among K. [M, K, H, blocks or 1, 3], [K, B, H, blocks];
+    # [B, T], bytes; [B, T].
+    "sums highest real texts K every "
     # Compiled in: widths and classes, powers of two that hold them, and the sides of a block.
     "D Dv C WIDTH VALUES CLASSES ROWS KEYS",
 )
@@ -83,28 +83,26 @@ def compute_statistics(problem: AttentionProblem, request: RowRequest) -> RowSta
 @torch.no_grad()
 def compute_sums(
     problem: AttentionProblem, request: RowRequest, reduction: RowReduction
-) -> tuple[Float[Tensor, "3 K n M H"], Float[Tensor, "K n H"]]:
+) -> tuple[Float[Tensor, "3 K M H"], Float[Tensor, "K H"]]:
     """The sums of statistics over rows, and the largest values.
 
     Each block of queries has a slot of its own, so that the order of programs changes no bit.
     Blocks of packed texts share one: they add up in any order, in float64.
     """
     q, (B, H, T, _), S = problem.q, problem.q.shape, problem.k.shape[2]
-    numbers, K, real, texts, M, n_calls, every = reduction
+    numbers, K, real, texts, M, every = reduction
     task = _task_of(problem) | request.inputs(B, S, q.device)
     task |= {name: tl.constexpr(first) for name, (first, *_) in numbers.items()}
     if request.keys is not None:  # at most four, whose numbers are the bytes of one
         task["N"] = request.keys.shape[2]
         task["key_mass"] = sum(n << 8 * i for i, n in enumerate(numbers["key_mass"]))
+    task |= {"K": tl.constexpr(K), "every": tl.constexpr(every), "texts": texts}
+    task["real"] = real.contiguous().view(torch.uint8)
     blocks = triton.cdiv(T, _compiled(task)[0]["ROWS"])
-    slots = blocks if texts is None else 1
-    sums = q.new_zeros((3, K, n_calls, M, H // n_calls, slots), dtype=torch.float64)
+    sums = q.new_zeros((M, K, H, blocks if texts is None else 1, 3), dtype=torch.float64)
     highest = q.new_empty((K, B, H, blocks), dtype=torch.float64)
-    task |= {"sums": sums, "part": sums.stride(0), "highest": highest}
-    task |= {"real": real.contiguous().view(torch.uint8), "every": tl.constexpr(every)}
-    task |= {"texts": texts, "M": M, "calls": n_calls, "slots": slots}
-    launch(task)
-    return sums.sum(-1), highest.amax((1, 3)).view(K, n_calls, -1)
+    launch(task | {"sums": sums, "highest": highest})
+    return sums.sum(3).permute(3, 1, 0, 2), highest.amax((1, 3))
 
 
 def _task_of(problem: AttentionProblem) -> Fields:

@@ -492,23 +492,23 @@ def _put(t, queries, output, values, counts, even):
     if t.sums is None:
         tl.store(output + (b * t.H + h) * t.T + rows, values, mask=rows < t.T)
     else:
-        program, heads = tl.program_id(0), t.H // t.calls
+        program, slots = tl.program_id(0), tl.cdiv(t.T, t.ROWS)
         texts, first, last = tl.zeros([t.ROWS], tl.int64) + b, b, b
         if t.texts is not None:
+            slots = 1
             texts = tl.load(t.texts + b * t.T + rows, mask=rows < t.T, other=-1)
-            first, last = tl.min(tl.where(texts < 0, t.M, texts), 0), tl.max(texts, 0)
+            last = tl.max(texts, 0)
+            first = tl.min(tl.where(texts < 0, last + 1, texts), 0)
         for text in range(first, last + 1):
-            own = counts & (texts == text)
-            of_text = ((output * t.calls + h // heads) * t.M + text) * heads + h % heads
-            place = t.sums + of_text * t.slots + program % t.slots
-            tl.atomic_add(place, tl.sum(own.to(tl.float64), 0))
-            tl.atomic_add(place + t.part, tl.sum(tl.where(own, values, 0.0).to(tl.float64), 0))
+            own, of_text = counts & (texts == text), (text * t.K + output) * t.H + h
+            place = t.sums + (of_text * slots + program % slots) * 3
+            total = tl.sum(tl.where(own, values, 0.0).to(tl.float64), 0)
             of_even = tl.where(own, even, even * 0.0)  # NaN where there is no such value
-            tl.atomic_add(place + 2 * t.part, tl.sum(of_even.to(tl.float64), 0))
-        largest, total = (
-            tl.max(tl.where(counts, values, -INF), 0),
-            tl.sum(tl.where(counts, values, 0.0), 0),
-        )
+            tl.atomic_add(place, tl.sum(own.to(tl.float64), 0), sem="relaxed")
+            tl.atomic_add(place + 1, total, sem="relaxed")
+            tl.atomic_add(place + 2, tl.sum(of_even.to(tl.float64), 0), sem="relaxed")
         # The maximum may leave NaN out, which the sum does not.
-        largest = tl.where(total == total, largest, total)
+        largest = tl.max(tl.where(counts, values, -INF), 0)
+        all_counted = tl.sum(tl.where(counts, values, 0.0), 0)
+        largest = tl.where(all_counted == all_counted, largest, all_counted)
         tl.store(t.highest + output * tl.num_programs(0).to(tl.int64) + program, largest)
