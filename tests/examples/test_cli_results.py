@@ -242,10 +242,11 @@ def test_found_roles_are_printed_with_their_outcomes(
     header, first, second, outcomes, outcome = out.splitlines()
     assert header.split() == ["role", "effect", "baseline", "null", "lift", "p_adj"]
     assert [row.split()[0] for row in (first, second)] == roles.found()["name"].tolist()
-    columns = ["heads", "nearest", "effect", "baseline", "smallest", "outcome"]
+    columns = ["heads", "nearest", "effect", "ci_low", "ci_high", "baseline", "smallest", "p_adj",
+               "outcome"]  # fmt: skip
     assert outcomes.split() == columns
     assert outcome.split() == [
-        *("previous", "token", "2", "L0.H0", "0.875", "0.25", "0.5"),
+        *("previous", "token", "2", "L0.H0", "0.875", "0.812", "0.938", "0.25", "0.5", "0.00025"),
         *("found,", "against", "previous", "token"),
     ]
 

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from headwise.roles import Evidence, Relation, Relations, Roles
 
 # The outcome is last: with its reason it is a sentence.
-_OUTCOME = ["role", "heads", "nearest", "effect", "baseline", "smallest", "outcome"]
+_OUTCOME = [
+    *("role", "heads", "nearest", "effect", "ci_low", "ci_high", "baseline", "smallest", "p_adj"),
+    "outcome",
+]
 
 
 def roles(
