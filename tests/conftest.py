@@ -1,5 +1,6 @@
 """Settings that every test shares: repeatable draws, one thread per worker."""
 
+import gc
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +26,11 @@ if not torch.cuda.is_available():
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=20)
 settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays; the collector need not visit it again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

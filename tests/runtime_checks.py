@@ -1,12 +1,12 @@
 """Runtime checks of types and shapes that leave out what a function has no need of.
 
 jaxtyping's import hook decorates all of the package with `jaxtyping.jaxtyped`, which binds the
-arguments of every call to keep the sizes of its axes, at several times the cost of the check.
-Only annotations with axes need that; other functions are checked by the type checker alone, unless
-an annotation is a string: jaxtyping leaves out names that are imported for static checks only.
-A check is made at the first call: to make those of all 3,300 functions takes ten seconds, and a
-worker calls a part of them. Each test checks the first calls of a function alone. Import this
-module before the package.
+arguments of every call and checks them twice, at several times the cost of one check. Functions
+are checked by the type checker alone, those with axes where the sizes of axes are kept, but for
+generators and where an annotation is a string: jaxtyping leaves out names that are imported for
+static checks only. A check is made at the first call: to make those of all 3,300 functions takes
+ten seconds, and a worker calls a part of them. Each test checks the first calls of a function
+alone. Import this module before the package.
 """
 
 import functools
@@ -14,7 +14,6 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from typing import Any, ForwardRef, get_args
-from weakref import WeakKeyDictionary
 
 import jaxtyping
 import torch
@@ -28,10 +27,9 @@ def lean_check(item: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
     if item is None:
         return functools.partial(lean_check, typechecker=typechecker)
     if inspect.isfunction(item):
-        needs_all = _needs_all(item.__annotations__.values())
-        return _at_first_calls(item, _with_axes(typechecker) if needs_all else typechecker)
+        return _at_first_calls(item, _check_of(item, typechecker))
     if inspect.isclass(item) and is_dataclass(item):
-        if _needs_all(field.type for field in fields(item)):
+        if _has((field.type for field in fields(item)), _is_string, _is_array):
             return _jaxtyped(item, typechecker=typechecker)
         if "__init__" in vars(item):
             item.__init__ = _at_first_calls(item.__init__, typechecker)  # type: ignore[misc]
@@ -42,21 +40,41 @@ def lean_check(item: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
 Check = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
+def _check_of(function: Callable[..., Any], typechecker: Check) -> Check:
+    annotations = function.__annotations__.values()
+    # The arguments of a generator would be checked at its first step, where others' axes are kept.
+    if _has(annotations, _is_string) or inspect.isgeneratorfunction(function):
+        return lambda function: _jaxtyped(function, typechecker=typechecker)
+    return _with_axes(typechecker) if _has(annotations, _is_array) else typechecker
+
+
 def _with_axes(typechecker: Check) -> Check:
-    return lambda function: _jaxtyped(function, typechecker=typechecker)
+    def check(function: Callable[..., Any]) -> Callable[..., Any]:
+        checked = typechecker(function)
+
+        def call(*args: Any, **options: Any) -> Any:
+            with _jaxtyped("context"):
+                return checked(*args, **options)
+
+        return call
+
+    return check
 
 
 def _at_first_calls(function: Callable[..., Any], check: Check) -> Callable[..., Any]:
     checked: list[Callable[..., Any]] = []
+    n_calls, test = 0, -1  # of that test
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
+        nonlocal n_calls, test
         if torch.compiler.is_compiling() or config.jaxtyping_disable:
             return function(*args, **options)
-        n = _CALLS.get(call, 0)
-        if n >= _MOST:
+        if test != _TESTS[0]:
+            n_calls, test = 0, _TESTS[0]
+        if n_calls >= _MOST:
             return function(*args, **options)
-        _CALLS[call] = n + 1
+        n_calls += 1
         if not checked:
             checked.append(check(function))
         return checked[0](*args, **options)
@@ -65,23 +83,29 @@ def _at_first_calls(function: Callable[..., Any], check: Check) -> Callable[...,
 
 
 _MOST = 8  # with all calls checked, tests of watching take half as long again
-# How many calls of a function the test has checked. Functions within functions hold variables.
-_CALLS: WeakKeyDictionary[Callable[..., Any], int] = WeakKeyDictionary()
+_TESTS = [0]  # how many have begun
 
 
 def check_again() -> None:
     """Check the next calls of each function: a test begins."""
-    _CALLS.clear()
+    _TESTS[0] += 1
 
 
-def _needs_all(annotations: Iterable[Any]) -> bool:
-    """Whether one is of arrays or a string, or has such a part."""
+def _has(annotations: Iterable[Any], *kinds: Callable[[Any], bool]) -> bool:
+    """Whether one is of a kind, or has such a part."""
     return any(
-        isinstance(annotation, str | ForwardRef)
-        or (inspect.isclass(annotation) and issubclass(annotation, AbstractArray))
-        or _needs_all(annotation if isinstance(annotation, list) else get_args(annotation))
+        any(kind(annotation) for kind in kinds)
+        or _has(annotation if isinstance(annotation, list) else get_args(annotation), *kinds)
         for annotation in annotations
     )
+
+
+def _is_string(annotation: Any) -> bool:
+    return isinstance(annotation, str | ForwardRef)
+
+
+def _is_array(annotation: Any) -> bool:
+    return inspect.isclass(annotation) and issubclass(annotation, AbstractArray)
 
 
 jaxtyping.jaxtyped = lean_check  # type: ignore[assignment]
