@@ -14,7 +14,7 @@ from headwise.cli._roles import print_outcomes
 from headwise.kernels import HeadBlock
 from headwise.report.page import render
 from headwise.report.page._role_table import role_table
-from headwise.roles import find_roles
+from headwise.roles import Evidence, find_roles
 from headwise.roles.relations import Item, Role, as_item, gold_roles, tokenize
 from headwise.roles.scores import OFFSETS, Evaluator, heuristic_names
 from headwise.roles.scores._eligible import EligiblePairs, Nodes, RelationIndex
@@ -27,6 +27,8 @@ seeds = st.integers(0, 2**32 - 1)
 FORWARD, BACK = "pronoun → antecedent", "antecedent → pronoun"
 CHOICES = (FORWARD, BACK, "mention → antecedent", "antecedent → mention")
 
+QUICK = Evidence(models=1, splits=1)
+
 
 def found(roles):
     rows = roles.found()
@@ -36,7 +38,7 @@ def found(roles):
 @pytest.mark.parametrize(("kind", "role"), tiers([("agree back", BACK)], [("agree", FORWARD)]))
 def test_a_head_is_found_in_its_own_direction_alone(kind, role):
     model = Planted([(kind, "any", "even")], causal=False)
-    roles = find_roles(model, pronouns(90), tokenizer=TOKENIZER)
+    roles = find_roles(model, pronouns(90), tokenizer=TOKENIZER, evidence=QUICK)
     assert ("L0.H0", role) in found(roles)
     # Queries of other words are even.
     assert {name for _, name in found(roles)} <= {role, "diffuse"}
@@ -53,7 +55,7 @@ def test_a_head_that_looks_to_the_nearest_name_does_not_find_the_antecedent():
     token = model.blocks["token"].start
     weights[0, :, token] = weights[0, :, token + 1] = weights[0, :, [token, token + 1]].amax(-1)
     # With these texts no other null is by chance better than the rule that the head follows.
-    roles = find_roles(model, pronouns(90, seed=4), tokenizer=TOKENIZER)
+    roles = find_roles(model, pronouns(90, seed=4), tokenizer=TOKENIZER, evidence=QUICK)
     row = roles.frame().set_index("role").loc[FORWARD]
     assert row["null"] in ("nearest candidate", "candidate -1")
     assert row["baseline"] == pytest.approx(row["effect"])
@@ -67,7 +69,7 @@ UNDECIDED = "not tested: no held-out text has both a right and a wrong candidate
 @pytest.fixture(scope="module")
 def undecided():
     model = Planted([("agree", "agree back")], causal=False)
-    return find_roles(model, pronouns(90, both_right=True), tokenizer=TOKENIZER)
+    return find_roles(model, pronouns(90, both_right=True), tokenizer=TOKENIZER, evidence=QUICK)
 
 
 def test_texts_that_cannot_decide_are_not_tested(undecided):
@@ -99,7 +101,12 @@ def test_every_view_names_the_choices_that_texts_cannot_decide(undecided, capsys
 
 
 def test_a_causal_model_cannot_attend_from_a_name_to_a_later_pronoun():
-    roles = find_roles(Planted([("agree back",)], causal=True), pronouns(70), tokenizer=TOKENIZER)
+    roles = find_roles(
+        Planted([("agree back",)], causal=True),
+        pronouns(70),
+        tokenizer=TOKENIZER,
+        evidence=Evidence(()),
+    )
     assert roles.frame().set_index("role").loc[BACK, "outcome"].startswith("not tested: ")
 
 

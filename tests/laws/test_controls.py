@@ -8,7 +8,7 @@ import torch
 
 from headwise.corpora import AnnotatedText, Arc, list_corpus
 from headwise.kernels import HeadBlock
-from headwise.roles import _rows, find_roles
+from headwise.roles import Evidence, _rows, find_roles
 from headwise.roles._samples import Split
 from headwise.roles._summaries import shortfall
 from headwise.roles.evidence import (
@@ -261,7 +261,12 @@ def test_a_role_that_a_rule_explains_is_not_tested():
         spans = tuple((s, s + len(word)) for s, word in zip(starts, words, strict=False))
         arcs = tuple(Arc(word, word - 1, "obj") for word in range(1, len(words), 2))
         corpus.append(AnnotatedText(line, spans, ("X",) * len(words), arcs))
-    roles = find_roles(Planted([("offset -1", "even")], causal=True), corpus, tokenizer=TOKENIZER)
+    roles = find_roles(
+        Planted([("offset -1", "even")], causal=True),
+        corpus,
+        tokenizer=TOKENIZER,
+        evidence=Evidence(models=1, splits=1),
+    )
     rows = roles.frame().set_index(["role", "name"]).loc["obj → head"]
     assert rows.loc["L0.H0", "effect"] == 1.0
     message = "not tested: offset -1 scores 1.00, too near 1 for a label"

@@ -37,7 +37,7 @@ ALL = ["L0.H0", "L0.H1", "L1.H0", "L1.H1"]
 
 def tried(layers, heads=None) -> Roles:
     model = PlantedGPT(layers)
-    roles = find_roles(model, TEXTS, tokenizer=TOKENIZER, evidence=Evidence(nulls=()))
+    roles = find_roles(model, TEXTS, tokenizer=TOKENIZER, evidence=Evidence(nulls=(), splits=1))
     return roles.effects(model, [induction(model, TEXTS, tokenizer=TOKENIZER)], heads=heads)
 
 
@@ -103,7 +103,7 @@ def test_a_head_is_called_induction_only_if_induction_needs_it(roles: Roles, two
 
 
 def test_before_effects_are_measured_a_pattern_has_its_own_name(model: PlantedGPT) -> None:
-    found = find_roles(model, TEXTS, tokenizer=TOKENIZER, evidence=Evidence(nulls=()))
+    found = find_roles(model, TEXTS, tokenizer=TOKENIZER, evidence=Evidence(nulls=(), splits=1))
     assert found.of("L1.H0") == ["prefix matching"]
 
 
@@ -220,7 +220,7 @@ class BareLayer(torch.nn.Module):
 def test_effects_where_the_output_projection_is_a_bare_parameter(roles: Roles, style: str) -> None:
     model = PlantedGPT(ONE)
     model.layers = torch.nn.ModuleList(BareLayer(layer, style) for layer in model.layers)
-    found = find_roles(model, TEXTS, tokenizer=TOKENIZER, evidence=Evidence(nulls=()))
+    found = find_roles(model, TEXTS, tokenizer=TOKENIZER, evidence=Evidence(nulls=(), splits=1))
     out = found.effects(model, [induction(model, TEXTS, tokenizer=TOKENIZER)], heads=ALL)
     expected = effects(roles)["effect"]
     np.testing.assert_allclose(effects(out)["effect"], expected, atol=1e-3)

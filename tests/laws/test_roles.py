@@ -44,6 +44,10 @@ ENCODER = (
 DECODER = (("offset -1", "first", "even"), ("induction", "same", "offset -3", "separator"))
 
 
+# One model of each kind of null and one split: whether a planted head is found is the same.
+QUICK = Evidence(models=1, splits=1)
+
+
 @pytest.fixture(scope="module")
 def encoder():
     model = Planted(ENCODER, causal=False, order=by_frequency(TEXTS))
@@ -167,7 +171,7 @@ def test_induction_in_an_encoder_is_nan_and_not_zero(encoder):
 
 def test_exactly_the_planted_heads_of_a_decoder_are_found():
     model = Planted(DECODER, causal=True)
-    roles = find_roles(model, TEXTS, tokenizer=TOKENIZER)
+    roles = find_roles(model, TEXTS, tokenizer=TOKENIZER, evidence=QUICK)
     # No token follows the last one, so a decoder has no separator to attend to.
     assert found(roles) == truth(DECODER)
     assert shapes(roles) == {"L0.H1": "sink", "L0.H2": "diffuse"}
@@ -175,7 +179,7 @@ def test_exactly_the_planted_heads_of_a_decoder_are_found():
 
 def test_an_agreement_head_is_found_but_no_nearest_subject_or_same_person_head():
     model = Planted([("agree", "even"), ("any", "offset -1")], causal=True)
-    roles = find_roles(model, clauses(90), tokenizer=TOKENIZER)
+    roles = find_roles(model, clauses(90), tokenizer=TOKENIZER, evidence=QUICK)
     assert found(roles) == {
         ("L0.H0", "head → nsubj"),
         ("L0.H0", "head → nsubj, apart"),
@@ -195,7 +199,10 @@ def test_an_agreement_head_is_found_but_no_nearest_subject_or_same_person_head()
 )
 def test_a_head_that_knows_translations_is_found_in_its_own_direction(kind, role):
     roles = find_roles(
-        Planted([(kind, "even")], causal=False), translations(70), tokenizer=TOKENIZER
+        Planted([(kind, "even")], causal=False),
+        translations(70),
+        tokenizer=TOKENIZER,
+        evidence=QUICK,
     )
     assert found(roles) == {("L0.H0", role)}
     row = roles.frame().set_index(["role", "name"]).loc[(role, "L0.H0")]
@@ -209,7 +216,11 @@ def test_a_head_that_depends_on_words_alone_has_no_structural_role():
 
     model = Planted([("same", "any")], causal=False)
     roles = find_roles(
-        model, clauses(70), tokenizer=TOKENIZER, relations={"same person": same_person}
+        model,
+        clauses(70),
+        tokenizer=TOKENIZER,
+        relations={"same person": same_person},
+        evidence=QUICK,
     )
     row = roles.frame().set_index(["role", "name"]).loc[("same person", "L0.H0")]
     assert row["effect"] == pytest.approx(1.0, abs=0.01)
@@ -239,7 +250,7 @@ def test_a_model_that_knows_one_period_has_no_induction():
     scores = Evaluator([one_period], PROBED).scores(model)
     column = PROBED.index(PREFIX_MATCHING)
     assert scores.value[0, column, 0] / scores.count[0, column, 0] > 0.95  # explained by it
-    assert found(find_roles(model, TEXTS, tokenizer=TOKENIZER)) == set()
+    assert found(find_roles(model, TEXTS, tokenizer=TOKENIZER, evidence=QUICK)) == set()
 
 
 def random_model(seed):
@@ -286,7 +297,7 @@ def test_a_nearest_pronoun_head_is_no_subject_head():
     tokenizer = make_tokenizer(grammar.vocabulary)
     ids = tokenizer.get_vocab()
     pronouns = [ids[word] for word in (*PRONOUNS, *PRONOUNS.values())]
-    roles = find_roles(Nearest(len(ids), pronouns), corpus, tokenizer=tokenizer)
+    roles = find_roles(Nearest(len(ids), pronouns), corpus, tokenizer=tokenizer, evidence=QUICK)
     row = roles.frame().set_index("role").loc["next subject"]
     assert (row["effect"], row["null"]) == (1.0, "nearest PRON to the left or itself")
     assert found(roles) == set()
@@ -310,7 +321,7 @@ def test_a_head_that_seeks_a_set_of_classes_has_no_syntactic_role():
         spans = tuple((s, s + len(word)) for s, word in zip(starts, words, strict=False))
         corpus.append(AnnotatedText(" ".join(words), spans, tuple(tags), tuple(arcs)))
     nouns = [IDS[word] for word, tag in tag_of.items() if tag != "X"]
-    roles = find_roles(Nearest(len(IDS), nouns), corpus, tokenizer=TOKENIZER)
+    roles = find_roles(Nearest(len(IDS), nouns), corpus, tokenizer=TOKENIZER, evidence=QUICK)
     row = roles.frame().set_index("role").loc["obj → head"]
     assert row["null"] == "nearest NOUN/PROPN to the left"
     assert row["effect"] == pytest.approx(row["baseline"])
@@ -397,7 +408,9 @@ def test_relations_drawn_at_random_are_no_roles(encoder):
 
 
 def test_too_few_texts_are_reported_as_not_tested():
-    roles = find_roles(Planted([("offset -1",)], causal=True), TEXTS[:50], tokenizer=TOKENIZER)
+    roles = find_roles(
+        Planted([("offset -1",)], causal=True), TEXTS[:50], tokenizer=TOKENIZER, evidence=QUICK
+    )
     assert found(roles) == set()
     assert any("25 held-out texts, not 30" in note for note in roles.notes)
     row = roles.frame().set_index("role").loc["previous token"]
@@ -412,7 +425,7 @@ def test_too_few_texts_are_reported_as_not_tested():
 def test_a_single_text_is_reported_as_not_tested():
     model = Planted([("offset -1",)], causal=True)
     few = " ".join(TEXTS[0].split()[:3] * 4)  # and too few different tokens for repeated sequences
-    roles = find_roles(model, few, tokenizer=TOKENIZER)
+    roles = find_roles(model, few, tokenizer=TOKENIZER, evidence=QUICK)
     message = "not tested: 1 held-out text, 30 needed"
     outcomes = set(roles.frame()["outcome"])
     assert outcomes == {message, "not tested: no held-out text has a query for it"}
@@ -459,15 +472,13 @@ def test_long_texts_are_cut_and_count_once():
     # A planted model has 48 positions.
     joined = [" ".join(TEXTS[start : start + 4]) for start in range(0, 88, 4)]
     model = Planted([("offset -1",)], causal=True)
-    roles = find_roles(model, joined, tokenizer=TOKENIZER, max_tokens=48)
+    roles = find_roles(model, joined, tokenizer=TOKENIZER, max_tokens=48, evidence=Evidence(()))
     row = roles.frame().set_index("role").loc["previous token"]
     assert (row["effect"], row["texts"]) == (1.0, 11)
     assert any("22 texts were longer" in note for note in roles.notes)
 
 
-def test_a_map_of_roles_has_the_letter_or_sign_of_each_head_and_counts_them(
-    encoder: Roles,
-) -> None:
+def test_a_map_of_roles_has_the_letter_or_sign_of_each_head_and_counts_them(encoder: Roles) -> None:
     ax = encoder.plot()
     strongest = encoder.found().drop_duplicates("name").set_index("name")["role"]
     shapes = encoder.shapes().set_index("name")["shape"]

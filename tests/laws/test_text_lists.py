@@ -58,7 +58,7 @@ def _study(model: nn.Module, texts: Any) -> Any:
 
 
 def _roles(model: nn.Module, texts: Any) -> Any:
-    roles = find_roles(model, texts, tokenizer=TOKENIZER, evidence=Evidence(nulls=()))
+    roles = find_roles(model, texts, tokenizer=TOKENIZER, evidence=Evidence(nulls=(), splits=1))
     return roles.notes, roles.rows["n"].tolist()
 
 
@@ -119,7 +119,7 @@ def _compare(model: nn.Module, texts: Any) -> Any:
 
 def _heads(model: nn.Module, texts: Any) -> Any:
     examples = [Example(TEXT, (0, 3), [(4, 8)], [(n, 15)], "song") for n in range(9, 13)]
-    heads = find_heads(model, examples, tokenizer=TOKENIZER, evidence=Evidence(nulls=()))
+    heads = find_heads(model, examples, tokenizer=TOKENIZER, evidence=Evidence(nulls=(), splits=1))
     return heads.frame().to_csv(), heads.texts, heads.answers
 
 
@@ -153,8 +153,7 @@ OF_EITHER = [door for door in READING if door != "sample"]  # which is for a Min
 @pytest.mark.parametrize(
     ("kind", "door"),
     tiers(
-        [("tokenizers", "sample"), *diagonal(TOKENIZERS, OF_EITHER)],
-        product(TOKENIZERS, OF_EITHER),
+        [("tokenizers", "sample"), *diagonal(TOKENIZERS, OF_EITHER)], product(TOKENIZERS, OF_EITHER)
     ),
 )
 def test_truncation_and_padding_of_a_tokenizer_are_not_used_and_not_changed(
@@ -244,8 +243,7 @@ WHOLE: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize(
     ("door", "kind"),
     tiers(
-        [*diagonal(REFUSING, WRONG), *diagonal(REFUSING, WHOLE)],
-        product(REFUSING, WRONG | WHOLE),
+        [*diagonal(REFUSING, WRONG), *diagonal(REFUSING, WHOLE)], product(REFUSING, WRONG | WHOLE)
     ),
 )
 def test_what_is_no_list_of_texts_is_named(model: nn.Module, door: str, kind: str) -> None:
@@ -266,7 +264,9 @@ def test_a_string_is_neither_a_choice_nor_a_behavior_nor_a_batch(model: nn.Modul
         agreement(model, TEXT, tokenizer=TOKENIZER)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"behavior: batches holds the text 'she sang"):
         behavior("mine", TEXT, lambda output, batch: output)  # type: ignore[arg-type]
-    roles: Roles = find_roles(model, TEXTS, tokenizer=TOKENIZER, evidence=Evidence(nulls=()))
+    roles: Roles = find_roles(
+        model, TEXTS, tokenizer=TOKENIZER, evidence=Evidence(nulls=(), splits=1)
+    )
     with pytest.raises(ArgumentError, match=r"effects: behaviors is 'she sang.*Give a Behavior"):
         roles.effects(model, TEXT)  # type: ignore[arg-type]
     for batch in (TEXT, [TEXT], (TEXT,)):

@@ -9,13 +9,10 @@ import pandas as pd
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 from torch import nn
 
 import headwise as hw
-from folders import tiny_llama
+from folders import tiny_llama, word_tokenizer
 from headwise._evaluation import in_evaluation
 from headwise.corpora import Grammar
 from headwise.lab import MiniGPT, MiniGPTConfig, evaluate, make_tokenizer, sample
@@ -34,15 +31,10 @@ BATCHES = [
 ]
 
 
-def _tokenizer() -> Any:
-    known = Tokenizer(WordLevel({word: number for number, word in enumerate(WORDS)}, WORDS[0]))
-    known.pre_tokenizer = Whitespace()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=known, pad_token=WORDS[0])
-
-
-TOKENIZER = _tokenizer()
-
-
+TOKENIZER = transformers.PreTrainedTokenizerFast(
+    tokenizer_object=word_tokenizer(WORDS), pad_token=WORDS[0]
+)
+QUICK = hw.Evidence(models=1, splits=1)
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": len(WORDS)}
 
 
@@ -107,7 +99,9 @@ def _observe(model: nn.Module, folder: Path) -> None:
 
 
 def _effects(model: nn.Module, folder: Path) -> None:
-    roles = hw.find_roles(model, TEXTS, tokenizer=TOKENIZER, evidence=hw.Evidence(nulls=()))
+    roles = hw.find_roles(
+        model, TEXTS, tokenizer=TOKENIZER, evidence=hw.Evidence(nulls=(), splits=1)
+    )
     lost = behavior("loss", BATCHES, lambda output, batch: output.logits.mean((1, 2)))
     roles.effects(
         model, [lost, induction(model, TEXTS, tokenizer=TOKENIZER, sequences=4)], heads=[(0, 0)]
@@ -121,7 +115,9 @@ def _curves(model: nn.Module, folder: Path) -> None:
 
 VERBS: dict[str, Callable[[nn.Module, Path], object]] = {
     "study": lambda model, folder: hw.study(model, TEXTS, tokenizer=TOKENIZER),
-    "find_roles": lambda model, folder: hw.find_roles(model, TEXTS, tokenizer=TOKENIZER),
+    "find_roles": lambda model, folder: hw.find_roles(
+        model, TEXTS, tokenizer=TOKENIZER, evidence=QUICK
+    ),
     **{
         f"importance by {method}": lambda model, folder, method=method: hw.importance(
             model, BATCHES, method
@@ -170,10 +166,15 @@ def test_what_reads_attention_alone_computes_no_logits() -> None:
     examples = [hw.Example([5, 9, 7, n % 9, 8], (4, 5), [(0, 2)], [(2, 4)]) for n in range(8)]
     for number, reader in enumerate((model, model.transformer)):  # the second has no logits
         row = hw.BatchObserver(reader, tokenizer=TOKENIZER)({"text": TEXTS})
-        tables.append((hw.HeadTable.sum([row]).frame(), hw.find_heads(reader, examples).frame()))
+        tables.append(
+            (
+                hw.HeadTable.sum([row]).frame(),
+                hw.find_heads(reader, examples, evidence=hw.Evidence(models=1)).frame(),
+            )
+        )
         if not number:
             assert set(sizes) == {1}
-            hw.find_roles(model, TEXTS, tokenizer=TOKENIZER)
+            hw.find_roles(model, TEXTS, tokenizer=TOKENIZER, evidence=QUICK)
             assert sum(size > 1 for size in sizes) == 1  # the pass that finds the unembedding
     for known, got in zip(*tables, strict=True):
         pd.testing.assert_frame_equal(known, got)

@@ -115,7 +115,7 @@ Verb = Callable[[Any, Any, Any], Any]
 EXAMPLES = [
     hw.Example("A man sleeps on The cat", (0, 1), [(2, 5)], [(n, n + 2)]) for n in range(16, 22, 2)
 ]
-EVIDENCE = hw.Evidence(nulls=())
+EVIDENCE = hw.Evidence(nulls=(), splits=1)
 VERBS: dict[str, Verb] = {
     "ablate": lambda model, *_: hw.ablate(model, GONE).__enter__(),
     "attentions": lambda model, _, batch: torch.cat(hw.attentions(model, batch)).tolist(),
