@@ -1,5 +1,6 @@
 """A tiny Llama in memory, in a folder as commands expect it, or in GGUF; a tiny Gemma and BERT."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,19 @@ def two_berts() -> transformers.EncoderDecoderModel:
     return model.eval()
 
 
+def word_tokenizer(words: Iterable[str], unknown: str | None = None) -> Tokenizer:
+    """A tokenizer of whole words; another word is the first, or the unknown one."""
+    ids = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(WordLevel(ids, unknown or next(iter(ids))))
+    tokenizer.pre_tokenizer = Whitespace()
+    return tokenizer
+
+
 def write_llama(folder: Path, words: tuple[str, ...], **sizes: int) -> None:
     """A Llama of two layers and a tokenizer of whole words, the first three of them special."""
-    known = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, words[0]))
-    known.pre_tokenizer = Whitespace()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=known, pad_token=words[0])
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=word_tokenizer(words), pad_token=words[0]
+    )
     tokenizer.save_pretrained(folder)
     sizes = {"max_position_embeddings": 40} | sizes
     config = transformers.LlamaConfig(

@@ -10,9 +10,7 @@ from headwise.ownership import Attention, edit_heads
 
 @contextmanager
 def gate_heads(
-    model: nn.Module,
-    attentions: Sequence[Attention],
-    gates: Callable[[Attention], Tensor | None],
+    model: nn.Module, attentions: Sequence[Attention], gates: Callable[[Attention], Tensor | None]
 ) -> Iterator[None]:
     """Multiply the outputs of heads by gates, of `[H]` or of `[B, H]`; None leaves them as are."""
 

@@ -7,9 +7,8 @@ import transformers
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 from sentence_transformers.sentence_transformer.modules import Transformer as First
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
+
+from folders import word_tokenizer
 
 WORDS = ("[PAD]", "[UNK]", "A", "man", "plays", "a", "guitar", "The", "cat", "sleeps", "on", "roof")
 TEXTS = ["A man plays a guitar on a roof", "The cat sleeps", "a man sleeps on The cat", "The roof"]
@@ -18,10 +17,10 @@ TEXTS = ["A man plays a guitar on a roof", "The cat sleeps", "a man sleeps on Th
 def write_sentence_model(folder: Path, *, kv_heads: int | None = None) -> None:
     """Write a BERT of 2 layers of 4 heads, or with kv heads a Llama, that reads 6 tokens."""
     inner = folder.parent / f"{folder.name}-inner"
-    known = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, WORDS[1]))
-    known.pre_tokenizer = Whitespace()
     names = {"pad_token": WORDS[0], "unk_token": WORDS[1]}
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=known, **names)
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=word_tokenizer(WORDS, WORDS[1]), **names
+    )
     tokenizer.save_pretrained(inner)
     sizes = {
         "vocab_size": len(WORDS), "hidden_size": 16, "intermediate_size": 20,

@@ -45,9 +45,7 @@ def wrap(model: MiniGPT, way: str, world: int) -> nn.Module:
 
 
 def train(
-    model: nn.Module,
-    batches: list[Tensor],
-    group: dist.ProcessGroup | None = None,
+    model: nn.Module, batches: list[Tensor], group: dist.ProcessGroup | None = None
 ) -> list[list[tuple[str, float]]]:
     """The clipped heads of each step, with their factors."""
     optimizer = torch.optim.SGD(model.parameters(), lr=8.0)

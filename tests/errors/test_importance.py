@@ -10,6 +10,7 @@ import transformers
 import zoo
 from torch import Tensor, nn
 
+from folders import word_tokenizer
 from headwise.corpora import SentencePair
 from headwise.errors import ArgumentError, HeadError, HeadwiseError, InputError, ShapeError
 from headwise.scoring import Gates, find_loss, importance, paired, prune_curves
@@ -81,12 +82,8 @@ def test_a_batch_without_a_tensor_has_no_loss() -> None:
 
 
 def test_a_tokenizer_without_a_mask() -> None:
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-
-    tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))
     with pytest.raises(InputError, match="Tokenizer has no mask token"):
-        importance(transformers.BertForMaskedLM(BERT.config), ["a"], tokenizer=tokenizer)
+        importance(transformers.BertForMaskedLM(BERT.config), ["a"], tokenizer=word_tokenizer("ab"))
 
 
 def whole(output: Any, batch: Any) -> Tensor:

@@ -16,15 +16,7 @@ from torch import Tensor
 from headwise import load, load_tokenizer, prune
 from headwise.corpora import Grammar
 from headwise.errors import ArgumentError, InputError, OutputError, ShapeError
-from headwise.lab import (
-    MiniGPT,
-    MiniGPTConfig,
-    TrainSettings,
-    make_tokenizer,
-    sample,
-    save,
-    train,
-)
+from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer, sample, save, train
 from headwise.lab._train import TrainingRun
 
 TOKENIZER = make_tokenizer(Grammar().vocabulary)

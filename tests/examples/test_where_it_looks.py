@@ -4,14 +4,7 @@ import pytest
 import torch
 
 import headwise as hw
-from examples.where_it_looks import (
-    accuracy,
-    drawings,
-    examples,
-    scrambled,
-    train,
-    untrained,
-)
+from examples.where_it_looks import accuracy, drawings, examples, scrambled, train, untrained
 
 
 def test_the_processor_makes_the_inputs_that_the_model_is_trained_on() -> None:

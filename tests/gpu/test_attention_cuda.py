@@ -27,11 +27,7 @@ from strategies import Problem, problems
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU with CUDA")
 each_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-KINDS = {
-    "plain": {},
-    "rope": {"rope": RoPE(8)},
-    "alibi": {"position_bias": ALiBi(4)},
-}
+KINDS = {"plain": {}, "rope": {"rope": RoPE(8)}, "alibi": {"position_bias": ALiBi(4)}}
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 

@@ -14,13 +14,7 @@ from describing import choose, gradients_by_definition, rule_of
 from headwise import masks
 from headwise._native_library import library
 from headwise.errors import ArgumentError
-from headwise.kernels import (
-    AttentionProblem,
-    RowRequest,
-    attend,
-    make_rule,
-    row_statistics,
-)
+from headwise.kernels import AttentionProblem, RowRequest, attend, make_rule, row_statistics
 from headwise.layer import ALiBi, MultiHeadAttention
 from strategies import Problem, problems
 from tiers import diagonal, tiers

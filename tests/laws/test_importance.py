@@ -8,6 +8,7 @@ import torch
 import zoo
 from torch import Tensor, nn
 
+from folders import word_tokenizer
 from gates import gate_heads
 from headwise._choices import METHODS
 from headwise.lab import MiniGPT, MiniGPTConfig
@@ -93,7 +94,7 @@ def test_gradients_are_slopes_of_each_text_alone(method: str, gate: float) -> No
 
 
 def test_curvature_is_half_the_squared_jacobian(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwise.scoring.methods._gradients._PROBES", 4000)
+    monkeypatch.setattr("headwise.scoring.methods._gradients._PROBES", 1000)
     model, batch = zoo.make("Bert").double(), _batches()[1]
     attentions = find_attentions(model)
 
@@ -217,12 +218,7 @@ def _stopping(after: int, steps: list[int]) -> Any:
 
 
 def test_texts_are_encoded_with_their_tokenizer() -> None:
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-
-    tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1, "c": 2}, unk_token="a"))
-    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer = word_tokenizer("abc")
     model = MiniGPT(MiniGPTConfig(3, 8, 12, 4, 2, 2)).eval()
     batch = {"input_ids": torch.tensor([[0, 1, 2]])}
     # A single batch is not a list of texts, although it is a mapping.
@@ -237,12 +233,8 @@ def test_texts_are_encoded_with_their_tokenizer() -> None:
 
 def test_a_masked_model_predicts_hidden_tokens() -> None:
     import transformers
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
 
-    words = Tokenizer(WordLevel({"[PAD]": 0, "[MASK]": 1, "[CLS]": 2, "a": 3, "b": 4}, "a"))
-    words.pre_tokenizer = Whitespace()
+    words = word_tokenizer(("[PAD]", "[MASK]", "[CLS]", "a", "b"), "a")
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=words, mask_token="[MASK]", cls_token="[CLS]", pad_token="[PAD]"
     )

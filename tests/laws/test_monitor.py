@@ -29,6 +29,7 @@ from headwise.tables import Head, HeadTable
 from headwise.watch import Request, observe
 from oracles import modules_of, padded
 from oracles_layer import AttentionWith
+from small_attention import SmallAttention
 from tiers import tiers
 
 CONFIG = MiniGPTConfig(vocab_size=13, context=12, d_model=12, n_heads=4, n_kv_heads=2, n_layers=2)
@@ -398,29 +399,15 @@ def _softcapped(cap: float) -> MultiHeadAttention:
     return layer
 
 
-class _Fused(nn.Module):
-    """Queries, keys and values from one matrix, and torch's fused attention."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.qkv, self.out = nn.Linear(12, 36), nn.Linear(12, 12)
-        with torch.no_grad():
-            self.qkv.weight.mul_(4.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 4, 3).permute(2, 0, 3, 1, 4)
-        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(heads.transpose(1, 2).flatten(2))
+def _sharpened(layer: Any) -> Any:
+    with torch.no_grad():
+        layer.qkv.weight.mul_(4.0)
+    return layer
 
 
-class _ByHand(_Fused):
-    """The same with a softmax in plain sight, whose queries and keys nobody captures."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 4, 3).permute(2, 0, 3, 1, 4)
-        heads = torch.softmax(q @ k.mT * 0.5, -1) @ v
-        return self.out(heads.transpose(1, 2).flatten(2))
+def _small(**how: bool) -> nn.Module:
+    torch.manual_seed(3)
+    return _sharpened(SmallAttention(**how))
 
 
 class _Torch(nn.Module):
@@ -442,8 +429,8 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "softcapped": lambda: _softcapped(20.0),
     "a position bias": lambda: _layer(position_bias=ALiBi(4)),
     "bfloat16": lambda: _layer(n_kv_heads=2).bfloat16(),
-    "one matrix": _Fused,
-    "by hand": _ByHand,
+    "one matrix": lambda: _small(causal=True),
+    "by hand": lambda: _small(by_hand=True),
     "torch's": _Torch,
     "torch's of several widths": lambda: _Torch(kdim=12, vdim=12, bias=False),
 }
@@ -604,7 +591,7 @@ def test_layers_that_share_their_weights_take_the_smallest_factor() -> None:
 
 
 def test_gains_of_single_heads_are_scaled_behind_a_norm() -> None:
-    class Normed(_Fused):
+    class Normed(SmallAttention):
         def __init__(self) -> None:
             super().__init__()
             self.q_norm = nn.LayerNorm((4, 3))
@@ -613,9 +600,10 @@ def test_gains_of_single_heads_are_scaled_behind_a_norm() -> None:
             q, k, v = self.qkv(x).view(*x.shape[:2], 3, 4, 3).permute(2, 0, 1, 3, 4)
             q, k, v = (y.transpose(1, 2) for y in (self.q_norm(q), k, v))
             heads = F.scaled_dot_product_attention(q, k, v)
-            return self.out(heads.transpose(1, 2).flatten(2))
+            return self.out_proj(heads.transpose(1, 2).flatten(2))
 
-    layer = Normed()
+    torch.manual_seed(3)
+    layer = _sharpened(Normed())
     before = copy.deepcopy(layer.state_dict())
     with _clipped(layer, 0.5, reference=[(X,), (X,)]) as (monitor, clip):
         for _ in range(2):

@@ -12,12 +12,9 @@ import zoo
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 from torch import nn
 
-from folders import tiny_t5
+from folders import tiny_t5, word_tokenizer
 from headwise import Head, Plan, prune
 from headwise.capture import capture_calls
 from headwise.corpora import SentencePair
@@ -483,10 +480,7 @@ def test_labels_give_the_task_score(options: Any, labels: Any, score: str) -> No
 
 
 def test_pairs_give_the_correlation_of_their_cosines() -> None:
-    tokenizer = Tokenizer(
-        WordLevel({word: number for number, word in enumerate("abcdefghij")}, "a")
-    )
-    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer = word_tokenizer("abcdefghij")
     texts = ["a b c", "d", "e f g h", "b", "i j", "c c a b", "g", "a"]
     pairs = [
         SentencePair(first, second, similarity)

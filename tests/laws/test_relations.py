@@ -436,7 +436,7 @@ def test_unknown_tokens_are_counted():
 # Relations of one's own: by a function, by annotated pairs, and by a file at the command line.
 
 
-WITHOUT_NULLS = Evidence(())
+WITHOUT_NULLS = Evidence((), splits=1)
 
 
 def two_back(text: TokenText) -> Pairs:
@@ -534,7 +534,9 @@ def roles() -> Roles:
     """Annotated and own relations of the same choices, for heads of both directions."""
     relations = {"own": CHOICE, "own back": ChoiceRelation(antecedent, names, incoming=True)}
     model = Planted([("agree", "agree back", "even")], causal=False)
-    return find_roles(model, pronouns(90), tokenizer=TOKENIZER, relations=relations)
+    return find_roles(
+        model, pronouns(90), tokenizer=TOKENIZER, relations=relations, evidence=Evidence(models=1)
+    )
 
 
 @pytest.mark.parametrize(("own", "annotated"), [("own", FORWARD), ("own back", BACK)])

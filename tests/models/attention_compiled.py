@@ -43,8 +43,7 @@ def _assert_alike(out: Any, plain: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the compiler imports
 @pytest.mark.parametrize(
-    ("name", "backend"),
-    [("Bert", "aot_eager"), ("Gemma2", "aot_eager"), ("Llama", "inductor")],
+    ("name", "backend"), [("Bert", "aot_eager"), ("Gemma2", "aot_eager"), ("Llama", "inductor")]
 )
 @torch.no_grad()
 def test_in_one_graph(name: str, backend: str, left_to_torch: list[str]) -> None:

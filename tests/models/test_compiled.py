@@ -16,6 +16,7 @@ from torch._dynamo.utils import counters
 import headwise as hw
 from headwise.errors import UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
+from small_attention import SmallAttention
 from tiers import tiers
 
 X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(3))
@@ -25,23 +26,6 @@ X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(3))
 def _fresh() -> None:
     torch._dynamo.reset()
     counters.clear()
-
-
-class CompiledLayer(nn.Module):
-    """One that the compiler is quick to trace, by the function of torch or by hand."""
-
-    def __init__(self, *, by_hand: bool = False) -> None:
-        super().__init__()
-        self.num_heads, self.by_hand = 4, by_hand
-        self.qkv, self.proj = nn.Linear(8, 24), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).reshape(*x.shape[:2], 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        if self.by_hand:
-            heads = (q @ k.mT * k.shape[-1] ** -0.5).softmax(-1) @ v
-        else:
-            heads = nn.functional.scaled_dot_product_attention(q, k, v)
-        return self.proj(heads.transpose(1, 2).flatten(2))
 
 
 def _step(model: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -100,7 +84,7 @@ def test_what_is_compiled_is_watched_as_the_plain_model(how: str) -> None:
         frame = table.frame()
         return [loss, without, *gradients, *maps, frame, scalars, importance, table.model]
 
-    plain = nn.Sequential(CompiledLayer(), CompiledLayer(by_hand=True))
+    plain = nn.Sequential(SmallAttention(8), SmallAttention(8, by_hand=True))
     expected = results(plain, _step(plain))
     model, step = HOW[how](deepcopy(plain), partial(torch.compile, backend=backend))
     for _ in range(2):  # compiled first within a watch, and before it
@@ -122,7 +106,7 @@ def _assert_equal(results: list[Any], expected: list[Any]) -> None:
 
 @pytest.mark.full
 def test_a_block_within_a_compiled_function_is_not_compiled() -> None:
-    model = CompiledLayer()
+    model = SmallAttention(8)
 
     def watched(x: Tensor) -> Any:
         with hw.observe(model) as watch:

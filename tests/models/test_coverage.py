@@ -109,8 +109,7 @@ X = torch.randn(2, 10, D_MODEL, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(
-    ("model", "why"),
-    [(Channels, "attends among 4 channels"), (Chunks, "among 5 positions")],
+    ("model", "why"), [(Channels, "attends among 4 channels"), (Chunks, "among 5 positions")]
 )
 def test_modules_that_do_not_attend_over_the_text_are_named(
     model: type[nn.Module], why: str

@@ -13,14 +13,11 @@ import torch
 import transformers
 import zoo
 from architectures import CASES
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from torch import nn
 
 from command import headwise
-from folders import two_berts
+from folders import two_berts, word_tokenizer
 from headwise.errors import ArgumentError, InputError, UnsupportedError
 from headwise.models.texts import as_pieces, decoder_ids, inputs_of
 from headwise.report import study
@@ -52,8 +49,7 @@ def _make(name: str, bare: bool = False) -> nn.Module:
 
 
 def _tokenizer(longest: int = 40) -> Any:
-    words = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, "<unk>"))
-    words.pre_tokenizer = Whitespace()
+    words = word_tokenizer(WORDS, "<unk>")
     words.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=words, pad_token="<pad>", eos_token="</s>", unk_token="<unk>",

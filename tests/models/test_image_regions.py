@@ -281,13 +281,7 @@ def _refused() -> list[Any]:
         (vit, cropped, [Image.fromarray(page)], UnsupportedError, "pictures by their content"),
         (vit, jittered, noise, UnsupportedError, r"by their content \(\d+\.\d% off\)"),
         (vit, varying, noise * 2, UnsupportedError, "gives 75264 or 150528 numbers"),
-        (
-            vit,
-            lambda images: {"x": 1},
-            noise,
-            ArgumentError,
-            r"returns dict of \['x'\], without",
-        ),
+        (vit, lambda images: {"x": 1}, noise, ArgumentError, r"returns dict of \['x'\], without"),
         (vit, process, noise[0], ArgumentError, "images=<PIL.Image.*Give a list of PIL images"),
         (vit, process, [_noise((5, 5))], ArgumentError, "Give a list of PIL images"),
     ]

@@ -20,32 +20,17 @@ from headwise.models import hooked
 from headwise.monitor import HeadMonitor
 from headwise.ownership import find_attentions
 from oracles import first_tensor, modules_of
+from small_attention import SmallAttention
 
 IDS = torch.tensor([[1, 2, 3, 4]])
 X = torch.randn(1, 4, 12, generator=torch.Generator().manual_seed(0))
 
 
-class ProjectedHandwrittenAttention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.out_proj = nn.Linear(12, 36), nn.Linear(12, 12)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 3)).permute(2, 0, 3, 1, 4)
-        return self.out_proj(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
-
-
-class ProjectedFusedAttention(ProjectedHandwrittenAttention):
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 3)).permute(2, 0, 3, 1, 4)
-        return self.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-
-
 MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "interface": (lambda: zoo.make("Bert"), IDS),
     "ours": (lambda: hw.MultiHeadAttention(12, 4), X),
-    "fused": (lambda: nn.Sequential(ProjectedFusedAttention()), X),
-    "written out": (lambda: nn.Sequential(ProjectedHandwrittenAttention()), X),
+    "fused": (lambda: nn.Sequential(SmallAttention()), X),
+    "written out": (lambda: nn.Sequential(SmallAttention(by_hand=True)), X),
     "torch": (lambda: nn.TransformerEncoderLayer(12, 3, 16, batch_first=True).eval(), X),
 }
 

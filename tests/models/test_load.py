@@ -11,13 +11,10 @@ import numpy as np
 import pytest
 import torch
 import zoo
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor, nn
 
 import headwise as hw
-from folders import tiny_llama
+from folders import tiny_llama, word_tokenizer
 from headwise import MultiHeadAttention
 from headwise.checkpoints import load
 from headwise.models import fingerprint
@@ -98,12 +95,6 @@ accelerate = pytest.importorskip("accelerate")
 IDS = torch.tensor([[5, 9, 7, 3, 11], [4, 6, 2, 1, 8]])
 
 
-def _tokenizer() -> Tokenizer:
-    tokenizer = Tokenizer(WordLevel({str(number): number for number in range(13)}, "0"))
-    tokenizer.pre_tokenizer = Whitespace()
-    return tokenizer
-
-
 @pytest.mark.parametrize("where", ["disk", "cpu"])
 def test_an_offloaded_model_is_observed_and_scored(where: str, tmp_path: Path) -> None:
     whole, model = tiny_llama(), tiny_llama()
@@ -131,8 +122,9 @@ def test_an_offloaded_model_is_observed_and_scored(where: str, tmp_path: Path) -
         np.testing.assert_allclose(scores.per_text, expected.per_text, rtol=1e-6, atol=1e-9)
         assert scores.model == expected.model
     texts = {"text": ["5 9 7 3 11", "4 6 2 1 8", "1 2"]}
+    tokenizer = word_tokenizer(map(str, range(13)))
     tables = [
-        hw.HeadTable.sum([hw.BatchObserver(each, tokenizer=_tokenizer())(texts)])
+        hw.HeadTable.sum([hw.BatchObserver(each, tokenizer=tokenizer)(texts)])
         for each in (whole, model)
     ]
     np.testing.assert_array_equal(tables[1].mean("entropy"), tables[0].mean("entropy"))

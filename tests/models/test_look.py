@@ -15,12 +15,11 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 from torch import nn
 
 import headwise as hw
 from command import headwise
-from folders import tiny_bert, tiny_llama, tiny_t5
+from folders import tiny_bert, tiny_llama, tiny_t5, word_tokenizer
 from headwise.errors import ArgumentError, InputError
 from headwise.models.texts import token_strings
 from headwise.report import Look
@@ -32,10 +31,11 @@ TEXT = "a b c d e f"
 
 
 def _tokenizer() -> Any:
-    words = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, "<unk>"))
-    words.pre_tokenizer = Whitespace()
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+        tokenizer_object=word_tokenizer(WORDS, "<unk>"),
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
     )
 
 

@@ -14,24 +14,10 @@ from torch import Tensor, nn
 
 import headwise as hw
 from headwise.watch import Request, observe
+from small_attention import SmallAttention
 from tiers import crossed, diagonal, tiers
 
 D_MODEL, HEADS, N = 12, 4, 3  # N experts, streams or layers
-
-
-class AttentionBesideMixtures(nn.Module):
-    def __init__(self, fused: bool) -> None:
-        super().__init__()
-        self.num_heads, self.fused = HEADS, fused
-        self.qkv, self.out_proj = nn.Linear(D_MODEL, 3 * D_MODEL), nn.Linear(D_MODEL, D_MODEL)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        if self.fused:
-            heads = F.scaled_dot_product_attention(q, k, v)
-        else:
-            heads = (q @ k.mT * 3**-0.5).softmax(-1) @ v
-        return self.out_proj(heads.transpose(1, 2).flatten(2))
 
 
 class Mixture(nn.Module):
@@ -113,7 +99,7 @@ class ModelWithMixtures(nn.Module):
     def __init__(self, mixture: str | None, fused: bool) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            [AttentionBesideMixtures(fused), AttentionBesideMixtures(fused)]
+            SmallAttention(D_MODEL, HEADS, by_hand=not fused) for _ in range(2)
         )
         self.mixtures = nn.ModuleList([MIXTURES[mixture]() for _ in range(2)] if mixture else [])
 
@@ -141,10 +127,7 @@ def _table(model: nn.Module, *batches: Tensor) -> tuple[hw.HeadTable, list[Any]]
     return watch.table(), watch.sites()
 
 
-@pytest.mark.parametrize(
-    ("mixture", "fused"),
-    crossed(MIXTURES, (False, True)),
-)
+@pytest.mark.parametrize(("mixture", "fused"), crossed(MIXTURES, (False, True)))
 def test_heads_beside_another_softmax_are_those_without_it(mixture: str, fused: bool) -> None:
     """Whatever the softmax weighs, and also where there are as many tokens as it weighs."""
     model, plain = _models(mixture, fused)

@@ -10,11 +10,11 @@ import torch
 import transformers
 from architectures import CASES
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
-from tokenizers.models import BPE, WordLevel
-from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.models import BPE
 from tokenizers.processors import ByteLevel, TemplateProcessing
 from torch import Tensor, nn
 
+from folders import word_tokenizer
 from headwise.errors import ArgumentError
 from headwise.models.texts import token_offsets
 from headwise.tables import HeadTable
@@ -232,9 +232,8 @@ def test_spans_change_no_bit_of_the_output() -> None:
 WORDS = ["<unk>", "<s>", "the", "red", "fox", "saw", "blue", "hens", "."]
 
 
-def word_tokenizer() -> Tokenizer:
-    tokenizer = Tokenizer(WordLevel({word: n for n, word in enumerate(WORDS)}, "<unk>"))
-    tokenizer.pre_tokenizer = Whitespace()
+def _tokenizer() -> Tokenizer:
+    tokenizer = word_tokenizer(WORDS)
     tokenizer.post_processor = TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", WORDS.index("<s>"))]
     )
@@ -242,7 +241,7 @@ def word_tokenizer() -> Tokenizer:
 
 
 def test_characters_are_the_tokens_that_share_them() -> None:
-    tokenizer, model = word_tokenizer(), _model("Llama")
+    tokenizer, model = _tokenizer(), _model("Llama")
     texts = ["the red fox saw blue hens .", "blue hens saw the fox"]
     batch = padded([tokenizer.encode(text).ids for text in texts], "left")
     characters: Any = {"doc": [(4, 11), [(0, 2), (6, 10)]], "queries": [(16, 20), (17, 21)]}
@@ -297,10 +296,7 @@ def test_a_stretch_begins_with_its_own_characters(kind: str, fast: bool) -> None
 
 
 def test_a_letter_that_marks_spaces_elsewhere_is_a_letter() -> None:
-    words = {word: n for n, word in enumerate(["<unk>", "Ġ", "omm"])}
-    tokenizer = Tokenizer(WordLevel(words, "<unk>"))
-    tokenizer.pre_tokenizer = Whitespace()
-    (offsets,) = token_offsets(tokenizer, ["omm Ġ omm"])
+    (offsets,) = token_offsets(word_tokenizer(["<unk>", "Ġ", "omm"]), ["omm Ġ omm"])
     assert offsets.tokens_in("omm Ġ omm", (4, 5)) == [1]
 
 
