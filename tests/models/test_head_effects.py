@@ -248,9 +248,13 @@ def test_planted_writers_and_cancellers_are_found(draws: int) -> None:
 
 def test_heads_named_beforehand_alone_are_tested() -> None:
     model, examples = PlantedWriters(), cued(40)
-    every = hw.effects(model, examples, total=None)
+    every = hw.effects(model, examples)
     assert "p adjusted over 10 heads" in every.notes
-    named = hw.effects(model, examples, heads=["L0.H0", "L1.H3"], total=None)
+    steps: list[tuple[int, int]] = []
+    named = hw.effects(
+        model, examples, heads=["L0.H0", "L1.H3"], on_progress=lambda *step: steps.append(step)
+    )
+    assert steps == [(1, 6), (2, 6), (3, 6), (4, 6), (5, 6), (6, 6)]  # four batches, two heads
     assert "p adjusted over 2 heads named beforehand" in named.notes
     before, after = (x.frame().set_index("name") for x in (every, named))
     assert after["kind"][after["kind"] != "not tested"].to_dict() == {
@@ -259,7 +263,9 @@ def test_heads_named_beforehand_alone_are_tested() -> None:
     }
     columns = ["direct", "ci_low", "ci_high", "answers", "weights"]
     assert after[columns].equals(before[columns])
-    assert after["p_adj"].notna().sum() == 2
+    for column in ("p_adj", "total", "repair"):
+        assert {*after.index[after[column].notna()]} == {"L0.H0", "L1.H3"}
+    assert after["total"].equals(before["total"].where(after["p_adj"].notna()))
     assert (after["p_adj"] <= before["p_adj"])[["L0.H0", "L1.H3"]].all()
 
 

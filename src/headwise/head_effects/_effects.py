@@ -26,7 +26,6 @@ from headwise.models import check_model, fingerprint
 from headwise.models.texts import check_reads_text, reads_two_texts, tokenizer_of
 from headwise.ownership import Attention, find_attentions
 from headwise.scoring import GatedModel
-from headwise.scoring.methods import ablation, zero_ablation
 from headwise.tables import (
     Head,
     HeadsLike,
@@ -113,8 +112,9 @@ class HeadEffects(TableFile):
             `answers` is the mean of, and that it writes what its weights would in another order, of
             which `weights` is the standard deviation. p is 1 for a head that the other half does
             not call for a test. If no head is tested, `kind` is `not tested`, and p NaN. `total`
-            is what the difference loses without the head, `repair` is `direct − total`: what other
-            heads put in its place; `n` is the number of examples.
+            is what the difference loses without the head (NaN for heads that were not named),
+            `repair` is `direct − total`: what other heads put in its place; `n` is the number of
+            examples.
         difference: The mean difference of logits.
         rest: What of it no head writes: embeddings, other layers, biases.
         notes: How the numbers were obtained.
@@ -293,13 +293,15 @@ def effects(
             follow the text, as ' Mary' does with its space, and their first tokens that differ are
             compared. `other` is None for the mean of all logits. Or token ids and two ids.
         tokenizer: A fast tokenizer, for texts.
-        heads: Heads named before these examples were seen: they alone are tested, all of them, and
-            p is adjusted for them alone. None tests all heads that half of the examples call for.
+        heads: Heads named before these examples were seen: they alone are tested and removed, all
+            of them, and p is adjusted for them alone. None tests all heads that half of the
+            examples call for, and removes every head.
         total: What replaces the outputs of a removed head: `mean`, its mean over the tokens of the
-            examples, or `zero`. Each head costs a pass over half of the examples. None leaves total
-            effects out.
+            examples, or `zero`. Each one costs a pass over half of the examples. Total effects of
+            other heads are NaN. None leaves total effects out.
         seed: The seed of the halves, the nulls and the sign flips.
-        on_progress: Called after each pass over a batch with the passes done and of all.
+        on_progress: Called after each batch, then after each removed head, with the steps done and
+            of all.
     Returns:
         A row per head.
     Raises:
@@ -335,8 +337,7 @@ def effects(
                 f"effects: heads={heads!r} names none of {len(gated.heads)}. Name some."
             )
         batches = batches_of(model, chosen) + batches_of(model, held)
-        n_ablations = len(gated.heads) * len(gated.batches) if total else 0
-        passes = Passes(on_progress, len(batches) + n_ablations)
+        passes = Passes(on_progress, len(batches) + len(named) * (total is not None))
         way = DirectWay(model, attentions, example)
         answers = [one[1:] for one in chosen + held]
         pairs = torch.tensor([answers, *(_exchanged(answers, seed) if tests else [])])
@@ -350,14 +351,16 @@ def effects(
         others = np.mean(of_others, 0) if tests else np.full_like(direct, np.nan)
         by_chance = written.by_chance(slice(len(chosen), None))
         lost = np.full((len(held), len(gated.heads)), np.nan)
+        of = [gated.heads.index(head) for head in named]
+        without = partial(gated.losses_without, mean=total != "zero")
         if total is not None:
-            method = ablation if total == "mean" else zero_ablation
-            kept = torch.zeros(len(gated.heads), dtype=torch.bool)
-            lost = method(gated, kept, passes).double().numpy()
+            before = without([])
+            for done, (column, head) in enumerate(zip(of, named, strict=True), 1):
+                lost[:, column] = without([head]) - before
+                passes(done, len(named))
     n = len(chosen)
     p_adj, kind = np.full(len(gated.heads), np.nan), np.full(len(gated.heads), "not tested")
     if tests:
-        of = [gated.heads.index(head) for head in named]
         chance = by_chance[0][of], by_chance[1][of]
         p_adj[of], kind[of] = kinds_of(
             direct[:, of], others[:, of], chance, n, seed, screened=heads is None
@@ -396,7 +399,7 @@ def effects(
         seed=seed,
         model=weights,
         versions=versions,
-        _without=partial(gated.losses_without, mean=total != "zero"),
+        _without=without,
         _read=held,
     )
 
