@@ -206,7 +206,7 @@ def test_a_removal_is_a_change_in_the_same_examples() -> None:
     assert all(min(abs(one - control) for one in alone) < 1e-9 for control in removal.controls)
     assert str(removal).endswith(
         f"over 20 examples, p = {removal.p:.2g} (too small for heads that these examples chose); "
-        f"{len(removal.controls)} random sets of the same layers change it by "
+        f"{len(removal.controls)} distinct random sets of the same layers change it by "
         f"{min(removal.controls):+.2f} to {max(removal.controls):+.2f}"
     )
     # As many heads of each layer, in whatever layers the heads are.
@@ -267,6 +267,19 @@ def test_heads_named_beforehand_alone_are_tested() -> None:
         assert {*after.index[after[column].notna()]} == {"L0.H0", "L1.H3"}
     assert after["total"].equals(before["total"].where(after["p_adj"].notna()))
     assert (after["p_adj"] <= before["p_adj"])[["L0.H0", "L1.H3"]].all()
+    # Heads that these examples chose, or chose among the named ones, have too small a p.
+    for effects, heads, beforehand in (
+        (named, ["L1.H3", "L0.H0"], True), (named, "L1.H3", False), (every, "L1.H3", False)
+    ):  # fmt: skip
+        removal = effects.remove(heads, controls=0)
+        assert removal.beforehand == beforehand
+        assert ("p = 0.00025 (heads named beforehand); " in str(removal)) == beforehand
+        assert ("too small" in str(removal)) != beforehand
+        said = "2 heads named beforehand" if beforehand else "1 head"
+        assert removal.notes == (
+            f"{said}: outputs replaced by mean, in 20 examples of 40 distinct ones",
+            effects.notes[-1],
+        )
 
 
 @torch.no_grad()

@@ -63,10 +63,13 @@ class Removal:
         ci_high: The upper end.
         p: The two-sided p of `change`, by sign flips over examples. It is that of heads which
             other examples chose.
-        controls: The change without each random set of as many other heads of the same layers;
-            empty where a layer does not have as many.
+        controls: The change without each distinct random set of as many other heads of the same
+            layers; empty where a layer does not have as many.
         examples: A row per example: `tokens`, the ids `right` and `other` (−1 is the mean of all
             logits), and its difference `before` and `after`.
+        beforehand: Whether the heads are those that were named before the examples were seen.
+        notes: What replaced the outputs, and what was measured: the examples, their digest and that
+            of the model, the seed and the version.
     """
 
     heads: tuple[str, ...]
@@ -78,18 +81,25 @@ class Removal:
     p: float
     controls: tuple[float, ...]
     examples: pd.DataFrame
+    beforehand: bool = False
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """The difference before and after, its change with the interval and p, and the controls."""
+        of = (
+            f"heads{BEFOREHAND}"
+            if self.beforehand
+            else ("too small for heads that these examples chose")
+        )
         line = (
             f"logit difference {self.before:+.2f}, {self.after:+.2f} without "
             f"{', '.join(self.heads)}: {self.change:+.2f} [{self.ci_low:+.2f}, "
             f"{self.ci_high:+.2f}] over {counted(len(self.examples), 'example')}, p = {self.p:.2g} "
-            f"(too small for heads that these examples chose); "
+            f"({of}); "
         )
         if not self.controls:
             return f"{line}no random sets of the same layers were removed"
-        sets = counted(len(self.controls), "random set")
+        sets = counted(len(self.controls), "distinct random set")
         low, high = min(self.controls), max(self.controls)
         return f"{line}{sets} of the same layers change it by {low:+.2f} to {high:+.2f}"
 
@@ -137,6 +147,8 @@ class HeadEffects(TableFile):
     versions: Mapping[str, str] = field(default_factory=dict)
     _without: Callable[[Sequence[Head]], np.ndarray] | None = field(default=None, repr=False)
     _read: Sequence[Read] = field(default=(), repr=False)
+    _named: frozenset[Head] = field(default=frozenset(), repr=False)
+    _replaced: str = field(default="", repr=False)
 
     def frame(self) -> pd.DataFrame:
         """A row per head: name, stack, layer, head, direct, its interval, and what follows."""
@@ -153,8 +165,8 @@ class HeadEffects(TableFile):
         Args:
             heads: The heads.
             controls: How many random sets are drawn, of as many other heads of the same layers,
-                with the seed of the effects. Each one that was not drawn before costs a pass over
-                the examples.
+                with the seed of the effects. A set that is drawn again counts once. Each one costs
+                a pass over the examples.
         Raises:
             ArgumentError: no head is named, or the effects were loaded from a file, which holds no
                 model.
@@ -172,6 +184,8 @@ class HeadEffects(TableFile):
                 f"file. Compute them with headwise.effects, which keeps the model at hand."
             )
         before, after = (-self._without(removed) for removed in ([], chosen))
+        # Some of the named heads may be those that looked best in these examples.
+        beforehand = {*chosen} == self._named
         change = after - before
         # Of both directions, adjusted for there being two.
         p = sign_flips(np.stack([change, -change], 1), self.seed).min()
@@ -196,6 +210,13 @@ class HeadEffects(TableFile):
             float(low[0]), float(high[0]), float(p),
             tuple(float((-self._without(one) - before).mean()) for one in sorted(sets)),
             read.assign(before=before, after=after),
+            beforehand,
+            (
+                f"{counted(len(chosen), 'head')}{BEFOREHAND * beforehand}: outputs replaced by "
+                f"{self._replaced}, in {counted(len(read), 'example')} of "
+                f"{self.examples['examples']} distinct ones",
+                self.notes[-1],
+            ),
         )  # fmt: skip
 
     def plot(self, *, ax: Any = None) -> Any:
@@ -401,6 +422,8 @@ def effects(
         versions=versions,
         _without=without,
         _read=held,
+        _named=frozenset(named if heads is not None else ()),
+        _replaced=total or "mean",
     )
 
 
