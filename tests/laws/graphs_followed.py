@@ -21,6 +21,7 @@ from headwise.errors import UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.models import cache_argument
 from headwise.tables import COLUMNS, HeadTable
+from headwise.watch import _call_layouts
 from oracles import first_tensor
 
 IDS = torch.randint(3, 100, (2, 16), generator=torch.Generator().manual_seed(1))
@@ -265,6 +266,28 @@ def test_masks_that_alternate_are_told_apart(rewrites: bool) -> None:
         outputs = [run(**call) for _ in range(PASSES - 1)]
     assert torch.equal(*outputs)
     _assert_near(watch.table(), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rewrites", [False, True])
+def test_masks_that_are_not_read_at_once_are_told_apart_or_refused(
+    rewrites: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, for which the host does not wait."""
+    monkeypatch.setattr(_call_layouts, "_is_read_at_once", lambda _: False)
+    model, call = Alternating(), {"x": X, "mask": torch.ones(16, 16, dtype=torch.bool).tril()}
+    expected = _eager(model, [call] * PASSES)
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with hw.observe(model) as watch:
+        run(**call)
+        model.rewrites = rewrites
+        for _ in range(PASSES - 1):
+            run(**call)
+    if rewrites:
+        with pytest.raises(UnsupportedError, match="memory of one mask for another"):
+            watch.table()
+    else:
+        _assert_near(watch.table(), expected)
 
 
 @torch.no_grad()

@@ -177,11 +177,12 @@ def test_short_calls_count_as_others_do(
     make: Callable[[], Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Calls of several lengths, masks and paddings by turns, more of them than may wait."""
-    monkeypatch.setattr(_queue, "WAIT", {"cpu": 5000})
     model, batches = make().to(dtype), [*_batches()] * 2
     expected = _table_of(model, batches, monkeypatch, _NONE)
-    table = _table_of(model, batches, monkeypatch, _ALL)
-    assert_tables_close(table, expected, rtol=1e-12)
+    for held in (5000, 0):  # several calls together, or each at once
+        monkeypatch.setattr(_queue, "WAIT", {"cpu": held})
+        table = _table_of(model, batches, monkeypatch, _ALL)
+        assert_tables_close(table, expected, rtol=1e-12)
 
 
 @torch.no_grad()

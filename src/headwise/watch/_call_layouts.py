@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -132,6 +132,7 @@ class CallLayouts:
         self._is_of_text = request.is_of_text
         self._known: deque[tuple[tuple[Any, ...], tuple[Tensor | None, ...], CallLayout]]
         self._known = deque(maxlen=_MOST)
+        self._is_rewritten: Tensor | None = None  # whether `check` refuses
 
     def place(
         self, site: Site, call: AttentionCall, inputs: StackInputs, kept: Any, pass_: Pass
@@ -169,19 +170,40 @@ class CallLayouts:
     def alike(self, call: GraphCall, pass_: Pass) -> Hashable:
         """The same for calls of graphs that differ in module and numbers alone in a pass.
 
-        Masks are compared by value, since a graph may write to memory again without a trace.
+        Masks are compared by value, since a graph may write to memory again without a trace: on a
+        GPU, for which the host would wait, those of the same memory when totals are read.
         """
         key, mask = call.rule_key, call.mask
-        if mask is not None and not mask.is_cpu:  # the host would wait for a GPU
-            return None
+        is_read = mask is None or _is_read_at_once(mask)
         if key is None or (mask is not None and mask.numel() > _COPIED):
-            return object()
-        known: list[tuple[Tensor | None, object]] = pass_.shared.setdefault(key, [])
+            return object() if is_read else None
+        if mask is not None and not is_read:
+            key = *key, mask.data_ptr(), mask.shape, mask.stride()
+        known: list[tuple[Any, object]] = pass_.shared.setdefault(key, [])
         for of_alike, alike in known:
-            if _equal(of_alike, mask):
+            if not is_read:
+                pass_.add(partial(self._note_rewritten, (of_alike != mask).any()))
+            if not is_read or _equal(of_alike, mask):
                 return alike
         known.append((None if mask is None else mask.clone(), object()))
         return known[-1][1]
+
+    def _note_rewritten(self, is_rewritten: Tensor) -> None:
+        before = self._is_rewritten
+        self._is_rewritten = is_rewritten if before is None else before | is_rewritten
+
+    def check(self) -> None:
+        """Refuse passes in which a graph has used the memory of one mask for another.
+
+        Raises:
+            UnsupportedError: it has, on a device where masks are not read while it runs.
+        """
+        if self._is_rewritten is not None and bool(self._is_rewritten):
+            raise UnsupportedError(
+                "observe: a compiled graph has used the memory of one mask for another one, which "
+                "is not seen in time on its device. Watch the model uncompiled: "
+                "torch.compiler.set_stance('force_eager')."
+            )
 
     def of(
         self, place: Place, site: Site, call: AttentionCall, inputs: StackInputs, pass_: Pass
@@ -304,6 +326,10 @@ def _identity_of(x: Tensor | None) -> Any:
     if x.is_inference():  # a change leaves no trace
         return object()
     return x.data_ptr(), x.shape, x.stride(), version_of(x)
+
+
+def _is_read_at_once(mask: Tensor) -> bool:
+    return mask.is_cpu
 
 
 def _equal(a: Tensor | None, b: Tensor | None) -> bool:

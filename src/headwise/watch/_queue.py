@@ -1,5 +1,7 @@
 """Calls that wait to be computed many at a time: short ones, and decoded tokens."""
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -21,12 +23,12 @@ from headwise.watch._pass import Pass
 from headwise.watch._request import Request
 from headwise.watch._sums import row_request, sum_rows, sums_of_kernel, without_autocast
 
-# A call with more elements of queries and keys than this, by its device, is computed at once:
-# copying it would cost more than waiting saves. A GPU copies them in the time in which a kernel is
-# launched, and a call that is computed at once launches some thirty.
-LONG = {"cpu": 1 << 18, "cuda": 1 << 22}
-# Waiting calls are computed when their copies hold this many elements. On a CPU, a smaller limit
-# computes them more often, each time after the model has driven the kernel's code out of the cache.
+# A call with more elements of queries and keys than this, by its device, does not wait: copying it
+# would cost more than waiting saves. On a GPU the kernel adds up the rows of calls in a queue.
+LONG = {"cpu": 1 << 18, "cuda": sys.maxsize}
+# Calls are computed when they hold this many elements, the latest without a copy. On a CPU, a lower
+# limit computes them more often, each time after the model has driven the kernel's code out of the
+# cache.
 WAIT = {"cpu": 1 << 21, "cuda": 1 << 24}
 # The number of decoded tokens of a site that are computed as one causal call.
 TOKENS = 32
@@ -152,12 +154,14 @@ class Queue:
     def wait(
         self, group: Group, site: Site, q: Tensor, k: Tensor, first_text: int, pass_: Pass
     ) -> None:
-        """Let a call wait by copies of its queries and keys."""
+        """Let a call wait by copies of its queries and keys, or compute it with those that do."""
+        self._n_numbers += group.size
+        waits = self._n_numbers <= group.most
         if not group.waiting:
             self._groups.append(group)
-        group.waiting.append(Waiting(q.clone(), k.clone(), site, first_text, pass_))
-        self._n_numbers += group.size
-        if self._n_numbers > group.most:
+        tensors = (q.clone(), k.clone()) if waits else (q, k)
+        group.waiting.append(Waiting(*tensors, site, first_text, pass_))
+        if not waits:
             self._compute_groups()
 
     def may_take_token(self, call: AttentionCall) -> bool:
@@ -237,7 +241,7 @@ class Queue:
         """Compute the calls of each group as one, and add up the sums of each site."""
         for group in list(self._groups):
             layout, waiting = group.layout, sorted(group.waiting, key=_owner)
-            q, k = (torch.cat(xs, 1) for xs in zip(*(each[:2] for each in waiting), strict=True))
+            q, k = map(_side_by_side, zip(*(each[:2] for each in waiting), strict=True))
             with without_autocast(q):
                 request, n_calls = self._request, len(waiting)
                 sums = sums_of_kernel(q, k, group.rule, layout, request, n_calls)
@@ -252,6 +256,10 @@ class Queue:
             for part, own in zip(parts, sums.split(list(map(len, parts))), strict=True):
                 first = [each.first_text for each in part]
                 part[0].of_pass.add(partial(self._accumulator.add, part[0].site, own, first))
+
+
+def _side_by_side(heads: Sequence[Tensor]) -> Float[Tensor, "B H n D"]:
+    return heads[0] if len(heads) == 1 else torch.cat(list(heads), 1)
 
 
 def _group_of(call: AttentionCall, layout: CallLayout) -> Group:

@@ -185,6 +185,7 @@ class Recorder:
         self._settle()
         self._add_up()
         self._graphs.check(self._watched_sites())
+        self._layouts.check()
         return self._accumulator.totals(self._pass.texts.next)
 
     def take_totals(self) -> tuple[list[Site], dict[str, Totals]]:
