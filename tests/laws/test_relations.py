@@ -640,6 +640,11 @@ def test_candidates_that_leave_no_choice_are_not_tested() -> None:
     assert set(rows["outcome"]) == {NOT_DECIDED}
     assert rows["smallest"].isna().all()
     assert all(f"{name}: {NOT_DECIDED}" in roles.why("L0.H0") for name in UNDECIDED)
+    left_out = [note for note in roles.notes if "left out: candidates that a head may" in note]
+    asked = ("all right", "none right", "only the query")
+    assert [note.partition(" left")[0] for note in left_out] == [
+        f"{name}: 30 of 30 held-out queries" for name in asked
+    ]
 
 
 def results_of(pairs: Any, candidates: Any) -> Roles:
@@ -677,15 +682,17 @@ def test_a_choice_outside_of_the_text_is_refused() -> None:
 def test_special_tokens_may_be_candidates_and_keep_their_places_in_another_order() -> None:
     def among(text: TokenText) -> list[tuple[int, int]]:
         last = len(text.ids) - 1
-        return [(last - 1, 0), (last - 1, 2), (last, 1), (last, 0)]
+        return [(last - 1, 0), (last - 1, 2), (last, 1), (last, 0), (2, 0), (3, 1)]
 
-    relation = ChoiceRelation(lambda text: among(text)[1:3], among)
+    relation = ChoiceRelation(lambda text: [*among(text)[1:3], (3, 1)], among)
     roles = find_roles(
         Planted([("any",)], True), [text.text for text in pronouns(60)], tokenizer=TOKENIZER,
         relations={"own": relation}, evidence=Evidence(("shuffled",)),
     )  # fmt: skip
     row = roles.frame().set_index("role").loc["own"]
     assert row["n"] == 2 * row["texts"]
+    n = int(row["n"])
+    assert f"own: {n} of {2 * n} held-out queries left out: candidates that" in str(roles.notes)
     assert 0 <= row["null.shuffled"] <= 1
 
 
@@ -760,7 +767,7 @@ def test_the_command_takes_relations_and_choices_of_a_file(files: Path, tmp_path
         ("own.py:number", "has no function number. It has two_back, among, right, broken, two, f"),
         ("broken.py:two_back", r"broken.py fails \(ZeroDivisionError: division by zero\)"),
         ("model/own.py:two_back", "lies in the folder of the model, whose code is never run"),
-        ("own.py:fails", r"fails\.candidates in .* fails \(ZeroDivisionError"),
+        ("own.py:fails", r"candidates of 'fails' fail \(ZeroDivisionError"),
         ("own.py:takes_two", r"takes_two\.pairs\(text, more\) in .* cannot be called with one a"),
     ],
 )
@@ -769,4 +776,4 @@ def test_a_relation_of_a_file_that_cannot_be_used_is_named(
 ) -> None:
     done = run(files, source)
     assert (done.code, done.out) == (2, "")
-    assert re.search(f"^--relation: .*{message}", done.err), done.err
+    assert re.search(f"^(--relation|find_roles): .*{message}", done.err), done.err

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -257,6 +258,7 @@ def find_roles(
             f"{counted(len(names), 'role')}{BEFOREHAND * (roles is not None)}",
             measured_on(weights, "texts", digest, seed, versions["headwise"]),
             *_other_forms(rows, asked),
+            *_left_out(rows, samples[0], relations or {}),
         ),
         texts=_examples(rows, families[0], len(shown), held),
         sample={
@@ -378,6 +380,21 @@ def _other_forms(rows: pd.DataFrame, asked: Sequence[Role]) -> Iterator[str]:
             yield (
                 f"{role.name}: only the same words in another order stand against "
                 f"{', '.join(refused)}; p without that null was not computed"
+            )
+
+
+def _left_out(rows: pd.DataFrame, sample: RoleSample, own: Collection[str]) -> Iterator[str]:
+    """How many held-out queries of choices of one's own decide nothing."""
+    is_held = ~sample.split.selection[sample.split.text_of_item]
+    held = [*compress(sample.evaluator.items, is_held)]
+    of_roles = rows.groupby("role")["n"].max()
+    for name in own:
+        queries = sum(len({query for query, _ in item.candidates.get(name, ())}) for item in held)
+        left_out = queries - int(of_roles.get(name, queries))
+        if queries and left_out:
+            yield (
+                f"{name}: {left_out:,} of {counted(queries, 'held-out query', 'held-out queries')} "
+                f"left out: candidates that a head may attend to are all right, or all wrong"
             )
 
 
