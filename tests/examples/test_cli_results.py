@@ -251,6 +251,7 @@ def test_found_roles_are_printed_with_their_outcomes(
     ]
 
 
+@pytest.mark.full
 def test_texts_of_several_files_are_read_together(
     at: Inputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +278,7 @@ def test_a_set_that_was_not_found_is_not_exported(
     assert not (at.place / "hook.json").exists()
 
 
+@pytest.mark.full
 def test_a_plan_runs_beside_the_full_cache(at: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwise.caching._compare._PART", 3)  # of the 4 tokens in the second half
     model = at.model
@@ -328,6 +330,7 @@ def study(at: Inputs) -> Study:
     return hw.load_study(at.place / "study")
 
 
+@pytest.mark.full
 def test_a_saved_study_is_drawn_and_compared_again(
     at: Inputs, study: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ def test_the_processor_makes_the_inputs_that_the_model_is_trained_on() -> None:
             torch.testing.assert_close(made[name], x[[n]], rtol=0, atol=1e-6)
 
 
+@pytest.mark.full
 def test_examples_with_images_score_the_heads_that_read_them() -> None:
     """Random weights find nothing; each head's share is that of its weights."""
     model, processor = untrained()

@@ -79,6 +79,7 @@ def test_tables_of_any_partition_in_any_order_are_that_of_one_watch(
     assert fewer.texts["sha256"] != texts[0]["sha256"]
 
 
+@pytest.mark.full
 def test_rows_of_every_engine_add_up(observer: hw.BatchObserver) -> None:
     known = hw.HeadTable.sum([observer({"text": TEXTS})])
     batches = _shuffled(TEXTS, 4, 0)

@@ -48,6 +48,7 @@ def test_a_head_is_found_in_its_own_direction_alone(kind, role):
     assert outcomes.loc[other, "outcome"] == "not found"
 
 
+@pytest.mark.full
 def test_a_head_that_looks_to_the_nearest_name_does_not_find_the_antecedent():
     # Both persons are sought, so the recency that "agree" adds decides.
     model = Planted([("agree",)], causal=True)
@@ -72,6 +73,7 @@ def undecided():
     return find_roles(model, pronouns(90, both_right=True), tokenizer=TOKENIZER, evidence=QUICK)
 
 
+@pytest.mark.full
 def test_texts_that_cannot_decide_are_not_tested(undecided):
     rows = undecided.frame().set_index("role").loc[[FORWARD, BACK]]
     message = f"{UNDECIDED} for it"

@@ -253,6 +253,7 @@ def planted_by_definition(item, roles, causal):
         yield scores
 
 
+@pytest.mark.full
 def test_a_role_that_a_rule_explains_is_not_tested():
     corpus = []
     for line in dict.fromkeys(lines(80)):

@@ -82,6 +82,7 @@ def test_effects_stand_beside_the_roles_that_the_behavior_names(roles: Roles) ->
     assert ends.iloc[0] < costs["L1.H0", "prefix matching"] < ends.iloc[1]
 
 
+@pytest.mark.full
 def test_a_head_with_a_role_may_have_no_effect(two: Roles) -> None:
     assert "prefix matching" in two.of("L1.H2")  # it attends to the right token
     assert abs(effects(two).loc["L1.H2", "effect"]) < 1e-6  # but its output is never read
@@ -102,6 +103,7 @@ def test_a_head_is_called_induction_only_if_induction_needs_it(roles: Roles, two
     assert "on its control" in two.why("L1.H0")
 
 
+@pytest.mark.full
 def test_before_effects_are_measured_a_pattern_has_its_own_name(model: PlantedGPT) -> None:
     found = find_roles(model, TEXTS, tokenizer=TOKENIZER, evidence=Evidence(nulls=(), splits=1))
     assert found.of("L1.H0") == ["prefix matching"]
@@ -330,6 +332,7 @@ def test_a_saved_file_loads_equal(two: Roles, tmp_path, ending: str) -> None:
     assert loaded.why("L1.H0") == two.why("L1.H0")
 
 
+@pytest.mark.full
 def test_measuring_again_replaces_earlier_effects(model: PlantedGPT, roles: Roles) -> None:
     again = roles.effects(model, [induction(model, TEXTS, tokenizer=TOKENIZER)], heads=ALL)
     pd.testing.assert_frame_equal(again.frame(), roles.frame())
@@ -415,6 +418,7 @@ def test_the_pairs_are_from_the_token_before_the_name_to_its_earlier_mention() -
     assert [piece.tokens[place] for (place,) in (first, second, third)] == ["w1", "w3", "w3"]
 
 
+@pytest.mark.full
 def test_a_head_that_chooses_the_name_has_the_role_before_any_effect(found: Roles) -> None:
     rows = found.found()
     assert set(rows.loc[rows["role"] == "next name", "name"]) == {"L1.H0", "L1.H1"}

@@ -338,6 +338,7 @@ def test_heads_that_differ_from_the_null_in_one_text_do_not_hide_a_better_one():
     assert has_role(family, chosen).tolist() == [True] + 300 * [False]
 
 
+@pytest.mark.full
 def test_what_the_selection_half_promises_by_chance_is_rarely_found():
     # No head is better than the null; those that the selection half favours are tested alone.
     role = Role("r", "", lambda text: (), "word", bar=0.1, points=0.1)

@@ -134,6 +134,7 @@ def test_the_only_important_head_is_found(kind: str, method: str) -> None:
     assert others.max() < 1e-5 * scores.importance[scores.row(only)]
 
 
+@pytest.mark.full
 def test_rounds_separate_heads_that_back_each_other_up() -> None:
     # Two redundant heads: either can be removed, but not both.
     model = zoo.make("Bert").double()

@@ -161,6 +161,7 @@ def test_a_finished_run_is_not_run_again(tmp_path):
     assert run.facts() == two.facts()
 
 
+@pytest.mark.full
 def test_training_lowers_the_loss_and_learns_the_line(tmp_path):
     losses = []
     settings = dataclasses.replace(

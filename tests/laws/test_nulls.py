@@ -74,6 +74,7 @@ def test_shuffled_words_keep_their_tokens_and_their_pairs(seed):
     assert item.pairs["of words"] == TEXT.pairs["of words"]
 
 
+@pytest.mark.full
 def test_without_tags_the_nearest_token_that_looks_like_a_key_is_a_null():
     """Between a verb and its subject stand others, but none of its own person."""
 
@@ -108,6 +109,7 @@ def test_without_tags_the_nearest_token_that_looks_like_a_key_is_a_null():
 _PASSES = "permuted", "random", "shuffled"
 
 
+@pytest.mark.full
 def test_every_null_states_its_cost():
     model = Planted([("offset -1",)], causal=True)
     relations = {"own": lambda text: [(2, 1)]}

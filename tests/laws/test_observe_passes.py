@@ -86,6 +86,7 @@ def test_passes_count_as_they_would_alone(
     assert_tables_close(watch.table(), _alone(model, batches, request))
 
 
+@pytest.mark.full
 def test_a_watch_of_many_passes_holds_no_more_memory() -> None:
     model, batch, held = _bert(), padded(TEXTS, "right"), []
     batch = {name: batch[name] for name in ("input_ids", "attention_mask")}

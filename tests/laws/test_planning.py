@@ -395,6 +395,7 @@ def test_the_elbow_of_a_small_case() -> None:
     assert np.isnan([elbow.low, elbow.high]).all()
 
 
+@pytest.mark.full
 def test_the_interval_of_the_elbow_covers_as_often_as_it_says() -> None:
     # A text loses k times a draw of mean 1 without k heads: 9 heads stay below 9.5.
     rng = np.random.default_rng(0)

@@ -211,6 +211,7 @@ def test_a_figure_is_saved_the_same_each_time_and_closed(ending: str, tmp_path: 
     assert plt.get_fignums() == []
 
 
+@pytest.mark.full
 def test_names_are_drawn_as_they_are(tmp_path: Path) -> None:
     axes = [_curves({HOSTILE: 1}).plot(allowed=0.5), _table(np.ones(15)).plot(HOSTILE)]
     for ax in axes:

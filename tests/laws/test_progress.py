@@ -87,6 +87,7 @@ def test_a_callback_replaces_the_bar(capsys: pytest.CaptureFixture[str]) -> None
     assert "1/2" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_passes_over_texts_are_one_progress() -> None:
     torch.manual_seed(0)
     size = len(TOKENIZER.get_vocab())

@@ -146,6 +146,7 @@ def test_an_interrupt_restores_the_weights() -> None:
     assert all(weight.grad is None for weight in small.parameters())
 
 
+@pytest.mark.full
 def test_curves_of_recovered_models_lie_below_those_of_ablated_ones() -> None:
     model, batches = _make("Llama"), _batches()
     heads = heads_of(find_attentions(model))
@@ -176,6 +177,7 @@ def _stop_at(stop: int) -> Any:
     return report
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "stop"), [("mini", 1), ("Llama", 3), ("mini", 6)])
 def test_an_interrupted_recovery_resumes_to_the_same_bits(
     kind: str, stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -385,6 +385,7 @@ def test_token_roles_by_hand():
     assert 3 not in {query for query, _ in item.pairs["punctuation"]}
 
 
+@pytest.mark.full
 @settings(max_examples=20)
 @given(seeds)
 def test_repeated_sequences_repeat_and_their_controls_do_not(seed):
@@ -743,6 +744,7 @@ def run(files: Path, source: str, *more: object) -> Any:
     )  # fmt: skip
 
 
+@pytest.mark.full
 def test_the_command_takes_relations_and_choices_of_a_file(files: Path, tmp_path: Path) -> None:
     out = tmp_path / "roles.json"
     more = ("--relation", files / "own.py:by_mass", "--relation", files / "own.py:first")

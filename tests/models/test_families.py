@@ -206,6 +206,7 @@ def test_the_page_is_true(name: str, tmp_path: Path) -> None:
     assert results == dict(zip(steps, _page()[name], strict=True))
 
 
+@pytest.mark.full
 @torch.no_grad()
 def test_heads_are_cut_with_their_gates() -> None:
     model = make_family("Qwen3.5")

@@ -74,6 +74,7 @@ def test_quantized_weights_become_floats_that_tables_name(
     assert study.model["class"] == "LlamaForCausalLM" + (f" from {kind}" if kind != "F32" else "")
 
 
+@pytest.mark.full
 def test_commands_read_a_file(tmp_path: Path) -> None:
     """Its tokenizer goes with the pruned model; what lies beside it does not."""
     _, tokenizer, path = _written(tmp_path)

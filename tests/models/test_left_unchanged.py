@@ -160,6 +160,7 @@ def test_every_verb_leaves_the_model_unchanged(verb: str, tmp_path: Path) -> Non
     assert {name for name in before if before[name] != after[name]} == set()
 
 
+@pytest.mark.full
 def test_what_reads_attention_alone_computes_no_logits() -> None:
     model, sizes, tables = _gpt2().eval(), [], []
     model.lm_head.register_forward_hook(lambda module, args, out: sizes.append(out.shape[1]))

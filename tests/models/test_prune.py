@@ -484,6 +484,7 @@ def test_a_layer_records_the_original_heads() -> None:
     assert small.original_heads == {"L0": [2, 3]}
 
 
+@pytest.mark.full
 def test_results_keep_the_original_heads_in_files(tmp_path: Path) -> None:
     config = MiniGPTConfig(len(TOKENIZER.get_vocab()), n_layers=2, n_heads=4, d_model=16)
     small = prune(MiniGPT(replace(config, context=48)).eval(), GONE_FIRST)

@@ -60,6 +60,7 @@ def test_batches_measure_its_transformer(model: SentenceTransformer) -> None:
     np.testing.assert_allclose(entropy, watch.table().mean("entropy"), rtol=1e-5)
 
 
+@pytest.mark.full
 def test_scores_measure_the_sentence_embedding(model: SentenceTransformer) -> None:
     texts = TEXTS[1:]  # a text that is too long would be scored in pieces
     scores = hw.importance(model, texts, method="zero-ablation")
@@ -96,6 +97,7 @@ def test_the_pruned_model_encodes_like_the_ablated_one(model: SentenceTransforme
     assert count[0] < count[1]
 
 
+@pytest.mark.full
 def test_a_pruned_sentence_model_recovers(model: SentenceTransformer) -> None:
     small = hw.prune(model, GONE)
     full, before = model.encode(TEXTS), small.encode(TEXTS)

@@ -280,6 +280,7 @@ def test_a_monitor_reports_through_its_trainer(tmp_path: Path) -> None:
     assert trainer.state.log_history == reported
 
 
+@pytest.mark.full
 def test_a_clip_is_a_callback(tmp_path: Path) -> None:
     model = _model()
     with HeadMonitor(model, 1, statistics=["max_logit"]) as monitor:
