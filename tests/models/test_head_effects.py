@@ -364,6 +364,22 @@ def test_effects_without_a_direction_are_rarely_found() -> None:
     assert found / 150 <= 0.09  # .05, and two standard errors
 
 
+def test_the_smallest_effect_is_found_in_four_cases_of_five() -> None:
+    rng, found = np.random.default_rng(0), [0, 0]
+    for seed in range(120):
+        noise = rng.standard_normal((60, 40))
+        none = np.zeros(40), np.full(40, 1e-3)
+        smallest = kinds_of(noise, np.zeros_like(noise), none, 30, seed)[2][0]
+        for number, share in enumerate((1.0, 0.5)):
+            direct = noise + share * smallest * (np.arange(40) == 0)
+            kinds = kinds_of(direct, np.zeros_like(direct), none, 30, seed)[1]
+            found[number] += kinds[0] == "writer"
+    assert 0.7 <= found[0] / 120 <= 0.92
+    assert found[1] / 120 <= 0.3
+    too_few = rng.standard_normal((12, 40))
+    assert np.isnan(kinds_of(too_few, np.zeros_like(too_few), none, 6, 0)[2]).all()
+
+
 def test_texts_are_read_before_the_first_token_that_differs() -> None:
     from planted import IDS, TOKENIZER
 
@@ -415,6 +431,21 @@ def test_effects_are_saved_drawn_and_shown(tmp_path: Path) -> None:
     names = {text.get_text() for text in effects.plot().texts}
     assert names == set(KINDS)
     assert "<img" in effects._repr_html_()
+    random = hw.effects(PlantedWriters(), exchanged(cued(24)), total=None)
+    for shown, words in (
+        (
+            random,
+            r"; these examples show effects from about 0\.\d+ on in half of the heads, from \d",
+        ),
+        (
+            replace(random, rows=random.rows.assign(smallest=np.nan)),
+            "so few examples show no effect",
+        ),
+    ):
+        assert re.search(f"0 writers and 0 cancellers.*{words}", str(shown))
+        assert str(hw.HeadEffects.load(shown.save(tmp_path / "random.json"))) == str(shown)
+    earlier = replace(random, rows=random.rows.drop(columns="smallest"))
+    assert str(hw.HeadEffects.load(earlier.save(tmp_path / "random.csv"))) == str(earlier)
     alone = hw.effects(PlantedWriters(), cued(40), total=None)
     assert str(alone).endswith(
         "2 writers and 2 cancellers; direct effects alone, total effects were not measured"

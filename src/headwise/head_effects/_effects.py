@@ -124,7 +124,8 @@ class HeadEffects(TableFile):
             not call for a test. If no head is tested, `kind` is `not tested`, and p NaN. `total`
             is what the difference loses without the head (NaN for heads that were not named),
             `repair` is `direct − total`: what other heads put in its place; `n` is the number of
-            examples.
+            examples; `smallest` is the smallest mean effect beyond `answers` with which a head is
+            found in four cases of five (NaN: so few examples show none).
         difference: The mean difference of logits.
         rest: What of it no head writes: embeddings, other layers, biases.
         notes: How the numbers were obtained.
@@ -240,7 +241,8 @@ class HeadEffects(TableFile):
     @classmethod
     def _built(cls, frame: pd.DataFrame, about: dict[str, Any]) -> "HeadEffects":
         columns = address_columns(heads_of_rows(frame))
-        columns |= {name: numbers_of(frame, name) for name in _NUMBERS}
+        known = (*_NUMBERS, *["smallest"] * ("smallest" in frame))  # not in earlier files
+        columns |= {name: numbers_of(frame, name) for name in known}
         columns["kind"] = kinds = texts_of(frame, "kind")
         if frame.empty or {*kinds} - {*KINDS} or not np.isfinite(numbers_of(frame, "n")).all():
             raise ValueError(f"{len(frame)} rows of the kinds {sorted(set(kinds))}")
@@ -261,6 +263,16 @@ class HeadEffects(TableFile):
         n = counted(int(self.rows["n"].iloc[0]), "held-out example" if tested else "example")
         counts = [counted(int((self.rows["kind"] == kind).sum()), kind) for kind in KINDS[:2]]
         said = " and ".join(counts)
+        if tested and "smallest" in self.rows and not self.rows["kind"].isin(KINDS[:2]).any():
+            half, most = self.rows["smallest"].median(), self.rows["smallest"].max()
+            said += (
+                "; so few examples show no effect: give more"
+                if np.isnan(half)
+                else (
+                    f"; these examples show effects from about {half:.2g} on in half of the heads, "
+                    f"from {most:.2g} on in all"
+                )
+            )
         if not tested:
             distinct = int(self.examples["examples"])
             few = f"{counted(distinct, 'distinct example')}, {FEWEST_EXAMPLES} needed"
@@ -380,10 +392,11 @@ def effects(
                 lost[:, column] = without([head]) - before
                 passes(done, len(named))
     n = len(chosen)
-    p_adj, kind = np.full(len(gated.heads), np.nan), np.full(len(gated.heads), "not tested")
+    p_adj, smallest = np.full((2, len(gated.heads)), np.nan)
+    kind = np.full(len(gated.heads), "not tested")
     if tests:
         chance = by_chance[0][of], by_chance[1][of]
-        p_adj[of], kind[of] = kinds_of(
+        p_adj[of], kind[of], smallest[of] = kinds_of(
             direct[:, of], others[:, of], chance, n, seed, screened=heads is None
         )
     mean, mean_lost = direct[n:].mean(0), lost.mean(0)
@@ -392,6 +405,7 @@ def effects(
         "direct": mean, "ci_low": low, "ci_high": high, "p_adj": p_adj,
         "kind": kind.tolist(), "total": mean_lost, "repair": mean - mean_lost,
         "answers": others[n:].mean(0), "weights": by_chance[1], "n": float(len(held)),
+        "smallest": smallest,
     }  # fmt: skip
     split = (
         f"of {len(read)} distinct examples {n} chose directions, {len(held)} were held out, as "

@@ -4,6 +4,7 @@ NumPy alone: no model is needed, and every law can be tested by simulation.
 """
 
 from math import erfc
+from statistics import NormalDist
 
 import numpy as np
 from jaxtyping import Float64
@@ -12,6 +13,7 @@ FEWEST_EXAMPLES = 20
 LEVEL = 0.05
 _DRAWS = 4000
 _CHUNK = 200  # sign flips computed at once
+_POWER = 0.8  # the probability with which the smallest effect is found
 _PROMISING = 1.0  # standard errors above 0, on the half that chooses
 PerHead = Float64[np.ndarray, " N"]
 
@@ -24,8 +26,9 @@ def kinds_of(
     seed: int,
     *,
     screened: bool = True,
-) -> tuple[PerHead, list[str]]:
-    """The adjusted p of each head, and whether it is a `writer`, a `canceller` or `none`.
+) -> tuple[PerHead, list[str], PerHead]:
+    """The adjusted p of each head, whether it is a `writer`, a `canceller` or `none`, and the
+    smallest mean effect that would have been found with a probability of .8.
 
     The first examples choose the direction of each head, and which heads are tested at all. The
     others test two null hypotheses, of which both have to be rejected: that the head writes as
@@ -49,7 +52,18 @@ def kinds_of(
     p = np.ones(len(sign))
     p[promising] = np.maximum(sign_flips(gains[n_chosen:][:, promising], seed), _holm(z))
     found = np.where(sign > 0, "writer", "canceller")
-    return p, np.where(p < LEVEL, found, "none").tolist()
+    smallest = _smallest(gains[n_chosen:], deviation, int(promising.sum()))
+    return p, np.where(p < LEVEL, found, "none").tolist(), smallest
+
+
+def _smallest(gains: Float64[np.ndarray, "M N"], deviation: PerHead, tests: int) -> PerHead:
+    """The smallest mean gain that both nulls leave with probability `_POWER`, with Bonferroni's
+    correction in the normal approximation; NaN where no flip of so few examples is significant."""
+    n, spread = len(gains), gains.std(0, ddof=1)
+    critical, power = (NormalDist().inv_cdf(x) for x in (1 - LEVEL / max(1, tests), _POWER))
+    # Sign flips compare the mean with the root mean square, of which the mean is a part.
+    of_flips = critical * spread / (n - critical**2) ** 0.5 if n > critical**2 else np.nan
+    return np.maximum(of_flips, critical * deviation) + power * spread / n**0.5
 
 
 def _t(gains: Float64[np.ndarray, "M N"]) -> PerHead:
