@@ -95,8 +95,8 @@ def tested_rows(heads: Sequence[Head], family: Hypotheses, tested: pd.DataFrame)
     """A row per role and head, without the planted head that each role of the family has last.
 
     A role counts as not tested, in every head, if the planted head was not found, or if no effect
-    is large enough to be found reliably. A smallest effect is left out where a larger one was not
-    found: it is an estimate, which the test contradicts.
+    is large enough to be found reliably. A smallest effect is left out where a larger one, or the
+    planted head, was not found: it is an estimate, which the test contradicts.
     """
     R, N = len(family.roles), len(heads)
     rows = role_rows([*heads, Head("", 0, 0)], family, tested)
@@ -114,7 +114,7 @@ def tested_rows(heads: Sequence[Head], family: Hypotheses, tested: pd.DataFrame)
     rows.loc[unshown, "outcome"] = reason[unshown]
     rows.loc[unshown, "p_adj"] = np.nan
     missed = (rows["outcome"] == NOT_FOUND) & (rows["effect"] >= rows["smallest"])
-    rows["smallest"] = rows["smallest"].mask(missed)
+    rows["smallest"] = rows["smallest"].mask(missed | (reason != ""))
     kept = np.arange(R * (N + 1)) % (N + 1) < N
     return rows[kept].reset_index(drop=True)
 

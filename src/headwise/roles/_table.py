@@ -68,9 +68,9 @@ class Roles(TableFile):
             `same token` with a score below 0 is `duplicate suppression`. `outcome` is
             `found` (then `found` is true), `not found`, or `not tested: ` and what is missing.
             `smallest` is the smallest effect for which a head is labeled in four cases of five,
-            against its own nulls (NaN: none is, or the head had it and was not found), `control`
-            the score of a planted head that the test found unless the outcome says otherwise.
-            `effect` is the score per query, from 0 to 1, with its
+            against its own nulls (NaN: none is, or the head had it, or the planted head, and was
+            not found), `control` the score of a planted head that the test found unless the
+            outcome says otherwise. `effect` is the score per query, from 0 to 1, with its
             interval (95 %, over texts) from `ci_low` to `ci_high`; `null` is the strongest null
             (a baseline without knowledge of the relation), `baseline` its score, `lift` the
             share of the range above it that the head reaches, `n` the queries, `texts` the texts
