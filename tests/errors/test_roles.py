@@ -345,7 +345,7 @@ EXPORTS: list[tuple[str, dict[str, Any], type[HeadwiseError], str]] = [
     ("a.json", {"heads": None}, ArgumentError, "the set was not tested"),
     ("a.json", {"format": "qrhead"}, ArgumentError, r"ends in '\.json'"),
     ("a.json", {"heads": []}, ArgumentError, r"heads=\[\] names none of"),
-    ("a.json", {"heads": "L7.H0"}, HeadError, r"no head L7\.H0"),
+    ("a.json", {"heads": "L7.H0"}, HeadError, r"no head L7\.H0 among those that were measured\."),
     ("", {"format": "ctranslate2", "model_name": None}, HeadError,
      r"L0\.H0 is no head of cross-attention, and ctranslate2"),
     ("a.json", {"heads": "decoder.L0.H0"}, HeadError, r"decoder\.L0\.H0 belongs to a stack"),

@@ -13,6 +13,7 @@ import torch
 import transformers
 import zoo
 from architectures import CASES
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 import headwise as hw
@@ -162,6 +163,8 @@ def test_an_example_that_comes_twice_counts_once() -> None:
     assert twice.notes[0] == (
         "of 20 distinct examples 10 chose directions, 10 were held out, as independent ones"
     )
+    assert twice.notes[1] == "20 examples left out: the same as another one"
+    assert "left out" not in str(once.notes)
     assert re.search(r"larger logit in (\d|10) of 10 examples", str(twice.notes))
     assert f"the difference is {twice.difference:+.2f} [" in str(twice.notes)
 
@@ -521,6 +524,10 @@ def test_answers_that_do_not_differ_are_refused() -> None:
     model = MiniGPT(MiniGPTConfig(len(IDS), 40, 20, 4, 2, 2))
     with pytest.raises(InputError, match="' w2' and ' w2 w3' after 'w1' do not differ"):
         hw.effects(model, [("w1", " w2", " w2 w3")], tokenizer=TOKENIZER)
+    bare = Tokenizer.from_str(TOKENIZER.to_str())
+    bare.post_processor = None  # no special token before the text
+    with pytest.raises(InputError, match=r"examples\[0\] has an empty text\. Give"):
+        hw.effects(model, [("", " w2", " w3")], tokenizer=bare)
 
 
 class _Squared(nn.Module):

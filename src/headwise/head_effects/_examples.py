@@ -25,8 +25,8 @@ SIZE = 16  # examples of a batch
 def read_examples(
     examples: Examples, tokenizer: Any, model: nn.Module
 ) -> tuple[list[Read], tuple[str, ...]]:
-    """The tokens before the answers of each example, and the first tokens that differ; and a note
-    on answers that follow their text without a space.
+    """The tokens before the answers of each example, and the first tokens that differ; and notes
+    on copies, and on answers that follow their text without a space.
 
     Examples that are the same count once. They are in the order of their lengths, which keeps
     padding short.
@@ -69,11 +69,14 @@ def read_examples(
         for text, *answers in listed
         if isinstance(text, str)
     )
+    copies = len(read) - len(distinct)
+    copied = f"{counted(copies, 'example')} left out: the same as another one"
     note = (
         f"in {counted(continued, 'example')} an answer follows the text without a space: begin it "
         f"with one, as in ' Mary', if it is a word of its own"
     )
-    return sorted(distinct.values(), key=lambda one: len(one[0])), (note,) if continued else ()
+    notes = (*[copied] * bool(copies), *[note] * bool(continued))
+    return sorted(distinct.values(), key=lambda one: len(one[0])), notes
 
 
 def _of_ids(where: str, _: Any, text: Sequence[Any], right: Any, other: Any) -> Read:
@@ -98,6 +101,8 @@ def _of_text(where: str, tokenizer: Any, text: str, right: str, other: str | Non
     )
     same = [a == b for a, b in zip(first, second, strict=False)]
     shared = same.index(False) if False in same else len(same)
+    if not shared and not text:
+        raise InputError(f"{where} has an empty text. Give a text that the answers follow.")
     if not shared or shared >= len(first) or (other is not None and shared >= len(second)):
         raise InputError(
             f"{where}: {right!r} and {other!r} after {text[-30:]!r} do not differ in a token after "

@@ -229,7 +229,7 @@ class Roles(TableFile):
         effects = ablate_each(
             model,
             list_items("effects", "behaviors", behaviors, Behavior),
-            sorted(resolve_heads(tried, known)),
+            sorted(resolve_heads(tried, known, measured=True)),
             {str(role): [Head.parse(name) for name in names] for role, names in found},
             seed=seed,
             on_progress=on_progress,
@@ -261,7 +261,7 @@ class Roles(TableFile):
         return self.rows[~is_shape(self.rows["role"])]
 
     def _head(self, head: HeadLike) -> Head:
-        return resolve_heads(head, self._heads())[0]
+        return resolve_heads(head, self._heads(), measured=True)[0]
 
     def _heads(self) -> list[Head]:
         return [Head.parse(name) for name in dict.fromkeys(self.rows["name"])]

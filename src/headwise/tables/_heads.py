@@ -48,13 +48,19 @@ HeadLike = Head | str | tuple[int, int]
 HeadsLike = HeadLike | Iterable[HeadLike] | Mapping[int, Iterable[int]]
 
 
-def resolve_heads(heads: HeadsLike, existing: Iterable[Head]) -> list[Head]:
+def resolve_heads(
+    heads: HeadsLike, existing: Iterable[Head], *, measured: bool = False
+) -> list[Head]:
     """Resolve head names of any form to existing addresses, in the same order.
 
     A pair `(5, 3)` or a mapping `{5: [3]}` is enough if the model has one stack.
+
+    Args:
+        measured: Whether these are the heads of a result, which may not be all of the model.
     """
     known = set(existing)
-    resolved = [_resolve(head, known) for head in list_heads(heads)]
+    among = " among those that were measured" if measured else ""
+    resolved = [_resolve(head, known, among) for head in list_heads(heads)]
     for head in resolved:
         if resolved.count(head) > 1:
             raise HeadError(f"heads: {head} is named twice. Name each head once.")
@@ -87,7 +93,7 @@ def is_head(heads: object) -> TypeIs[HeadLike]:
     return isinstance(heads, Head | str) or (isinstance(heads, tuple) and len(heads) == 2 and whole)
 
 
-def _resolve(head: HeadLike, known: set[Head]) -> Head:
+def _resolve(head: HeadLike, known: set[Head], among: str) -> Head:
     if isinstance(head, str):
         head = Head.parse(head)
     if isinstance(head, Head):
@@ -101,7 +107,9 @@ def _resolve(head: HeadLike, known: set[Head]) -> Head:
         raise HeadError(f"heads: {head} could be {names}. Name the stack too.")
     if not matches:
         ends = f"There are {len(known)}, from {min(known)} to {max(known)}." if known else ""
-        raise HeadError(f"heads: there is no head {head}. {ends or 'There are no heads at all.'}")
+        raise HeadError(
+            f"heads: there is no head {head}{among}. {ends or 'There are no heads at all.'}"
+        )
     return matches[0]
 
 

@@ -172,7 +172,7 @@ class FoundHeads(JsonFile):
                 f"set that beats its baselines."
             )
         known = [Head.parse(row) for row in self.rows["name"]]
-        chosen = self.heads if heads is None else resolve_heads(heads, known)
+        chosen = self.heads if heads is None else resolve_heads(heads, known, measured=True)
         if not chosen:
             raise ArgumentError(
                 f"FoundHeads.export: heads={heads!r} names none of {len(known)}. Name some."
