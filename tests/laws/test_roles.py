@@ -127,7 +127,7 @@ def test_what_is_named_beforehand_is_the_family_of_the_test(unshuffled, heads, r
 
 @pytest.mark.parametrize(
     ("n", "outcome"),
-    [(90, "not found"), (60, "not found"), (5, "not tested: 3 held-out texts, 30 needed")],
+    [(90, "not found"), (60, "not found"), (5, "not tested: 3 held-out groups, 30 needed")],
 )
 def test_texts_of_one_group_are_one_text(unshuffled, n, outcome):
     groups = tuple(number * n // 90 for number in range(90))
@@ -139,6 +139,10 @@ def test_texts_of_one_group_are_one_text(unshuffled, n, outcome):
     )
     row = grouped.frame().set_index(["role", "name"]).loc[("offset +5", "L0.H3")]
     assert (row["texts"], row["outcome"]) == (held, outcome)
+    if n == 5:
+        assert "at most 3 held-out groups, 30 needed" in grouped.why("L0.H3")
+        few = "roles of text were not tested: 3 held-out groups, not 30; give 60 distinct groups of"
+        assert few in str(grouped.notes)
     assert {*grouped.examples("L0.H3")["text"]} <= {*map(str, groups)}
     of_sequences = {("L1.H1", "same token")}  # which no group holds together
     assert of_sequences <= found(grouped) <= (found(alone) if n > 5 else of_sequences)

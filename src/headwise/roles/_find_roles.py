@@ -28,6 +28,7 @@ from headwise.roles._copying import copying_scores
 from headwise.roles._rows import (
     BEHAVIOR_LABELS,
     BY_COPYING,
+    GROUPS,
     NOT_FOUND,
     labels_of_rows,
     length_measures,
@@ -241,6 +242,9 @@ def find_roles(
     if probed is not None and probed.contrast is not None and scores[0].causal:
         rows = _with_copying(rows, model, probed.contrast.items, seed)
     rows["label"] = labels_of_rows(rows)
+    if len(samples[0].split.selection) < len(group_of):
+        counts = r"(\d+) held-out text"  # of which a group is one
+        rows["outcome"] = rows["outcome"].str.replace(counts, rf"\1 {GROUPS}", regex=True)
     if original := originals_of(model, known):
         earlier = {str(h): str(was or "") for h, was in zip(known, original, strict=True)}
         rows["original"] = rows["name"].map(earlier)
@@ -328,7 +332,8 @@ def _notes(
     """How the texts were read and split, and which passes the scores took, in sentences."""
     selection = samples[0].split.selection
     units, held = len(selection), int((~selection).sum())
-    of = "texts" if units == len(group_of) else "groups of texts"
+    alone = units == len(group_of)
+    of = "texts" if alone else "groups of texts"
     yield (
         f"{counted(len(group_of), 'distinct text')} of {n_texts:,}; heads, rules and null heads "
         f"chosen on {units - held:,}, all numbers from the other {held:,}, as independent {of}"
@@ -342,8 +347,8 @@ def _notes(
         )
     if held < FEWEST_TEXTS:
         yield (
-            f"roles of text were not tested: {counted(held, 'held-out text')}, not "
-            f"{FEWEST_TEXTS}; give {2 * FEWEST_TEXTS} distinct texts or more"
+            f"roles of text were not tested: {counted(held, 'held-out text' if alone else GROUPS)},"
+            f" not {FEWEST_TEXTS}; give {2 * FEWEST_TEXTS} distinct {of} or more"
         )
     yield (
         f"{SEQUENCES} sequences of random tokens that repeat, and as many controls"

@@ -25,6 +25,7 @@ FURTHER = (
     *RULE_COLUMNS.values(),
 )
 FOUND, NOT_FOUND = "found", "not found"
+GROUPS = "held-out group"
 UNDECIDED = "not tested: no held-out text has both a right and a wrong candidate for it"
 _CONTROL_SHARE = 0.1  # of the effect, the most that ablation may cost on the control
 # The behavior that a pattern is named after, and the sign of the copying score that shows it.

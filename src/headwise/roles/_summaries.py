@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from headwise._display import counted, printable
-from headwise.roles._rows import FOUND, NOT_FOUND, RULE_COLUMNS, UNDECIDED, untested
+from headwise.roles._rows import FOUND, GROUPS, NOT_FOUND, RULE_COLUMNS, UNDECIDED, untested
 from headwise.roles.evidence import FEWEST_TEXTS, LEVEL, NULLS, lift
 from headwise.roles.relations import DIFFUSE, DIFFUSE_BESIDE_SINKS, SHAPES, SINKS
 from headwise.tables import Head
@@ -35,6 +35,12 @@ def none_found(rows: pd.DataFrame) -> str:
 
     Roles for which no text has a query are not mentioned.
     """
+    grouped = rows["outcome"].str.contains(GROUPS, regex=False).any()
+    said = _none_found(rows)
+    return said.replace("held-out text", GROUPS) if grouped else said
+
+
+def _none_found(rows: pd.DataFrame) -> str:
     tested: dict[str, bool] = {}
     texts: dict[str, int] = {}
     outcomes: dict[str, str] = {}
