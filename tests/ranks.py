@@ -5,6 +5,10 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 
 def run_ranks(script: Path, store: Path, world: int = 2) -> None:
@@ -19,6 +23,13 @@ def run_ranks(script: Path, store: Path, world: int = 2) -> None:
     ]
     errors = [process.communicate(timeout=300)[1] for process in processes]
     assert [process.returncode for process in processes] == [0] * world, "\n".join(errors)
+
+
+def shard_heads(layer: nn.Module, mesh: Any) -> nn.Module:
+    """The layer with a share of its heads in each process."""
+    columns = [name for name, _ in layer.named_children() if name.endswith("_proj")]
+    plan = {name: ColwiseParallel() for name in columns} | {"out_proj": RowwiseParallel()}
+    return parallelize_module(layer, mesh, plan)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.monitor import HeadMonitor, QKClip
+from ranks import shard_heads
 
 BAR, STEPS = 1.1, 3
 WAYS = ("ddp", "fsdp of blocks", "fsdp of all", "tensor parallel")
@@ -36,7 +36,7 @@ def wrap(model: MiniGPT, way: str, world: int) -> nn.Module:
         return DistributedDataParallel(model)
     if way == "tensor parallel":
         for block in model.blocks:
-            parallelize_module(block.attention, mesh, block.attention.tensor_parallel_plan())
+            shard_heads(block.attention, mesh)
         return model
     if way == "fsdp of blocks":
         for block in model.blocks:

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import headwise as hw
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.models import fingerprint
+from ranks import shard_heads
 
 STATISTICS = ("entropy", "max_logit", "first")
 
@@ -97,7 +97,7 @@ def layer_of(seed: int) -> hw.MultiHeadAttention:
 def _sharded_layer(world: int, seed: int) -> nn.Module:
     layer = layer_of(seed)
     mesh = init_device_mesh("cpu", (world,))
-    return parallelize_module(layer, mesh, layer.tensor_parallel_plan())
+    return shard_heads(layer, mesh)
 
 
 def main(rank: int, world: int, store: str) -> None:

@@ -4,9 +4,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from headwise.layer import KVCache, MultiHeadAttention, RoPE
+from ranks import shard_heads
 
 
 def whole(x: torch.Tensor) -> torch.Tensor:
@@ -22,9 +22,7 @@ def main(rank: int, world: int, store: str) -> None:
     expected = torch.autograd.grad(alone.square().sum(), [x, *layer.parameters()])
 
     mesh = init_device_mesh("cpu", (world,))
-    columns = ("q_proj", "k_proj", "v_proj", "gate_proj")
-    plan = {name: ColwiseParallel() for name in columns} | {"out_proj": RowwiseParallel()}
-    shared = parallelize_module(layer, mesh, plan)
+    shared = shard_heads(layer, mesh)
     widths = []
     hook = shared.attention.register_forward_hook(lambda _, args, out: widths.append(out.shape[1]))
     output = shared(x, causal=True)
