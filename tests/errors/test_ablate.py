@@ -150,6 +150,7 @@ MIXING: tuple[Change, ...] = (
 def test_heads_reach_their_projection_slice_by_slice_or_are_refused(seeds: range) -> None:
     """Random changes of heads before their projection: every other one mixes heads."""
     for seed in seeds:
+        torch.manual_seed(seed)
         draw, mixes = Random(seed), bool(seed % 2)
         n_heads, changes = draw.randint(2, 6), draw.choices(SEPARATE, k=draw.randint(1, 3))
         if mixes:
