@@ -86,11 +86,8 @@ class Removal:
 
     def __str__(self) -> str:
         """The difference before and after, its change with the interval and p, and the controls."""
-        of = (
-            f"heads{BEFOREHAND}"
-            if self.beforehand
-            else ("too small for heads that these examples chose")
-        )
+        chosen = "too small for heads that these examples chose"
+        of = f"heads{BEFOREHAND}" if self.beforehand else chosen
         line = (
             f"logit difference {self.before:+.2f}, {self.after:+.2f} without "
             f"{', '.join(self.heads)}: {self.change:+.2f} [{self.ci_low:+.2f}, "
@@ -265,14 +262,13 @@ class HeadEffects(TableFile):
         said = " and ".join(counts)
         if tested and "smallest" in self.rows and not self.rows["kind"].isin(KINDS[:2]).any():
             half, most = self.rows["smallest"].median(), self.rows["smallest"].max()
-            said += (
-                "; so few examples show no effect: give more"
-                if np.isnan(half)
-                else (
+            if np.isnan(half):
+                said += "; so few examples show no effect: give more"
+            else:
+                said += (
                     f"; these examples show effects from about {half:.2g} on in half of the heads, "
                     f"from {most:.2g} on in all"
                 )
-            )
         if not tested:
             distinct = int(self.examples["examples"])
             few = f"{counted(distinct, 'distinct example')}, {FEWEST_EXAMPLES} needed"
