@@ -35,6 +35,7 @@ from headwise.tables import (
     halves,
     heads_of_rows,
     mean_interval,
+    named_heads,
     notebook_html,
     numbers_of,
     plot_effects,
@@ -360,11 +361,7 @@ def effects(
         (example,) = batches_of(model, read[:1])
         attentions = find_attentions(model, dict(example.inputs))
         gated = _gated(model, attentions, held)
-        named = gated.heads if heads is None else resolve_heads(heads, gated.heads)
-        if not named:
-            raise ArgumentError(
-                f"effects: heads={heads!r} names none of {len(gated.heads)}. Name some."
-            )
+        named = named_heads("effects", heads, gated.heads)
         batches = batches_of(model, chosen) + batches_of(model, held)
         passes = Passes(on_progress, len(batches) + len(named) * (total is not None))
         way = DirectWay(model, attentions, example)

@@ -64,7 +64,7 @@ from headwise.roles.relations import (
     token_roles,
     tokenize,
 )
-from headwise.tables import HeadsLike, resolve_heads
+from headwise.tables import HeadsLike, named_heads
 
 _MOST_UNKNOWN = 0.5  # of the tokens; above it the text is in no language of the model
 _DRAWS = 1000  # resamples of the test under each further split, where no p is reported
@@ -190,9 +190,7 @@ def find_roles(
     passes = Passes(on_progress, (1 + evidence.n_models) * items + of_contrasts)
     scores = [sample.evaluator.scores(model, passes, detailed=True) for sample in samples]
     known = scores[0].heads
-    shown = known if heads is None else resolve_heads(heads, known)
-    if not shown:
-        raise ArgumentError(f"find_roles: heads={heads!r} names none of {len(known)}. Name some.")
+    shown = named_heads("find_roles", heads, known)
     contrasts = [
         sample.contrast.scores(model, passes) if sample.contrast else None for sample in samples
     ]

@@ -29,6 +29,7 @@ from headwise.tables._heads import HeadsLike as HeadsLike
 from headwise.tables._heads import address_columns as address_columns
 from headwise.tables._heads import is_head as is_head
 from headwise.tables._heads import list_heads as list_heads
+from headwise.tables._heads import named_heads as named_heads
 from headwise.tables._heads import resolve_heads as resolve_heads
 from headwise.tables._scores import Scores as Scores
 from headwise.tables._scores import random_orders as random_orders

@@ -7,7 +7,7 @@ from numbers import Integral
 
 from typing_extensions import TypeIs
 
-from headwise.errors import HeadError
+from headwise.errors import ArgumentError, HeadError
 
 _PART = r"[a-z_][a-z0-9_]*"
 _NUMBER = r"\d{1,9}"
@@ -85,6 +85,18 @@ def list_heads(heads: HeadsLike) -> list[HeadLike]:
             f"heads: {heads!r} names no heads. Write 'L5.H3', (5, 3), a list of either, or "
             f"{{5: [3]}}."
         ) from error
+
+
+def named_heads(caller: str, heads: HeadsLike | None, existing: Sequence[Head]) -> list[Head]:
+    """The existing heads that an argument names; None is all of them.
+
+    Raises:
+        ArgumentError: it names none.
+    """
+    named = [*existing] if heads is None else resolve_heads(heads, existing)
+    if not named:
+        raise ArgumentError(f"{caller}: heads={heads!r} names none of {len(existing)}. Name some.")
+    return named
 
 
 def is_head(heads: object) -> TypeIs[HeadLike]:

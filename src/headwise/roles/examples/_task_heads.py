@@ -35,7 +35,7 @@ from headwise.roles.examples._task_scores import (
     with_set,
 )
 from headwise.roles.scores import check_reads_one_text
-from headwise.tables import HeadsLike, halves, resolve_heads
+from headwise.tables import HeadsLike, halves, named_heads
 
 TASK_NULLS = ("chance", "position", "permuted", "random", "exchanged", "heads")
 _LARGEST_SET = 0.05  # of all heads
@@ -131,9 +131,7 @@ def find_heads(
     about_exchange = (evidence.left_out("exchanged") or [_EXCHANGED]) if differs else [_ALIKE]
     passes = Passes(on_progress, len(read) * (1 + exchanges + evidence.n_models))
     known, masses = masses_of(model, read, passes)
-    named = known if heads is None else resolve_heads(heads, known)
-    if not named:
-        raise ArgumentError(f"find_heads: heads={heads!r} names none of {len(known)}. Name some.")
+    named = named_heads("find_heads", heads, known)
     shown = [known.index(head) for head in named]
     others = []
     if exchanges:
