@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from headwise._checkpoint import TrainingCheckpoint
 from headwise._evaluation import differentiable_evaluation, in_evaluation
 from headwise._progress import Progress, shows_progress
-from headwise._renamed import renamed
 from headwise.capture import AttentionCall, capture_calls
 from headwise.errors import ArgumentError, ShapeError
 from headwise.lab import MiniGPT
@@ -34,7 +33,6 @@ _WARMUP = 0.1
 _CLIP = 1.0
 
 
-@renamed(texts="batches")
 @shows_progress("Recovering the smaller model")
 def recover(
     model: nn.Module,

@@ -20,7 +20,7 @@ from headwise.corpora import SPECIALS
 from headwise.errors import ArgumentError, HeadError, InputError, OutputError
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
 from headwise.report import Comparison, compare_tables
-from headwise.roles import induction, task_examples
+from headwise.roles import task_examples
 from planted import TOKENIZER, WORDS, lines
 from studies import make_effects, make_roles, make_study
 from tables_of_texts import make_table, with_heads
@@ -148,40 +148,11 @@ def _spans_of(model: Any, tokenizer: Any, text: Any) -> None:
         watch.spans([text], tokenizer, a=[(0, 1)])
 
 
-def _heads_against(null: str) -> Any:
-    examples = [hw.Example([5, 6, n], (2, 3), [(0, 1)], [(1, 2)]) for n in (7, 8)]
-    return hw.find_heads(_model(), examples, evidence=hw.Evidence((null,)))
-
-
 # What public functions took before, beside what they take now.
 EARLIER: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = {
     "links: argument 2": (
         lambda model, tokenizer: hw.links(model, tokenizer, "a b c", "a", target="b"),
         lambda model, tokenizer: hw.links(model, "a b c", "a", "b", tokenizer=tokenizer),
-    ),
-    "find_roles: corpus=": (
-        lambda *_: hw.find_roles(
-            _model(), tokenizer=TOKENIZER, corpus=TWO_LINES, evidence=hw.Evidence(nulls=())
-        ),
-        lambda *_: hw.find_roles(
-            _model(), TWO_LINES, tokenizer=TOKENIZER, evidence=hw.Evidence(nulls=())
-        ),
-    ),
-    "importance: batches=": (
-        lambda *_: hw.importance(_model(), batches=TWO_LINES, tokenizer=TOKENIZER),
-        lambda *_: hw.importance(_model(), TWO_LINES, tokenizer=TOKENIZER),
-    ),
-    "task_examples: argument 2": (
-        lambda model, tokenizer: task_examples("needle", tokenizer, n=2, n_tokens=99),
-        lambda model, tokenizer: task_examples("needle", tokenizer=tokenizer, n=2, n_tokens=99),
-    ),
-    "find_heads: the null 'shuffled'": (
-        lambda *_: _heads_against("shuffled"),
-        lambda *_: _heads_against("exchanged"),
-    ),
-    "headwise.roles.repetition": (
-        lambda model, tokenizer: headwise.roles.repetition,
-        lambda model, tokenizer: induction,
     ),
 }
 

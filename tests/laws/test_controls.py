@@ -156,7 +156,7 @@ def test_a_role_without_a_smallest_effect_is_not_tested(tests, outcome):
     planted = plant(complete(family), scores, split, tests=tests)
     (tested,) = run_tests([planted])
     assert has_role(planted, tested).tolist() == [False, False, False, True]
-    rows = _rows.tested_rows(scores.heads, planted, tested)
+    rows = _rows.tested_rows(scores.heads, planted, tested, _rows.TEXT)
     assert rows["outcome"].str.startswith(outcome).all()
     assert rows["smallest"].isna().all() == rows["p_adj"].isna().all() == (tests > 30)
 
@@ -175,7 +175,7 @@ def test_no_smallest_effect_is_contradicted(seed, of_contrast):
     family = complete(replace(family, nulls={**family.nulls, "shuffled": contrast}))
     planted = plant(family, scores, split, tests=200)
     (tested,) = run_tests([planted])
-    rows = _rows.tested_rows(scores.heads, planted, tested)
+    rows = _rows.tested_rows(scores.heads, planted, tested, _rows.TEXT)
     assert rows["outcome"].isin(("found", "not found")).all()
     smallest, baseline = rows["smallest"].to_numpy(), rows["baseline"].to_numpy()
     bar = baseline + least_lift([ROLE], baseline) * (1 - baseline)
@@ -194,7 +194,7 @@ def test_no_head_has_a_role_whose_planted_head_is_not_found():
     planted = plant(complete(family), scores, split, tests=3)
     (tested,) = run_tests([planted])
     assert has_role(planted, tested).tolist() == [True, True, True, False]
-    rows = _rows.tested_rows(scores.heads, planted, tested)
+    rows = _rows.tested_rows(scores.heads, planted, tested, _rows.TEXT)
     assert not rows["found"].any()
     assert rows["outcome"].str.startswith("not tested: a planted head with 0.93 was not").all()
     assert smallest_in(planted) < 1  # which the test contradicts

@@ -17,7 +17,7 @@ from headwise.corpora import AnnotatedText, Arc, Grammar, annotate
 from headwise.corpora._grammar import PRONOUNS
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
 from headwise.roles import Evidence, Roles, find_roles
-from headwise.roles._rows import role_rows
+from headwise.roles._rows import TEXT, evidence_rows
 from headwise.roles.evidence import NULLS, Hypotheses
 from headwise.roles.relations import PREFIX_MATCHING, PROBED, SHAPES, Item
 from headwise.roles.scores import Evaluator
@@ -144,6 +144,12 @@ def test_texts_of_one_group_are_one_text(unshuffled, n, outcome):
         few = "roles of text were not tested: 3 held-out groups, not 30; give 60 distinct groups of"
         assert few in str(grouped.notes)
     assert {*grouped.examples("L0.H3")["text"]} <= {*map(str, groups)}
+    if n == 60:
+        said = "\n".join(map(grouped.why, dict(found(grouped) - {("L1.H1", "same token")})))
+        assert "held-out groups" in said
+        assert "held-out texts" not in said
+    if n < 90:
+        assert grouped.sample["groups"] == n
     of_sequences = {("L1.H1", "same token")}  # which no group holds together
     assert of_sequences <= found(grouped) <= (found(alone) if n > 5 else of_sequences)
     if n == 90:
@@ -367,7 +373,8 @@ def test_a_head_chosen_on_one_half_is_tested_on_the_other(
         measures={"chosen_half": np.array([[second_half]])}
         | dict.fromkeys(("mass", "value"), np.ones((1, 1))),
     )
-    assert role_rows([Head("", 0, 0)], family, pd.DataFrame([tested]))["found"].tolist() == [has]
+    rows = evidence_rows([Head("", 0, 0)], family, pd.DataFrame([tested]), TEXT)
+    assert rows["found"].tolist() == [has]
 
 
 def test_a_text_annotated_twice_counts_once():

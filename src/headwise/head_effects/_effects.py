@@ -45,7 +45,10 @@ from headwise.tables import (
 
 _OF_ANSWERS = 4  # how often answers are exchanged
 KINDS = ("writer", "canceller", "none", "not tested")
-_NUMBERS = ("direct", "ci_low", "ci_high", "p_adj", "answers", "weights", "total", "repair", "n")
+_NUMBERS = (
+    *("direct", "ci_low", "ci_high", "p_adj", "answers", "weights", "total", "repair", "n"),
+    "smallest",
+)
 _ABOUT = ("difference", "rest", "notes", "examples", "seed", "model", "versions")
 _EXAMPLES: tuple[tuple[str, type], ...] = (("examples", int), ("held_out", int), ("sha256", str))
 Answers = tuple[int, int]  # the ids of the compared tokens
@@ -239,8 +242,7 @@ class HeadEffects(TableFile):
     @classmethod
     def _built(cls, frame: pd.DataFrame, about: dict[str, Any]) -> "HeadEffects":
         columns = address_columns(heads_of_rows(frame))
-        known = (*_NUMBERS, *["smallest"] * ("smallest" in frame))  # not in earlier files
-        columns |= {name: numbers_of(frame, name) for name in known}
+        columns |= {name: numbers_of(frame, name) for name in _NUMBERS}
         columns["kind"] = kinds = texts_of(frame, "kind")
         if frame.empty or {*kinds} - {*KINDS} or not np.isfinite(numbers_of(frame, "n")).all():
             raise ValueError(f"{len(frame)} rows of the kinds {sorted(set(kinds))}")
@@ -261,7 +263,7 @@ class HeadEffects(TableFile):
         n = counted(int(self.rows["n"].iloc[0]), "held-out example" if tested else "example")
         counts = [counted(int((self.rows["kind"] == kind).sum()), kind) for kind in KINDS[:2]]
         said = " and ".join(counts)
-        if tested and "smallest" in self.rows and not self.rows["kind"].isin(KINDS[:2]).any():
+        if tested and not self.rows["kind"].isin(KINDS[:2]).any():
             half, most = self.rows["smallest"].median(), self.rows["smallest"].max()
             if np.isnan(half):
                 said += "; so few examples show no effect: give more"

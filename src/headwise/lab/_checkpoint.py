@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from headwise._extras import require
-from headwise._renamed import renamed
 from headwise._tensors import build_to_fit, misfits, read_tensors, write_tensors
 from headwise.errors import ArgumentError, InputError
 from headwise.files import build_from, files_beside, make_folder
@@ -25,7 +24,6 @@ Begin = Callable[[MiniGPT, Any], None]
 _CONFIG, _WEIGHTS, _TOKENIZER = "headwise.json", "model.safetensors", "tokenizer.json"
 
 
-@renamed(tokenizer=1)
 def save(
     model: MiniGPT,
     folder: str | os.PathLike[str],

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from headwise._evaluation import in_evaluation
-from headwise._renamed import renamed
 from headwise.corpora import BOS, EOS, PAD, Grammar, Line, relations
 from headwise.lab._model import MiniGPT, encode_lines, number_of
 
@@ -61,7 +60,6 @@ class Evaluation:
     lines: int
 
 
-@renamed(tokenizer=1)
 def evaluate(
     model: MiniGPT,
     grammar: Grammar,

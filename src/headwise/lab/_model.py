@@ -12,7 +12,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from headwise._evaluation import in_evaluation
 from headwise._extras import require, untruncated
-from headwise._renamed import renamed
 from headwise.corpora import BOS, EOS, PAD, SPECIALS, UNK, Grammar, Line
 from headwise.errors import ArgumentError, InputError, ShapeError
 from headwise.files import is_unicode
@@ -175,7 +174,6 @@ def number_of(tokenizer: "tokenizers.Tokenizer", word: str) -> int:
 
 
 @torch.no_grad()
-@renamed(tokenizer=1)
 def sample(
     model: MiniGPT,
     prompt: str,

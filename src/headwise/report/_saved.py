@@ -193,8 +193,8 @@ def _get_table(content: Mapping[str, Any], arrays: Arrays) -> HeadTable:
         model=typed(content["model"], str),
         versions={name: typed(version, str) for name, version in content["versions"].items()},
         original=original,
-        skipped=typed(content.get("skipped", 0), int),
-        texts=dict(content.get("texts", {})),
+        skipped=typed(content["skipped"], int),
+        texts=dict(content["texts"]),
     )
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from headwise._evaluation import in_evaluation
-from headwise._renamed import renamed
 from headwise.corpora import one_text
 from headwise.errors import ArgumentError, InputError, UnsupportedError
 from headwise.models import check_model, class_of, device_of
@@ -33,7 +32,6 @@ from headwise.watch import Word, links_of, word_tokens
 _OUTPUT_TOKENS = 40
 
 
-@renamed(tokenizer=1)
 def look(
     model: nn.Module,
     text: Any,

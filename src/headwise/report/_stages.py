@@ -9,7 +9,6 @@ from torch import nn
 
 from headwise._evaluation import in_evaluation
 from headwise._progress import Progress, shows_progress
-from headwise._renamed import renamed
 from headwise.corpora import EOS, RELATIONS, Texts, annotate, choices, relations
 from headwise.errors import ArgumentError
 from headwise.lab import Trained
@@ -45,7 +44,6 @@ class About:
     training: Mapping[str, str | int | float] | None = None
 
 
-@renamed(tokenizer=1)
 @shows_progress("Studying heads")
 def study(
     model: nn.Module,

@@ -1,8 +1,5 @@
 """What each head attends to, with evidence against baselines on held-out texts."""
 
-from typing import Any
-
-from headwise._renamed import warn_renamed as _warn_renamed
 from headwise.roles._behaviors import Behavior as Behavior
 from headwise.roles._behaviors import BehaviorBatch as BehaviorBatch
 from headwise.roles._behaviors import agreement as agreement
@@ -46,17 +43,3 @@ from headwise.roles.relations import Relations as Relations
 from headwise.roles.relations import Role as Role
 from headwise.roles.relations import TokenText as TokenText
 from headwise.roles.scores import check_reads_one_text as check_reads_one_text
-
-_EARLIER = {
-    "Behaviour": "Behavior",
-    "BehaviourBatch": "BehaviorBatch",
-    "behaviour": "behavior",
-    "repetition": "induction",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _EARLIER:
-        raise AttributeError(f"module 'headwise.roles' has no attribute {name!r}")
-    _warn_renamed(f"headwise.roles.{name}", _EARLIER[name])
-    return globals()[_EARLIER[name]]

@@ -11,7 +11,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
-from headwise._renamed import renamed
 from headwise.corpora import (
     AnnotatedText,
     Choice,
@@ -137,7 +136,6 @@ def behavior(
     return Behavior(name, says, scored, roles, labels or {}, controls)
 
 
-@renamed(tokenizer=1)
 def agreement(
     model: nn.Module, choices: Several[Choice], *, tokenizer: Any = None, name: str = "agreement"
 ) -> Behavior:
@@ -163,7 +161,6 @@ def agreement(
     return Behavior(name, says, _batches(model, rows, _wrong_share), _AGREEING)
 
 
-@renamed(tokenizer=1, texts="corpus")
 def translation(model: nn.Module, texts: Corpus, *, tokenizer: Any = None) -> Behavior:
     """The loss on words that translate earlier words, in nats per token.
 
@@ -184,7 +181,6 @@ def translation(model: nn.Module, texts: Corpus, *, tokenizer: Any = None) -> Be
     return Behavior("translation", says, _batches(model, rows, _nats), _TRANSLATING)
 
 
-@renamed(tokenizer=1)
 def induction(
     model: nn.Module,
     texts: Texts,
@@ -218,7 +214,6 @@ def induction(
     return Behavior("induction", says, batches, _REPEATING, _INDUCTION, control)
 
 
-@renamed(tokenizer=1, texts="corpus")
 def name_moving(
     model: nn.Module, texts: Corpus, *, tokenizer: Any = None, seed: int = 1
 ) -> Behavior:

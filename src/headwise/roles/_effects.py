@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from headwise._display import counted
 from headwise._progress import Progress
-from headwise._renamed import warn_renamed
 from headwise.errors import ArgumentError
 from headwise.files import without_nan
 from headwise.ownership import check_edits_reach, find_attentions
@@ -58,12 +57,6 @@ class Effect:
     p: float = float("nan")
     control: float = float("nan")
     excess_low: float = float("nan")
-
-    @property
-    def behaviour(self) -> str:
-        """The earlier name of `behavior`."""
-        warn_renamed("Effect.behaviour", "behavior")
-        return self.behavior
 
 
 @dataclass(frozen=True)
@@ -156,7 +149,7 @@ class Effects:
             ),
             says=dict(saved["says"]),
             roles={name: tuple(roles) for name, roles in saved["roles"].items()},
-            labels={name: dict(labels) for name, labels in saved.get("labels", {}).items()},
+            labels={name: dict(labels) for name, labels in saved["labels"].items()},
         )
 
 
@@ -177,8 +170,7 @@ def _signed(effect: Effect) -> str:
 
 def _from_json(saved: Mapping[str, Any]) -> Effect:
     numbers: dict[str, Any] = {
-        name.replace("behaviour", "behavior"): np.nan if value is None else value
-        for name, value in saved.items()  # in earlier files with a "u"
+        name: np.nan if value is None else value for name, value in saved.items()
     }
     return Effect(**(numbers | {"heads": tuple(saved["heads"])}))
 

@@ -18,7 +18,6 @@ from torch import nn
 
 from headwise._display import BEFOREHAND, counted, did_you_mean, measured_on
 from headwise._progress import Passes, Progress, shows_progress
-from headwise._renamed import renamed
 from headwise.checkpoints import originals_of
 from headwise.corpora import AnnotatedText, Corpus
 from headwise.errors import ArgumentError, InputError
@@ -28,8 +27,9 @@ from headwise.roles._copying import copying_scores
 from headwise.roles._rows import (
     BEHAVIOR_LABELS,
     BY_COPYING,
-    GROUPS,
+    GROUP,
     NOT_FOUND,
+    TEXT,
     labels_of_rows,
     length_measures,
     tested_rows,
@@ -80,7 +80,6 @@ _FORMS = {
 _FEW = 4  # relations that are named
 
 
-@renamed(tokenizer=1, texts="corpus")
 @shows_progress("Finding the roles of heads")
 def find_roles(
     model: nn.Module,
@@ -236,13 +235,12 @@ def find_roles(
         if numbers
     ]
     tested = zip(planted, run_tests(planted, seed=seed), strict=True)
-    rows = pd.concat([tested_rows(shown, *pair) for pair in tested], ignore_index=True)
+    n_groups = len(samples[0].split.selection)
+    unit = TEXT if n_groups == len(group_of) else GROUP  # of sequences there are always enough
+    rows = pd.concat([tested_rows(shown, *pair, unit) for pair in tested], ignore_index=True)
     if probed is not None and probed.contrast is not None and scores[0].causal:
         rows = _with_copying(rows, model, probed.contrast.items, seed)
     rows["label"] = labels_of_rows(rows)
-    if len(samples[0].split.selection) < len(group_of):
-        counts = r"(\d+) held-out text"  # of which a group is one
-        rows["outcome"] = rows["outcome"].str.replace(counts, rf"\1 {GROUPS}", regex=True)
     if original := originals_of(model, known):
         earlier = {str(h): str(was or "") for h, was in zip(known, original, strict=True)}
         rows["original"] = rows["name"].map(earlier)
@@ -254,7 +252,7 @@ def find_roles(
         rows=rows,
         meanings={role.name: role.says for family in families for role in family.roles},
         notes=(
-            *_notes(tokenized, n_texts, samples, n_models, evidence.n_splits, group_of),
+            *_notes(tokenized, n_texts, samples, n_models, evidence.n_splits, len(group_of), unit),
             *evidence.left_out("permuted", "random", "shuffled"),
             f"p adjusted over {counted(len(shown), 'head')}{BEFOREHAND * (heads is not None)} × "
             f"{counted(len(names), 'role')}{BEFOREHAND * (roles is not None)}",
@@ -265,6 +263,7 @@ def find_roles(
         texts=_examples(rows, families[0], len(shown), held),
         sample={
             "texts": len(group_of),
+            **({"groups": n_groups} if unit == GROUP else {}),
             "held_out": len(held),
             "sha256": digest,
             "seed": seed,
@@ -325,15 +324,15 @@ def _notes(
     samples: Sequence[RoleSample],
     n_models: Mapping[str, int],
     n_splits: int,
-    group_of: Mapping[str, str],
+    distinct: int,
+    unit: str,
 ) -> Iterator[str]:
     """How the texts were read and split, and which passes the scores took, in sentences."""
     selection = samples[0].split.selection
     units, held = len(selection), int((~selection).sum())
-    alone = units == len(group_of)
-    of = "texts" if alone else "groups of texts"
+    of = "texts" if unit == TEXT else "groups of texts"
     yield (
-        f"{counted(len(group_of), 'distinct text')} of {n_texts:,}; heads, rules and null heads "
+        f"{counted(distinct, 'distinct text')} of {n_texts:,}; heads, rules and null heads "
         f"chosen on {units - held:,}, all numbers from the other {held:,}, as independent {of}"
     )
     if tokenized.unknown:
@@ -345,8 +344,8 @@ def _notes(
         )
     if held < FEWEST_TEXTS:
         yield (
-            f"roles of text were not tested: {counted(held, 'held-out text' if alone else GROUPS)},"
-            f" not {FEWEST_TEXTS}; give {2 * FEWEST_TEXTS} distinct {of} or more"
+            f"roles of text were not tested: {counted(held, unit)}, not {FEWEST_TEXTS}; give "
+            f"{2 * FEWEST_TEXTS} distinct {of} or more"
         )
     yield (
         f"{SEQUENCES} sequences of random tokens that repeat, and as many controls"

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from headwise._display import counted
 from headwise.roles._effects import Effects
 from headwise.roles.evidence import FEWEST_TEXTS, LEVEL, NULLS, POWER, RULE, Hypotheses, has_role
 from headwise.roles.relations import NEXT_NAME, PREFIX_MATCHING, SAME
@@ -25,7 +26,8 @@ FURTHER = (
     *RULE_COLUMNS.values(),
 )
 FOUND, NOT_FOUND = "found", "not found"
-GROUPS = "held-out group"
+# What counts as independent, and so how much there is of it: a text, or a group of texts.
+TEXT, GROUP = "held-out text", "held-out group"
 UNDECIDED = "not tested: no held-out text has both a right and a wrong candidate for it"
 _CONTROL_SHARE = 0.1  # of the effect, the most that ablation may cost on the control
 # The behavior that a pattern is named after, and the sign of the copying score that shows it.
@@ -92,7 +94,9 @@ def _slopes(
     return np.divide(above, below, out=np.full_like(above, np.nan), where=below > smallest)
 
 
-def tested_rows(heads: Sequence[Head], family: Hypotheses, tested: pd.DataFrame) -> pd.DataFrame:
+def tested_rows(
+    heads: Sequence[Head], family: Hypotheses, tested: pd.DataFrame, unit: str
+) -> pd.DataFrame:
     """A row per role and head, without the planted head that each role of the family has last.
 
     A role counts as not tested, in every head, if the planted head was not found, or if no effect
@@ -100,7 +104,15 @@ def tested_rows(heads: Sequence[Head], family: Hypotheses, tested: pd.DataFrame)
     planted head, was not found: it is an estimate, which the test contradicts.
     """
     R, N = len(family.roles), len(heads)
-    rows = role_rows([*heads, Head("", 0, 0)], family, tested)
+    rows = evidence_rows([*heads, Head("", 0, 0)], family, tested, unit)
+    rows = rows.assign(split="held-out")[
+        [
+            *("name", "stack", "layer", "head", "role", "found", "outcome", "effect", "null"),
+            *("baseline", "lift", "ci_low", "ci_high", "mass", "value", "n", "texts", "p_adj"),
+            *("split", "chosen_half", *(name for name in FURTHER if name in family.measures)),
+            *(f"null.{name}" for name in NULLS),
+        ]
+    ]
     rows["smallest"] = family.measures["smallest"].ravel()
     planted = rows.iloc[N :: N + 1]
     rows["control"] = np.repeat(planted["effect"].to_numpy(), N + 1)
@@ -132,19 +144,9 @@ def _out_of_reach(planted: Mapping[Any, Any], effect: float) -> str:
     return ""
 
 
-def role_rows(heads: Sequence[Head], family: Hypotheses, tested: pd.DataFrame) -> pd.DataFrame:
-    """A row per role and head."""
-    rows = evidence_rows(heads, family, tested)
-    further = [name for name in FURTHER if name in family.measures]
-    columns = [
-        *("name", "stack", "layer", "head", "role", "found", "outcome", "effect", "null"),
-        *("baseline", "lift", "ci_low", "ci_high", "mass", "value", "n", "texts", "p_adj"),
-        *("split", "chosen_half", *further, *(f"null.{name}" for name in NULLS)),
-    ]
-    return rows.assign(split="held-out")[columns]
-
-
-def evidence_rows(heads: Sequence[Head], family: Hypotheses, tested: pd.DataFrame) -> pd.DataFrame:
+def evidence_rows(
+    heads: Sequence[Head], family: Hypotheses, tested: pd.DataFrame, unit: str
+) -> pd.DataFrame:
     """The tests with the address of each head, its outcome, and all measures."""
     addresses = pd.concat([pd.DataFrame(address_columns(heads))] * len(family.roles))
     rows = tested.assign(
@@ -155,7 +157,7 @@ def evidence_rows(heads: Sequence[Head], family: Hypotheses, tested: pd.DataFram
     )
     chooses = family.for_each([role.score == "choice" for role in family.roles])
     outcomes = zip(rows.to_dict("records"), chooses, strict=True)
-    rows["outcome"] = [outcome_of(row, bool(choice)) for row, choice in outcomes]
+    rows["outcome"] = [_outcome(row, bool(choice), unit) for row, choice in outcomes]
     return rows
 
 
@@ -193,25 +195,21 @@ def _shown_by_ablation(effects: Effects) -> dict[tuple[str, str], str]:
     return shown
 
 
-def outcome_of(row: Mapping[Any, Any], choice: bool = False) -> str:
-    """The outcome of a tested row: `found`, `not found`, or `not tested: ` and what is missing.
-
-    Args:
-        choice: Whether the role is a choice among candidates.
-    """
+def _outcome(row: Mapping[Any, Any], choice: bool, unit: str) -> str:
     if row["p_adj"] != row["p_adj"]:
-        return untested(int(row["texts"]), choice)
+        return untested(int(row["texts"]), choice, unit)
     return FOUND if row["found"] else NOT_FOUND
 
 
-def untested(texts: int, choice: bool = False) -> str:
+def untested(texts: int, choice: bool, unit: str) -> str:
     """Why a role was not tested: how many held-out texts have a query for it.
 
     A text counts only if it has a query, so enough texts imply enough queries.
+
+    Args:
+        choice: Whether the role is a choice among candidates.
+        unit: What counts as a text: `TEXT` or `GROUP`.
     """
-    if not texts and choice:
-        return UNDECIDED
     if not texts:
-        return "not tested: no held-out text has a query for it"
-    held_out = f"{texts} held-out text{'' if texts == 1 else 's'}"
-    return f"not tested: {held_out}, {FEWEST_TEXTS} needed"
+        return UNDECIDED if choice else "not tested: no held-out text has a query for it"
+    return f"not tested: {counted(texts, unit)}, {FEWEST_TEXTS} needed"

@@ -11,13 +11,14 @@ import numpy as np
 import pandas as pd
 
 from headwise._display import counted, printable
-from headwise.roles._rows import FOUND, GROUPS, NOT_FOUND, RULE_COLUMNS, UNDECIDED, untested
+from headwise.roles._rows import FOUND, NOT_FOUND, RULE_COLUMNS, TEXT, UNDECIDED, untested
 from headwise.roles.evidence import FEWEST_TEXTS, LEVEL, NULLS, lift
-from headwise.roles.relations import DIFFUSE, DIFFUSE_BESIDE_SINKS, SHAPES, SINKS
+from headwise.roles.relations import DIFFUSE, DIFFUSE_BESIDE_SINKS, PROBED, SHAPES, SINKS
 from headwise.tables import Head
 
 # The score of the best place among the candidates: the second one before the query, say.
 PLACE = "null.offset"
+_OF_SEQUENCES = {role.name for role in PROBED}
 _UNREACHABLE = "not tested: these texts could not have shown it"
 _NEAREST = 3  # roles just below the bar, and as many that were not tested
 _BAR = 0.25  # of lift, for a sink
@@ -30,17 +31,11 @@ _SHAPE_COLUMNS = (
 )
 
 
-def none_found(rows: pd.DataFrame) -> str:
+def none_found(rows: pd.DataFrame, unit: str) -> str:
     """Describe heads without a found role: none was found, or none was tested.
 
     Roles for which no text has a query are not mentioned.
     """
-    grouped = rows["outcome"].str.contains(GROUPS, regex=False).any()
-    said = _none_found(rows)
-    return said.replace("held-out text", GROUPS) if grouped else said
-
-
-def _none_found(rows: pd.DataFrame) -> str:
     tested: dict[str, bool] = {}
     texts: dict[str, int] = {}
     outcomes: dict[str, str] = {}
@@ -54,12 +49,13 @@ def _none_found(rows: pd.DataFrame) -> str:
     short = [count for count in few if count < FEWEST_TEXTS]
     beyond = len(few) - len(short)
     if not any(tested.values()):
-        return _UNREACHABLE if beyond else untested(max(texts.values(), default=0), bool(undecided))
+        most = max(texts.values(), default=0)
+        return _UNREACHABLE if beyond else untested(most, bool(undecided), unit)
     if not few and not undecided:
         return "no role found"
     line = f"no role found among {sum(tested.values())} tested"
     if short:
-        line += f"; {len(short)} {untested(max(short)).replace(': ', ': at most ')}"
+        line += f"; {len(short)} {untested(max(short), False, unit).replace(': ', ': at most ')}"
     line = f"{line}; {beyond} {_UNREACHABLE}" if beyond else line
     return f"{line}; {len(undecided)} {UNDECIDED.removesuffix(' for it')}" if undecided else line
 
@@ -113,32 +109,38 @@ def explanations(
     shapes: pd.DataFrame,
     effects: Mapping[str, Sequence[str]],
     meanings: Mapping[str, str],
+    unit: str,
 ) -> dict[str, str]:
     """The evidence for each head in `effects`, by name: its roles, its shape, what it just missed.
 
     Args:
         effects: For each head, what ablating it does, in lines.
+        unit: What counts as a held-out text.
     """
     rows = by_nearness(rows[rows["name"].isin(set(effects))])
     of_heads = dict([*rows.groupby("name")])
     shape = {row["name"]: [row] for row in shapes.to_dict("records")}
     texts = {}
     for name, lines in effects.items():
-        shown = _explanation(of_heads.get(name, rows[:0]), shape.get(name, []), meanings)
+        shown = _explanation(of_heads.get(name, rows[:0]), shape.get(name, []), meanings, unit)
         texts[name] = "\n".join([name, *shown, *(f"  {printable(line)}" for line in lines)])
     return texts
 
 
 def _explanation(
-    of_head: pd.DataFrame, shapes: Sequence[Mapping[Any, Any]], meanings: Mapping[str, str]
+    of_head: pd.DataFrame,
+    shapes: Sequence[Mapping[Any, Any]],
+    meanings: Mapping[str, str],
+    unit: str,
 ) -> Iterator[str]:
     """The lines of one head, from its rows of roles and of shapes."""
     rows = of_head.to_dict("records")
     having = [row for row in rows if row["found"]]
     for row in having:
-        yield from _evidence(row, printable(meanings[row["role"]]))
+        counts = TEXT if row["role"] in _OF_SEQUENCES else unit  # which no group holds together
+        yield from _evidence(row, printable(meanings[row["role"]]), counts)
     if not having:
-        yield f"  {none_found(of_head)}"
+        yield f"  {none_found(of_head, unit)}"
     for shape in shapes:
         yield f"  {shape_line(shape)}"
     missed = [row for row in rows if not row["found"] and row["p_adj"] == row["p_adj"]]
@@ -152,13 +154,13 @@ def _explanation(
         yield f"  {printable(row['role'])}: {shortfall(row)}"
 
 
-def _evidence(row: Mapping[Any, Any], meaning: str) -> Iterator[str]:
+def _evidence(row: Mapping[Any, Any], meaning: str, unit: str) -> Iterator[str]:
     strong = "strongly" if row["lift"] >= 0.5 else "weakly"
     yield f"  {printable(row['label'])}, {strong}: {meaning}"
     yield (
         f"    {row['effect']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}] over "
         f"{counted(int(row['n']), 'query', 'queries')} of "
-        f"{counted(int(row['texts']), 'held-out text')} "
+        f"{counted(int(row['texts']), unit)} "
         f"({row['chosen_half']:.3f} on the other half)"
     )
     mass, value = (

@@ -9,13 +9,12 @@ from torch import nn
 
 from headwise._display import counted
 from headwise._progress import Progress, shows_progress
-from headwise._renamed import renamed
 from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
 from headwise.models import check_model, fingerprint
 from headwise.roles._behaviors import Behavior
 from headwise.roles._effects import WITHOUT, Effects, ablate_each
-from headwise.roles._rows import FURTHER, labels_of_rows
+from headwise.roles._rows import FURTHER, GROUP, TEXT, labels_of_rows
 from headwise.roles._summaries import (
     categories_of,
     explanations,
@@ -91,8 +90,8 @@ class Roles(TableFile):
         notes: How the numbers were obtained: texts, split, what was left out.
         texts: For each role of a head, the texts that show it most and least: text, score,
             queries.
-        sample: What was measured: the number of distinct texts, of what was held out, the SHA-256
-            of the texts, and the seed.
+        sample: What was measured: the number of distinct texts, of their groups where they were
+            given, of what was held out, the SHA-256 of the texts, and the seed.
         model: The fingerprint of the model's weights.
         versions: The versions of the packages that computed the table.
         ablation_effects: The effects of ablating heads on behaviors; empty before `effects`.
@@ -161,12 +160,12 @@ class Roles(TableFile):
 
     def none_found(self) -> str:
         """Describe all heads without a role: none was found, or none was tested."""
-        return none_found(self._role_rows)
+        return none_found(self._role_rows, self._unit)
 
     def none_found_by_head(self) -> dict[str, str]:
         """The same for each head, by its name."""
         by_head = self._role_rows.groupby("name", sort=False)
-        return {str(name): none_found(of_head) for name, of_head in by_head}
+        return {str(name): none_found(of_head, self._unit) for name, of_head in by_head}
 
     def why(self, head: HeadLike) -> str:
         """The evidence for a head: its roles, the nulls they beat, and the roles just missed.
@@ -180,9 +179,8 @@ class Roles(TableFile):
     def why_by_head(self, heads: Sequence[str]) -> dict[str, str]:
         """`why` of each of these heads, by name, in one pass over the rows."""
         lines = {name: list(self.ablation_effects.lines(name)) for name in heads}
-        return explanations(self._role_rows, self.shapes(), lines, self.meanings)
+        return explanations(self._role_rows, self.shapes(), lines, self.meanings, self._unit)
 
-    @renamed(behaviors="behaviours")
     @shows_progress("Measuring the effects of heads")
     def effects(
         self,
@@ -260,6 +258,10 @@ class Roles(TableFile):
     def _role_rows(self) -> pd.DataFrame:
         return self.rows[~is_shape(self.rows["role"])]
 
+    @property
+    def _unit(self) -> str:
+        return GROUP if "groups" in self.sample else TEXT
+
     def _head(self, head: HeadLike) -> Head:
         return resolve_heads(head, self._heads(), measured=True)[0]
 
@@ -310,7 +312,7 @@ class Roles(TableFile):
                 name: [(str(text), float(score), int(n)) for text, score, n in rows]
                 for name, rows in metadata["texts"].items()
             },
-            sample=dict(metadata.get("sample", {})),  # not in earlier files
+            sample=dict(metadata["sample"]),
             model=str(metadata["model"]),
             versions=dict(metadata["versions"]),
             ablation_effects=Effects.from_json(metadata["effects"]),
@@ -322,7 +324,7 @@ class Roles(TableFile):
         heads = found["name"].nunique()
         verb = "has" if heads == 1 else "have"
         line = f"{counted(heads, 'head')} {verb} {counted(len(found), 'role')}"
-        line = line if len(found) else f"{line}: {none_found(self._role_rows)}"
+        line = line if len(found) else f"{line}: {self.none_found()}"
         apart = shapes_summary(self.shapes())
         return f"{line}. Apart from roles: {apart}" if apart else line
 

@@ -10,7 +10,6 @@ from torch import nn
 
 from headwise._evaluation import in_evaluation
 from headwise._progress import Progress, shows_progress
-from headwise._renamed import renamed
 from headwise.errors import ArgumentError
 from headwise.models import check_model, device_of, without_compiler
 from headwise.models.texts import tokenizer_of
@@ -34,7 +33,6 @@ Cut = Callable[[Sequence[Head]], nn.Module]
 _STEP = 5
 
 
-@renamed(texts="batches")
 @shows_progress("Drawing curves")
 def prune_curves(
     model: nn.Module,

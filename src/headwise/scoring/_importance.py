@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from headwise._choices import METHODS
 from headwise._evaluation import differentiable_evaluation
 from headwise._progress import Progress, shows_progress
-from headwise._renamed import renamed
 from headwise.checkpoints import originals_of
 from headwise.errors import ArgumentError
 from headwise.models import check_model, device_of, fingerprint, without_compiler
@@ -26,7 +25,6 @@ from headwise.scoring.methods import Gates, ScoreHeads, function_of
 from headwise.tables import Scores
 
 
-@renamed(texts="batches")
 @shows_progress("Scoring heads")
 @torch.inference_mode(False)
 def importance(

@@ -11,7 +11,6 @@ from torch import nn
 
 from headwise._display import counted
 from headwise._progress import Progress, shows_progress
-from headwise._renamed import renamed
 from headwise.errors import ArgumentError
 from headwise.scoring import BatchesLike, Inputs, Loss, in_fifths, prune_curves
 from headwise.surgery._costs import Costs
@@ -132,7 +131,6 @@ def removal_order(scores: Scores, *, uniform: bool = False) -> tuple[list[Head],
     return removed + kept, np.cumsum([len(step) for step in steps], dtype=int).tolist()
 
 
-@renamed(texts="batches")
 @shows_progress("Measuring plans")
 def plan_curves(
     model: nn.Module,

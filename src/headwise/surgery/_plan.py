@@ -179,7 +179,7 @@ class Plan(JsonFile):
         if not layers:
             raise ValueError("it has no layer")
         costs: dict[str, tuple[float, float]] = {}
-        for name, amounts in content.get("costs", {}).items():
+        for name, amounts in content["costs"].items():
             before, after = map(number, amounts)
             if before < 0 or after < 0:
                 raise ValueError(f"its costs {name!r} are {amounts!r}, which are no amounts")

@@ -263,20 +263,14 @@ class HeadTable(TableFile):
 
     @classmethod
     def _built(cls, frame: pd.DataFrame, about: dict[str, Any]) -> "HeadTable":
-        # Tables of an earlier version do not have the key.
-        keeps_texts = bool(about.get("per_text", False))
-
-        def place(name: str, part: str) -> str:
-            column, earlier = f"{name}.{part}", f"{name}.{part.replace('uniform', 'even')}"
-            # Earlier files call the sum under uniform attention "even".
-            return earlier if column not in frame and earlier in frame else column
-
         def totals(name: str) -> Totals:
-            columns = {part: numbers_of(frame, place(name, part)) for part in COLUMNS}
-            cells = {
-                part: frame[place(name, part)].tolist() for part in TEXT_COLUMNS if keeps_texts
+            columns: dict[str, Any] = {
+                part: numbers_of(frame, f"{name}.{part}") for part in COLUMNS
             }
-            return Totals(**columns, per_text=TextSums.from_columns(cells) if keeps_texts else None)
+            if not about["per_text"]:
+                return Totals(**columns)
+            cells = {part: frame[f"{name}.{part}"].tolist() for part in TEXT_COLUMNS}
+            return Totals(**columns, per_text=TextSums.from_columns(cells))
 
         covered = [name for name in ("covered.queries", "covered.tokens") if name in frame]
         return cls(
@@ -284,12 +278,12 @@ class HeadTable(TableFile):
             kv_heads=indices_of(frame, "kv_head"),
             totals={name: totals(name) for name in about["statistics"]},
             covered=np.stack([numbers_of(frame, part) for part in covered]) if covered else None,
-            queries=str(about.get("queries", "eligible")),
+            queries=str(about["queries"]),
             model=str(about["model"]),
             versions=dict(about["versions"]),
-            original=originals_of_rows(frame) if about.get("original", False) else (),
-            skipped=int(about.get("skipped", 0)),
-            texts=dict(about.get("texts", {})),
+            original=originals_of_rows(frame) if about["original"] else (),
+            skipped=int(about["skipped"]),
+            texts=dict(about["texts"]),
         )
 
     def __repr__(self) -> str:

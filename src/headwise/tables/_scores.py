@@ -257,11 +257,11 @@ class Scores(TableFile):
             rounds=indices_of(frame, "round") if "round" in frame else None,
             method=str(about["method"]),
             loss=str(about["loss"]),
-            over=str(about.get("over", "texts")),
+            over=str(about["over"]),
             model=str(about["model"]),
             versions=dict(about["versions"]),
             original=originals_of_rows(frame) if "original" in frame else (),
-            skipped=int(about.get("skipped", 0)),
+            skipped=int(about["skipped"]),
         )
 
     def __str__(self) -> str:

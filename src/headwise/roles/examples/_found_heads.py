@@ -18,7 +18,7 @@ from headwise._display import BEFOREHAND, counted, measured_on, printable
 from headwise.errors import ArgumentError
 from headwise.files import JsonFile, as_path, number, typed
 from headwise.models import check_model, fingerprint
-from headwise.roles._rows import NOT_FOUND, evidence_rows
+from headwise.roles._rows import NOT_FOUND, TEXT, evidence_rows
 from headwise.roles.evidence import FEWEST_TEXTS, Hypotheses, run_tests, why_not
 from headwise.roles.examples._head_files import ending_in, export_heads
 from headwise.roles.examples._task_scores import AnswerEffect
@@ -259,12 +259,10 @@ def _head_row(row: dict[str, Any]) -> dict[str, Any]:
 
 def _evidence(row: dict[str, Any]) -> dict[str, Any]:
     """The evidence of a head or of the set: what every row has, and further numbers."""
-    if "null.shuffled" in row:  # its name in files of version 0.1
-        row["null.exchanged"] = row.pop("null.shuffled")
     read: dict[str, Any] = {
         "found": typed(row.pop("found"), bool),
         "outcome": typed(row.pop("outcome"), str),
-        "why": typed(row.pop("why", ""), str),  # files of version 0.1 have none
+        "why": typed(row.pop("why"), str),
         "effect": _number(row.pop("effect")),
         "null": typed(row.pop("null"), str),
     }
@@ -314,7 +312,7 @@ def heads_of_examples(
         beforehand: Whether the heads, which are the set, were named and not chosen.
     """
     (tested,) = run_tests([family], seed=seed)
-    rows = evidence_rows([*heads, Head("", 0, 0)], family, tested)
+    rows = evidence_rows([*heads, Head("", 0, 0)], family, tested, TEXT)
     rows = rows.assign(
         why=why_not(family, tested),
         in_set=[*(head in chosen for head in range(len(heads))), True],

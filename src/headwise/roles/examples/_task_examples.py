@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from headwise._renamed import renamed
 from headwise.corpora import Example, Texts, list_texts
 from headwise.errors import ArgumentError
 from headwise.models.texts import check_tokenizer, token_classes, token_offsets
@@ -29,7 +28,6 @@ _INSTRUCTIONS = (
 _ENDS = re.compile(r"(?<=[.!?\u3002\uff01\uff1f])\s+|\n+")  # of sentences, Chinese ones too
 
 
-@renamed(tokenizer=1)
 def task_examples(
     task: str,
     texts: Texts | None = None,

@@ -1,7 +1,6 @@
 """The heads of a task: those that pick the right stretch of a text, with evidence."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -11,7 +10,6 @@ from torch import nn
 
 from headwise._display import counted
 from headwise._progress import Passes, Progress, shows_progress
-from headwise._renamed import warn_renamed
 from headwise.corpora import Example, Several
 from headwise.errors import ArgumentError
 from headwise.models import check_model
@@ -124,9 +122,6 @@ def find_heads(
         )
     # Stretches that are written alike would exchange nothing: the null would be the head itself.
     differs = any(example.differ() for example in read)
-    if evidence.nulls and "shuffled" in evidence.nulls:
-        warn_renamed("find_heads: the null 'shuffled'", "'exchanged'")
-        evidence = replace(evidence, nulls=(*evidence.nulls, "exchanged"))
     exchanges = differs and evidence.wants("exchanged")
     about_exchange = (evidence.left_out("exchanged") or [_EXCHANGED]) if differs else [_ALIKE]
     passes = Passes(on_progress, len(read) * (1 + exchanges + evidence.n_models))
