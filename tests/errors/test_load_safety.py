@@ -5,42 +5,28 @@ import os
 import pickle
 import resource
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import huggingface_hub
 import huggingface_hub as hub
 import pytest
 import torch
 import transformers
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from safetensors.torch import load_file, save_file
+from transformers.integrations import hub_kernels
 
 from folders import write_llama
 from headwise._tensors import read_tensors, write_tensors
-from headwise.checkpoints import load, load_tokenizer
+from headwise.checkpoints import _folder_checks, load, load_tokenizer
 from headwise.corpora import Grammar
 from headwise.errors import InputError, OutputError
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer, save
 
 WORDS = ("<unk>", "<s>", "</s>", "cats", "sleep")
 INDEX = "model.safetensors.index.json"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "model"
-    write_llama(path, WORDS, hidden_size=8, num_attention_heads=2)
-    return path
-
-
-def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.name not in ("config.json", "model.safetensors"):
-            path.unlink()
-    with pytest.raises(InputError, match=r"model has no tokenizer that can be opened \(no file"):
-        load_tokenizer(folder)
 
 
 class Trap:
@@ -53,140 +39,158 @@ class Trap:
         return Path.touch, (self.mark,)
 
 
-def _config(folder: Path, **entries: Any) -> None:
-    path = folder / "config.json"
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "model"
+    write_llama(path, WORDS, hidden_size=8, num_attention_heads=2)
+    return path
+
+
+@pytest.fixture
+def cached(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder as `mine/llama` in the cache of the hub: a folder of links."""
+    commit, top = "0" * 39 + "1", tmp_path / "hub" / "models--mine--llama"
+    snapshot = top / "snapshots" / commit
+    for directory in (snapshot, top / "refs", top / "blobs"):
+        directory.mkdir(parents=True)
+    (top / "refs" / "main").write_text(commit)
+    for path in folder.iterdir():
+        path.rename(top / "blobs" / path.name)
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return snapshot
+
+
+@pytest.fixture(params=["folder", "cached"])
+def model(request: pytest.FixtureRequest) -> tuple[Path, str | Path]:
+    """A folder, and what opens it."""
+    folder = request.getfixturevalue(request.param)
+    return folder, "mine/llama" if request.param == "cached" else folder
+
+
+# What a test does to the folder before it is opened.
+
+
+def _config(folder: Path, file: str = "config.json", **entries: Any) -> None:
+    path = folder / file
     path.write_text(json.dumps(json.loads(path.read_text()) | entries))
 
 
-def _shard(folder: Path, first: str, *, where: Path | None = None) -> None:
+def _shard(folder: Path, first: str, *, where: str = "") -> None:
     """Split the weights into two files, and call the first of them by this name in the index."""
     weights = load_file(folder / "model.safetensors")
     names = sorted(weights)
     (folder / "model.safetensors").unlink()
-    save_file({n: weights[n] for n in names[:3]}, where or folder / first, {"format": "pt"})
+    path = folder / (where or first)
+    path.parent.mkdir(exist_ok=True)
+    save_file({n: weights[n] for n in names[:3]}, path, {"format": "pt"})
     save_file({n: weights[n] for n in names[3:]}, folder / "b.safetensors", {"format": "pt"})
     names_of = {n: first if position < 3 else "b.safetensors" for position, n in enumerate(names)}
     index = {"metadata": {"total_size": 1}, "weight_map": names_of}
     (folder / INDEX).write_text(json.dumps(index))
 
 
-def _refused(folder: Path, says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        load(folder)
-
-
-# Shards.
-
-
-def test_shards_in_the_folder_are_read(folder: Path) -> None:
-    before = load(folder)
-    (folder / "sub").mkdir()
-    _shard(folder, "sub/a.safetensors")
-    after = load(folder)
-    for x, y in zip(before.parameters(), after.parameters(), strict=True):
-        assert torch.equal(x, y)
-
-
-@pytest.mark.parametrize("name", ["a.bin", "a.pt", "a.safetensors.bin", "a", "", 3, None])
-def test_a_shard_that_is_no_safetensors_file(folder: Path, name: Any) -> None:
-    mark = folder / "mark"
+def _shard_named(folder: Path, name: Any) -> None:
     _shard(folder, "a.safetensors")
     index = json.loads((folder / INDEX).read_text())
     index["weight_map"] |= {"model.norm.weight": name}
     (folder / INDEX).write_text(json.dumps(index))
-    if isinstance(name, str) and name:
-        (folder / name).write_bytes(pickle.dumps(Trap(mark)))
-    _refused(folder, rf"index\.json names .*{name!s}.*, which is not a \.safetensors file")
-    assert not mark.exists()
+    (folder / str(name)).write_bytes(pickle.dumps(Trap(folder / "mark")))
 
 
-@pytest.mark.parametrize("kind", ["up", "absolute", "round", "windows"])
-def test_a_shard_outside_the_folder(folder: Path, tmp_path: Path, kind: str) -> None:
-    elsewhere = tmp_path / "other.safetensors"
-    names = {"up": "../other.safetensors", "absolute": str(elsewhere)}
-    names |= {"round": "../model/b.safetensors", "windows": r"C:\other.safetensors"}
-    _shard(folder, names[kind], where=elsewhere)
-    _refused(folder, r"index\.json names '.*\.safetensors', which is not in that folder")
-
-
-@pytest.mark.parametrize("index", [{}, {"weight_map": []}, {"weight_map": {}}, [3]])
-def test_an_index_without_names(folder: Path, index: Any) -> None:
+def _index(folder: Path, index: Any) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "b.safetensors").write_bytes(b"")
     (folder / INDEX).write_text(json.dumps(index))
-    _refused(folder, r"index\.json has no weight_map")
 
 
-def test_an_unused_index_is_not_checked(folder: Path) -> None:
-    (folder / INDEX).write_text(json.dumps({"weight_map": {"w": "../pytorch_model.bin"}}))
-    assert load(folder) is not None
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("adapter_model.bin", r"names 'adapter_model\.bin', which is not a \.safetensors"),
-        ("../model.safetensors", r"names '\.\./model\.safetensors', which is not in"),
-        (["a"], r"names \['a'\], which is not a \.safetensors"),
-    ],
-)
-def test_weight_files_named_by_the_configuration(folder: Path, name: Any, says: str) -> None:
+def _named(folder: Path, name: Any) -> None:
     (folder / "adapter_model.bin").write_bytes(pickle.dumps(Trap(folder / "mark")))
     _config(folder, transformers_weights=name)
-    _refused(folder, rf"config\.json {says}")
+
+
+def _adapter(folder: Path) -> None:
+    named = {"peft_type": "LORA", "base_model_name_or_path": "mine/other"}
+    (folder / "adapter_config.json").write_text(json.dumps(named))
+
+
+ELSEWHERE = r"index\.json names '.*\.safetensors', which is not in that folder"
+KERNEL = r"config\.json has {}, a kernel whose code .* Remove "
+REFUSED: list[tuple[Callable[..., object], dict[str, Any], Callable[[Any], object], str]] = [
+    *((_shard_named, {"name": name}, load, rf"index\.json names '{name}', which is not a \.safe")
+      for name in ("a.bin", "a.safetensors.bin", 3)),
+    *((_shard, {"first": name, "where": "../other.safetensors"}, load, ELSEWHERE)
+      for name in ("../other.safetensors", "/other.safetensors", r"C:\other.safetensors")),
+    *((_index, {"index": index}, load, r"index\.json has no weight_map")
+      for index in ({}, {"weight_map": {}}, [3])),
+    (_named, {"name": "adapter_model.bin"}, load,
+     r"config\.json names 'adapter_model\.bin', which is not a \.safetensors"),
+    (_named, {"name": "../model.safetensors"}, load, r"names '\.\./model\.safetensors', which is "),
+    (_named, {"name": ["a"]}, load, r"names \['a'\], which is not a \.safetensors"),
+    (_config, {"attn_implementation": "mine/kernel@main:f"}, load,
+     KERNEL.format("attn_implementation='mine/kernel@main:f'") + "attn_implementation"),
+    (_config, {"text_config": {"_attn_implementation": {"": "sdpa", "vision": "a/b"}}}, load,
+     KERNEL.format("_attn_implementation='a/b'") + "_attn_implementation"),
+    (_config, {"experts_implementation": "a/b"}, load, KERNEL.format("experts.*='a/b'")),
+    (_config, {"attn_implementation": "flash_attention_2"}, load, KERNEL.format(".*='flash.*2'")),
+    (_adapter, {}, load, r"holds adapter_config\.json, an adapter \('LORA'\) of 'mine/other', "
+     "which load does not apply. .*merge_and_unload"),
+    (_config, {"num_hidden_layers": 10**9}, load, "num_hidden_layers=1000000000, but the weight f"),
+    (_config, {"vision": {"depths": [2, 10**9, 2]}}, load, "has depths=1000000000, but the weight"),
+    (_config, {"intermediate_size": 10**9}, load, r"describes a model of [\d,]+ weights, but its"),
+    *((_config, {"file": file, "tokenizer_class": name}, load_tokenizer,
+       rf"{file} has tokenizer_class='{name}', which is not a tokenizer")
+      for file, name in (("tokenizer_config.json", "AutoModel"), ("config.json", "pipeline"))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spoil", "given", "read", "message"), REFUSED)
+def test_what_is_unsafe_is_refused(
+    model: tuple[Path, str | Path], spoil: Callable[..., object], given: dict[str, Any],
+    read: Callable[[Any], object], message: str, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(hub_kernels, "load_and_register_attn_kernel", pytest.fail)
+    monkeypatch.setattr(_folder_checks, "find_spec", lambda name: name)  # of `kernels`
+    folder, source = model
+    spoil(folder, **given)
+    with pytest.raises(InputError, match=message):
+        read(source)
     assert not (folder / "mark").exists()
 
 
-def test_weight_files_named_by_the_configuration_are_read(folder: Path) -> None:
+def _linked(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.resolve().rename(folder.parent / "blob")
+    path.unlink(missing_ok=True)
+    path.symlink_to(folder.parent / "blob")
+
+
+def _renamed(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "mine.safetensors")
     _config(folder, transformers_weights="mine.safetensors")
-    assert load(folder) is not None
 
 
-def test_an_unused_broken_file_is_not_checked(folder: Path) -> None:
-    (folder / "consolidated.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
-    assert load(folder) is not None
+UNUSED = "version https://git-lfs.github.com/spec/v1"
+OPENED: dict[str, Callable[[Path], object]] = {
+    "shards": partial(_shard, first="sub/a.safetensors"),
+    "links": _linked,
+    "weights named by the configuration": _renamed,
+    "an unused index": lambda folder: (folder / INDEX).write_text('{"weight_map": {"w": "../a"}}'),
+    "an unused file": lambda folder: (folder / "consolidated.safetensors").write_text(UNUSED),
+    "an attention of transformers": partial(_config, attn_implementation="eager"),
+    "no attention": partial(_config, attn_implementation=None),
+}
 
 
-def test_links_are_followed(folder: Path, tmp_path: Path) -> None:
-    (folder / "model.safetensors").rename(tmp_path / "blob")
-    (folder / "model.safetensors").symlink_to(tmp_path / "blob")
-    assert load(folder) is not None
-
-
-# Code.
-
-
-@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
-@pytest.mark.parametrize("name", ["kernels-community/flash-attn2", "mine/kernel@main:f", "a/b"])
-def test_kernels_of_the_hub(
-    folder: Path, key: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from transformers.integrations import hub_kernels
-
-    monkeypatch.setattr(hub_kernels, "load_and_register_attn_kernel", pytest.fail)
-    _config(folder, **{key: name})
-    _refused(folder, rf"config\.json has {key}='{name}', a kernel whose code .* Remove {key}")
-    _config(folder, **{key: "eager", "text_config": {key: {"": "sdpa", "vision": name}}})
-    _refused(folder, rf"config\.json has {key}='{name}', a kernel whose code")
-
-
-def test_expert_kernels_of_the_hub(folder: Path) -> None:
-    _config(folder, experts_implementation="mine/kernel")
-    _refused(folder, r"has experts_implementation='mine/kernel', a kernel whose code")
-
-
-@pytest.mark.parametrize("name", ["eager", "sdpa", None])
-def test_attention_of_transformers_is_allowed(folder: Path, name: str | None) -> None:
-    _config(folder, attn_implementation=name)
-    model: Any = load(folder)
-    assert model.config._attn_implementation == (name or "sdpa")
-
-
-def test_flash_attention_from_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwise.checkpoints._folder_checks.find_spec", lambda name: name)
-    _config(folder, attn_implementation="flash_attention_2")
-    _refused(folder, r"attn_implementation='flash_attention_2', a kernel whose code")
+@pytest.mark.parametrize("case", OPENED)
+def test_what_is_safe_is_opened(model: tuple[Path, str | Path], case: str) -> None:
+    folder, source = model
+    before = load(source)
+    OPENED[case](folder)
+    after: Any = load(source)
+    assert after.config._attn_implementation == ("eager" if case.startswith("an att") else "sdpa")
+    for x, y in zip(before.parameters(), after.parameters(), strict=True):
+        assert torch.equal(x, y)
 
 
 def test_code_beside_the_weights_is_not_run(folder: Path) -> None:
@@ -197,96 +201,23 @@ def test_code_beside_the_weights_is_not_run(folder: Path) -> None:
         (folder / name).write_text(code)
     names = {"AutoConfig": "modeling_mine.C", "AutoModelForCausalLM": "modeling_mine.M"}
     _config(folder, auto_map=names)
-    path = folder / "tokenizer_config.json"
-    tokens = {"auto_map": {"AutoTokenizer": [None, "tokenization_mine.T"]}}
-    path.write_text(json.dumps(json.loads(path.read_text()) | tokens))
+    _config(folder, "tokenizer_config.json", auto_map={"AutoTokenizer": [None, "tokenization.T"]})
     assert isinstance(load(folder), transformers.LlamaForCausalLM)
     assert load_tokenizer(folder)("cats sleep")["input_ids"] == [3, 4]
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("name", ["AutoModel", "LlamaForCausalLM", "RagRetriever", "pipeline"])
-@pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
-def test_an_unknown_tokenizer_class(folder: Path, name: str, file: str) -> None:
-    path = folder / file
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": name}))
-    with pytest.raises(InputError, match=rf"{file} has tokenizer_class='{name}', which is not a "):
+def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
+    for path in {*folder.iterdir()} - {folder / "config.json", folder / "model.safetensors"}:
+        path.unlink()
+    with pytest.raises(InputError, match=r"model has no tokenizer that can be opened \(no file"):
         load_tokenizer(folder)
 
 
-# Adapters.
-
-
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # in peft
-def test_adapters_are_named_and_not_applied(folder: Path) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    base: Any = transformers.LlamaForCausalLM.from_pretrained(folder)
-    adapted: Any = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"]))
-    adapted.save_pretrained(folder)
-    _refused(folder, r"holds adapter_config\.json, an adapter \(.*LORA.*\) of '.*merge_and_unload")
-    (folder / "adapter_config.json").unlink()
-    assert load(folder) is not None
-
-
-# The hub cache: a folder of links.
-
-
-@pytest.fixture
-def cached(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder as `mine/llama` in the cache of the hub."""
-    commit, top = "0" * 39 + "1", tmp_path / "hub" / "models--mine--llama"
-    snapshot = top / "snapshots" / commit
-    for directory in (snapshot, top / "refs", top / "blobs"):
-        directory.mkdir(parents=True)
-    (top / "refs" / "main").write_text(commit)
-    for path in folder.iterdir():
-        path.rename(top / "blobs" / path.name)
-        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    return snapshot
-
-
-def test_a_model_in_the_cache_is_opened(cached: Path) -> None:
+def test_links_of_the_cache_are_relative(cached: Path) -> None:
     assert os.readlink(cached / "config.json") == "../../blobs/config.json"
-    assert isinstance(load("mine/llama"), transformers.LlamaForCausalLM)
     assert load_tokenizer("mine/llama")("cats sleep")["input_ids"] == [3, 4]
     assert isinstance(load(cached), transformers.LlamaForCausalLM)
-
-
-def test_shards_in_the_cache_are_read(cached: Path) -> None:
-    _shard(cached, "a.safetensors")
-    assert isinstance(load("mine/llama"), transformers.LlamaForCausalLM)
-
-
-@pytest.mark.parametrize(
-    ("entries", "says"),
-    [
-        ({"attn_implementation": "a/b"}, "has attn_implementation='a/b', a kernel whose code"),
-        ({"transformers_weights": "adapter_model.bin"}, "'adapter_model.bin', which is not a "),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000, but the weight files hold"),
-        ({"intermediate_size": 10**9}, r"mine/llama describes a model of [\d,]+ weights"),
-    ],
-)
-def test_a_model_in_the_cache_is_checked(cached: Path, entries: dict[str, Any], says: str) -> None:
-    _config(cached, **entries)
-    with pytest.raises(InputError, match=says):
-        load("mine/llama")
-
-
-def test_an_index_in_the_cache_is_checked(cached: Path) -> None:
-    _shard(cached, "a.bin")
-    with pytest.raises(InputError, match=r"names 'a\.bin', which is not a \.safetensors file"):
-        load("mine/llama")
-
-
-def test_adapters_and_tokenizers_in_the_cache_are_checked(cached: Path) -> None:
-    _config(cached, tokenizer_class="AutoModel")
-    with pytest.raises(InputError, match="tokenizer_class='AutoModel', which is not a tokenizer"):
-        load_tokenizer("mine/llama")
-    (cached / "adapter_config.json").write_text('{"base_model_name_or_path": "mine/other"}')
-    with pytest.raises(InputError, match=r"an adapter \(None\) of 'mine/other', which load does"):
-        load("mine/llama")
 
 
 # A configuration of a far larger model than its weights is refused before memory is used.
@@ -346,27 +277,18 @@ def test_a_far_larger_model_is_refused_before_memory_is_taken(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18  # KiB
 
 
-def test_lists_of_a_configuration_are_counted_too(tmp_path: Path) -> None:
-    path = _bert(tmp_path / "model")
-    content = json.loads(path.read_text()) | {"vision": {"depths": [2, 10**9, 2]}}
-    path.write_text(json.dumps(content))
-    with pytest.raises(InputError, match="has depths=1000000000, but the weight files hold"):
-        load(tmp_path / "model")
-
-
 # A hub that cannot be reached, or does not have the name, is reported at once.
 
 
 ANSWER = SimpleNamespace(headers={}, request=None)
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (OSError("Name or service not known"), r"bert-bose is neither.*Name or service not known"),
-        (RepositoryNotFoundError("404 no such thing", response=ANSWER), "bert-bose.*404 no"),
-    ],
-)
+@pytest.mark.parametrize(("error", "message"), [
+    (OSError("Name or service not known"), r"\(Name or service not known\)"),
+    (RepositoryNotFoundError("404 no such thing", response=ANSWER), r"\(404 no such thing\)"),
+    # To a hub that is busy its client asks again; that is offline in tests, with its own error.
+    (HfHubHTTPError("503 come back", response=ANSWER), ""),
+])  # fmt: skip
 def test_an_unreachable_name_is_refused_after_one_request(
     error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,20 +300,9 @@ def test_an_unreachable_name_is_refused_after_one_request(
 
     monkeypatch.setattr(hub, "is_offline_mode", lambda: False)
     monkeypatch.setattr(hub, "get_hf_file_metadata", ask)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=f"bert-bose is neither a folder nor a .*{message}"):
         load("bert-bose")
     assert len(requests) == 1
-
-
-def test_a_busy_hub_is_left_to_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    def busy(*_: object, **__: object) -> None:
-        raise HfHubHTTPError("503 come back", response=ANSWER)
-
-    monkeypatch.setattr(hub, "is_offline_mode", lambda: False)
-    monkeypatch.setattr(hub, "get_hf_file_metadata", busy)
-    # The client itself is offline in tests, and raises its own error.
-    with pytest.raises(InputError, match=r"bert-bose is neither a folder nor a reachable hub"):
-        load("bert-bose")
 
 
 def test_offline_no_request_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,57 +326,39 @@ def _write(path: Path, length: int) -> None:
     path.write_bytes(length.to_bytes(8, "little") + header.ljust(length) + b"\1\2\3")
 
 
-def _lengths() -> list[int]:
-    return [n for n in range(70, 70_000) if n.to_bytes(8, "little").startswith(STARTS)]
-
-
 def test_headers_whose_length_begins_like_a_pickle_are_read(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    lengths = _lengths()
+    lengths = [n for n in range(70, 70_000) if n.to_bytes(8, "little").startswith(STARTS)]
     # Every length with these two bytes is below 2¹⁶, or has the same two again above it.
     lengths += [n + (k << 16) for n in lengths[:4] for k in (1, 2, 5)]
-    assert len(lengths) >= 4
+    assert len(lengths) >= 16
     for length in lengths:
         _write(path, length)
         assert read_tensors(path)["w"].tolist() == [1, 2, 3]
 
 
-@pytest.mark.parametrize("length", [640, 896, 1152, 1408])
-def test_files_we_write_with_such_a_header_are_read(length: int, tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    for n in range(length):
-        write_tensors({"w": torch.arange(3.0)}, path, {"about": "x" * n})
-        size = int.from_bytes(path.read_bytes()[:8], "little")
-        if size >= length:
-            break
-    assert size == length
-    assert path.read_bytes().startswith(length.to_bytes(2, "little"))
-    assert read_tensors(path)["w"].tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize("length", [640, 1280])
-def test_a_truncated_file_is_no_pickle(length: int, tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    _write(path, length)
+def _cut_short(path: Path) -> None:
+    _write(path, 640)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(InputError, match=r"model\.safetensors is not a complete safetensors file"):
-        read_tensors(path)
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-@pytest.mark.parametrize("content", [{}, [], {"w": [0.0]}, "x" * 600])
-def test_a_pickle_is_reported_as_one(protocol: int, content: object, tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
+def _pickle(path: Path, protocol: int, content: object) -> None:
     path.write_bytes(pickle.dumps(content, protocol))
-    with pytest.raises(InputError, match=r"model\.safetensors is a pickle, .* can run code"):
-        read_tensors(path)
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-def test_files_of_torch_save_are_reported_as_pickles(zipped: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("write", "message"), [
+    (_cut_short, "is not a complete safetensors file"),
+    *((partial(_pickle, protocol=protocol, content=content), "is a pickle, .* can run code")
+      for protocol in (2, 3, 4, 5) for content in ({}, "x" * 600)),
+    *((partial(torch.save, {"w": torch.zeros(3)}, _use_new_zipfile_serialization=zipped),
+       "is a pickle, .* can run code") for zipped in (True, False)),
+])  # fmt: skip
+def test_what_is_no_safetensors_file(
+    write: Callable[[Any], object], message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "model.safetensors"
-    torch.save({"w": torch.zeros(3)}, path, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(InputError, match=r"model\.safetensors is a pickle, .* can run code"):
+    write(path)
+    with pytest.raises(InputError, match=rf"model\.safetensors {message}"):
         read_tensors(path)
 
 

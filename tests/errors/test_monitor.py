@@ -1,6 +1,7 @@
-"""What a monitor cannot do is refused by name."""
+"""What a monitor and its QK-clip cannot do is refused by name, before a weight has changed."""
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,104 +12,9 @@ import torch.nn.functional as F
 import zoo
 from torch import Tensor, nn
 
-from headwise.errors import ArgumentError, UnsupportedError
+from headwise.errors import ArgumentError, HeadwiseError, UnsupportedError
 from headwise.layer import MultiHeadAttention
 from headwise.monitor import Above, Below, HeadMonitor, QKClip
-
-X = torch.zeros(1, 3, 4)
-
-
-def _layer() -> MultiHeadAttention:
-    return MultiHeadAttention(4, 2)
-
-
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ({"every": 0}, "HeadMonitor: every=0"),
-        ({"every": 1.5}, r"HeadMonitor: every=1\.5"),
-        ({"layers": 3}, "HeadMonitor: layers=3"),
-        ({"statistics": []}, r"statistics=\[\]. Give a list of names"),
-        ({"statistics": "entropy"}, "statistics='entropy'. Give a list of names"),
-        ({"rules": ["entropy < 0.1"]}, r"rules=\['entropy < 0.1'\].*Above\(...\) and Below"),
-        ({"rules": Above("entropy", 1.0)}, r"rules=Above\(statistic='entropy'"),
-        ({"log": "runs"}, "log='runs'.*SummaryWriter, or a function"),
-        ({"on_alarm": "print"}, "on_alarm='print'"),
-        ({"statistics": ["entropie"]}, "'entropie'.*Choose from entropy"),
-        ({"statistics": ["first"] * 2}, "'first' is requested twice"),
-        ({"rules": [Above("sink", 0.5)]}, r"'sink', which is not watched.*'entropy', 'max_logit'"),
-    ],
-)
-def test_impossible_monitors_are_refused(how: dict[str, Any], message: str) -> None:
-    model = _layer()
-    with pytest.raises(ArgumentError, match=message):
-        HeadMonitor(model, **how)
-    assert not model._forward_pre_hooks
-
-
-@pytest.mark.parametrize(
-    ("rule", "how", "message"),
-    [
-        (Above, ("entropie", 1), "Above: no statistic 'entropie'.*Choose from entropy"),
-        (Below, ("entropy", 1, 0), "Below: patience is 0"),
-        (Below, ("entropy", float("nan")), "Below: threshold is nan"),
-    ],
-)
-def test_impossible_rules_are_refused(rule: Any, how: tuple[Any, ...], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        rule(*how)
-
-
-def test_a_closed_monitor_is_refused_but_can_be_read() -> None:
-    model = _layer()
-    with HeadMonitor(model) as monitor:
-        model(X)
-        monitor.step()
-    with pytest.raises(ArgumentError, match=r"HeadMonitor.step: the monitor is closed"):
-        monitor.step()
-    with pytest.raises(ArgumentError, match=r"HeadMonitor.resume: the monitor is closed"):
-        monitor.resume(3)
-    assert monitor.alarms == []
-
-
-@pytest.mark.parametrize("steps", [-1, 2.0, float("nan"), True, "3", None])
-def test_one_cannot_go_on_from_what_is_no_number_of_steps(steps: Any) -> None:
-    with (
-        HeadMonitor(_layer()) as monitor,
-        pytest.raises(ArgumentError, match=rf"resume: steps={steps!r}\. Give a whole number, 0 or"),
-    ):
-        monitor.resume(steps)
-    assert monitor.steps == 0
-
-
-@pytest.mark.parametrize("how", ["evaluation", "no gradients", "no pass", "no attention"])
-def test_a_watched_step_without_attention_is_refused(how: str) -> None:
-    model: nn.Module = nn.Linear(4, 4) if how == "no attention" else _layer()
-    with HeadMonitor(model) as monitor:
-        model.train(how != "evaluation")
-        with torch.set_grad_enabled(how != "no gradients"):
-            if how != "no pass":
-                model(X)
-        kind = type(model).__name__
-        with pytest.raises(
-            UnsupportedError, match=f"no attention was captured in step 1 of {kind}"
-        ):
-            monitor.step()
-    assert not model._forward_pre_hooks
-
-
-def test_a_layer_that_is_not_there_is_refused() -> None:
-    model = _layer()
-    with HeadMonitor(model, layers=[0, 7]) as monitor:
-        model(X)
-        with pytest.raises(
-            ArgumentError, match=r"layers \[7\] were not captured in step 1.*from 0"
-        ):
-            monitor.step()
-
-
-# What QK-clip refuses: by name, and before a weight has changed.
-
 
 WIDE = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
 
@@ -117,49 +23,108 @@ def _monitor(model: nn.Module | None = None, **options: Any) -> HeadMonitor:
     return HeadMonitor(model or MultiHeadAttention(8, 2), 1, **options)
 
 
-@pytest.mark.parametrize("bar", [0, -1.0, float("nan"), float("inf"), True, "100", None])
-def test_the_bar_is_a_positive_number(bar: Any) -> None:
-    with (
-        _monitor() as monitor,
-        pytest.raises(ArgumentError, match=rf"QKClip: max_logit={bar!r}\. Give a number above 0"),
-    ):
-        QKClip(monitor, bar)
+def _closed() -> HeadMonitor:
+    monitor = _monitor()
+    monitor.close()
+    return monitor
 
 
-def test_it_takes_an_open_monitor_of_max_logit() -> None:
-    with pytest.raises(ArgumentError, match=r"QKClip: monitor is a str\. Give a"):
-        QKClip("m")  # type: ignore[arg-type]
-    with (
-        _monitor(statistics=["first"]) as monitor,
-        pytest.raises(ArgumentError, match=r"watches first, not max_logit.*\('first', 'max_logit'"),
-    ):
-        QKClip(monitor)
-    with pytest.raises(ArgumentError, match="QKClip: the monitor is closed"):
-        QKClip(monitor)
-
-
-def test_a_step_follows_one_of_the_monitor() -> None:
-    layer = MultiHeadAttention(8, 2)
-    with _monitor(layer) as monitor:
-        clip = QKClip(monitor)
-        with pytest.raises(ArgumentError, match=r"QKClip\.step: the monitor is still at step 0"):
-            clip.step()
-        layer(WIDE)
-        monitor.step()
-        clip.step()
-        with pytest.raises(ArgumentError, match="the monitor is still at step 1"):
-            clip.step()
-        assert "watched=1>" in repr(clip)
-    with pytest.raises(ArgumentError, match=r"QKClip\.step: the monitor is closed"):
-        clip.step()
-
-
-def test_the_reference_is_a_batch() -> None:
+def _resume(steps: Any) -> None:
     with _monitor() as monitor:
-        with pytest.raises(ArgumentError, match="QKClip: reference holds no batch"):
-            QKClip(monitor, reference=[])
-        with pytest.raises(ArgumentError, match="QKClip: reference holds the text 'a text'"):
-            QKClip(monitor, reference="a text")
+        try:
+            monitor.resume(steps)
+        finally:
+            assert monitor.steps == 0
+
+
+def _step(
+    model: nn.Module | None = None, training: bool = True, learns: bool = True, **options: Any
+) -> None:
+    """A step of a monitor after a pass of its model."""
+    model = model or MultiHeadAttention(8, 2)
+    try:
+        with _monitor(model, **options) as monitor, torch.set_grad_enabled(learns):
+            model.train(training)(WIDE)
+            monitor.step()
+    finally:
+        assert not model._forward_pre_hooks
+
+
+def _clip(model: nn.Module, monitored: bool = True, steps: int = 1) -> None:
+    """Steps of a clip, after one of its monitor or none."""
+    with _monitor(model) as monitor:
+        clip = QKClip(monitor)
+        model(WIDE)
+        if monitored:
+            monitor.step()
+        for _ in range(steps):
+            clip.step()
+            assert "watched=1>" in repr(clip)
+
+
+def _clip_of_a_closed_monitor() -> None:
+    with _monitor() as monitor:
+        clip = QKClip(monitor)
+    clip.step()
+
+
+MONITORS: list[tuple[dict[str, Any], str]] = [
+    ({"every": 0}, "every=0"),
+    ({"every": 1.5}, r"every=1\.5"),
+    ({"layers": 3}, "layers=3"),
+    ({"statistics": []}, r"statistics=\[\]. Give a list of names"),
+    ({"statistics": "entropy"}, "statistics='entropy'. Give a list of names"),
+    ({"statistics": ["entropie"]}, "'entropie'.*Choose from entropy"),
+    ({"statistics": ["first"] * 2}, "'first' is requested twice"),
+    ({"rules": ["entropy < 0.1"]}, r"rules=\['entropy < 0.1'\].*Above\(...\) and Below"),
+    ({"rules": Above("entropy", 1.0)}, r"rules=Above\(statistic='entropy'"),
+    ({"rules": [Above("sink", 0.5)]}, r"'sink', which is not watched.*'entropy', 'max_logit'"),
+    ({"log": "runs"}, "log='runs'.*SummaryWriter, or a function"),
+    ({"on_alarm": "print"}, "on_alarm='print'"),
+]
+NOTHING_CAPTURED = "HeadMonitor: no attention was captured in step 1 of "
+REFUSED: list[tuple[Callable[[], object], type[HeadwiseError], str]] = [
+    *((partial(HeadMonitor, MultiHeadAttention(4, 2), **how), ArgumentError, message)
+      for how, message in MONITORS),
+    (lambda: Above("entropie", 1), ArgumentError,
+     "Above: no statistic 'entropie'.*Choose from entropy"),
+    (lambda: Below("entropy", 1, 0), ArgumentError, "Below: patience is 0"),
+    (lambda: Below("entropy", float("nan")), ArgumentError, "Below: threshold is nan"),
+    (lambda: _closed().step(), ArgumentError, r"HeadMonitor\.step: the monitor is closed"),
+    (lambda: _closed().resume(3), ArgumentError, r"HeadMonitor\.resume: the monitor is closed"),
+    *((partial(_resume, steps), ArgumentError, rf"resume: steps={steps}\. Give a whole number, 0")
+      for steps in (-1, 2.0, True)),
+    (lambda: _step(training=False), UnsupportedError, NOTHING_CAPTURED + "MultiHead"),
+    (lambda: _step(learns=False), UnsupportedError, NOTHING_CAPTURED + "MultiHead"),
+    (lambda: _step(nn.Linear(8, 8)), UnsupportedError, NOTHING_CAPTURED + "Linear"),
+    (lambda: _monitor().step(), UnsupportedError, NOTHING_CAPTURED + "MultiHead"),
+    (lambda: _step(layers=[0, 7]), ArgumentError, r"layers \[7\] were not captured in step 1.* 0"),
+    *((lambda bar=bar: QKClip(_monitor(), bar), ArgumentError,
+       rf"QKClip: max_logit={bar!r}\. Give a number above 0")
+      for bar in (0, float("nan"), float("inf"), True, "100")),
+    (lambda: QKClip("m"), ArgumentError, r"QKClip: monitor is a str\. Give a"),
+    (lambda: QKClip(_monitor(statistics=["first"])), ArgumentError,
+     r"watches first, not max_logit.*\('first', 'max_logit'"),
+    (lambda: QKClip(_closed()), ArgumentError, "QKClip: the monitor is closed"),
+    (lambda: QKClip(_monitor(), reference=[]), ArgumentError, "QKClip: reference holds no batch"),
+    (lambda: QKClip(_monitor(), reference="a text"), ArgumentError,
+     "QKClip: reference holds the text 'a text'"),
+    (_clip_of_a_closed_monitor, ArgumentError, r"QKClip\.step: the monitor is closed"),
+    (lambda: _clip(MultiHeadAttention(8, 2), monitored=False), ArgumentError,
+     r"QKClip\.step: the monitor is still at step 0"),
+    (lambda: _clip(MultiHeadAttention(8, 2), steps=2), ArgumentError, "still at step 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "kind", "message"), REFUSED)
+def test_what_cannot_be_monitored_or_clipped(
+    call: Callable[[], object], kind: type[HeadwiseError], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        call()
+
+
+# What QK-clip refuses in a model.
 
 
 class SeparateProjections(nn.Module):
@@ -272,55 +237,44 @@ def test_queries_take_the_whole_factor_of_keys_that_heads_mix() -> None:
         QKClip(monitor, reference=(WIDE,))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_logit_that_is_no_number_is_refused(value: float) -> None:
-    layer = MultiHeadAttention(8, 2)
-    with _monitor(layer) as monitor:
-        clip = QKClip(monitor, 1e-3)
-        with torch.no_grad():
-            layer.q_proj.weight[5] = value
-        before = layer.q_proj.weight.clone()
-        layer(WIDE)
-        monitor.step()
-        with pytest.raises(UnsupportedError, match=r"of L0\.H1 \(attention\) is (nan|inf)\. Noth"):
-            clip.step()
-        assert layer.q_proj.weight.equal(before) or value != value
-        assert torch.equal(layer.q_proj.weight[:4], before[:4])
-        assert "watched=0>" in repr(clip)
+class SharedTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([MultiHeadAttention(8, 2), MultiHeadAttention(8, 2)])
+
+    def forward(self, x: Tensor, depth: int = 2) -> Tensor:
+        for layer in self.layers[:depth]:
+            x = layer(x)
+        return x
 
 
-def test_a_layer_that_the_reference_did_not_reach_is_refused() -> None:
-    class SharedTwice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList([MultiHeadAttention(8, 2), MultiHeadAttention(8, 2)])
+def _spoil(value: float, model: Any) -> None:
+    model.layers[0].q_proj.weight.data[5] = value
 
-        def forward(self, x: Tensor, depth: int = 2) -> Tensor:
-            for layer in self.layers[:depth]:
-                x = layer(x)
-            return x
 
+def _replace(model: Any) -> None:
+    for name in ("k_proj", "v_proj"):
+        setattr(model.layers[0], name, nn.Linear(8, 4, bias=False))
+
+
+@pytest.mark.parametrize(("depth", "change", "message"), [
+    (2, partial(_spoil, float("nan")), r"of L0\.H1 \(layers\.0\.attention\) is nan\. Nothing was"),
+    (2, partial(_spoil, float("inf")), r"of L0\.H1 \(layers\.0\.attention\) is (nan|inf)\. Noth"),
+    (1, lambda model: None, r"layers\.1\.attention has 2 heads, where none"),
+    (2, _replace, r"k_proj\.weight has shape \(4, 8\), expected \(8, 1\)"),
+])  # fmt: skip
+def test_what_a_step_cannot_scale_is_refused_before_any_weight_changes(
+    depth: int, change: Callable[[nn.Module], object], message: str
+) -> None:
     model = SharedTwice()
     with _monitor(model) as monitor:
-        clip = QKClip(monitor, 1e-6, reference={"x": WIDE, "depth": 1})
-        before = model.layers[0].q_proj.weight.clone()
+        clip = QKClip(monitor, 1e-6, reference={"x": WIDE, "depth": depth})
+        change(model)
+        before = {name: x.clone() for name, x in model.state_dict().items()}
         model(WIDE)
         monitor.step()
-        with pytest.raises(UnsupportedError, match=r"layers\.1\.attention has 2 heads, where none"):
+        with pytest.raises(UnsupportedError, match=message):
             clip.step()
-    assert torch.equal(model.layers[0].q_proj.weight, before)
-
-
-def test_a_weight_that_was_changed_since_is_refused() -> None:
-    layer = MultiHeadAttention(8, 2)
-    with _monitor(layer) as monitor:
-        clip = QKClip(monitor, 1e-6)
-        layer(WIDE)
-        monitor.step()
-        layer.k_proj = nn.Linear(8, 4, bias=False)
-        before = layer.q_proj.weight.clone()
-        with pytest.raises(
-            UnsupportedError, match=r"k_proj\.weight has shape \(4, 8\), expected \(8, 1\)"
-        ):
-            clip.step()
-    assert torch.equal(layer.q_proj.weight, before)
+        assert "watched=0>" in repr(clip)
+    for name, x in model.state_dict().items():
+        torch.testing.assert_close(x, before[name], rtol=0, atol=0, equal_nan=True)
