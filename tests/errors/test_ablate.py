@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from folders import tiny_llama
 from gates import gate_heads
 from headwise import ablate
-from headwise.errors import ArgumentError, HeadError, UnsupportedError
+from headwise.errors import ArgumentError, HeadError, HeadwiseError, UnsupportedError
 from headwise.layer import MultiHeadAttention
 from headwise.ownership import find_attentions
 from headwise.tables import Head, Scores
@@ -23,60 +23,42 @@ X = torch.randn(2, 5, 12)
 SCORES = Scores((Head("", 0, 0),), np.zeros(1, int), np.ones((1, 1)))
 
 
-def _refused(model: nn.Module, *args: Any, **kwargs: Any) -> None:
+class _Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = MultiHeadAttention(12, 4)
+
+    def forward(self, spectrum: Tensor) -> Tensor:
+        return self.layer(spectrum)
+
+
+LAYER = MultiHeadAttention(12, 4)
+
+
+@pytest.mark.parametrize(("model", "heads", "mode", "kind", "message"), [
+    (LAYER, (0, 4), "zero", HeadError, r"no head \(0, 4\).*There are 4, from L0.H0 to L0.H3"),
+    (LAYER, "L1.H0", "zero", HeadError, "no head L1.H0"),
+    (LAYER, ["L0.H1", (0, 1)], "zero", HeadError, "L0.H1 is named twice"),
+    (LAYER, "H3", "zero", HeadError, "'H3' names no head"),
+    (LAYER, 3, "zero", HeadError, "3 names no heads"),
+    (LAYER, SCORES, "zero", HeadError, "Scores of 1 heads choose none. Give hw.plan"),
+    (LAYER, [3], "zero", HeadError, "3 names no head"),
+    (LAYER, {0: 1}, "zero", HeadError, r"\{0: 1\} names no heads"),
+    (LAYER, (0, 1), "median", ArgumentError, "mode='median'"),
+    (nn.ReLU(), (0, 0), "zero", ArgumentError, "ReLU has no weights"),
+    (_Own(), (0, 1), "zero", ArgumentError, r"inputs of _Own .*\(spectrum\)"),
+])  # fmt: skip
+def test_what_cannot_be_ablated(
+    model: nn.Module, heads: Any, mode: Any, kind: type[HeadwiseError], message: str
+) -> None:
     before = modules_of(model)
-    try:
-        with ablate(model, *args, **kwargs):
-            raise AssertionError("it began")
-    finally:
-        assert modules_of(model) == before
+    with pytest.raises(kind, match=message):
+        ablate(model, heads, mode).__enter__()
+    assert modules_of(model) == before
 
 
-@pytest.mark.parametrize(
-    ("heads", "message"),
-    [
-        ((0, 4), r"no head \(0, 4\).*There are 4, from L0.H0 to L0.H3"),
-        ("L1.H0", "no head L1.H0"),
-        (["L0.H1", (0, 1)], "L0.H1 is named twice"),
-        ("H3", "'H3' names no head"),
-        (3, "3 names no heads"),
-        (SCORES, "Scores of 1 heads choose none. Give hw.plan"),
-        ([3], "3 names no head"),
-        ({0: 1}, r"\{0: 1\} names no heads"),
-    ],
-)
-def test_a_missing_head_or_one_named_twice(heads: Any, message: str) -> None:
-    with pytest.raises(HeadError, match=message):
-        _refused(MultiHeadAttention(12, 4), heads)
-
-
-def test_an_unknown_mode() -> None:
-    with pytest.raises(ArgumentError, match="mode='median'"):
-        _refused(MultiHeadAttention(12, 4), (0, 1), mode="median")
-
-
-def test_a_model_without_attention() -> None:
-    with pytest.raises(UnsupportedError, match="no attention was captured in Sequential"):
-        find_attentions(nn.Sequential(nn.Linear(12, 3)), X)
-
-
-def test_a_model_without_weights() -> None:
-    with pytest.raises(ArgumentError, match="ReLU has no weights"):
-        _refused(nn.ReLU(), (0, 0))
-
-
-def test_a_model_with_unknown_inputs() -> None:
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = MultiHeadAttention(12, 4)
-
-        def forward(self, spectrum: torch.Tensor) -> torch.Tensor:
-            return self.layer(spectrum)
-
-    with pytest.raises(ArgumentError, match=r"inputs of Own .*\(spectrum\)"):
-        _refused(Own(), (0, 1))
-    assert len(find_attentions(Own(), X)) == 1
+def test_inputs_that_cannot_be_made_up_can_be_given() -> None:
+    assert len(find_attentions(_Own(), X)) == 1
 
 
 class _Odd(nn.Module):
@@ -215,32 +197,40 @@ def _unmixed() -> nn.Module:
     return layer
 
 
-@pytest.mark.parametrize(("model", "found"), [
-    (_unmixed(), r"its heads go into out_proj \(Identity\)\. W"),
-    (_Odd(nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 12))), r"on their way into blend\.1"),
-    (_Odd(_Wrapped(lambda x: x.roll(1, -2))), r"mixed or moved on their way into blend\.mix"),
-    (_Odd(_Beside()), r"its heads do not go into blend\.base \(Linear\) alone: .* twice\. W"),
-    (_Odd(_Bare()), r"its heads go into blend \(_Bare\)\. Watch"),
-    (_Odd(_Beside(a=nn.Linear(12, 12))), r"blend\.base \(Linear\) and blend\.more\.a \(Linear"),
-    (_Odd(_Packed()), r"into blend \(_Packed\)\. Its weights are packed: unpack them first"),
-])  # fmt: skip
-def test_heads_without_a_plain_output_projection(model: nn.Module, found: str) -> None:
-    message = "has no output projection of its own that is a plain linear layer: .*"
-    with pytest.raises(UnsupportedError, match=message + found):
-        find_attentions(model, X)
+def _adapted(config: peft.PeftConfig) -> nn.Module:
+    return peft.get_peft_model(tiny_llama(vocab_size=23), config)
+
+
+NO_PROJECTION = "has no output projection of its own that is a plain linear layer: .*"
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
-@pytest.mark.parametrize(("config", "found"), [
-    (peft.LoraConfig(target_modules=["o_proj"]), r"o_proj, an adapter \(lora\)\. Merge it"),
-    (peft.VeraConfig(target_modules=["o_proj"]), r"o_proj, an adapter \(vera\)\. Merge it"),
-    (peft.AdaptionPromptConfig(adapter_layers=1, adapter_len=3, task_type="CAUSAL_LM"),
+@pytest.mark.parametrize(("make", "found"), [
+    (lambda: nn.Sequential(nn.Linear(12, 3)), "no attention was captured in Sequential"),
+    (_unmixed, NO_PROJECTION + r"its heads go into out_proj \(Identity\)\. W"),
+    (lambda: _Odd(nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 12))),
+     NO_PROJECTION + r"on their way into blend\.1"),
+    (lambda: _Odd(_Wrapped(lambda x: x.roll(1, -2))),
+     NO_PROJECTION + r"mixed or moved on their way into blend\.mix"),
+    (lambda: _Odd(_Beside()),
+     NO_PROJECTION + r"its heads do not go into blend\.base \(Linear\) alone: .* twice\. W"),
+    (lambda: _Odd(_Bare()), NO_PROJECTION + r"its heads go into blend \(_Bare\)\. Watch"),
+    (lambda: _Odd(_Beside(a=nn.Linear(12, 12))),
+     NO_PROJECTION + r"blend\.base \(Linear\) and blend\.more\.a \(Linear"),
+    (lambda: _Odd(_Packed()),
+     NO_PROJECTION + r"into blend \(_Packed\)\. Its weights are packed: unpack them first"),
+    (lambda: _adapted(peft.LoraConfig(target_modules=["o_proj"])),
+     r"o_proj, an adapter \(lora\)\. Merge it"),
+    (lambda: _adapted(peft.VeraConfig(target_modules=["o_proj"])),
+     r"o_proj, an adapter \(vera\)\. Merge it"),
+    (lambda: _adapted(peft.AdaptionPromptConfig(adapter_layers=1, adapter_len=3,
+                                                task_type="CAUSAL_LM")),
      r"heads and those of .*layers\.1\.self_attn go into .*self_attn\.model\.o_proj\. Watch"),
 ])  # fmt: skip
-def test_adapters_of_the_output_projection(config: peft.PeftConfig, found: str) -> None:
-    model = peft.get_peft_model(tiny_llama(vocab_size=23), config)
+def test_heads_without_a_plain_output_projection(make: Callable[[], nn.Module], found: str) -> None:
+    model = make()
     with pytest.raises(UnsupportedError, match=found):
-        find_attentions(model)
+        find_attentions(model, None if isinstance(model, peft.PeftModel) else X)
 
 
 class _Twice(nn.Module):

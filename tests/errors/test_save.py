@@ -1,6 +1,7 @@
 """Folders that cannot be written or must not be read; existing files are unchanged."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from folders import tiny_llama
 from headwise import MultiHeadAttention, load, prune, save
 from headwise.checkpoints import _formats, _save
 from headwise.checkpoints._manifest import apply_changes, differences_of
-from headwise.errors import ArgumentError, InputError, OutputError, UnsupportedError
+from headwise.errors import ArgumentError, HeadwiseError, InputError, OutputError, UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
 
 IDS = torch.tensor([[9, 7, 12, 11]])
@@ -26,87 +27,71 @@ def _small() -> nn.Module:
     return prune(model, {0: [1]})
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(_small(), tmp_path_factory.mktemp("models") / "small")
+
+
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    return save(_small(), tmp_path / "small")
+def saved(written: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(written, tmp_path / "small")
 
 
 def test_a_file_or_pipe_gets_no_progress_bar(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    save(_small(), tmp_path / "small")
-    load(tmp_path / "small")
+    load(save(_small(), tmp_path / "small"))
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_class_unknown_to_transformers(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="MultiHeadAttention is not a class of transformers"):
-        save(MultiHeadAttention(12, 4), tmp_path / "layer")
-    assert not any(tmp_path.iterdir())
-
-
-def test_a_subclass_of_ours(tmp_path: Path) -> None:
-    subclass = type("Mine", (MiniGPT,), {})
-    with pytest.raises(UnsupportedError, match="Mine is a subclass of MiniGPT, and load"):
-        save(subclass(MiniGPTConfig(13, 8, 12, 4)), tmp_path / "mine")
-    assert list(tmp_path.iterdir()) == []
 
 
 def _cut(name: str, gone: Any, **options: Any) -> nn.Module:
     return prune(zoo.make(name), gone, **options)
 
 
-def test_an_unknown_format(tmp_path: Path) -> None:
-    with pytest.raises(
-        ArgumentError, match=r"format='tflite'\. Choose one of headwise, stock, padded"
-    ):
-        save(_small(), tmp_path / "small", format="tflite")  # type: ignore[arg-type]
+def _two_heads() -> nn.Module:
+    config = transformers.GPT2Config(n_embd=12, n_layer=2, n_head=3, vocab_size=13)
+    return prune(transformers.GPT2DoubleHeadsModel(config).eval(), {0: [1]})
 
 
-@pytest.mark.parametrize(
-    ("name", "gone", "options", "format", "message"),
-    [
-        ("Llama", {0: [0, 1]}, {}, "stock", r"there are 2 in model\.layers\.0.*uniform=True"),
-        (
-            "Mistral", {0: [0, 1], 1: [2, 3]}, {"fold": "mean", "reference": [{"input_ids": IDS}]},
-            "stock", r"o_proj\.bias is .* would be None.*Prune without fold \(at the command line",
-        ),
-        ("Bert", {0: [1], 1: [2]}, {}, "stock", r"of 3 heads.*\(24, 18\) and would be \(24, 24\)"),
-        ("GPT2", {0: [1, 2], 1: [2, 3]}, {}, "stock", "a GPT2LMHeadModel of 2 heads.*would be"),
-        ("Llama", {0: [1]}, {"expand": True}, "padded", "more kv heads than the 2 that"),
-        (
-            "Mistral", {0: [1, 3]}, {"fold": "mean", "reference": [{"input_ids": IDS}]}, "padded",
-            r"no place.*o_proj\.bias is \(24,\) and would be None.*prune without fold",
-        ),
-    ],
-)  # fmt: skip
-def test_a_format_that_a_model_cannot_have(
-    name: str, gone: Any, options: Any, format: Any, message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UnsupportedError, match=message):
-        save(_cut(name, gone, **options), tmp_path / "small", format=format)
+MINI = MiniGPTConfig(13, 8, 12, 4)
+MEAN: dict[str, Any] = {"fold": "mean", "reference": [{"input_ids": IDS}]}
+
+
+@pytest.mark.parametrize(("make", "format", "kind", "message"), [
+    (_small, "tflite", ArgumentError, r"format='tflite'\. Choose one of headwise, stock, padded"),
+    (lambda: MultiHeadAttention(12, 4), "headwise", UnsupportedError,
+     "MultiHeadAttention is not a class of transformers"),
+    (lambda: type("Mine", (MiniGPT,), {})(MINI), "headwise", UnsupportedError,
+     "Mine is a subclass of MiniGPT, and load"),
+    (lambda: MiniGPT(MINI), "stock", UnsupportedError, r"no MiniGPT.*format='stock'"),
+    (lambda: _cut("Llama", {0: [0, 1]}), "stock", UnsupportedError,
+     r"there are 2 in model\.layers\.0.*uniform=True"),
+    (lambda: _cut("Mistral", {0: [0, 1], 1: [2, 3]}, **MEAN), "stock", UnsupportedError,
+     r"o_proj\.bias is .* would be None.*Prune without fold \(at the command line"),
+    (lambda: _cut("Bert", {0: [1], 1: [2]}), "stock", UnsupportedError,
+     r"of 3 heads.*\(24, 18\) and would be \(24, 24\)"),
+    (lambda: _cut("GPT2", {0: [1, 2], 1: [2, 3]}), "stock", UnsupportedError,
+     "a GPT2LMHeadModel of 2 heads.*would be"),
+    (lambda: _cut("Llama", {0: [1]}, expand=True), "padded", UnsupportedError,
+     "more kv heads than the 2 that"),
+    (lambda: _cut("Mistral", {0: [1, 3]}, **MEAN), "padded", UnsupportedError,
+     r"no place.*o_proj\.bias is \(24,\) and would be None.*prune without fold"),
+    pytest.param(_two_heads, "remote-code", UnsupportedError,
+                 r"no AutoModel .* opens a GPT2DoubleHeadsModel", marks=pytest.mark.full),
+])  # fmt: skip
+def test_what_cannot_be_saved(
+    make: Callable[[], nn.Module], format: Any, kind: type[HeadwiseError], message: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    model = make()
+    with pytest.raises(kind, match=message):
+        save(model, tmp_path / "small", format=format)
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.full
-def test_a_class_without_an_auto_class(tmp_path: Path) -> None:
-    config = transformers.GPT2Config(n_embd=12, n_layer=2, n_head=3, vocab_size=13)
-    small = prune(transformers.GPT2DoubleHeadsModel(config).eval(), {0: [1]})
-    with pytest.raises(UnsupportedError, match=r"no AutoModel .* opens a GPT2DoubleHeadsModel"):
-        save(small, tmp_path / "small", format="remote-code")
-
-
-def test_a_mini_gpt_in_other_formats(tmp_path: Path) -> None:
-    model = MiniGPT(MiniGPTConfig(6, 8, 12, 4, n_layers=2))
-    with pytest.raises(UnsupportedError, match=r"no MiniGPT.*format='stock'"):
-        save(model, tmp_path / "small", format="stock")
-
-
-def test_an_existing_folder(saved: Path) -> None:
-    held = {path: path.read_bytes() for path in saved.iterdir()}
-    with pytest.raises(OutputError, match=r"small exists.*force=True"):
-        save(_small(), saved)
-    assert {path: path.read_bytes() for path in saved.iterdir()} == held
+def _content(folder: Path) -> dict[Path, bytes | None]:
+    paths = sorted(folder.rglob("*"))
+    return {path: path.read_bytes() if path.is_file() else None for path in paths}
 
 
 def test_a_file_in_its_place(tmp_path: Path) -> None:
@@ -117,39 +102,32 @@ def test_a_file_in_its_place(tmp_path: Path) -> None:
     assert path.read_text() == "mine"
 
 
-def test_an_interrupted_save_keeps_the_old_folder(
-    saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = {path.name: path.read_bytes() for path in saved.iterdir()}
-
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    for place, name in ((_save, "check_fresh"), (_formats.json, "dumps")):
-        small = _small()
-        with monkeypatch.context() as patch:
-            patch.setattr(place, name, stop)
-            with pytest.raises(KeyboardInterrupt):
-                save(small, saved, force=True)
-        assert {path.name: path.read_bytes() for path in saved.iterdir()} == held
-        assert [path.name for path in saved.parent.iterdir()] == ["small"]
+def _interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
 
 
-def test_a_move_that_fails_puts_the_old_folder_back(
-    saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = {path.name: path.read_bytes() for path in saved.iterdir()}
-    rename = Path.rename
+def _full(self: Path, target: Path, rename: Any = Path.rename) -> Path:
+    if self.name == "new":
+        raise OSError("no space")
+    return rename(self, target)
 
-    def fail(self: Path, target: Path) -> Path:
-        if self.name == "new":
-            raise OSError("no space")
-        return rename(self, target)
 
-    monkeypatch.setattr(Path, "rename", fail)
-    with pytest.raises(OSError, match="no space"):
-        save(_small(), saved, force=True)
-    assert {path.name: path.read_bytes() for path in saved.iterdir()} == held
+@pytest.mark.parametrize(("place", "name", "stop", "force", "kind", "message"), [
+    (_save, "check_fresh", _interrupted, False, OutputError, r"small exists.*force=True"),
+    (_save, "check_fresh", _interrupted, True, KeyboardInterrupt, None),
+    (_formats.json, "dumps", _interrupted, True, KeyboardInterrupt, None),
+    (Path, "rename", _full, True, OSError, "no space"),
+])  # fmt: skip
+def test_a_save_that_fails_keeps_the_old_folder(
+    place: Any, name: str, stop: Any, force: bool, kind: type[BaseException], message: str | None,
+    saved: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    before, small = _content(saved.parent), _small()
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, stop)
+        with pytest.raises(kind, match=message):
+            save(small, saved, force=force)
+    assert _content(saved.parent) == before
 
 
 @pytest.mark.full

@@ -17,7 +17,7 @@ import headwise as hw
 import headwise.roles
 from headwise.caching import compare_caches
 from headwise.corpora import SPECIALS
-from headwise.errors import ArgumentError, HeadError, InputError, OutputError
+from headwise.errors import ArgumentError, HeadError, HeadwiseError, InputError, OutputError
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
 from headwise.report import Comparison, compare_tables
 from headwise.roles import task_examples
@@ -37,104 +37,59 @@ def opened() -> tuple[Any, Any]:
     return hw.load(MINILM), hw.load_tokenizer(MINILM)
 
 
-CALLS: dict[str, tuple[Callable[[Any, Any, Path], Any], str]] = {
-    "relations in a list": (
-        lambda model, tokenizer, out: hw.find_roles(
-            model, TEXTS, tokenizer=tokenizer, relations=[len]
-        ),
-        "find_roles: relations is .*Give functions by name",
-    ),
-    "relations as text": (
-        lambda model, tokenizer, out: hw.find_roles(
-            model, TEXTS, tokenizer=tokenizer, relations={"x": "f"}
-        ),
-        "find_roles: relations is .*Give functions by name",
-    ),
-    "an unknown score": (
-        lambda model, tokenizer, out: hw.Role("x", "", len, score="sum"),
-        "Role: score='sum'. Choose one of 'top', 'choice', 'mass'",
-    ),
-    "a choice among nothing": (
-        lambda model, tokenizer, out: hw.Role("x", "", len, score="choice"),
-        "Role: score='choice' with candidates=None. Give candidates for score='choice'",
-    ),
-    "a probe of one's own": (
-        lambda model, tokenizer, out: hw.find_roles(
-            model, TEXTS, tokenizer=tokenizer, relations={"x": hw.Role("x", "", len, kind="probe")}
-        ),
-        "find_roles: x is of kind='probe', .* random tokens. Choose another kind",
-    ),
-    "a batch without a text": (
-        lambda model, tokenizer, out: hw.study(model, TEXTS, tokenizer=tokenizer, batch_size=0),
-        "study: batch_size=0. Give 1 or more texts",
-    ),
-    "the tokenizer's folder": (
-        lambda model, tokenizer, out: hw.importance(model, TEXTS, tokenizer=str(MINILM)),
-        "tokenizer=.* is a str. Open it with headwise.load_tokenizer",
-    ),
-    "the tokenizer's folder, saved": (
-        lambda model, tokenizer, out: hw.save(model, out / "x", tokenizer=MINILM),
-        "save: tokenizer=.* is a PosixPath. Open it with headwise.load_tokenizer",
-    ),
-    "a tokenizer as method": (
-        lambda model, tokenizer, out: hw.importance(model, TEXTS, tokenizer),
-        r"importance: method=.{1,60} is not one of .*a tokenizer as tokenizer=",
-    ),
-    "a dtype as text": (
-        lambda model, tokenizer, out: hw.load(MINILM, dtype="float8"),
-        "load: dtype='float8' is no dtype. Give one, as torch.bfloat16",
-    ),
-    "no such device": (
-        lambda model, tokenizer, out: hw.load(MINILM, device="nothing"),
-        "load: device: 'nothing' cannot be used here",
-    ),
-    "no such GPU": (
-        lambda model, tokenizer, out: hw.load(MINILM, device="cuda:99"),
-        "load: device: 'cuda:99' cannot be used here",
-    ),
-    "no source": (lambda model, tokenizer, out: hw.load(None), "load: source is a NoneType"),
-    "no folder": (
-        lambda model, tokenizer, out: hw.save(model, None),
-        "save: a NoneType is no path. Give one as a str or a pathlib.Path",
-    ),
-    "a number as a file": (
-        lambda model, tokenizer, out: hw.Plan.load(3),
-        "Plan.load: a int is no path",
-    ),
-    "no file of a table": (
-        lambda model, tokenizer, out: hw.HeadTable.load(None),
-        "HeadTable.load: a NoneType is no path",
-    ),
-    "a model as source": (
-        lambda model, tokenizer, out: hw.load_tokenizer(model),
-        "load_tokenizer: source is a BertModel",
-    ),
-    "a model as monitor": (
-        lambda model, tokenizer, out: hw.QKClip(model),
-        "QKClip: monitor is a BertModel. Give a headwise.HeadMonitor",
-    ),
-}
+def _roles(model: Any, tokenizer: Any, **relations: Any) -> Any:
+    return hw.find_roles(model, TEXTS, tokenizer=tokenizer, **relations)
 
 
-NO_ROLES: list[tuple[dict[str, Any], str]] = [
-    ({"name": 3}, "name=3. Give a name"),
-    ({"pairs": 3}, "pairs=3. Give a function"),
-    ({"score": "choice", "candidates": 3}, "candidates=3. Give a function"),
-    ({"bar": "a"}, "bar='a'. Give a number from 0 to 1"),
-    ({"bar": float("nan")}, "bar=nan. Give a number"),
-    ({"points": -1}, "points=-1. Give a number"),
-]
+def _role(**given: Any) -> hw.Role:
+    return hw.Role(**{"name": "x", "says": "", "pairs": len} | given)
 
 
-@pytest.mark.parametrize(("given", "message"), NO_ROLES)
-def test_a_role_of_other_kinds_is_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=f"Role: {message}"):
-        hw.Role(**{"name": "x", "says": "", "pairs": len} | given)
+# Calls with a model, its tokenizer and an empty folder.
+CALLS: list[tuple[Callable[[Any, Any, Path], Any], str]] = [
+    (lambda model, tokenizer, _: _roles(model, tokenizer, relations=[len]),
+     "find_roles: relations is .*Give functions by name"),
+    (lambda model, tokenizer, _: _roles(model, tokenizer, relations={"x": "f"}),
+     "find_roles: relations is .*Give functions by name"),
+    (lambda model, tokenizer, _: _roles(model, tokenizer, relations={"x": _role(kind="probe")}),
+     "find_roles: x is of kind='probe', .* random tokens. Choose another kind"),
+    (lambda *_: _role(score="sum"), "Role: score='sum'. Choose one of 'top', 'choice', 'mass'"),
+    (lambda *_: _role(score="choice"),
+     "Role: score='choice' with candidates=None. Give candidates for score='choice'"),
+    (lambda *_: _role(name=3), "Role: name=3. Give a name"),
+    (lambda *_: _role(pairs=3), "Role: pairs=3. Give a function"),
+    (lambda *_: _role(score="choice", candidates=3), "Role: candidates=3. Give a function"),
+    (lambda *_: _role(bar="a"), "Role: bar='a'. Give a number from 0 to 1"),
+    (lambda *_: _role(bar=float("nan")), "Role: bar=nan. Give a number"),
+    (lambda *_: _role(points=-1), "Role: points=-1. Give a number"),
+    (lambda model, tokenizer, _: hw.study(model, TEXTS, tokenizer=tokenizer, batch_size=0),
+     "study: batch_size=0. Give 1 or more texts"),
+    (lambda model, *_: hw.importance(model, TEXTS, tokenizer=str(MINILM)),
+     "tokenizer=.* is a str. Open it with headwise.load_tokenizer"),
+    (lambda model, _, out: hw.save(model, out / "x", tokenizer=MINILM),
+     "save: tokenizer=.* is a PosixPath. Open it with headwise.load_tokenizer"),
+    (lambda model, tokenizer, _: hw.importance(model, TEXTS, tokenizer),
+     r"importance: method=.{1,60} is not one of .*a tokenizer as tokenizer="),
+    (lambda *_: hw.load(MINILM, dtype="float8"),
+     "load: dtype='float8' is no dtype. Give one, as torch.bfloat16"),
+    (lambda *_: hw.load(MINILM, device="nothing"),
+     "load: device: 'nothing' cannot be used here"),
+    (lambda *_: hw.load(MINILM, device="cuda:99"), "load: device: 'cuda:99' cannot be used here"),
+    (lambda *_: hw.load(None), "load: source is a NoneType"),
+    (lambda model, *_: hw.save(model, None),
+     "save: a NoneType is no path. Give one as a str or a pathlib.Path"),
+    (lambda *_: hw.Plan.load(3), "Plan.load: a int is no path"),
+    (lambda *_: hw.HeadTable.load(None), "HeadTable.load: a NoneType is no path"),
+    (lambda model, *_: hw.load_tokenizer(model), "load_tokenizer: source is a BertModel"),
+    (lambda model, *_: hw.QKClip(model),
+     "QKClip: monitor is a BertModel. Give a headwise.HeadMonitor"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CALLS)
-def test_another_kind_is_refused(case: str, opened: tuple[Any, Any], tmp_path: Path) -> None:
-    call, message = CALLS[case]
+@pytest.mark.parametrize(("call", "message"), CALLS)
+def test_another_kind_is_refused(
+    call: Callable[..., Any], message: str, opened: tuple[Any, Any], tmp_path: Path
+) -> None:
     with pytest.raises(ArgumentError, match=message):
         call(*opened, tmp_path)
     assert not [*tmp_path.iterdir()]
@@ -250,121 +205,93 @@ def _model(layers: int = 2, heads: int = 2) -> MiniGPT:
     )
 
 
-def test_other_layers_and_heads_are_refused_by_name() -> None:
-    with pytest.raises(HeadError, match=r"3 layers \(L0 to L2\) before and 2 layers \(L0 to L1\)"):
-        compare_tables(make_table(), make_table(layers=2))
-    with pytest.raises(HeadError, match=r"L0 has 4 heads before and 3 after, and neither"):
-        compare_tables(make_table(), make_table(heads=3))
-    with pytest.raises(HeadError, match=r"2 layers \(L0 to L1\) before and 3 layers"):
-        hw.compare(_model(2), _model(3), TWO_LINES, tokenizer=TOKENIZER)
-
-
-def test_heads_that_share_no_original_are_refused() -> None:
-    table = make_table()
-    sides = [with_heads(table, table.heads[start::2]) for start in (0, 1)]
-    with pytest.raises(HeadError, match=r"L0\.H0 to L2\.H1 .* have no head in common"):
-        compare_tables(*sides)
-    with pytest.raises(HeadError, match=r"3 layers .* and 2 layers .* by the original numbers"):
-        compare_tables(table, with_heads(table, table.heads[:8]))
-
-
-def test_other_tokens_are_refused() -> None:
-    other = make_tokenizer([*SPECIALS, ",", ".", *reversed(WORDS)])
-    model = _model()
-    with pytest.raises(ArgumentError, match=r"the tokenizers differ: text 0 \('w"):
-        hw.compare(model, model, TWO_LINES, tokenizer=(TOKENIZER, other))
-    with pytest.raises(ArgumentError, match="tokenizer=None, and MiniGPT has none"):
-        hw.compare(model, model, TWO_LINES)
-
-
-def test_other_kinds_of_things_are_refused() -> None:
-    model, table = _model(), make_table()
-    with pytest.raises(ArgumentError, match="MiniGPT and HeadTable cannot be compared"):
-        hw.compare(model, table)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="texts=None"):
-        hw.compare(model, model, tokenizer=TOKENIZER)
+def _mini_t5() -> T5ForConditionalGeneration:
     config = T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=50)
-    with pytest.raises(ArgumentError, match=r"one of MiniGPT and T5For.* reads two"):
-        hw.compare(model, T5ForConditionalGeneration(config), TWO_LINES, tokenizer=TOKENIZER)
+    return T5ForConditionalGeneration(config)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("texts", TWO_LINES), ("tokenizer", TOKENIZER), ("max_tokens", 5)]
-)
-def test_arguments_for_models_are_refused_with_tables(name: str, value: object) -> None:
-    with pytest.raises(ArgumentError, match=f"{name}= is for models"):
-        hw.compare(make_table(), make_table(), **{name: value})
+def _compared(before: Any, after: Any, **options: Any) -> Comparison:
+    return hw.compare(before, after, TWO_LINES, **{"tokenizer": TOKENIZER} | options)
 
 
-def test_other_statistics_are_refused() -> None:
-    table = make_table()
-    with pytest.raises(ArgumentError, match="entropy before and self after"):
-        compare_tables(make_table(statistics=["entropy"]), make_table(statistics=["self"]))
-    with pytest.raises(ArgumentError, match="'eligible' queries before and 'all' after"):
-        compare_tables(table, replace(table, queries="all"))
+def _without_sums_of_texts(table: hw.HeadTable) -> hw.HeadTable:
     totals = {name: replace(sums, per_text=None) for name, sums in table.totals.items()}
-    with pytest.raises(ArgumentError, match="the sums of 'entropy' in each text were not kept aft"):
-        compare_tables(table, replace(table, totals=totals))
-    with pytest.raises(ArgumentError, match="no statistic 'heat'"):
-        compare_tables(table, table, draws=1).plot("heat")
+    return replace(table, totals=totals)
 
 
-def test_roles_of_other_models_are_refused() -> None:
-    roles, table = make_roles(make_study(3, 4)), make_table()
-    with pytest.raises(ArgumentError, match=r"the roles before belong to the model .*, the table"):
-        hw.compare(table, table, roles=(roles, roles))
-    with pytest.raises(ArgumentError, match="roles=True is for models"):
-        hw.compare(table, table, roles=True)
+TABLE, STUDY = make_table(), make_study(3, 4)
+ROLES = make_roles(STUDY)
+OTHER_TOKENS = make_tokenizer([*SPECIALS, ",", ".", *reversed(WORDS)])
 
 
-def test_a_tolerance_is_a_share() -> None:
-    with pytest.raises(ArgumentError, match=r"tolerance=-0\.1"):
-        hw.compare(make_table(), make_table(), tolerance=-0.1)
+@pytest.mark.parametrize(("call", "kind", "message"), [
+    (lambda: compare_tables(TABLE, make_table(layers=2)), HeadError,
+     r"3 layers \(L0 to L2\) before and 2 layers \(L0 to L1\)"),
+    (lambda: compare_tables(TABLE, make_table(heads=3)), HeadError,
+     r"L0 has 4 heads before and 3 after, and neither"),
+    (lambda: _compared(_model(2), _model(3)), HeadError,
+     r"2 layers \(L0 to L1\) before and 3 layers"),
+    (lambda: compare_tables(*(with_heads(TABLE, TABLE.heads[start::2]) for start in (0, 1))),
+     HeadError, r"L0\.H0 to L2\.H1 .* have no head in common"),
+    (lambda: compare_tables(TABLE, with_heads(TABLE, TABLE.heads[:8])), HeadError,
+     r"3 layers .* and 2 layers .* by the original numbers"),
+    (lambda: _compared(_model(), _model(), tokenizer=(TOKENIZER, OTHER_TOKENS)), ArgumentError,
+     r"the tokenizers differ: text 0 \('w"),
+    (lambda: hw.compare(_model(), _model(), TWO_LINES), ArgumentError,
+     "tokenizer=None, and MiniGPT has none"),
+    (lambda: hw.compare(_model(), TABLE), ArgumentError,
+     "MiniGPT and HeadTable cannot be compared"),
+    (lambda: hw.compare(_model(), _model(), tokenizer=TOKENIZER), ArgumentError, "texts=None"),
+    (lambda: _compared(_model(), _mini_t5()), ArgumentError,
+     r"one of MiniGPT and T5For.* reads two"),
+    *((lambda given=given: hw.compare(TABLE, TABLE, **given), ArgumentError,
+       f"{next(iter(given))}=.*is for models")
+      for given in ({"texts": TEXTS}, {"tokenizer": 1}, {"max_tokens": 5}, {"roles": True})),
+    (lambda: compare_tables(make_table(statistics=["entropy"]), make_table(statistics=["self"])),
+     ArgumentError, "entropy before and self after"),
+    (lambda: compare_tables(TABLE, replace(TABLE, queries="all")), ArgumentError,
+     "'eligible' queries before and 'all' after"),
+    (lambda: compare_tables(TABLE, _without_sums_of_texts(TABLE)), ArgumentError,
+     "the sums of 'entropy' in each text were not kept aft"),
+    (lambda: compare_tables(TABLE, TABLE, draws=1).plot("heat"), ArgumentError,
+     "no statistic 'heat'"),
+    (lambda: hw.compare(TABLE, TABLE, roles=(ROLES, ROLES)), ArgumentError,
+     r"the roles before belong to the model .*, the table"),
+    (lambda: hw.compare(TABLE, TABLE, tolerance=-0.1), ArgumentError, r"tolerance=-0\.1"),
+    (lambda: make_study().with_comparison(compare_tables(TABLE, TABLE, draws=1)), ArgumentError,
+     r"Study: the comparison is of the models seed 0 and seed 0, "),
+    (lambda: STUDY.with_roles(replace(ROLES, model="another")), ArgumentError,
+     r"Study: the roles belong to the model another, the stud"),
+    (lambda: STUDY.with_effects(replace(make_effects(STUDY), model="another")), ArgumentError,
+     r"Study: the effects belong to the model another, "),
+])  # fmt: skip
+def test_comparisons_and_studies_that_would_mean_nothing(
+    call: Callable[[], object], kind: type[HeadwiseError], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        call()
 
 
-def test_a_file_holds_a_comparison_and_a_study_one_of_its_model(tmp_path: Path) -> None:
-    comparison = compare_tables(make_table(), make_table(), draws=1)
-    with pytest.raises(
-        ArgumentError, match=r"Study: the comparison is of the models seed 0 and seed 0, "
-    ):
-        make_study().with_comparison(comparison)
-    table = make_table().save(tmp_path / "table.json")
+def test_a_file_that_holds_no_comparison(tmp_path: Path) -> None:
+    table = TABLE.save(tmp_path / "table.json")
     with pytest.raises(InputError, match=r"Comparison\.load: .*table\.json holds a table of"):
         Comparison.load(table)
-    saved = comparison.save(tmp_path / "comparison.json")
+    saved = compare_tables(TABLE, TABLE, draws=1).save(tmp_path / "comparison.json")
     saved.write_text(saved.read_text("utf-8").replace('"texts": [\n  40,', '"texts": [\n  4, 4,'))
     with pytest.raises(InputError, match=r"comparison\.json is incomplete or damaged.*not pairs"):
         Comparison.load(saved)
 
 
-# Each refusal of the report names what is wrong, and leaves no files.
-
-
-@pytest.mark.parametrize("name", ["page.pdf", "page", "page.html.gz"])
-def test_a_page_ends_in_html(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ArgumentError, match=rf"{name} does not end in \.html"):
-        make_study().report(tmp_path / name)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"nowhere/page\.html cannot be written"):
-        make_study().report(tmp_path / "nowhere" / "page.html")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_is_no_page(tmp_path: Path) -> None:
-    (tmp_path / "page.html").mkdir()
-    with pytest.raises(OutputError, match=r"page\.html is a folder"):
-        make_study().report(tmp_path / "page.html")
-
-
-def test_roles_of_another_model() -> None:
-    study = make_study()
-    roles = replace(make_roles(study), model="another")
-    with pytest.raises(
-        ArgumentError, match=r"Study: the roles belong to the model another, the stud"
-    ):
-        study.with_roles(roles)
-    with pytest.raises(ArgumentError, match=r"Study: the effects belong to the model another, "):
-        study.with_effects(replace(make_effects(study), model="another"))
+@pytest.mark.parametrize(("path", "kind", "message"), [
+    ("page.pdf", ArgumentError, r"page\.pdf does not end in \.html"),
+    ("page", ArgumentError, r"page does not end in \.html"),
+    ("nowhere/page.html", OutputError, r"nowhere/page\.html cannot be written"),
+    ("folder.html", OutputError, r"folder\.html is a folder"),
+])  # fmt: skip
+def test_a_report_that_cannot_be_written(
+    path: str, kind: type[HeadwiseError], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "folder.html").mkdir()
+    with pytest.raises(kind, match=message):
+        STUDY.report(tmp_path / path)
+    assert [*tmp_path.rglob("*")] == [tmp_path / "folder.html"]
