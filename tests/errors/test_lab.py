@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from headwise import load, load_tokenizer, prune
 from headwise.corpora import Grammar
-from headwise.errors import ArgumentError, InputError, OutputError, ShapeError
+from headwise.errors import ArgumentError, HeadwiseError, InputError, OutputError, ShapeError
 from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer, sample, save, train
 from headwise.lab._train import TrainingRun
 
@@ -23,164 +25,143 @@ TOKENIZER = make_tokenizer(Grammar().vocabulary)
 SMALL = TrainSettings(steps=2, batch_size=3, d_model=6, n_heads=2, n_layers=1, mlp_ratio=1)
 
 
-@pytest.fixture
-def model():
+def _model() -> MiniGPT:
     return MiniGPT(MiniGPTConfig(len(Grammar().vocabulary), context=7, d_model=6, n_heads=2))
 
 
-@pytest.fixture
-def folder(model, tmp_path):
-    return save(model, tmp_path / "saved", tokenizer=TOKENIZER)
-
-
-# Sizes and settings.
-
-
-def test_a_text_longer_than_the_context(model):
-    with pytest.raises(ShapeError, match="8 tokens do not fit a context of 7"):
-        model(torch.zeros(1, 8, dtype=torch.int64))
+# Sizes, settings and prompts.
 
 
 SIZES = ("vocab_size", "context", "d_model", "n_heads", "n_layers", "mlp_ratio")
+SETTINGS: list[tuple[dict[str, Any], str]] = [
+    ({"steps": 0}, r"steps is 0\. Give 1 or more"),
+    ({"batch_size": -1}, r"batch_size is -1\. Give 1 or more"),
+    ({"seed": -7}, r"seed is -7\. Give 0 or more"),
+    ({"warmup": -2}, r"warmup is -2\. Give 0 or more"),
+    ({"weight_decay": -0.5}, r"weight_decay is -0\.5\. Give 0 or more"),
+    ({"context": 32}, r"context is 32\. Give 33 or more"),
+    ({"steps": 10**18}, r"steps is 10+\. .* up to 1,000,000,000"),
+    ({"steps": 2.5}, r"steps is 2\.5"),
+    ({"n_heads": True}, "n_heads is True"),
+    ({"batch_size": 10**9}, "batch_size is 1000000000"),
+    ({"n_layers": 10**8, "d_model": 1, "n_heads": 1}, "n_layers is 100000000"),
+    ({"d_model": 10**8}, "d_model=100000000, .* give 240,000,004,000,000,000 w"),
+    ({"context": 10**9}, "context=1000000000 give"),
+    ({"learning_rate": 0.0}, "learning_rate is 0.0"),
+    ({"learning_rate": float("nan")}, "learning_rate is nan"),
+]
+SAMPLES: list[tuple[dict[str, Any], type[HeadwiseError], str]] = [
+    *(
+        ({"prompt": f"I {word} always"}, InputError, f"does not know the word '{word}'")
+        for word in ("frobnicate", "work,", "<unk>")
+    ),
+    (
+        {"prompt": "I work , you work , he"},
+        InputError,
+        "the prompt has 8 tokens but the context holds 7",
+    ),
+    ({"max_new_tokens": -1}, ArgumentError, "sample: max_new_tokens is -1"),
+]
 
 
-@pytest.mark.parametrize(("made", "sizes", "message"), [
-    *((MiniGPTConfig, {name: 0}, f"MiniGPTConfig: {name} is 0") for name in SIZES),
-    *((MiniGPTConfig, {name: -3}, f"MiniGPTConfig: {name} is -3") for name in SIZES),
-    (MiniGPTConfig, {"dropout": -0.1}, "dropout is -0.1"),
-    (MiniGPTConfig, {"dropout": 1.0}, "dropout is 1.0"),
-    (TrainSettings, {"steps": 0}, r"steps is 0\. Give 1 or more"),
-    (TrainSettings, {"batch_size": -1}, r"batch_size is -1\. Give 1 or more"),
-    (TrainSettings, {"seed": -7}, r"seed is -7\. Give 0 or more"),
-    (TrainSettings, {"warmup": -2}, r"warmup is -2\. Give 0 or more"),
-    (TrainSettings, {"weight_decay": -0.5}, r"weight_decay is -0\.5\. Give 0 or more"),
-    (TrainSettings, {"context": 32}, r"context is 32\. Give 33 or more"),
-    (TrainSettings, {"steps": 10**18}, r"steps is 10+\. .* up to 1,000,000,000"),
-    (TrainSettings, {"steps": 2.5}, r"steps is 2\.5"),
-    (TrainSettings, {"n_heads": True}, "n_heads is True"),
-    (TrainSettings, {"batch_size": 10**9}, "batch_size is 1000000000"),
-    (TrainSettings, {"n_layers": 10**8, "d_model": 1, "n_heads": 1}, "n_layers is 100000000"),
-    (TrainSettings, {"d_model": 10**8}, "d_model=100000000, .* give 240,000,004,000,000,000 w"),
-    (TrainSettings, {"context": 10**9}, "context=1000000000 give"),
-    (TrainSettings, {"learning_rate": 0.0}, "learning_rate is 0.0"),
-    (TrainSettings, {"learning_rate": -1.0}, "learning_rate is -1.0"),
-    (TrainSettings, {"learning_rate": float("nan")}, "learning_rate is nan"),
+def _sample(prompt: str = "I", **options: Any) -> str:
+    return sample(_model(), prompt, tokenizer=TOKENIZER, **options)
+
+
+@pytest.mark.parametrize(("call", "kind", "message"), [
+    *((partial(MiniGPTConfig, **{"vocab_size": 5} | {name: size}), ArgumentError,
+       f"MiniGPTConfig: {name} is {size}") for name in SIZES for size in (0, -3)),
+    *((partial(MiniGPTConfig, 5, dropout=share), ArgumentError, f"dropout is {share}")
+      for share in (-0.1, 1.0)),
+    *((partial(TrainSettings, **given), ArgumentError, message) for given, message in SETTINGS),
+    *((partial(_sample, **given), *said) for given, *said in SAMPLES),
+    (lambda: _model()(torch.zeros(1, 8, dtype=torch.int64)), ShapeError,
+     "8 tokens do not fit a context of 7"),
 ])  # fmt: skip
-def test_impossible_sizes_and_settings(made, sizes, message):
-    with pytest.raises(ArgumentError, match=message):
-        made(**({"vocab_size": 5} if made is MiniGPTConfig else {}) | sizes)
+def test_impossible_sizes_settings_and_prompts(
+    call: Callable[[], object], kind: type[HeadwiseError], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        call()
 
 
-def test_less_than_one_line_to_judge(tmp_path):
-    with pytest.raises(ArgumentError, match="lines_judged is 0"):
-        train(SMALL, tmp_path, lines_judged=0)
+# Files: what is done to a folder, and what then fails.
 
 
-# Training in a folder.
+def _train(folder: Path, lines_judged: int = 3) -> None:
+    train(SMALL, folder, lines_judged=lines_judged)
 
 
-def test_a_file_that_is_no_checkpoint(tmp_path):
-    save_file({"w": torch.zeros(2)}, tmp_path / "training.safetensors")
-    with pytest.raises(
-        InputError, match=r"training\.safetensors is of headwise_training=None, not"
-    ):
-        train(SMALL, tmp_path)
-
-
-def test_a_truncated_checkpoint(tmp_path):
-    train(SMALL, tmp_path, lines_judged=3)
-    path = tmp_path / "training.safetensors"
+def _cut_a_training(folder: Path) -> None:
+    _train(folder)
+    path = folder / "training.safetensors"
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(InputError, match=r"training\.safetensors holds no training \(.*\)\."):
-        train(SMALL, tmp_path)
 
 
-def test_a_model_that_does_not_fit_its_sizes(model, tmp_path):
-    resized = prune(model, (0, 1))
-    with pytest.raises(
-        ArgumentError, match=r"_proj.weight is \(.*\), .*heads may have been pruned"
-    ):
-        save(resized, tmp_path / "cut")
-    assert not (tmp_path / "cut").exists()
-
-
-def test_a_file_that_cannot_be_written(model, tmp_path):
-    (tmp_path / "model.safetensors").mkdir()
-    with pytest.raises(OutputError, match=r"model\.safetensors is a folder"):
-        save(model, tmp_path, tokenizer=TOKENIZER)
-    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
-
-
-# Loading.
-
-
-@pytest.mark.parametrize(
-    ("name", "reader", "message"),
-    [
-        ("headwise.json", load, r"neither headwise\.json nor config\.json"),
-        ("model.safetensors", load, r"has no \.safetensors file"),
-        ("tokenizer.json", load_tokenizer, r"tokenizer\.json is not a tokenizer \(No such file"),
-    ],
-)
-def test_a_missing_file(folder, name, reader, message):
-    (folder / name).unlink()
-    with pytest.raises(InputError, match=message):
-        reader(folder)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"format": "headwise/9"}, "the format 'headwise/9'"),
-        ({"format": None}, "the format None"),
-        ({"architecture": "Llama"}, "the architecture 'Llama'"),
-        ({"config": {"vocab_size": 5, "wings": 2}}, "unexpected keyword argument 'wings'"),
-        ({"config": {"vocab_size": 5, "n_heads": 0}}, "n_heads is 0"),
-        ({"config": {"vocab_size": "many"}}, "sizes in .* cannot be read"),
-        ({"config": [1]}, "sizes in .* cannot be read"),
-        ({"config": {"vocab_size": 5, "n_heads": 3}}, "d_model=128"),
-    ],
-)
-def test_an_unknown_format_or_impossible_sizes(folder, change, says):
-    path = folder / "headwise.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(InputError, match=says):
-        load(folder)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("headwise.json", "{", r"headwise\.json is not JSON"),
-        ("headwise.json", "\udce9", r"headwise\.json is not JSON"),
-        ("headwise.json", "", r"headwise\.json is not JSON"),
-        ("headwise.json", "[3]", r"holds no object but \[3\]"),
-        ("tokenizer.json", '{"model": 3}', r"tokenizer\.json is not a tokenizer"),
-    ],
-)
-def test_broken_json(folder, name, text, message):
+def _write(name: str, text: str, folder: Path) -> None:
     (folder / name).write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(InputError, match=message):
-        load(folder), load_tokenizer(folder)
 
 
-# Sampling.
+def _remove(name: str, folder: Path) -> None:
+    (folder / name).unlink()
 
 
-@pytest.mark.parametrize("word", ["frobnicate", "work,", "<unk>"])
-def test_a_word_that_the_model_does_not_know(model, word):
-    with pytest.raises(InputError, match=f"does not know the word '{word}'"):
-        sample(model, f"I {word} always", tokenizer=TOKENIZER)
+def _change(folder: Path, **changes: Any) -> None:
+    path = folder / "headwise.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_a_prompt_that_is_too_long(model):
-    with pytest.raises(InputError, match="the prompt has 8 tokens but the context holds 7"):
-        sample(model, "I work , you work , he", tokenizer=TOKENIZER)
+def _config(**sizes: Any) -> Callable[[Path], object]:
+    return partial(_change, config={"vocab_size": 5} | sizes)
 
 
-def test_a_negative_number_of_tokens(model):
-    with pytest.raises(ArgumentError, match="sample: max_new_tokens is -1"):
-        sample(model, "I", tokenizer=TOKENIZER, max_new_tokens=-1)
+def _nothing(folder: Path) -> None: ...
+
+
+FOREIGN = {"w": torch.zeros(2)}
+SIZES_OF = "sizes in .* cannot be read"
+FILES: list[tuple[Callable[[Path], object], Callable[[Path], object], type[HeadwiseError], str]] = [
+    (_nothing, partial(_train, lines_judged=0), ArgumentError, "lines_judged is 0"),
+    (lambda folder: save_file(FOREIGN, folder / "training.safetensors"), _train, InputError,
+     r"training\.safetensors is of headwise_training=None, not"),
+    (_cut_a_training, _train, InputError, r"training\.safetensors holds no training \(.*\)\."),
+    (_nothing, lambda folder: save(prune(_model(), (0, 1)), folder / "cut"), ArgumentError,
+     r"_proj.weight is \(.*\), .*heads may have been pruned"),
+    (lambda folder: (folder / "new" / "model.safetensors").mkdir(parents=True),
+     lambda folder: save(_model(), folder / "new", tokenizer=TOKENIZER), OutputError,
+     r"model\.safetensors is a folder"),
+    (partial(_remove, "headwise.json"), load, InputError,
+     r"neither headwise\.json nor config\.json"),
+    (partial(_remove, "model.safetensors"), load, InputError, r"has no \.safetensors file"),
+    (partial(_remove, "tokenizer.json"), load_tokenizer, InputError,
+     r"tokenizer\.json is not a tokenizer \(No such file"),
+    *((partial(_write, "headwise.json", text), load, InputError, r"headwise\.json is not JSON")
+      for text in ("{", "\udce9", "")),
+    (partial(_write, "headwise.json", "[3]"), load, InputError, r"holds no object but \[3\]"),
+    (partial(_write, "tokenizer.json", '{"model": 3}'), load_tokenizer, InputError,
+     r"tokenizer\.json is not a tokenizer"),
+    (partial(_change, format="headwise/9"), load, InputError, "the format 'headwise/9'"),
+    (partial(_change, format=None), load, InputError, "the format None"),
+    (partial(_change, architecture="Llama"), load, InputError, "the architecture 'Llama'"),
+    (_config(wings=2), load, InputError, "unexpected keyword argument 'wings'"),
+    (_config(n_heads=0), load, InputError, "n_heads is 0"),
+    (_config(vocab_size="many"), load, InputError, SIZES_OF),
+    (partial(_change, config=[1]), load, InputError, SIZES_OF),
+    (_config(n_heads=3), load, InputError, "d_model=128"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spoil", "call", "kind", "message"), FILES)
+def test_files_that_cannot_be_read_or_written(
+    spoil: Callable[[Path], object], call: Callable[[Path], object], kind: type[HeadwiseError],
+    message: str, tmp_path: Path,
+) -> None:  # fmt: skip
+    folder = save(_model(), tmp_path / "saved", tokenizer=TOKENIZER)
+    spoil(folder)
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(kind, match=message):
+        call(folder)
+    assert sorted(folder.rglob("*")) == before
 
 
 # A broken checkpoint is refused by name before the optimizer sees it, of a training or a recovery.

@@ -34,15 +34,12 @@ def _llama(heads: int = 3) -> nn.Module:
     return tiny_llama(hidden_size=12, num_attention_heads=heads, num_key_value_heads=heads)
 
 
-@pytest.mark.parametrize(
-    ("remove", "message"),
-    [
-        ({0: [3]}, r"no head \(0, 3\)"),
-        ({2: [0]}, r"no head \(2, 0\)"),
-        (["L0.H1", (0, 1)], "L0.H1 is named twice"),
-        ({1: [0, 1, 2]}, "L1.H2 is the last head of its layer"),
-    ],
-)
+@pytest.mark.parametrize(("remove", "message"), [
+    ({0: [3]}, r"no head \(0, 3\)"),
+    ({2: [0]}, r"no head \(2, 0\)"),
+    (["L0.H1", (0, 1)], "L0.H1 is named twice"),
+    ({1: [0, 1, 2]}, "L1.H2 is the last head of its layer"),
+])  # fmt: skip
 def test_heads_that_cannot_be_removed(remove: Any, message: str) -> None:
     with pytest.raises(HeadError, match=message):
         Plan.of(remove, HEADS)
@@ -51,13 +48,6 @@ def test_heads_that_cannot_be_removed(remove: Any, message: str) -> None:
     with pytest.raises(HeadError, match=message):
         prune(model, remove)
     assert fingerprint(model) == before
-
-
-def test_a_layer_that_removes_missing_heads() -> None:
-    with pytest.raises(HeadError, match=r"no head L4.H7.*has 3 heads"):
-        LayerPlan("", 4, 3, (7,))
-    with pytest.raises(HeadError, match=r"L4\.H1 is named twice"):
-        LayerPlan("", 4, 3, (1, 1))
 
 
 def _adapted() -> nn.Module:
@@ -89,8 +79,23 @@ def _with_a_further_key() -> nn.Module:
     return nn.MultiheadAttention(12, 4, add_bias_kv=True, batch_first=True)
 
 
+class _Scaled(nn.Module):
+    """A layer that divides by the total number of features of its heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(12, 36), nn.Linear(12, 12)
+        self.heads = 4
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.unflatten(-1, (-1, 3)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        heads = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.proj(heads.transpose(1, 2).flatten(2)) / q.shape[1]
+
+
 OF_ANOTHER = Plan.of({0: [1]}, HEADS, model="0123456789abcdef")
 MEAN = {"fold": "mean", "reference": [{"input_ids": torch.tensor([[3, 5, 7]])}]}
+VECTORS = {"reference": torch.randn(2, 5, 12)}
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -105,8 +110,10 @@ MEAN = {"fold": "mean", "reference": [{"input_ids": torch.tensor([[3, 5, 7]])}]}
      r"2\.self_attn attends to .*0\.self_attn, and would .* \[0, 1\] where \[1\] stay"),
     (tiny_gemma, {3: [0]}, {"expand": True}, UnsupportedError,
      r"3\.self_attn attends to .*1\.self_attn, and would .* \[0, 1, 1\] where \[0, 1\] stay"),
-    (lambda: nn.Sequential(_FixedWidth(12, 4)), (0, 1), {"reference": torch.randn(2, 5, 12)},
-     UnsupportedError, r"does not run .*: 0 \(_FixedWidth\) depends on the number of heads"),
+    (lambda: nn.Sequential(_FixedWidth(12, 4)), (0, 1), VECTORS, UnsupportedError,
+     r"does not run .*: 0 \(_FixedWidth\) depends on the number of heads"),
+    (_Scaled, (0, 1), VECTORS, UnsupportedError,
+     "output of _Scaled without these heads would be off by"),
     (_replaced, (0, 1), {}, UnsupportedError, "prune: the forward of .* was replaced by <func"),
     (_of_int8, (0, 1), {}, UnsupportedError, "q_proj.weight is Tensor of torch.int8"),
     (_with_a_further_key, (0, 1), {}, UnsupportedError, "add_bias_kv or add_zero_attn attends"),
@@ -122,52 +129,6 @@ def test_masks_of_another_number_of_heads() -> None:
     small, x = prune(nn.MultiheadAttention(12, 4, batch_first=True), (0, 1)), torch.randn(2, 5, 12)
     with pytest.raises(ShapeError, match=r"\(6, 5, 5\) .* multiple of the 4 heads .* had"):
         small(x, x, x, attn_mask=torch.zeros(6, 5, 5))
-
-
-class _Scaled(nn.Module):
-    """A layer that divides by the total number of features of its heads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.proj = nn.Linear(12, 36), nn.Linear(12, 12)
-        self.heads = 4
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (part.unflatten(-1, (-1, 3)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-        heads = nn.functional.scaled_dot_product_attention(q, k, v)
-        return self.proj(heads.transpose(1, 2).flatten(2)) / q.shape[1]
-
-
-def test_a_cut_that_would_change_the_output() -> None:
-    x = torch.randn(2, 5, 12)
-    with pytest.raises(
-        UnsupportedError, match="output of _Scaled without these heads would be off by"
-    ):
-        prune(_Scaled(), (0, 1), reference=[x])
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"layers": []}, "it has no layer"),
-        ({"model": None}, "None is not a text"),
-        ({"why": 3}, "3 is not a text"),
-        ({"costs": {"seconds": [1, "2"]}}, "'2' is not a finite number"),
-        ({"costs": {"seconds": [True, 2]}}, "True is not a finite number"),
-        ({"costs": {"seconds": [-1, 2]}}, r"its costs 'seconds' are \[-1, 2\]"),
-        ({"costs": {"seconds": [float("nan"), 2]}}, "nan is not a finite number"),
-        ({"layers": [{"stack": 1, "layer": 0, "n_heads": 3, "remove": []}]}, "1 is not a text"),
-        ({"layers": [{"stack": "", "layer": 0, "n_heads": 3, "remove": ""}]}, "'' is not a list"),
-        ({"layers": [{"stack": "", "layer": 0, "n_heads": 0, "remove": []}]}, "0 heads in layer 0"),
-        ({"layers": [{"stack": "", "layer": -1, "n_heads": 3, "remove": []}]}, "in layer -1"),
-    ],
-)
-def test_a_plan_with_a_wrong_value(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
-    path = Plan((LayerPlan("", 0, 3, (1,)),), "abc", "a reason").save(tmp_path / "plan.json")
-    assert Plan.load(path).removed
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    with pytest.raises(InputError, match=rf"plan.json holds no plan \(.*{says}"):
-        Plan.load(path)
 
 
 # Impossible plans are refused with the request.
@@ -187,12 +148,7 @@ def _curves(step: int) -> Curves:
     return Curves(removed, 8, {"half-gate": np.array([[[1.0, 1.0], [2.0, 2.0]]])}, "lm")
 
 
-def test_a_loss_without_a_score() -> None:
-    with pytest.raises(ArgumentError, match="Curves: the loss 'lm' has no score of a task"):
-        _curves(1).of_score()
-
-
-@pytest.mark.parametrize(("options", "kind", "message"), [
+PLANS: list[tuple[dict[str, Any], type[HeadwiseError], str]] = [
     ({}, ArgumentError, "remove=None, heads=None, budget=None, within=None. Give exac"),
     ({"remove": 0.3, "heads": "L0.H1"}, ArgumentError, "remove=0.3, heads=L0.H1"),
     ({"remove": 1.0}, ArgumentError, r"remove=1\.0\. Give a share"),
@@ -224,45 +180,67 @@ def test_a_loss_without_a_score() -> None:
      r"without the first 1 head the loss lm grows by 0\.1 or more\. Give a larger within="),
     ({"within": 9, "curves": _curves(1), "uniform": True}, ArgumentError,
      r"points at \[0, 1\] of 8 heads, and plans of these scores end at \[0, 2, 4, 6\] of 8"),
+]  # fmt: skip
+
+
+def _twice(stack: str, *removed: tuple[int, ...]) -> Plan:
+    return Plan(tuple(LayerPlan(stack, 3, 4, heads) for heads in removed))
+
+
+@pytest.mark.parametrize(("call", "kind", "message"), [
+    *((partial(plan, SCORES, **options), *said) for options, *said in PLANS),
+    (lambda: plan({"L0.H1": 0.3}, remove=0.3), ArgumentError,
+     r"scores are a dict\. Give the result of"),
+    (lambda: LayerPlan("", 4, 3, (7,)), HeadError, r"no head L4.H7.*has 3 heads"),
+    (lambda: LayerPlan("", 4, 3, (1, 1)), HeadError, r"L4\.H1 is named twice"),
+    (lambda: _twice("encoder", (1,), (2,)), HeadError, "layer 3 of encoder is listed twice"),
+    (lambda: _curves(1).of_score(), ArgumentError,
+     "Curves: the loss 'lm' has no score of a task"),
 ])  # fmt: skip
-def test_impossible_plans(options: dict[str, Any], kind: type[HeadwiseError], message: str) -> None:
+def test_impossible_plans(
+    call: Callable[[], object], kind: type[HeadwiseError], message: str
+) -> None:
     with pytest.raises(kind, match=message):
-        plan(SCORES, **options)
+        call()
 
 
-def test_heads_without_scores_are_not_planned() -> None:
-    with pytest.raises(ArgumentError, match=r"scores are a dict\. Give the result of"):
-        plan({"L0.H1": 0.3}, remove=0.3)  # type: ignore[arg-type]
+def _layers(**changes: Any) -> dict[str, Any]:
+    return {"layers": [{"stack": "", "layer": 0, "n_heads": 3, "remove": []} | changes]}
 
 
-def test_a_layer_named_twice() -> None:
-    with pytest.raises(HeadError, match="layer 3 of encoder is listed twice"):
-        Plan((LayerPlan("encoder", 3, 4, (1,)), LayerPlan("encoder", 3, 4, (2,))))
+ONE_PLAN = Plan((LayerPlan("", 0, 3, (1,)),), "abc", "a reason")
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "Expecting value"),
-        ("[]", "holds no object"),
-        ('{"format": "headwise-costs/9"}', "its format is 'headwise-costs/9'"),
-        ('{"format": "headwise-costs/1"}', "'heads'"),
-    ],
-)
-def test_a_file_without_costs(tmp_path: Path, content: str, message: str) -> None:
-    path = tmp_path / "costs.json"
-    path.write_text(content, "utf-8")
-    with pytest.raises(InputError, match=f"costs.json holds no costs .*{message}"):
-        Costs.load(path)
-
-
-def test_costs_of_too_few_heads(tmp_path: Path) -> None:
-    path = _costs().save(tmp_path / "costs.json")
-    content = json.loads(path.read_text("utf-8"))
-    content["kv_heads"].pop()
-    path.write_text(json.dumps(content), "utf-8")
-    with pytest.raises(InputError, match="7 numbers for 8 heads"):
-        Costs.load(path)
+# What a file holds, with changes, or as a whole.
+@pytest.mark.parametrize(("saved", "changes", "says"), [
+    (ONE_PLAN, {"layers": []}, "it has no layer"),
+    (ONE_PLAN, {"model": None}, "None is not a text"),
+    (ONE_PLAN, {"why": 3}, "3 is not a text"),
+    (ONE_PLAN, {"costs": {"seconds": [1, "2"]}}, "'2' is not a finite number"),
+    (ONE_PLAN, {"costs": {"seconds": [True, 2]}}, "True is not a finite number"),
+    (ONE_PLAN, {"costs": {"seconds": [-1, 2]}}, r"its costs 'seconds' are \[-1, 2\]"),
+    (ONE_PLAN, {"costs": {"seconds": [float("nan"), 2]}}, "nan is not a finite number"),
+    (ONE_PLAN, _layers(stack=1), "1 is not a text"),
+    (ONE_PLAN, _layers(remove=""), "'' is not a list"),
+    (ONE_PLAN, _layers(n_heads=0), "0 heads in layer 0"),
+    (ONE_PLAN, _layers(layer=-1), "in layer -1"),
+    (_costs(), "", "Expecting value"),
+    (_costs(), "[]", "holds no object"),
+    (_costs(), {"format": "headwise-costs/9"}, "its format is 'headwise-costs/9'"),
+    (_costs(), '{"format": "headwise-costs/1"}', "'heads'"),
+    (_costs(), {"kv_heads": [0] * 7}, "7 numbers for 8 heads"),
+])  # fmt: skip
+def test_a_file_without_a_plan_or_costs(
+    saved: Plan | Costs, changes: Any, says: str, tmp_path: Path
+) -> None:
+    kind = type(saved)
+    path = saved.save(tmp_path / "file.json")
+    assert kind.load(path) is not None
+    whole = json.loads(path.read_text())
+    text = changes if isinstance(changes, str) else json.dumps(whole | changes)
+    path.write_text(text, "utf-8")
+    with pytest.raises(InputError, match=rf"file.json holds no (plan|costs) \(.*{says}"):
+        kind.load(path)
 
 
 # What cannot be recovered is refused by name, and both models are unchanged.
@@ -271,79 +249,37 @@ def test_costs_of_too_few_heads(tmp_path: Path) -> None:
 BATCH = {"input_ids": torch.tensor([[5, 9, 7], [4, 6, 3]])}
 
 
-def _not_recovered(
-    kind: type[HeadwiseError], message: str, small: nn.Module, teacher: nn.Module, **options: Any
-) -> None:
-    before = fingerprint(small), fingerprint(teacher)
-    batches = options.pop("batches", [BATCH])
-    with pytest.raises(kind, match=message):
-        recover(small, teacher, batches, **options)
-    assert (fingerprint(small), fingerprint(teacher)) == before
+def _pruned(name: str = "Bert") -> tuple[nn.Module, nn.Module]:
+    teacher = zoo.make(name)
+    return prune(teacher, "L0.H1"), teacher
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"steps": 0}, "steps=0"),
-        ({"steps": 2.5}, r"steps=2\.5"),
-        ({"steps": True}, "steps=True"),
-        ({"rate": 0.0}, r"rate=0\.0"),
-        ({"rate": float("nan")}, "rate=nan"),
-        ({"batches": []}, "0 given"),
-        ({"batches": ["a text"]}, "1 texts without a tokenizer"),
-    ],
-)
-def test_impossible_settings(options: dict[str, Any], message: str) -> None:
-    teacher = zoo.make("Bert")
-    _not_recovered(ArgumentError, message, prune(teacher, "L0.H1"), teacher, **options)
-
-
-def test_the_full_model_itself() -> None:
-    teacher = zoo.make("Bert")
-    message = r"embeddings\.word_embeddings\.weight is a weight of both models"
-    _not_recovered(ArgumentError, message, teacher, teacher)
-    small = prune(teacher, "L0.H1")
+def _with_its_pooler() -> tuple[nn.Module, nn.Module]:
+    small, teacher = _pruned()
     small.pooler = teacher.pooler
-    _not_recovered(ArgumentError, r"pooler\.dense\.weight is a weight of both", small, teacher)
+    return small, teacher
 
 
-def test_the_full_model_in_place_of_the_smaller_one() -> None:
+def _exchanged() -> tuple[nn.Module, nn.Module]:
     full = zoo.make("Llama")
-    layers = full.config.num_hidden_layers
-    n_heads, kv_heads = (
-        layers * full.config.num_attention_heads, layers * full.config.num_key_value_heads,
-    )  # fmt: skip
-    small = prune(full, ["L0.H0", "L0.H1"])
-    message = rf"the model to train has {n_heads} heads, and its teacher {n_heads - 2}\. Give the"
-    _not_recovered(ArgumentError, message, full, small)
+    return full, prune(full, ["L0.H0", "L0.H1"])
+
+
+def _with_one_kv_head() -> tuple[nn.Module, nn.Module]:
+    full = zoo.make("Llama")
     sizes = full.config.to_dict() | {"num_key_value_heads": 1}
-    grouped = type(full)(type(full.config)(**sizes))
-    message = rf"the model to train has {kv_heads} kv heads, and its teacher {layers}\. Give the"
-    _not_recovered(ArgumentError, message, full, grouped)
-    for student in (small, grouped):
-        assert len(recover(student, full, [BATCH], steps=1)) == 1
+    return full, type(full)(type(full.config)(**sizes))
 
 
-def test_frozen_weights() -> None:
-    teacher = zoo.make("Bert")
-    small = prune(teacher, "L0.H1").requires_grad_(False)
-    _not_recovered(ArgumentError, "all weights of Bert.* are frozen", small, teacher)
+def _frozen() -> tuple[nn.Module, nn.Module]:
+    small, teacher = _pruned()
+    return small.requires_grad_(False), teacher
 
 
-def test_a_teacher_of_another_vocabulary() -> None:
+def _of_another_vocabulary() -> tuple[nn.Module, nn.Module]:
     teacher, small = zoo.make("Llama"), zoo.make("Llama")
     small.lm_head = nn.Linear(24, 7)
-    message = r"gives logits \(2, 3, 7\), the full one \(2, 3, 23\)"
-    _not_recovered(ShapeError, message, small, teacher)
-
-
-def test_a_diverging_rate() -> None:
-    teacher = zoo.make("GPT2")
-    small = prune(teacher, "L0.H1")
-    _not_recovered(
-        ArgumentError, r"the loss of step \d+ is (nan|inf).*lower rate than 1e\+30", small, teacher,
-        rate=1e30, steps=9,
-    )  # fmt: skip
+    return small, teacher
 
 
 class _Strange(nn.Module):
@@ -355,5 +291,40 @@ class _Strange(nn.Module):
         return {"loss": self.weight}
 
 
-def test_outputs_that_cannot_be_compared() -> None:
-    _not_recovered(ArgumentError, "dict has neither logits nor a vector", _Strange(), _Strange())
+@pytest.mark.parametrize(("make", "options", "kind", "message"), [
+    *((_pruned, {"steps": steps}, ArgumentError, f"steps={steps}") for steps in (0, 2.5, True)),
+    *((_pruned, {"rate": rate}, ArgumentError, f"rate={rate}") for rate in (0.0, float("nan"))),
+    (_pruned, {"texts": []}, ArgumentError, "0 given"),
+    (_pruned, {"texts": ["a text"]}, ArgumentError, "1 texts without a tokenizer"),
+    (lambda: (zoo.make("Bert"),) * 2, {}, ArgumentError,
+     r"embeddings\.word_embeddings\.weight is a weight of both models"),
+    (_with_its_pooler, {}, ArgumentError, r"pooler\.dense\.weight is a weight of both"),
+    (_exchanged, {}, ArgumentError,
+     r"the model to train has 8 heads, and its teacher 6\. Give the"),
+    (_with_one_kv_head, {}, ArgumentError,
+     r"the model to train has 4 kv heads, and its teacher 2\. Give the"),
+    (_frozen, {}, ArgumentError, "all weights of Bert.* are frozen"),
+    (_of_another_vocabulary, {}, ShapeError,
+     r"gives logits \(2, 3, 7\), the full one \(2, 3, 23\)"),
+    (lambda: _pruned("GPT2"), {"rate": 1e30, "steps": 9}, ArgumentError,
+     r"the loss of step \d+ is (nan|inf).*lower rate than 1e\+30"),
+    (lambda: (_Strange(), _Strange()), {}, ArgumentError,
+     "dict has neither logits nor a vector"),
+])  # fmt: skip
+def test_what_cannot_be_recovered(
+    make: Callable[[], tuple[nn.Module, nn.Module]], options: dict[str, Any],
+    kind: type[HeadwiseError], message: str,
+) -> None:  # fmt: skip
+    models = make()
+    before = [fingerprint(model) for model in models]
+    with pytest.raises(kind, match=message):
+        recover(*models, **{"texts": [BATCH]} | options)
+    assert [fingerprint(model) for model in models] == before
+
+
+@pytest.mark.parametrize("make", [_exchanged, _with_one_kv_head])
+def test_the_smaller_of_two_models_learns_from_the_other(
+    make: Callable[[], tuple[nn.Module, nn.Module]],
+) -> None:
+    full, small = make()
+    assert len(recover(small, full, [BATCH], steps=1)) == 1
