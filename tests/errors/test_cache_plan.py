@@ -1,7 +1,7 @@
 """Bad input to cache plans and their caches: one error, and nothing has changed."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,13 @@ from headwise.caching import CachePlan, CacheScores, LayerCachePlan, retrieval_b
 from headwise.errors import (
     ArgumentError,
     HeadError,
+    HeadwiseError,
     InputError,
     OutputError,
     ShapeError,
     UnsupportedError,
 )
+from oracles import modules_of
 from planted_pairs import sharp_t5
 
 SIZES: dict[str, Any] = {
@@ -46,26 +48,6 @@ def plan(**more: Any) -> CachePlan:
 def read(model: nn.Module, cache: Any, ids: Tensor = IDS, **more: Any) -> Any:
     with torch.no_grad():
         return model(input_ids=ids, cache=cache, use_cache=True, **more)
-
-
-@pytest.mark.parametrize("window", [0, -1, 2.5, True])
-def test_a_window_is_a_number_of_tokens(window: Any) -> None:
-    with pytest.raises(ArgumentError, match=rf"window={window!r} of L3.KV1"):
-        LayerCachePlan(3, (None, window))
-
-
-@pytest.mark.parametrize(("build", "error", "message"), [
-    (lambda: plan(sinks=-2), ArgumentError, "sinks=-2"),
-    (lambda: CachePlan((LayerCachePlan(1, (None,)),)), ArgumentError, r"layers \[1\]"),
-    (lambda: CachePlan.of({5: [0]}, n_layers=2, n_kv_heads=2), HeadError, "no layer 5 of 2"),
-    (lambda: CachePlan.of({1: [7]}, n_layers=2, n_kv_heads=2), HeadError, "L1.KV7"),
-    (lambda: CachePlan.of({1: [0, 0]}, n_layers=2, n_kv_heads=2), HeadError, "L1.KV0"),
-    (lambda: CacheScores(((0, 0),), np.zeros((2, 3)), "mass"), ShapeError,
-     r"1 kv heads, values of \(2, 3\)"),
-])  # fmt: skip
-def test_plans_of_impossible_heads(build: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        build()
 
 
 def test_a_plan_of_another_model() -> None:
@@ -144,32 +126,55 @@ def test_texts_that_begin_elsewhere() -> None:
             read(model, cache, attention_mask=torch.ones(1, 1, 12, 12, dtype=torch.bool))
 
 
-def test_what_cannot_be_taken_back() -> None:
-    model = llama()
-    with plan().cache(model) as cache:
-        read(model, cache)
-        for n in (1, -13):
-            with pytest.raises(ArgumentError, match=rf"crop\({n}\) of 12 tokens"):
-                cache.crop(n)
-        with pytest.raises(ArgumentError, match=r"crop of 2 tokens of 12, .* the last 3 tokens"):
-            cache.crop(-2)
-        assert cache.get_seq_length() == 12
-        cache.crop(-1)
-        with pytest.raises(ArgumentError, match="crop of 1 tokens of 11"):
-            cache.crop(-1)
+def _cropped(model: nn.Module, cache: Any, *numbers: int) -> None:
+    read(model, cache)
+    for before, n in zip((12, 11), numbers, strict=False):
+        try:
+            cache.crop(n)
+        finally:
+            assert cache.get_seq_length() in (before, before + n)
 
 
-def test_gradients_weights_and_dropout_are_refused() -> None:
-    model = llama(attention_dropout=0.25)
-    with plan().cache(model) as cache, pytest.raises(ArgumentError, match="require gradients"):
-        model(input_ids=IDS, cache=cache)
+def _eager(model: Any, cache: Any) -> None:
     model.set_attn_implementation("eager")
-    weights = pytest.raises(UnsupportedError, match="LlamaAttention should return weights")
-    with plan().cache(model) as cache, weights:
-        read(model, cache, output_attentions=True)
-    model.train()
-    with plan().cache(model) as cache, pytest.raises(UnsupportedError, match=r"has dropout 0.25"):
-        read(model, cache)
+    read(model, cache, output_attentions=True)
+
+
+def _without_a_cache(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    return args, kwargs | {"cache": None}
+
+
+def _skipping_a_layer(model: Any, cache: Any) -> None:
+    model.model.layers[1].self_attn.register_forward_pre_hook(_without_a_cache, with_kwargs=True)
+    read(model, cache)
+
+
+def _updated(cache: Any, layer: int) -> None:
+    with torch.no_grad():
+        cache.update(torch.zeros(1, 2, 4, 4), torch.zeros(1, 2, 4, 4), layer)
+
+
+@pytest.mark.parametrize(("use", "kind", "message"), [
+    *((partial(lambda n, model, cache: _cropped(model, cache, n), n), ArgumentError,
+       rf"crop\({n}\) of 12 tokens") for n in (1, -13)),
+    (lambda model, cache: _cropped(model, cache, -2), ArgumentError,
+     r"crop of 2 tokens of 12, .* the last 3 tokens"),
+    (lambda model, cache: _cropped(model, cache, -1, -1), ArgumentError, "crop of 1 tokens of 11"),
+    (lambda model, cache: model(input_ids=IDS, cache=cache), ArgumentError, "require gradients"),
+    (_eager, UnsupportedError, "LlamaAttention should return weights"),
+    (lambda model, cache: read(model.train(), cache), UnsupportedError, "has dropout 0.25"),
+    (_skipping_a_layer, UnsupportedError, "layer 1 of LlamaModel has cached 0 of 12 tokens"),
+    (lambda _, cache: _updated(cache, 0), ArgumentError,
+     "keys of 4 tokens outside of a forward pass"),
+    (lambda _, cache: _updated(cache, 2), ArgumentError,
+     "there is no layer 2; the plan has 2 layers"),
+])  # fmt: skip
+def test_what_a_cache_cannot_do(
+    use: Callable[[nn.Module, Any], object], kind: type[HeadwiseError], message: str
+) -> None:
+    model = llama(attention_dropout=0.25)
+    with plan().cache(model) as cache, pytest.raises(kind, match=message):
+        use(model, cache)
 
 
 @pytest.mark.parametrize("name", ["indices", "position_bias", "sinks"])
@@ -182,125 +187,102 @@ def test_attention_that_adds_to_the_logits_is_refused(name: str) -> None:
         read(model, cache)
 
 
-def _caches_nothing(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-    return args, kwargs | {"cache": None}
-
-
-def test_a_layer_that_does_not_cache() -> None:
-    model = llama()
-    model.model.layers[1].self_attn.register_forward_pre_hook(_caches_nothing, with_kwargs=True)
-    with (
-        pytest.raises(UnsupportedError, match="layer 1 of LlamaModel has cached 0 of 12 tokens"),
-        plan().cache(model) as cache,
-    ):
-        read(model, cache)
-
-
-def test_keys_outside_of_a_forward_pass() -> None:
-    model = llama()
-    with plan().cache(model) as cache, torch.no_grad():
-        with pytest.raises(ArgumentError, match="keys of 4 tokens outside of a forward pass"):
-            cache.update(torch.zeros(1, 2, 4, 4), torch.zeros(1, 2, 4, 4), 0)
-        with pytest.raises(ArgumentError, match="there is no layer 2; the plan has 2 layers"):
-            cache.update(torch.zeros(1, 2, 4, 4), torch.zeros(1, 2, 4, 4), 2)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (partial(zoo.make, "Bert"), "BertSelfAttention attends in both directions"),
-        (sharp_t5, "T5ForConditionalGeneration is an encoder-decoder"),
-        (partial(zoo.make, "FalconMultiQuery"), "on cached keys outside of the attention"),
-        (partial(zoo.make, "BloomForCausalLM"), "on cached keys outside of the attention"),
-        (partial(zoo.make, "DeepseekV3"), "makes the keys of all heads from what it caches"),
-        (lambda: CASES["MambaForCausalLM"].make()[0], "no layer of MambaForCausalLM caches keys"),
-        (lambda: nn.Linear(3, 3), "Linear is not a model of transformers"),
-    ],
-)
+@pytest.mark.parametrize(("make", "message"), [
+    (partial(zoo.make, "Bert"), "BertSelfAttention attends in both directions"),
+    (sharp_t5, "T5ForConditionalGeneration is an encoder-decoder"),
+    (partial(zoo.make, "FalconMultiQuery"), "on cached keys outside of the attention"),
+    (partial(zoo.make, "BloomForCausalLM"), "on cached keys outside of the attention"),
+    (partial(zoo.make, "DeepseekV3"), "makes the keys of all heads from what it caches"),
+    (lambda: CASES["MambaForCausalLM"].make()[0], "no layer of MambaForCausalLM caches keys"),
+    (lambda: nn.Linear(3, 3), "Linear is not a model of transformers"),
+])  # fmt: skip
 def test_models_without_such_a_cache(make: Any, message: str) -> None:
     model = make()
-    before = {name: sorted(vars(module)) for name, module in model.named_modules()}
+    before = modules_of(model)
     with pytest.raises(UnsupportedError, match=message):
         hw.cache_plan(model, full={0: [0]}, window=3)
-    assert {name: sorted(vars(module)) for name, module in model.named_modules()} == before
+    assert modules_of(model) == before
 
 
-TEXTS = [{"input_ids": IDS}]
+# Goals, texts, and plans made by hand.
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "full=None, keep=None, bytes=None, loss=None"),
-        ({"keep": 0.5, "loss": 1.0}, "keep=0.5, bytes=None, loss=1.0"),
-        ({"keep": 1.5}, "keep=1.5"),
-        ({"keep": "half"}, "keep='half'"),
-        ({"bytes": -1}, "bytes=-1"),
-        ({"loss": float("nan")}, "loss=nan"),
-        ({"keep": 0.5, "window": 0}, r"window=0"),
-        ({"keep": 0.5, "window": ()}, r"window=\(\)"),
-        ({"keep": 0.5, "window": 2.5}, r"window=2.5"),
-        ({"keep": 0.5, "window": (2, None)}, r"window=\(2, None\)"),
-        ({"full": [0]}, r"full=\[0\]"),
-        ({"full": {0: 0}}, r"full=\{0: 0\}"),
-        ({"keep": 0.5, "sinks": -1}, "sinks=-1"),
-        ({"keep": 0.5, "texts": None}, "keep=0.5 without texts"),
-        ({"keep": 0.5, "window": 99}, "keep all 12 tokens .*over 100 tokens, or a window up to 10"),
-        ({"bytes": 1}, "bytes=1, but the windows alone take"),
-        ({"full": {0: [0]}, "window": (2, 3)}, r"window=\(2, 3\)"),
-        ({"keep": 0.5, "texts": [{"inputs_embeds": torch.zeros(1, 9, 16)}]}, "inputs_embeds"),
-    ],
-)
-def test_goals_and_texts(arguments: dict[str, Any], message: str) -> None:
-    texts = arguments.pop("texts", TEXTS)
-    with pytest.raises(ArgumentError, match=message):
-        hw.cache_plan(llama(), texts, **{"window": 3, "sinks": 1} | arguments)
+def _planned(model: nn.Module | None = None, **given: Any) -> CachePlan:
+    texts = given.pop("texts", [{"input_ids": IDS}])
+    return hw.cache_plan(model or llama(), texts, **{"window": 3, "sinks": 1} | given)
 
 
-def test_a_model_without_a_head_has_no_loss_of_tokens() -> None:
-    with pytest.raises(ArgumentError, match="'embedding' compares embeddings"):
-        hw.cache_plan(llama().model, TEXTS, keep=0.5, window=3, sinks=1)
+def _of(heads: dict[int, list[int]]) -> CachePlan:
+    return CachePlan.of(heads, n_layers=2, n_kv_heads=2)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"n": 0}, "n=0"),
-        ({"n_tokens": 31}, "n_tokens=31. Give at least one text of 32 tokens or more"),
-    ],
-)
-def test_retrieval_texts_that_cannot_be_made(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        retrieval_batches(llama(), **arguments)
-    with pytest.raises(ArgumentError, match="only 0 tokens to draw from for a span of 8"):
-        retrieval_batches(nn.Linear(2, 2))
+GOALS: list[tuple[dict[str, Any], str]] = [
+    ({}, "full=None, keep=None, bytes=None, loss=None"),
+    ({"keep": 0.5, "loss": 1.0}, "keep=0.5, bytes=None, loss=1.0"),
+    ({"keep": 1.5}, "keep=1.5"),
+    ({"keep": "half"}, "keep='half'"),
+    ({"bytes": -1}, "bytes=-1"),
+    ({"loss": float("nan")}, "loss=nan"),
+    ({"keep": 0.5, "window": 0}, r"window=0"),
+    ({"keep": 0.5, "window": ()}, r"window=\(\)"),
+    ({"keep": 0.5, "window": 2.5}, r"window=2.5"),
+    ({"keep": 0.5, "window": (2, None)}, r"window=\(2, None\)"),
+    ({"full": [0]}, r"full=\[0\]"),
+    ({"full": {0: 0}}, r"full=\{0: 0\}"),
+    ({"keep": 0.5, "sinks": -1}, "sinks=-1"),
+    ({"keep": 0.5, "texts": None}, "keep=0.5 without texts"),
+    ({"keep": 0.5, "window": 99}, "keep all 12 tokens .*over 100 tokens, or a window up to 10"),
+    ({"bytes": 1}, "bytes=1, but the windows alone take"),
+    ({"full": {0: [0]}, "window": (2, 3)}, r"window=\(2, 3\)"),
+    ({"keep": 0.5, "texts": [{"inputs_embeds": torch.zeros(1, 9, 16)}]}, "inputs_embeds"),
+    ({"keep": 0.5, "model": llama().model}, "'embedding' compares embeddings"),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "message"), [
+    *((partial(_planned, **given), ArgumentError, message) for given, message in GOALS),
+    *((partial(LayerCachePlan, 3, (None, window)), ArgumentError, rf"window={window} of L3\.KV1")
+      for window in (0, 2.5, True)),
+    (lambda: plan(sinks=-2), ArgumentError, "sinks=-2"),
+    (lambda: CachePlan((LayerCachePlan(1, (None,)),)), ArgumentError, r"layers \[1\]"),
+    (lambda: _of({5: [0]}), HeadError, "no layer 5 of 2"),
+    (lambda: _of({1: [7]}), HeadError, "L1.KV7"),
+    (lambda: _of({1: [0, 0]}), HeadError, "L1.KV0"),
+    (lambda: CacheScores(((0, 0),), np.zeros((2, 3)), "mass"), ShapeError,
+     r"1 kv heads, values of \(2, 3\)"),
+    (lambda: retrieval_batches(llama(), n=0), ArgumentError, "n=0"),
+    (lambda: retrieval_batches(llama(), n_tokens=31), ArgumentError,
+     "n_tokens=31. Give at least one text of 32 tokens or more"),
+    (lambda: retrieval_batches(nn.Linear(2, 2)), ArgumentError,
+     "only 0 tokens to draw from for a span of 8"),
+])  # fmt: skip
+def test_impossible_plans(
+    call: Callable[[], object], kind: type[HeadwiseError], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        call()
 
 
 LAYER = {"layer": 0, "windows": [None], "losses": [], "token_bytes": 32, "sliding_window": None}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+@pytest.mark.parametrize(("change", "kind", "message"), [
+    *((change, InputError, r"CachePlan\.load: .*plan.json holds no plan") for change in (
         {"format": "headwise-plan/1"},
         {"sinks": 1.5},
         {"layers": [LAYER | {"losses": [1, 2]}]},
         {"layers": [LAYER | {"token_bytes": -3}]},
         {"layers": [LAYER | {"sliding_window": 0}]},
         {"measured": 3},
-    ],
-)
-def test_files_that_hold_no_plan(tmp_path: Path, change: dict[str, Any]) -> None:
+    )),
+    ({"layers": [LAYER | {"windows": [0]}]}, ArgumentError, r"window=0 of L0\.KV0"),
+])  # fmt: skip
+def test_files_that_hold_no_plan(
+    tmp_path: Path, change: dict[str, Any], kind: type[HeadwiseError], message: str
+) -> None:
     path = plan().save(tmp_path / "plan.json")
     path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | change), "utf-8")
-    with pytest.raises(InputError, match=r"CachePlan.load: .*plan.json holds no plan"):
-        CachePlan.load(path)
-
-
-def test_a_plan_file_with_a_window_of_zero(tmp_path: Path) -> None:
-    path = plan().save(tmp_path / "plan.json")
-    path.write_text(path.read_text("utf-8").replace(" 3", " 0"), "utf-8")
-    with pytest.raises(ArgumentError, match=r"window=0 of L0.KV0"):
+    with pytest.raises(kind, match=message):
         CachePlan.load(path)
 
 
