@@ -1,6 +1,7 @@
 """What cannot be watched is refused by name, and nothing stays on the model."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,9 +27,99 @@ def _watched(request: Request | None = None, passes: int = 1, **options: Any) ->
     return watch
 
 
-def test_a_block_that_never_ran_the_model_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="in 0 forward passes"):
-        _watched(passes=0).table()
+def _paired(*texts: list[tuple[int, int]], rows: int = 1, passes: int = 1, **given: Any) -> None:
+    layer = MultiHeadAttention(4, 2)
+    with observe(layer, Request(statistics=(), pairs=("subject",))) as watch:
+        watch.pairs(**{"subject": texts} | given)
+        for _ in range(passes):
+            layer(torch.zeros(rows, 3, 4))
+
+
+def _of_layers(layers: list[int]) -> None:
+    model = zoo.make("Bert")
+    with observe(model, layers=layers) as watch:
+        model(**padded([[1, 2, 3]], "right"))
+    left_out = {site.reason for site in watch.sites() if site.layer not in layers}
+    assert left_out == {"left out by layers="}
+    watch.table()
+
+
+REQUESTS: list[tuple[dict[str, Any], str]] = [
+    ({"statistics": ("entropie",)}, "'entropie'.*Choose from entropy"),
+    ({"classes": {"self": {1}}}, "'self' is requested twice"),
+    ({"classes": {"dots": {1}}, "pairs": ("dots",)}, "'dots' is requested twice"),
+    ({"top": ("entropy",)}, "top of 'entropy'.*Choose from first"),
+    ({"value": ("first", "first")}, "value of 'first' is requested twice"),
+    ({"statistics": "first"}, "statistics='first'"),
+    ({"pairs": "dep"}, "pairs='dep'"),
+    ({"top": (1,)}, r"top=\(1,\)"),
+    ({"classes": {"a": 3}}, "class 'a' is 3"),
+    ({"relations": {"a": 5}}, "relation 'a' is 5"),
+    ({"per_query": True}, "per_query=True without spans"),
+    *(({"spans": (x,)}, f"'{x}' is reserved") for x in ("queries", "entropy", "layer", "name")),
+]
+DOORS: list[tuple[dict[str, Any], str]] = [
+    ({"layers": []}, r"layers=\[\]"),
+    ({"layers": 1}, "layers=1"),
+    ({"layers": [-1]}, r"layers=\[-1\]"),
+    ({"every": 1.5}, r"every=1\.5"),
+    ({"every": 0}, "every=0"),
+    ({"every": True}, "every=True"),
+    ({"request": ["entropy"]}, r"request=\['entropy'\]"),
+]
+# What is asked of a watch that kept maps, or did not.
+LOOKS: list[tuple[bool, Callable[[Watch], Any], type[HeadwiseError], str]] = [
+    (False, lambda watch: watch.weights("L0.H0"), ArgumentError, "weights: maps=False"),
+    (False, lambda watch: watch.received("L0.H0"), ArgumentError, "received=False"),
+    (False, lambda watch: watch.layers(), ArgumentError, r"Watch\.layers: maps=False"),
+    (False, lambda watch: watch.top_keys("L0.H0"), ArgumentError, "top_keys: maps=False"),
+    (
+        True,
+        lambda watch: watch.weights("L0.H0", range(4)),
+        ArgumentError,
+        "Watch.weights: queries has 3, where",
+    ),
+    (True, lambda watch: watch.weights("L0.H0", [0, -4]), ArgumentError, "queries has -4, where"),
+    (True, lambda watch: watch.weights("L1.H0"), HeadError, r"no head L1.H0.*L0.H0 to L0.H1"),
+    (True, lambda watch: watch.weights("L2"), HeadError, "'L2' is neither a head nor a layer"),
+    (True, lambda watch: watch.weights([(0, 0), (0, 1)]), ArgumentError, "are several heads"),
+    (True, lambda watch: watch.top_keys("L0.H0", k=0), ArgumentError, "k=0 among 3 keys"),
+    (True, lambda watch: watch.top_keys("L0.H0", k=4), ArgumentError, "k=4 among 3 keys"),
+    (
+        True,
+        lambda watch: watch.top_keys("L0.H0", k=1, rows=range(5)),
+        ArgumentError,
+        r"top_keys: queries has 3, where .* 3 queries",
+    ),
+]
+TWICE = [Head("encoder", 0, 1), Head("decoder", 0, 1)]
+
+
+@pytest.mark.parametrize(("call", "kind", "message"), [
+    *((partial(Request, **given), ArgumentError, message) for given, message in REQUESTS),
+    *((partial(_watched, **given), ArgumentError, message) for given, message in DOORS),
+    *((lambda maps=maps, look=look: look(_watched(Request(maps=maps))), *said)
+      for maps, look, *said in LOOKS),
+    (lambda: _watched(passes=0).table(), UnsupportedError, "in 0 forward passes"),
+    *((partial(_of_layers, layers), ArgumentError, r"layers \[7\].*There are 0 to 1")
+      for layers in ([1, 7], [7])),
+    *((partial(_watched, request), UnsupportedError, r"all.*input_ids")
+      for request in (Request(relations={"all": list}), Request(classes={"all": {1}}))),
+    (lambda: resolve_heads((0, 1), TWICE), HeadError, "could be decoder.L0.H1, encoder.L0.H1"),
+    (lambda: _paired([(1, 0)], rows=2), ArgumentError,
+     r"'subject' has pairs of 1 texts.*model reads 2"),
+    (lambda: _paired([(3, 0)]), ArgumentError,
+     r"pairs\(subject=...\) gave \(3, 0\).*3 tokens.*0 to 2"),
+    (lambda: _paired([(1, 0)], object=[[(1, 0)]]), ArgumentError,
+     r"object, subject given.*pairs=\('subject',\)"),
+    (lambda: _paired([(1, 0)], passes=2), ArgumentError,
+     "no pairs were given for forward pass 2"),
+])  # fmt: skip
+def test_what_cannot_be_asked(
+    call: Callable[[], object], kind: type[HeadwiseError], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        call()
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch's kernel
@@ -42,17 +133,6 @@ def test_transforms_are_refused(transform: Callable[..., Any]) -> None:
     ):
         transform(lambda x: layer(x.view(1, -1, 4)).sum())(torch.randn(2, 1, 3, 4)[0])
     assert modules_of(layer) == before
-
-
-@pytest.mark.parametrize("layers", [[1, 7], [7]])
-def test_a_layer_that_does_not_exist_is_refused(layers: list[int]) -> None:
-    model = zoo.make("Bert")
-    with observe(model, layers=layers) as watch:
-        model(**padded([[1, 2, 3]], "right"))
-    left_out = {site.reason for site in watch.sites() if site.layer not in layers}
-    assert left_out == {"left out by layers="}
-    with pytest.raises(ArgumentError, match=r"layers \[7\].*There are 0 to 1"):
-        watch.table()
 
 
 def test_a_call_that_was_misread_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,91 +187,6 @@ def test_a_mask_of_another_kind_is_refused() -> None:
     del masks._global_mapping["in_rows"]
 
 
-def test_relations_need_whole_texts() -> None:
-    for request in (Request(relations={"all": lambda ids: []}), Request(classes={"all": {1}})):
-        with pytest.raises(UnsupportedError, match=r"all.*input_ids"):
-            _watched(request)
-
-
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ({"statistics": ("entropie",)}, "'entropie'.*Choose from entropy"),
-        ({"classes": {"self": {1}}}, "'self' is requested twice"),
-        ({"classes": {"dots": {1}}, "pairs": ("dots",)}, "'dots' is requested twice"),
-        ({"top": ("entropy",)}, "top of 'entropy'.*Choose from first"),
-        ({"value": ("first", "first")}, "value of 'first' is requested twice"),
-        ({"statistics": "first"}, "statistics='first'"),
-        ({"pairs": "dep"}, "pairs='dep'"),
-        ({"top": (1,)}, r"top=\(1,\)"),
-        ({"classes": {"a": 3}}, "class 'a' is 3"),
-        ({"relations": {"a": 5}}, "relation 'a' is 5"),
-        ({"per_query": True}, "per_query=True without spans"),
-        *(({"spans": (x,)}, f"'{x}' is reserved") for x in ("queries", "entropy", "layer", "name")),
-    ],
-)
-def test_impossible_requests_are_refused(how: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        Request(**how)
-
-
-LOOKS: list[tuple[bool, Callable[[Watch], Any], type[HeadwiseError], str]] = [
-    (False, lambda watch: watch.weights("L0.H0"), ArgumentError, "weights: maps=False"),
-    (False, lambda watch: watch.weights("L0"), ArgumentError, "weights: maps=False"),
-    (False, lambda watch: watch.received("L0.H0"), ArgumentError, "received=False"),
-    (False, lambda watch: watch.layers(), ArgumentError, r"Watch\.layers: maps=False"),
-    (False, lambda watch: watch.top_keys("L0.H0"), ArgumentError, "top_keys: maps=False"),
-    (True, lambda watch: watch.weights("L0.H0", range(4)), ArgumentError,
-     "Watch.weights: queries has 3, where"),
-    (True, lambda watch: watch.weights("L0.H0", [0, -4]), ArgumentError, "queries has -4, where"),
-    (True, lambda watch: watch.weights("L1.H0"), HeadError, r"no head L1.H0.*L0.H0 to L0.H1"),
-    (True, lambda watch: watch.weights("L2"), HeadError, "'L2' is neither a head nor a layer"),
-    (True, lambda watch: watch.weights([(0, 0), (0, 1)]), ArgumentError, "are several heads"),
-    (True, lambda watch: watch.top_keys("L0.H0", k=0), ArgumentError, "k=0 among 3 keys"),
-    (True, lambda watch: watch.top_keys("L0.H0", k=4), ArgumentError, "k=4 among 3 keys"),
-    (True, lambda watch: watch.top_keys("L0.H0", k=1, rows=range(5)), ArgumentError,
-     r"top_keys: queries has 3, where .* 3 queries"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("maps", "look", "error", "message"), LOOKS)
-def test_maps_must_be_asked_for_and_lie_within_the_text(
-    maps: bool, look: Callable[[Watch], Any], error: type[HeadwiseError], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        look(_watched(Request(maps=maps)))
-
-
-def test_a_bare_pair_that_could_be_two_heads_is_refused() -> None:
-    heads = [Head("encoder", 0, 1), Head("decoder", 0, 1)]
-    with pytest.raises(HeadError, match=r"could be decoder.L0.H1, encoder.L0.H1"):
-        resolve_heads((0, 1), heads)
-
-
-def _pairs(*texts: list[tuple[int, int]], tokens: int = 3, rows: int = 1) -> None:
-    layer = MultiHeadAttention(4, 2)
-    with observe(layer, Request(statistics=(), pairs=("subject",))) as watch:
-        watch.pairs(subject=texts)
-        layer(torch.zeros(rows, tokens, 4))
-
-
-def test_pairs_must_be_those_of_the_pass() -> None:
-    with pytest.raises(ArgumentError, match=r"'subject' has pairs of 1 texts.*model reads 2"):
-        _pairs([(1, 0)], rows=2)
-    with pytest.raises(
-        ArgumentError, match=r"pairs\(subject=...\) gave \(3, 0\).*3 tokens.*0 to 2"
-    ):
-        _pairs([(3, 0)])
-    layer = MultiHeadAttention(4, 2)
-    with observe(layer, Request(statistics=(), pairs=("subject",))) as watch:
-        with pytest.raises(ArgumentError, match=r"object given.*pairs=\('subject',\)"):
-            watch.pairs(object=[[(1, 0)]])
-        watch.pairs(subject=[[(1, 0)]])
-        layer(torch.zeros(1, 3, 4))
-        with pytest.raises(ArgumentError, match="no pairs were given for forward pass 2"):
-            layer(torch.zeros(1, 3, 4))
-
-
 @pytest.mark.parametrize(
     "request_", [Request(statistics=("output_norm",)), Request(value=("self",))]
 )
@@ -204,23 +199,6 @@ def test_what_a_head_writes_needs_its_projection(request_: Request) -> None:
         message = f"need the output projection of {name}, which was not found"
         with pytest.raises(UnsupportedError, match=message), observe(model, request_):
             model(torch.zeros(1, 2, 3, 4))
-
-
-@pytest.mark.parametrize(
-    ("how", "match"),
-    [
-        ({"layers": []}, r"layers=\[\]"),
-        ({"layers": 1}, "layers=1"),
-        ({"layers": [-1]}, r"layers=\[-1\]"),
-        ({"every": 1.5}, r"every=1\.5"),
-        ({"every": 0}, "every=0"),
-        ({"every": True}, "every=True"),
-        ({"request": ["entropy"]}, r"request=\['entropy'\]"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused_at_the_door(how: Any, match: str) -> None:
-    with pytest.raises(ArgumentError, match=match), observe(zoo.make("Bert"), **how):
-        pass
 
 
 def test_queries_that_cannot_be_placed_are_refused() -> None:
