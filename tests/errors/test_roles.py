@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 import headwise as hw
-from headwise.corpora import AnnotatedText, Choice, Example, name_texts, read_examples
+from headwise.corpora import AnnotatedText, Choice, Example, name_texts
 from headwise.errors import (
     ArgumentError,
     HeadError,
@@ -406,40 +406,6 @@ def test_a_changed_file_is_refused(number: int, tmp_path: Path) -> None:
     path.write_text(json.dumps(content))
     with pytest.raises(InputError, match=r"load_heads: .* holds no heads"):
         hw.load_heads(path)
-
-
-LINE: dict[str, Any] = {"text": "ab cd", "query": [3, 5], "right": [[0, 1]], "wrong": [[1, 2]]}
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", r"line 2: not JSON \(Expecting .* at character 2\)\. Give one"),
-        ("[]", "line 2: '\\[\\]' is not an object"),
-        (json.dumps({k: v for k, v in LINE.items() if k != "query"}), "is not an object with text"),
-        (json.dumps(LINE | {"ids": [1]}), "is not an object with text or ids"),
-        (json.dumps(LINE | {"doc": 1}), "'doc' is not a key"),
-        (json.dumps(LINE | {"text": 3}), "its text is 3"),
-        (json.dumps(LINE | {"answer": 3.5}), "its answer is 3.5"),
-        (json.dumps(LINE | {"query": [3.5, 5]}), r"query is \[3.5, 5\]"),
-        (json.dumps(LINE | {"right": [3]}), r"right is \[3\]"),
-    ],
-)
-def test_a_malformed_line_is_refused(line: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "examples.jsonl"
-    path.write_text(f"{json.dumps(LINE)}\n{line}\n", "utf-8")
-    with pytest.raises(InputError, match=message):
-        read_examples(path)
-
-
-def test_a_file_without_examples_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(InputError, match="holds no example"):
-        read_examples(tmp_path / "empty.jsonl")
-    (tmp_path / "one.jsonl").write_text(json.dumps(LINE | {"answer": "x"}))
-    assert read_examples(tmp_path / "one.jsonl") == [
-        Example("ab cd", [(3, 5)], [(0, 1)], [(1, 2)], "x")
-    ]
 
 
 class Unprojected(torch.nn.Module):

@@ -98,10 +98,8 @@ def read_pairs(path: str | os.PathLike[str]) -> list[SentencePair]:
     try:
         pairs = [_pair(row) for row in rows if row]
     except (csv.Error, ValueError) as error:
-        raise InputError(
-            f"read_pairs: line {rows.line_num} of {path} is not a pair ({error}). Write "
-            f"sentence,sentence,similarity."
-        ) from error
+        problem = f"no pair ({error}). Write sentence,sentence,similarity."
+        raise fault_at("read_pairs", path, rows.line_num)(problem) from error
     return check_filled(pairs, path, "read_pairs", "pair. Name a file of sentence pairs")
 
 
@@ -109,8 +107,10 @@ def _pair(row: list[str]) -> SentencePair:
     if len(row) != 3:
         raise ValueError(f"{counted(len(row), 'column')}, not 3")
     similarity = float(row[2])
-    if not isfinite(similarity) or not row[0].strip() or not row[1].strip():
-        raise ValueError("an empty sentence, or a similarity that is not a number")
+    if not isfinite(similarity):
+        raise ValueError(f"the similarity is {row[2].strip()}, not a number")
+    if not row[0].strip() or not row[1].strip():
+        raise ValueError("one of the sentences is empty")
     return SentencePair(row[0], row[1], similarity)
 
 

@@ -18,7 +18,8 @@ Source = str | os.PathLike[str] | BufferedIOBase
 
 def name_of(source: Source) -> str:
     """The name of a source in errors."""
-    return str(getattr(source, "name", source))
+    is_path = isinstance(source, str | os.PathLike)  # whose attribute `name` lacks the folder
+    return str(source if is_path else getattr(source, "name", source))
 
 
 def text_of(source: Source, who: str) -> str:
@@ -51,7 +52,7 @@ T = TypeVar("T")
 
 def fault_at(who: str, path: Source, line: int) -> Fault:
     """Make errors that name the file and the line, counted from 1."""
-    return lambda problem: InputError(f"{who}: {path}, line {line}: {problem}")
+    return lambda problem: InputError(f"{who}: {name_of(path)}, line {line}: {problem}")
 
 
 def json_line(line: str, fault: Fault) -> Any:
@@ -93,5 +94,5 @@ def check_filled(made: list[T], path: Source, who: str, what: str = "") -> list[
     """Refuse a file without a text."""
     if not made:
         what = what or "text. Name a file of the right kind"
-        raise InputError(f"{who}: {path} holds no {what}.")
+        raise InputError(f"{who}: {name_of(path)} holds no {what}.")
     return made
