@@ -64,27 +64,39 @@ def test_attend_chooses_the_native_kernel_for_few_queries(dtype: torch.dtype) ->
     assert (learned.backend, learned.choice.packed) == ("native", False)
 
 
-@pytest.mark.parametrize(("dtype", "H", "T", "D", "without_tiles", "with_tiles"), [
-    (torch.bfloat16, 2, 1, 64, "native", "native"),
-    (torch.bfloat16, 2, 8, 64, "native", "native"),
-    (torch.bfloat16, 8, 2, 64, "native", "native"),
-    (torch.bfloat16, 8, 3, 64, "fused", "fused"),
-    (torch.bfloat16, 2, 512, 64, "fused", "native"),
-    (torch.bfloat16, 2, 512, 80, "fused", "fused"),  # not whole tiles
-    (torch.float16, 8, 3, 64, "native", "native"),
-    (torch.float16, 2, 512, 64, "native", "native"),
-    (torch.float32, 2, 512, 64, "native", "native"),
+BFLOAT, HALF, FLOAT = torch.bfloat16, torch.float16, torch.float32
+MASK = torch.rand(1, 1, 512, 512) < 0.5
+
+
+def _with_amx(monkeypatch: pytest.MonkeyPatch, name: str = "amx") -> None:
+    monkeypatch.setattr(cpu, "HAS_AMX", True)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(_kernel, "library", lambda: Library(name, "", library().functions))
+
+
+@pytest.mark.parametrize(("dtype", "H", "T", "D", "rule", "without_tiles", "with_tiles"), [
+    (BFLOAT, 2, 1, 64, {}, "native", "native"),
+    (BFLOAT, 2, 8, 64, {}, "native", "native"),
+    (BFLOAT, 8, 2, 64, {}, "native", "native"),
+    (BFLOAT, 8, 3, 64, {}, "fused", "fused"),
+    (BFLOAT, 2, 512, 64, {}, "fused", "native"),
+    (BFLOAT, 2, 512, 80, {}, "fused", "fused"),  # not whole tiles
+    (HALF, 8, 3, 64, {}, "native", "native"),
+    (HALF, 2, 512, 64, {}, "native", "native"),
+    (FLOAT, 2, 512, 64, {}, "native", "native"),
+    (BFLOAT, 8, 512, 64, {"mask": masks.padding([500]), "is_causal": True}, "fused", "native"),
+    # Reading a mask or a bias that is a tensor takes longer than all products.
+    (BFLOAT, 8, 512, 64, {"mask": masks.as_mask(MASK)}, "fused", "fused"),
+    (BFLOAT, 8, 512, 64, {"bias": MASK.bfloat16()}, "fused", "fused"),
 ])  # fmt: skip
 def test_with_amx_bfloat16_is_native_in_tiles_or_for_few_rows_of_a_kv_head(
-    dtype: torch.dtype, H: int, T: int, D: int, without_tiles: str, with_tiles: str,
-    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype, H: int, T: int, D: int, rule: dict[str, Any], without_tiles: str,
+    with_tiles: str, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(cpu, "HAS_AMX", True)
     q, k = torch.zeros(1, H, T, D, dtype=dtype), torch.zeros(1, 2, 512, D, dtype=dtype)
-    problem = AttentionProblem(q, k, k, make_rule(head_dim=D).simplify(T, 512))
+    problem = AttentionProblem(q, k, k, make_rule(head_dim=D, **rule).simplify(T, 512))
     for name, expected in (("avx512bf16", without_tiles), ("amx", with_tiles)):
-        built = Library(name, "", library().functions)
-        monkeypatch.setattr(_kernel, "library", lambda built=built: built)
+        _with_amx(monkeypatch, name)
         assert choose(problem, "auto").backend == expected
 
 
@@ -93,43 +105,23 @@ def test_with_amx_training_on_long_texts_in_bfloat16_stays_with_torch(
     T: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The backward pass of the native kernel multiplies logits alone in tiles."""
-    monkeypatch.setattr(cpu, "HAS_AMX", True)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    monkeypatch.setattr(_kernel, "library", lambda: Library("amx", "", library().functions))
-    q = torch.zeros(1, 8, T, 64, dtype=torch.bfloat16, requires_grad=True)
+    _with_amx(monkeypatch)
+    q = torch.zeros(1, 8, T, 64, dtype=BFLOAT, requires_grad=True)
     rule = make_rule(head_dim=64).simplify(T, T)
-    assert choose(AttentionProblem(q, q, q, rule), "auto").backend == expected
-    frozen = q.detach()
-    assert choose(AttentionProblem(frozen, frozen, frozen, rule), "auto").backend == "native"
-
-
-@pytest.mark.parametrize(("how", "expected"), [
-    ({"mask": masks.padding([500]), "is_causal": True}, "native"),
-    ({"mask": masks.as_mask(torch.rand(1, 1, 512, 512) < 0.5)}, "fused"),
-    ({"bias": torch.rand(1, 1, 512, 512, dtype=torch.bfloat16)}, "fused"),
-])  # fmt: skip
-def test_with_amx_masks_and_biases_that_are_tensors_stay_with_torch(
-    how: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Reading one takes longer than all products."""
-    monkeypatch.setattr(cpu, "HAS_AMX", True)
-    monkeypatch.setattr(_kernel, "library", lambda: Library("amx", "", library().functions))
-    q = torch.zeros(1, 8, 512, 64, dtype=torch.bfloat16)
-    rule = make_rule(head_dim=64, **how).simplify(512, 512)
-    assert choose(AttentionProblem(q, q, q, rule), "auto").backend == expected
+    for x, backend in ((q, expected), (q.detach(), "native")):
+        assert choose(AttentionProblem(x, x, x, rule), "auto").backend == backend
 
 
 @pytest.mark.parametrize(("dtype", "H", "S", "expected"), [
-    (torch.bfloat16, 8, 4096, True),
-    (torch.bfloat16, 8, 64, False),  # what a call takes in Python is more
-    (torch.bfloat16, 2, 32768, True),
-    (torch.float16, 2, 4096, True),
-    (torch.float32, 8, 64, False),
+    (BFLOAT, 8, 4096, True),
+    (BFLOAT, 8, 64, False),  # what a call takes in Python is more
+    (BFLOAT, 2, 32768, True),
+    (HALF, 2, 4096, True),
+    (FLOAT, 8, 64, False),
 ])  # fmt: skip
 def test_with_amx_a_token_is_native_where_that_is_faster_than_the_function_of_torch(
     dtype: torch.dtype, H: int, S: int, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, "HAS_AMX", True)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    _with_amx(monkeypatch)
     q, k = torch.zeros(1, H, 1, 64, dtype=dtype), torch.zeros(1, 2, S, 64, dtype=dtype)
     assert native_is_faster(q, k) is expected

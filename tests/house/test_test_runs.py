@@ -1,9 +1,16 @@
-"""The plugin that forbids skips: which skips fail and which are allowed."""
+"""How tests run: with checks of types and shapes, and in CI without most skips."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+import torch
+from beartype.roar import BeartypeCallHintViolation
+
+from headwise.files import is_unicode
+from headwise.kernels import attend
 
 TESTS = """
 import pytest
@@ -40,3 +47,12 @@ def test_only_a_missing_gpu_excuses_a_skip(tmp_path: Path) -> None:
     assert "no browser, but nothing may be skipped here" in done.stdout
     assert "no_such_package" in done.stdout  # a file that skips itself
     assert done.returncode == 1
+
+
+def test_the_package_is_checked() -> None:
+    q = torch.zeros(2, 2, 4, 8)
+    with pytest.raises(BeartypeCallHintViolation, match="text"):
+        is_unicode(8)  # type: ignore[arg-type]
+    for k in (q[0], q[..., 1:]):  # another number of axes, and an axis of another size
+        with pytest.raises(BeartypeCallHintViolation, match=r"headwise\.kernels"):
+            attend(q, k, q)
