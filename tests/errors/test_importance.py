@@ -1,6 +1,7 @@
 """What cannot be scored is refused by name, and the model is unchanged."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,22 +19,11 @@ from headwise.tables import Curves
 from oracles import modules_of, padded
 
 BATCH = {k: v for k, v in padded([[5, 9, 7], [4, 6]], "right").items() if k != "position_ids"}
-
-
 ONE_TOKEN = {
     "input_ids": torch.tensor([[5, 3], [7, 1]]),
     "attention_mask": torch.tensor([[1, 1], [1, 0]]),
 }
-
-
-def _refused(
-    kind: type[HeadwiseError], message: str, *args: Any, name: str = "Bert", **options: Any
-) -> None:
-    model = zoo.make(name)
-    before = modules_of(model)
-    with pytest.raises(kind, match=message):
-        importance(model, *(args or ([BATCH],)), **options)
-    assert modules_of(model) == before
+X, BERT, LLAMA = torch.zeros(1, 1, 1), zoo.make("Bert"), zoo.make("Llama")
 
 
 def constant(output: Any, batch: Any) -> Tensor:
@@ -44,48 +34,6 @@ def infinite(output: Any, batch: Any) -> Tensor:
     return output[0].sum((1, 2)) * torch.tensor([1.0, torch.inf]) * 0
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"loss": constant, "method": Gates()}, "'constant' grows by 0 without any head"),
-        ({"loss": infinite}, "scores are not finite in 1 of 2 texts"),
-        ({"method": "magic"}, "method='magic' is not one of half-gate, gradient"),
-        ({"rounds": 0}, "rounds=0 for 8 heads"),
-        ({"rounds": 9}, "rounds=9 for 8 heads"),
-        ({"method": "gradient"}, "loss 'embedding' is least at the full model"),
-        ({"method": "curvature", "loss": "lm", "name": "Llama"}, "the loss is 'lm'"),
-        ({"loss": "perplexity"}, "'perplexity' is not one of lm, masked-lm, label, embedding"),
-        ({"loss": "label"}, "has no logits"),
-        ({"loss": "masked-lm", "name": "Llama"}, "input_ids, attention_mask, no labels"),
-        ({"loss": "embedding", "name": "Llama"}, "CausalLMOutputWithPast has no vector"),
-    ],
-)
-def test_impossible_settings_and_losses_are_refused(options: dict[str, Any], message: str) -> None:
-    _refused(ArgumentError, message, **options)
-
-
-@pytest.mark.parametrize(("batches", "message"), [
-    ([], "0 given"),
-    (["some text"], "1 texts without a tokenizer"),
-    ([torch.zeros(1, 2)], "batches: a batch is of type Tensor"),
-    ([{"inputs_embeds": torch.randn(1, 3, 24)}], "lm: the batch has inputs_embeds, no input_ids"),
-    ([ONE_TOKEN], "loss lm: 1 of 2 texts have no token"),
-])  # fmt: skip
-def test_unusable_batches_are_refused(batches: Any, message: str) -> None:
-    _refused(ArgumentError, message, batches, name="Llama")
-
-
-def test_a_batch_without_a_tensor_has_no_loss() -> None:
-    loss = find_loss(constant, nn.Identity(), {"return_dict": True})
-    with pytest.raises(ArgumentError, match=r"no tensor in \['return_dict'\]"):
-        loss.per_text((torch.zeros(1, 1, 1),), {"return_dict": True})
-
-
-def test_a_tokenizer_without_a_mask() -> None:
-    with pytest.raises(InputError, match="Tokenizer has no mask token"):
-        importance(transformers.BertForMaskedLM(BERT.config), ["a"], tokenizer=word_tokenizer("ab"))
-
-
 def whole(output: Any, batch: Any) -> Tensor:
     return output[0].sum()
 
@@ -94,54 +42,80 @@ def a_list(output: Any, batch: Any) -> Any:
     return [1.0, 2.0]
 
 
-BERT = zoo.make("Bert")
+def _scored(model: nn.Module, batches: Any = (BATCH,), **options: Any) -> None:
+    before = modules_of(model)
+    try:
+        importance(model, list(batches), **options)
+    finally:
+        assert modules_of(model) == before
+
+
+def _masked() -> None:
+    model = transformers.BertForMaskedLM(BERT.config)
+    importance(model, ["a"], tokenizer=word_tokenizer("ab"))
+
+
+def _points(*removed: int, n: int | None = None) -> Curves:
+    values = np.zeros((1, len(removed) if n is None else n, 4))
+    return Curves(np.array(removed, dtype=np.int64), 8, {"half-gate": values})
+
+
+OPTIONS: list[tuple[nn.Module, dict[str, Any], str]] = [
+    (BERT, {"loss": constant, "method": Gates()}, "'constant' grows by 0 without any head"),
+    (BERT, {"loss": infinite}, "scores are not finite in 1 of 2 texts"),
+    (BERT, {"method": "magic"}, "method='magic' is not one of half-gate, gradient"),
+    (BERT, {"rounds": 0}, "rounds=0 for 8 heads"),
+    (BERT, {"rounds": 9}, "rounds=9 for 8 heads"),
+    (BERT, {"method": "gradient"}, "loss 'embedding' is least at the full model"),
+    (LLAMA, {"method": "curvature", "loss": "lm"}, "the loss is 'lm'"),
+    (BERT, {"loss": "perplexity"}, "'perplexity' is not one of lm, masked-lm, label, embedding"),
+    (BERT, {"loss": "label"}, "has no logits"),
+    (LLAMA, {"loss": "masked-lm"}, "input_ids, attention_mask, no labels"),
+    (LLAMA, {"loss": "embedding"}, "CausalLMOutputWithPast has no vector"),
+    (LLAMA, {"batches": []}, "0 given"),
+    (LLAMA, {"batches": ["some text"]}, "1 texts without a tokenizer"),
+    (LLAMA, {"batches": [torch.zeros(1, 2)]}, "batches: a batch is of type Tensor"),
+    (LLAMA, {"batches": [{"inputs_embeds": torch.randn(1, 3, 24)}]},
+     "lm: the batch has inputs_embeds, no input_ids"),
+    (LLAMA, {"batches": [ONE_TOKEN]}, "loss lm: 1 of 2 texts have no token"),
+]  # fmt: skip
+GATES: list[tuple[dict[str, Any], str]] = [
+    ({"penalty": 0.0}, r"Gates: penalty=0\.0"),
+    ({"penalty": float("nan")}, "Gates: penalty=nan"),
+    ({"steps": 0}, "Gates: steps=0"),
+    ({"seeds": -1}, "Gates: seeds=-1"),
+    ({"rate": 0.0}, r"Gates: rate=0\.0"),
+]
 ONE = Curves(np.array([0, 1]), 8, {"one": np.zeros((1, 2, 3))})
 MINE: dict[str, Any] = {"mine": [["L0.H0"]]}
 
 
-@pytest.mark.parametrize(
-    ("ask", "kind", "message"),
-    [
-        (lambda: Gates(penalty=0.0), ArgumentError, r"Gates: penalty=0\.0"),
-        (lambda: Gates(penalty=float("nan")), ArgumentError, "Gates: penalty=nan"),
-        (lambda: Gates(steps=0), ArgumentError, "Gates: steps=0"),
-        (lambda: Gates(seeds=-1), ArgumentError, "Gates: seeds=-1"),
-        (lambda: Gates(rate=0.0), ArgumentError, r"Gates: rate=0\.0"),
-        (lambda: importance(BERT, [BATCH], loss=whole), ShapeError, r"shape \(\) for 2 texts"),
-        (lambda: importance(BERT, [BATCH], loss=a_list), ShapeError, "a_list: it returns a list"),
-        (
-            lambda: find_loss(None, nn.Linear(2, 2), {"x": torch.zeros(1, 2)}),
-            ArgumentError,
-            "no default loss fits Linear with inputs x",
-        ),
-        (lambda: ONE.mean("two"), ArgumentError, "no order 'two'.*There are one"),
-        *(
-            (lambda x=x: ONE.elbow("one", x), ArgumentError, f"allowed={x}")
-            for x in (0.0, -1.0, float("nan"))
-        ),
-        (lambda: prune_curves(BERT, [BATCH], {"mine": [["L7.H0"]]}), HeadError, r"no head L7\.H0"),
-        (lambda: prune_curves(BERT, [BATCH], {}), ArgumentError, "prune_curves: 0 orders"),
-        (
-            lambda: prune_curves(BERT, [BATCH], MINE, reference=[BATCH], cut=lambda _: None),
-            ArgumentError,
-            "prune_curves: 1 orders, cut=.*a reference: True",
-        ),
-        (
-            lambda: paired([SentencePair("a", "b", 1.0)], nn.Linear(1, 1), None),
-            ArgumentError,
-            "paired: 1 pairs",
-        ),
-    ],
-)
-def test_what_cannot_be_asked(
-    ask: Callable[[], object], kind: type[HeadwiseError], message: str
+@pytest.mark.parametrize(("call", "kind", "message"), [
+    *((partial(_scored, model, **options), ArgumentError, message)
+      for model, options, message in OPTIONS),
+    (lambda: _scored(BERT, loss=whole), ShapeError, r"shape \(\) for 2 texts"),
+    (lambda: _scored(BERT, loss=a_list), ShapeError, "a_list: it returns a list"),
+    (_masked, InputError, "Tokenizer has no mask token"),
+    *((partial(Gates, **given), ArgumentError, message) for given, message in GATES),
+    (lambda: find_loss(None, nn.Linear(2, 2), {"x": torch.zeros(1, 2)}), ArgumentError,
+     "no default loss fits Linear with inputs x"),
+    (lambda: find_loss(constant, nn.Identity(), {"a": True}).per_text((X,), {"a": True}),
+     ArgumentError, r"no tensor in \['a'\]"),
+    (lambda: ONE.mean("two"), ArgumentError, "no order 'two'.*There are one"),
+    *((partial(ONE.elbow, "one", x), ArgumentError, f"allowed={x}")
+      for x in (0.0, -1.0, float("nan"))),
+    (lambda: prune_curves(BERT, [BATCH], {"mine": [["L7.H0"]]}), HeadError, r"no head L7\.H0"),
+    (lambda: prune_curves(BERT, [BATCH], {}), ArgumentError, "prune_curves: 0 orders"),
+    (lambda: prune_curves(BERT, [BATCH], MINE, reference=[BATCH], cut=lambda _: None),
+     ArgumentError, "prune_curves: 1 orders, cut=.*a reference: True"),
+    (lambda: paired([SentencePair("a", "b", 1.0)], nn.Linear(1, 1), None), ArgumentError,
+     "paired: 1 pairs"),
+    *((partial(_points, *removed), ShapeError, r"points at \[")
+      for removed in ((), (1, 2), (0, 2, 2))),
+    (lambda: _points(0, 1, 2, n=2), ShapeError, r"points at \["),
+])  # fmt: skip
+def test_what_cannot_be_scored(
+    call: Callable[[], object], kind: type[HeadwiseError], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
-        ask()
-
-
-@pytest.mark.parametrize("removed", [[], [1, 2], [0, 2, 2], [0, 1, 2]])
-def test_points_that_do_not_rise_from_zero(removed: list[int]) -> None:
-    values = np.zeros((1, 2 if removed == [0, 1, 2] else len(removed), 4))
-    with pytest.raises(ShapeError, match=r"points at \["):
-        Curves(np.array(removed, dtype=np.int64), 8, {"one": values})
+        call()
