@@ -47,9 +47,9 @@ def compare(
 ) -> None:
     """Compare two models head by head, on the same texts.
 
-    Prints what differs, the largest size last, next to the prompt: the difference in standard
-    deviations between heads. With -o, writes the whole table; with --json, prints all
-    rows as JSON. Heads of pruned models are matched by their original numbers.
+    Prints what differs, by size, the largest last: the difference in standard deviations over the
+    heads. With -o, writes the whole table; with --json, prints all rows as JSON. Heads of pruned
+    models are matched by their original numbers.
     """
     _options.check_output(out, *_options.TABLES, force=force)
     _options.check_figure(figure, force)

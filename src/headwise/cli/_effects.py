@@ -20,15 +20,14 @@ def effects(
     examples: Annotated[
         Path,
         opt(
-            "JSON lines with text, right and other: what is right to follow the text, such as "
-            "' Mary' with its space, and what its logit is compared with, which may be left out: "
-            "the mean of all logits."
+            "JSON lines with text, right (the answer that follows it, such as ' Mary' with its "
+            "space) and other (the answer to compare it with; without it, the mean of all logits)."
         ),
     ],
     heads: _options.Heads = None,
     total: Annotated[
         Literal["mean", "zero", "none"],
-        opt("What replaces a head that is removed. none leaves total effects out: one pass."),
+        opt("What replaces a removed head; none measures direct effects alone, in one pass."),
     ] = "mean",
     out: _options.Out = None,
     force: _options.Force = False,

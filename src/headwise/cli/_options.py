@@ -15,7 +15,6 @@ from headwise.files import check_writable, file_of_others, write_beside
 if TYPE_CHECKING:
     import pandas as pd
 
-
 TABLES = (".parquet", ".csv", ".json")
 """The endings of a table."""
 
@@ -101,16 +100,16 @@ Heads = Annotated[
 Nulls = Annotated[
     str | None,
     opt(
-        "The nulls to test against, separated by commas: permuted (weights), random "
-        "(weights), shuffled (words; for the command heads exchanged, the tokens of the spans); "
-        "or none. Each costs another evaluation.",
+        "The nulls to test against, separated by commas: permuted and random (weights), shuffled "
+        "(words, in headwise roles), exchanged (tokens of the spans, in headwise heads); or none. "
+        "Each costs another evaluation.",
         shown="all that the model allows",
     ),
 ]
 Out = Annotated[Path | None, opt("The file to write: .parquet, .csv or .json.", "--out", "-o")]
 JsonOut = Annotated[Path | None, opt("The file to write: .json.", "--out", "-o")]
 Force = Annotated[bool, opt("Overwrite existing output.", "--force")]
-Figure = Annotated[Path | None, opt("Draw the result into a file: .svg, .png or .pdf.", "--figure")]
+Figure = Annotated[Path | None, opt("Also draw the result: .svg, .png or .pdf.", "--figure")]
 Json = Annotated[bool, opt("Print JSON.", "--json")]
 
 

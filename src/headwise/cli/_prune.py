@@ -30,8 +30,9 @@ def prune(
     within: Annotated[
         float | None,
         opt(
-            "Instead of --remove: what may be lost on every second text, such as 0.01: a share "
-            "of the loss, or of 1 for the loss embedding. As many heads go as that allows.",
+            "Instead of --remove: what may be lost, such as 0.01: a share of the loss, or, for the "
+            "loss embedding, of 1. As many heads go as every second text allows; the others "
+            "measure the result.",
             min=0,
         ),
     ] = None,

@@ -29,9 +29,7 @@ _OUTCOME = [
 
 def roles(
     model: _options.Model,
-    text: Annotated[
-        Path | None, opt("Plain UTF-8, one text per line, or - for standard input.")
-    ] = None,
+    text: _options.TextFile = None,
     conllu: Annotated[Path | None, opt("CoNLL-U, with dependency trees.")] = None,
     coref: Annotated[Path | None, opt("Coreference: a GAP table.")] = None,
     spans: Annotated[Path | None, opt("JSON lines with annotated spans and pairs of them.")] = None,
@@ -48,7 +46,13 @@ def roles(
     heads: _options.Heads = None,
     names: Annotated[
         list[str] | None,
-        opt("In the same way a role, by its name. Repeatable.", "--role", shown="all"),
+        opt(
+            "A role that was named before these inputs were seen: p is adjusted for such roles "
+            "alone. Repeatable.",
+            "--role",
+            metavar="ROLE",
+            shown="all",
+        ),
     ] = None,
     nulls: _options.Nulls = None,
     out: _options.Out = None,

@@ -39,7 +39,8 @@ def look(
     source: Annotated[
         str | None,
         opt(
-            "With --to: print which heads link this word to it; or its characters, such as 24,26.",
+            "With --to: the word that attends, or its characters, such as 24,26. Prints the heads "
+            "that link the two.",
             "--from",
             shown=False,
         ),
@@ -59,7 +60,7 @@ def look(
     """Show the attention of every head of a model on one sentence.
 
     Writes a page and opens it in a browser, if there is one. With --from and --to it prints the
-    heads that link two words, and writes a page that opens on them only to --out.
+    heads that link two words, and writes a page, which opens on them, only with --out.
     """
     check_output(out, ".html", force=force)
     if (source is None) != (to is None):

@@ -323,7 +323,7 @@ def effects(
         model: A causal language model.
         examples: 20 or more distinct ones of several answers, of (text, right, other): answers
             follow the text, as ' Mary' does with its space, and their first tokens that differ are
-            compared. `other` is None for the mean of all logits. Or token ids and two ids.
+            compared. `other` is None for the mean of all logits. All three may be token ids.
         tokenizer: A fast tokenizer, for texts.
         heads: Heads named before these examples were seen: they alone are tested and removed, all
             of them, and p is adjusted for them alone. None tests all heads that half of the

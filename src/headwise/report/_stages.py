@@ -78,7 +78,7 @@ def study(
         about: Where the study comes from, as the page says it.
         max_tokens: The most tokens in one text.
         show: Up to 48 texts whose attention the page shows. None shows the beginnings of three of
-            the studied texts. A long text has exact maps for no head, and its strongest pairs for
+            the studied texts. A long text has no exact maps, only its strongest pairs, for
             the 64 heads that differ most from uniform attention.
         full: Whether to keep the strongest pairs of all heads for long texts.
         batch_size: How many texts the model reads at a time, fewer where memory is short.
