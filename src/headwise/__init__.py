@@ -1,11 +1,12 @@
 """Multi-head attention, head by head.
 
-Build attention (`attend`, `MultiHeadAttention` with `RoPE` and `KVCache`, `masks`, and the
-definition in `reference`), observe every head of a model while it runs
-(`observe`, `Request`, `HeadTable`) or trains (`HeadMonitor`), find the role of each head
-(`find_roles`) and its importance (`importance`, `ablate`, `prune_curves`), make the model smaller
-(`plan`, `costs`, `prune`, `recover`, `save`), and see the results on one page
-(`study`), or one sentence on a map (`look`). `load` opens a model, `load_tokenizer` its tokenizer.
+`load` opens a model, `load_tokenizer` its tokenizer. See what its heads do: the weights of a text
+(`attentions`, `links`, `look`), statistics while it runs (`observe`, `Request`, `HeadTable`) or
+trains (`HeadMonitor`), roles (`find_roles`, `find_heads`), effects on an answer (`effects`,
+`ablate`), two models beside each other (`compare`), and all on one page (`study`). Score heads
+(`importance`, `prune_curves`), make the model smaller (`plan`, `costs`, `prune`, `recover`, `save`)
+or its cache (`cache_plan`). Or build attention (`attend`, `MultiHeadAttention` with `RoPE` and
+`KVCache`, `masks`, and the definition in `reference`).
 
 Importing this package imports nothing else: each name is imported on first use.
 """
