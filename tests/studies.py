@@ -173,7 +173,8 @@ def make_effects(study: Study, text: str = "outputs replaced by mean") -> HeadEf
     kinds = ["writer", *["none"] * (len(heads) - 2), "canceller"]
     numbers = {"direct": direct, "ci_low": direct - 0.125, "ci_high": direct + 0.125,
                "p_adj": np.where(np.isin(kinds, "none"), 1.0, 0.00025)}  # fmt: skip
-    later = {"total": direct / 2, "repair": direct / 2, "answers": np.nan, "weights": 0.25}
+    later = {"total": direct / 2, "repair": direct / 2, "answers": np.nan, "weights": 0.25,
+             "smallest": 0.125}  # fmt: skip
     rows = pd.DataFrame(address_columns(heads) | numbers | {"kind": kinds} | later | {"n": 20.0})
     examples: dict[str, int | str] = {"examples": 40, "held_out": 20, "sha256": "0123"}
     return HeadEffects(rows, 2.5, 0.5, (text,), examples, model=study.table.model)
