@@ -12,6 +12,12 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def type_of(value: object) -> str:
+    """The type of a value with its article: `an int`, `a Tensor`."""
+    name = type(value).__name__
+    return f"{'an' if name.startswith(('nd', *'aeiouAEIOU')) else 'a'} {name}"
+
+
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """The nearest of some names as a question with a space before it; empty if none is near."""
     by_lower = {known.lower(): known for known in names}  # to difflib, It and it are far apart

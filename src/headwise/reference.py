@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Num
 from numpy.typing import DTypeLike
 
+from headwise._display import type_of
 from headwise.errors import ArgumentError, MaskError, ShapeError
 
 __all__ = [
@@ -58,7 +59,7 @@ def _check_arrays(caller: str, **inputs: object) -> None:
     for name, value in inputs.items():
         if not isinstance(value, np.ndarray):
             raise ArgumentError(
-                f"{caller}: {name} is a {type(value).__name__}, not a NumPy array. Give "
+                f"{caller}: {name} is {type_of(value)}, not a NumPy array. Give "
                 f"np.asarray({name}), or {name}.detach().numpy() of a tensor."
             )
 

@@ -133,7 +133,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("observe modle --text t.txt", "(We couldn't connect to"),
     ("observe modle --text t.txt", "). Did you mean model? Give a model's folder"),
     ("observe model --txt t.txt", "Try headwise observe --help."),
-    ("observe model", "headwise: no texts. Give --text FILE, or --data GLOB."),
+    ("observe model", "observe: no texts. Give --text FILE, or --data GLOB."),
     ("obsrve model", "Did you mean 'observe'? Try headwise --help."),
     ("observe model --text t.txt --statistics entrpy", "Did you mean entropy?"),
     ("roles model --text t.txt --nulls permutd", "Did you mean permuted?"),

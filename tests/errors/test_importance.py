@@ -73,7 +73,7 @@ OPTIONS: list[tuple[nn.Module, dict[str, Any], str]] = [
     (LLAMA, {"loss": "masked-lm"}, "input_ids, attention_mask, no labels"),
     (LLAMA, {"loss": "embedding"}, "CausalLMOutputWithPast has no vector"),
     (LLAMA, {"batches": []}, "0 given"),
-    (LLAMA, {"batches": ["some text"]}, "1 texts without a tokenizer"),
+    (LLAMA, {"batches": ["some text"]}, "1 text without a tokenizer"),
     (LLAMA, {"batches": [torch.zeros(1, 2)]}, "batches: a batch is of type Tensor"),
     (LLAMA, {"batches": [{"inputs_embeds": torch.randn(1, 3, 24)}]},
      "lm: the batch has inputs_embeds, no input_ids"),
@@ -109,7 +109,7 @@ MINE: dict[str, Any] = {"mine": [["L0.H0"]]}
     (lambda: prune_curves(BERT, [BATCH], MINE, reference=[BATCH], cut=lambda _: None),
      ArgumentError, "prune_curves: 1 orders, cut=.*a reference: True"),
     (lambda: paired([SentencePair("a", "b", 1.0)], nn.Linear(1, 1), None), ArgumentError,
-     "paired: 1 pairs"),
+     "paired: 1 pair. Give at least 2"),
     *((partial(_points, *removed), ShapeError, r"points at \[")
       for removed in ((), (1, 2), (0, 2, 2))),
     (lambda: _points(0, 1, 2, n=2), ShapeError, r"points at \["),

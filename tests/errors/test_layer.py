@@ -56,7 +56,7 @@ def _torch(**options: Any) -> MultiHeadAttention:
     (lambda: RoPE(4, base=1.0), ArgumentError, "base=1.0"),
     (lambda: RoPE(4, base=float("nan")), ArgumentError, "base=nan"),
     (lambda: ALiBi(0), ArgumentError, "n_heads=0"),
-    (lambda: _layer()(X.numpy()), ArgumentError, r"query is a ndarray\. Give"),
+    (lambda: _layer()(X.numpy()), ArgumentError, r"query is an ndarray\. Give"),
     (lambda: _layer()(X.double()), ArgumentError, r"query torch.float64.*weights torch.float32"),
     (lambda: _layer()(X, X.half()), ArgumentError, r"query torch.float32.*key torch.float16"),
     (lambda: _layer()(X, X.to("meta")), ArgumentError, r"key torch.float32 on meta"),

@@ -295,7 +295,7 @@ class _Strange(nn.Module):
     *((_pruned, {"steps": steps}, ArgumentError, f"steps={steps}") for steps in (0, 2.5, True)),
     *((_pruned, {"rate": rate}, ArgumentError, f"rate={rate}") for rate in (0.0, float("nan"))),
     (_pruned, {"texts": []}, ArgumentError, "0 given"),
-    (_pruned, {"texts": ["a text"]}, ArgumentError, "1 texts without a tokenizer"),
+    (_pruned, {"texts": ["a text"]}, ArgumentError, "1 text without a tokenizer"),
     (lambda: (zoo.make("Bert"),) * 2, {}, ArgumentError,
      r"embeddings\.word_embeddings\.weight is a weight of both models"),
     (_with_its_pooler, {}, ArgumentError, r"pooler\.dense\.weight is a weight of both"),

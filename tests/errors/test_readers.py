@@ -81,8 +81,8 @@ JSON: list[tuple[str, str]] = [
     ('{"text": "a", "words": [[0, true]]}', r"words hold '\[0, True\]'"),
     ('{"text": "a", "arcs": [[0, 1]]}', r"arcs hold '\[0, 1\]'\. Give \[number, number,"),
     ('{"text": "a", "tags": "X"}', r"tags are 'X'"),
-    ('{"text": "a", "tags": ["X"]}', r"1 tags for 0 words"),
-    ('{"text": "a", "words": [[0, 2]]}', r"word \[0, 2\) in a text of 1 characters"),
+    ('{"text": "a", "tags": ["X"]}', r"1 tag for 0 words"),
+    ('{"text": "a", "words": [[0, 2]]}', r"word \[0, 2\) in a text of 1 character"),
 ]
 LINE: dict[str, Any] = {"text": "ab cd", "query": [3, 5], "right": [[0, 1]], "wrong": [[1, 2]]}
 EXAMPLES: list[tuple[str, str]] = [
@@ -144,7 +144,7 @@ KNOWN: list[tuple[dict[str, Any], str]] = [
     ({"arcs": (Arc(0, 1, "x"), Arc(1, 0, "y"))}, r"the arcs of the words \[0, 1\] form a"),
     ({"mentions": (Mention(2, 4, 0),)}, r"mention \[2, 4\) in a text of 3 characters"),
     ({"links": ((-1, 0),)}, r"link \(-1, 0\) between 2 words"),
-    ({"tags": ("X",)}, r"1 tags for 2 words"),
+    ({"tags": ("X",)}, r"1 tag for 2 words"),
 ]
 MODEL = PlantedGPT((("before", "even"), ("induction", "even")))
 HALF = ["w1 w2", "w1 \ud800 w2"]
@@ -165,7 +165,7 @@ def _two_tokens() -> None:
     (_two_tokens, r"max_tokens=2, and the tokenizer adds 2 .*least 3"),
     *((partial(Grammar, **{name: share}), rf"{name} is {share}\. Give a share")
       for name in ("repeat_share", "adverb_share") for share in (-0.1, 1.5, float("nan"))),
-    (lambda: name_texts(3, names=["Ann", "Ann"]), r"name_texts: 1 different names\. Give two"),
+    (lambda: name_texts(3, names=["Ann", "Ann"]), r"name_texts: 1 different name\. Give two"),
     *((partial(name_texts, 3, patterns=[pattern]),
        r"name_texts: the slots of .* are .*Give \{one\}")
       for pattern in ("none", "{one} {two} {again}", "{one} {two} {again} {other} {x}")),

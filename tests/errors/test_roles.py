@@ -103,7 +103,7 @@ ROLES: Rows = [
     (lambda: _roles(texts=[], tokenizer=FAST), InputError, "find_roles: 0 texts hold no token"),
     (lambda: _roles(texts=["", "  "], tokenizer=FAST), InputError,
      "find_roles: 2 texts hold no token"),
-    (lambda: _roles(texts=7), ArgumentError, r"find_roles: texts is 7, a int\. Give a str or A"),
+    (lambda: _roles(texts=7), ArgumentError, r"find_roles: texts is 7, an int\. Give a str or A"),
     (lambda: _roles(**_of(("exchanged",))), ArgumentError,
      r"find_roles: the null 'exchanged' is of examples"),
     *((partial(_roles, relations={name: lambda text: []}), ArgumentError,
@@ -253,7 +253,7 @@ def _found() -> FoundHeads:
 MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"text": []}, r"has the text \[\]"),
     ({"text": [1.5, 2, 3, 4, 5, 6]}, "has the text"),
-    ({"text": "a b"}, "strings without a tokenizer"),
+    ({"text": "a b"}, "1 example of strings without a tokenizer"),
     ({"answer": "a"}, "the answer 'a', and no tokenizer"),
     ({"query": (5, 7)}, r"query has \(5, 7\) in a text of 6 tokens"),
     ({"right": []}, r"right=\[\]"),

@@ -56,8 +56,8 @@ def load_duo_attention(folder: str | Path, keep: float | None = None) -> CachePl
         folder: A folder with `full_attention_heads.tsv` and `config.json`.
         keep: The largest share of kv heads that keep all tokens. None keeps those from ½ on.
     Raises:
-        ArgumentError: `keep` is not between 0 and 1, or a window is below 1.
-        InputError: a file is missing or holds something else.
+        ArgumentError: `keep` is not between 0 and 1.
+        InputError: a file is missing or holds something else, such as a window below 1.
     """
     if keep is not None and not 0 <= keep <= 1:
         raise ArgumentError(f"load_duo_attention: keep={keep!r}. Give a share from 0 to 1.")
@@ -74,7 +74,6 @@ def load_duo_attention(folder: str | Path, keep: float | None = None) -> CachePl
         lambda: _plan(full.reshape(values.shape), settings["sink_size"], settings["recent_size"]),
         f"{caller}: {folder / _SETTINGS} holds no pattern",
         advice,
-        keep=(ArgumentError,),
     )
 
 

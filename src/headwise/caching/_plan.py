@@ -90,7 +90,6 @@ class CachePlan(JsonFile):
 
     _format = "headwise-cache-plan/2"
     _problem = "holds no plan for a cache"
-    _keep = (ArgumentError,)
 
     layers: tuple[LayerCachePlan, ...]
     sinks: int = 4
@@ -138,7 +137,9 @@ class CachePlan(JsonFile):
             )
         for layer, heads in full.items():
             if layer not in range(n_layers):
-                raise HeadError(f"CachePlan: there is no layer {layer!r} of {n_layers}.")
+                raise HeadError(
+                    f"CachePlan: there is no layer {layer!r}. There are {n_layers}, counted from 0."
+                )
             for head in heads:
                 if head not in range(counts[layer]) or list(heads).count(head) > 1:
                     raise HeadError(

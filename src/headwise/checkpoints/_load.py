@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from headwise._display import did_you_mean, first_line
+from headwise._display import did_you_mean, first_line, type_of
 from headwise._extras import require
 from headwise.attention import set_attention
 from headwise.checkpoints._folder_checks import (
@@ -159,8 +159,9 @@ def load_processor(source: str | Path) -> Any:
 
 def _check_source(source: Any, caller: str) -> None:
     if not isinstance(source, str | os.PathLike):
-        kind = type(source).__name__
-        raise ArgumentError(f"{caller}: source is a {kind}. Give a model's folder or a hub name.")
+        raise ArgumentError(
+            f"{caller}: source is {type_of(source)}. Give a model's folder or a hub name."
+        )
     name = str(source)
     if "\0" in name or not name.strip():
         raise InputError(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise._choices import FORMATS, MODEL_FILES
+from headwise._display import type_of
 from headwise._evaluation import in_evaluation
 from headwise._extras import is_tokenizer_of_rust
 from headwise.checkpoints._formats import prepare
@@ -155,7 +156,7 @@ def _check_weights(model: nn.Module) -> None:
     for name, value in model.state_dict().items():
         if type(value) is not Tensor or value.is_quantized:
             raise UnsupportedError(
-                f"save: {name} is a {type(value).__name__}, as weights that are quantized or "
+                f"save: {name} is {type_of(value)}, as weights that are quantized or "
                 f"sharded are. Save the model before it is quantized, or gather its weights first."
             )
 
@@ -198,8 +199,8 @@ def _compare(model: nn.Module, actual: list[Tensor] | str, expected: list[Tensor
         problem = output_difference(actual, [x.cpu() for x in expected])
     if problem:
         raise OutputError(
-            f"save: {type(model).__name__} was written, but does not open right in a fresh "
-            f"process: {problem} The written files were removed; please report it."
+            f"save: {type(model).__name__} was written, but its files do not open right in a "
+            f"fresh process ({problem}). They were removed; please report it."
         )
 
 

@@ -81,7 +81,7 @@ def observe(
         if table.skipped:
             print_note(f"The model refused {counted(table.skipped, 'text')}, left out here.")
     elif text is None:
-        raise ArgumentError("headwise: no texts. Give --text FILE, or --data GLOB.")
+        raise ArgumentError("observe: no texts. Give --text FILE, or --data GLOB.")
     else:
         texts, targets = _inputs.read_texts_and_targets(text, target, seed, max_texts, paragraphs)
         opened, tokenizer = _inputs.open_model(model, device, dtype, attention, text_for="observe")

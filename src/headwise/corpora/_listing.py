@@ -6,6 +6,7 @@ from contextlib import suppress
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from headwise._display import type_of
 from headwise.corpora._text import AnnotatedText
 from headwise.errors import ArgumentError, InputError
 
@@ -47,9 +48,7 @@ def one_text(who: str, text: Any, name: str = "text") -> str:
         [text] = _strings(who, name, text, str)
         return str(text)
     refuse_path(who, name, text)
-    raise ArgumentError(
-        f"{who}: {name} is {shortened(text)}, a {type(text).__name__}. Give one string."
-    )
+    raise ArgumentError(f"{who}: {name} is {shortened(text)}, {type_of(text)}. Give one string.")
 
 
 def list_corpus(who: str, corpus: Any) -> list[AnnotatedText]:
@@ -99,14 +98,13 @@ def list_items(who: str, name: str, items: Any, *kinds: type) -> list[Any]:
     not_a_list = isinstance(items, Mapping | str | bytes | bytearray) or hasattr(items, "columns")
     if not_a_list or not isinstance(items, Iterable):
         raise ArgumentError(
-            f"{who}: {name} is {shortened(items)}, a {type(items).__name__}. Give {expected}."
+            f"{who}: {name} is {shortened(items)}, {type_of(items)}. Give {expected}."
         )
     listed = list(items)
     for place, item in enumerate(listed):
         if not isinstance(item, kinds):
             raise ArgumentError(
-                f"{who}: {name}[{place}] is {shortened(item)}, a {type(item).__name__}. "
-                f"Give {expected}."
+                f"{who}: {name}[{place}] is {shortened(item)}, {type_of(item)}. Give {expected}."
             )
     return listed
 

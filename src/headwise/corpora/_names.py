@@ -5,6 +5,7 @@ from string import Formatter
 
 import numpy as np
 
+from headwise._display import counted
 from headwise.corpora._text import AnnotatedText, Mention
 from headwise.errors import ArgumentError
 
@@ -52,7 +53,8 @@ def name_texts(
         4
     """
     if len(set(names)) < 2:
-        raise ArgumentError(f"name_texts: {len(set(names))} different names. Give two or more.")
+        n_names = counted(len(set(names)), "different name")
+        raise ArgumentError(f"name_texts: {n_names}. Give two or more.")
     for pattern in patterns:
         slots = [slot for _, slot, _, _ in Formatter().parse(pattern) if slot is not None]
         if not _SLOTS <= set(slots) <= _SLOTS | {"place", "thing"}:

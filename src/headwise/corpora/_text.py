@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from headwise._display import counted
 from headwise.errors import ArgumentError
 
 Span = tuple[int, int]  # half-open range of characters
@@ -80,7 +81,8 @@ class AnnotatedText:
             raise ArgumentError(f"{_WHO}: words are not in order. Sort them by their spans.")
         if self.tags and len(self.tags) != len(self.words):
             raise ArgumentError(
-                f"{_WHO}: {len(self.tags)} tags for {len(self.words)} words. Give one for each."
+                f"{_WHO}: {counted(len(self.tags), 'tag')} for {counted(len(self.words), 'word')}. "
+                f"Give one for each."
             )
         ends = [(arc.dependent, arc.head) for arc in self.arcs]
         _check_words("arc", ends, len(self.words))
@@ -139,7 +141,7 @@ def _check_spans(what: str, spans: Sequence[Span], length: int) -> None:
     for start, end in spans:
         if not 0 <= start < end <= length:
             raise ArgumentError(
-                f"{_WHO}: {what} [{start}, {end}) in a text of {length} characters. "
+                f"{_WHO}: {what} [{start}, {end}) in a text of {counted(length, 'character')}. "
                 f"Give spans within the text, of at least one character."
             )
 

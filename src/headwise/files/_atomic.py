@@ -13,14 +13,17 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any
 
+from headwise._display import type_of
 from headwise.errors import ArgumentError, HeadwiseError, OutputError
 
 # A folder that holds one of these is a study's.
 STUDY_FILES = ("study.json",)
 
 _PREFIX = ".headwise-"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a disk with no room left
 _NEW = "new"  # in a temporary folder: the new content
 _OLD = ".headwise-old"  # the ending of a folder that is being replaced
 
@@ -29,7 +32,8 @@ def as_path(function: str, path: Any) -> Path:
     """The path that a function was given."""
     if not isinstance(path, str | os.PathLike):
         raise ArgumentError(
-            f"{function}: a {type(path).__name__} is no path. Give one as a str or a pathlib.Path."
+            f"{function}: {shortened(path)} is {type_of(path)}, not a path. Give a str or a "
+            f"pathlib.Path."
         )
     return Path(path)
 
@@ -227,6 +231,8 @@ def _output_errors(target: Path, advice: str, function: str = "write") -> Iterat
         raise
     except OSError as error:
         reason = error.strerror or error
+        if error.errno in _FULL:
+            advice = "Free some space there, or choose another place."
         raise OutputError(f"{function}: {target} cannot be written ({reason}). {advice}") from error
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from headwise._display import first_line
-from headwise.errors import HeadwiseError, InputError
+from headwise.errors import InputError
 from headwise.files._atomic import as_path, write_beside
 
 _KINDS = {
@@ -151,7 +151,6 @@ def build_from(
     build: Callable[[], T],
     problem: str,
     advice: str,
-    keep: tuple[type[HeadwiseError], ...] = (),
 ) -> T:
     """The result of `build` on a file's content; content of the wrong form is an InputError.
 
@@ -161,15 +160,13 @@ def build_from(
     Args:
         problem: The beginning of the error message, with the path.
         advice: What the error message advises.
-        keep: Our error types that are raised unchanged.
     """
     try:
         return build()
     except InputError:
         raise  # its message already names the file
     except (*_WRONG_FORM, RuntimeError) as error:  # torch raises RuntimeError
-        kind = type(error) if isinstance(error, keep) else InputError
-        raise kind(f"{problem} ({first_line(error, 1000)}). {advice}") from error
+        raise InputError(f"{problem} ({first_line(error, 1000)}). {advice}") from error
 
 
 _TYPES = {str: "a text", bool: "true or false", int: "a whole number", list: "a list"}
@@ -198,7 +195,6 @@ class JsonFile:
     _format: ClassVar[str]
     # What an error message says about a file of another kind, and errors of ours that it leaves.
     _problem: ClassVar[str]
-    _keep: ClassVar[tuple[type[HeadwiseError], ...]] = ()
     _indent: ClassVar[int | None] = 2  # None: on one line, for long arrays
     _function: ClassVar[str] = ""  # the public function that loads it, if it is not `load`
 
@@ -228,7 +224,7 @@ class JsonFile:
                 raise ValueError(f"its format is {content.get('format')!r}, not {cls._format!r}")
             return cls._built(content)
 
-        return build_from(build, f"{function}: {path} {cls._problem}", advice, cls._keep)
+        return build_from(build, f"{function}: {path} {cls._problem}", advice)
 
     def _content(self) -> dict[str, Any]:
         """What is written: the fields."""

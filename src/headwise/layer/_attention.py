@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from headwise._display import type_of
 from headwise._torch_private import under_autocast
 from headwise.errors import ArgumentError, ShapeError, UnsupportedError
 from headwise.kernels import MaskLike
@@ -304,7 +305,7 @@ def _check_inputs(inputs: Mapping[str, Tensor], widths: Sequence[int], like: nn.
     for (name, x), width in zip(inputs.items(), widths, strict=True):
         if not isinstance(x, Tensor):
             raise ArgumentError(
-                f"MultiHeadAttention: {name} is a {type(x).__name__}. Give a tensor of floats."
+                f"MultiHeadAttention: {name} is {type_of(x)}. Give a tensor of floats."
             )
         if x.ndim != 3 or x.shape[-1] != width:
             raise ShapeError(

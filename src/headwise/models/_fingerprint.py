@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headwise._display import type_of
 from headwise._torch_private import is_materialized, version_of
 from headwise.errors import UnsupportedError
 from headwise.models._model import without_compiler
@@ -132,7 +133,7 @@ def _parts(model: nn.Module, name: str, value: Any) -> Iterator[tuple[str, Any]]
 
 def _unreadable(name: str, value: Any) -> UnsupportedError:
     return UnsupportedError(
-        f"fingerprint: {name} is a {type(value).__name__}, whose values cannot be read. Give "
+        f"fingerprint: {name} is {type_of(value)}, whose values cannot be read. Give "
         f"the model before its weights are packed."
     )
 

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from headwise._display import first_line
+from headwise._display import first_line, type_of
 from headwise._extras import is_tokenizer_of_rust, untruncated
 from headwise.corpora import Span, Texts, list_texts
 from headwise.errors import ArgumentError, HeadwiseError, InputError, UnsupportedError
@@ -94,7 +94,7 @@ def check_tokenizer(tokenizer: Any, caller: str) -> None:
     """Refuse a folder or a name in place of a tokenizer."""
     if isinstance(tokenizer, str | os.PathLike):
         raise ArgumentError(
-            f"{caller}: tokenizer={str(tokenizer)!r:.80} is a {type(tokenizer).__name__}. Open it "
+            f"{caller}: tokenizer={str(tokenizer)!r:.80} is {type_of(tokenizer)}. Open it "
             f"with headwise.load_tokenizer."
         )
 

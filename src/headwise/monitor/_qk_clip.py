@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
+from headwise._display import type_of
 from headwise.capture import Site
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import check_weights
@@ -236,7 +237,7 @@ class QKClip(TrainerEvents):
 def _checked(monitor: Any, caller: str) -> HeadMonitor:
     if not isinstance(monitor, HeadMonitor):
         raise ArgumentError(
-            f"{caller}: monitor is a {type(monitor).__name__}. Give a headwise.HeadMonitor."
+            f"{caller}: monitor is {type_of(monitor)}. Give a headwise.HeadMonitor."
         )
     if monitor.is_closed:
         raise ArgumentError(f"{caller}: the monitor is closed. Make a new one, and a new clip.")

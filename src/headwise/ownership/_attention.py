@@ -53,7 +53,8 @@ class Attention:
     def output(self) -> OutputProjection:
         """The output projection, for whatever needs its weights."""
         if self.projection is None:
-            raise UnsupportedError(_NO_PROJECTION.format(self.site.name, self.unprojected))
+            name = self.site.name or "the model"
+            raise UnsupportedError(_NO_PROJECTION.format(name, self.unprojected))
         return self.projection
 
     @property

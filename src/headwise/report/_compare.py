@@ -206,10 +206,12 @@ def _pieces_of_both(
         sides = [as_pieces(tokenizer, [pair], model, limit) for tokenizer, model in both]
         tokens = [[list(piece.source) for piece in side] for side in sides]
         if tokens[0] != tokens[1]:
+            lengths = [sum(map(len, side)) for side in tokens]
+            found = f"{lengths[0]} tokens before and {lengths[1]} after"
             raise ArgumentError(
                 f"compare: the tokenizers differ: text {number} ({pair[0][:40]!r}) has "
-                f"{sum(map(len, tokens[0]))} tokens before and {sum(map(len, tokens[1]))} after, "
-                f"or different ones. Compare models that read the same tokens."
+                f"{found if lengths[0] != lengths[1] else 'other tokens after than before'}. "
+                f"Compare models that read the same tokens."
             )
         owners += [number] * len(sides[0])
         for side, new in zip(pieces, sides, strict=True):

@@ -145,9 +145,10 @@ def _match_heads(
     )
     recorded = bool(before.original or after.original)
     if recorded and not was.keys() & now.keys():
+        first = [", ".join(map(str, sorted(side)[:3])) for side in (was, now)]
         raise HeadError(
-            f"compare: {min(before.heads)} to {max(before.heads)} and {min(after.heads)} to "
-            f"{max(after.heads)} have no head in common. Compare models of one architecture."
+            f"compare: the models have no original head in common ({first[0]}, … before, "
+            f"{first[1]}, … after). Compare models that share heads."
         )
     layers: list[dict[str, set[int]]] = [{}, {}]
     for by_layer, known in zip(layers, (was, now), strict=True):

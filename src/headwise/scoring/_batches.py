@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from headwise._display import counted
 from headwise._extras import is_tokenizer_of_rust
 from headwise.corpora import SentencePair, Several, list_items, list_texts, refuse_path
 from headwise.errors import ArgumentError, InputError
@@ -81,7 +82,7 @@ def paired(
     """
     pairs = list_items("paired", "pairs", pairs, SentencePair)
     if len(pairs) < 2:
-        raise ArgumentError(f"paired: {len(pairs)} pairs. Give at least 2.")
+        raise ArgumentError(f"paired: {counted(len(pairs), 'pair')}. Give at least 2.")
     sentences = [pair.one for pair in pairs] + [pair.two for pair in pairs]
     pieces = [encode(tokenizer, [sentence], model, max_tokens)[0] for sentence in sentences]
     device = device_of(model)
@@ -103,7 +104,8 @@ def _batches_of_texts(
 ) -> list[Inputs]:
     if tokenizer is None:
         raise ArgumentError(
-            f"batches: {len(texts)} texts without a tokenizer. Give tokenizer=, or batches."
+            f"batches: {counted(len(texts), 'text')} without a tokenizer. Give tokenizer=, or "
+            f"batches."
         )
     outer, model = model, check_model("batches", model)
     check_reads_text("batches", model)

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from headwise._display import type_of
 from headwise._evaluation import in_evaluation
 from headwise.capture import AttentionCall, Site, capture_calls
 from headwise.errors import ArgumentError, UnsupportedError
@@ -128,7 +129,7 @@ def cross_attention(
     encoded = inputs.get("encoder_outputs", ())
     if isinstance(encoded, Tensor) or type(encoded) is dict:  # and no output of transformers
         raise ArgumentError(
-            f"{caller}: encoder_outputs is a {type(encoded).__name__}. Give what the encoder "
+            f"{caller}: encoder_outputs is {type_of(encoded)}. Give what the encoder "
             f"returns, or a tuple of its tensors."
         )
     device = device_of(model)

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from headwise._display import counted
 from headwise._evaluation import in_evaluation
 from headwise._extras import is_tokenizer_of_rust, untruncated
 from headwise._progress import Progress
@@ -97,8 +98,8 @@ def tokenized_examples(
     ]
     if texts and tokenizer is None:
         raise ArgumentError(
-            f"find_heads: {len(texts)} examples are strings without a tokenizer. Give tokenizer=, "
-            f"or token ids."
+            f"find_heads: {counted(len(texts), 'example')} of strings without a tokenizer. Give "
+            f"tokenizer=, or token ids."
         )
     encoded = iter(token_offsets(tokenizer, texts) if texts else ())
     read = []
