@@ -219,4 +219,6 @@ def _opened_by(format: str, folder: Path) -> str:
     if whole.is_file() and (is_stock or opened.trust):
         kind = json.loads(whole.read_text("utf-8")).get("model_type", "SentenceTransformer")
         calls.insert(0, f'{kind}("{folder}"{"" if is_stock else ", trust_remote_code=True"})')
+    elif opened.reader == "transformers":
+        calls.insert(0, f"transformers{' and trust_remote_code=True' if opened.trust else ''}")
     return f"Open it with {' or '.join(calls)}"
