@@ -176,5 +176,6 @@ def make_effects(study: Study, text: str = "outputs replaced by mean") -> HeadEf
     later = {"total": direct / 2, "repair": direct / 2, "answers": np.nan, "weights": 0.25,
              "smallest": 0.125}  # fmt: skip
     rows = pd.DataFrame(address_columns(heads) | numbers | {"kind": kinds} | later | {"n": 20.0})
+    rows["smallest"] = 0.25
     examples: dict[str, int | str] = {"examples": 40, "held_out": 20, "sha256": "0123"}
     return HeadEffects(rows, 2.5, 0.5, (text,), examples, model=study.table.model)

@@ -89,9 +89,11 @@ def test_a_saved_study_loads_equal(tmp_path: Path) -> None:
             np.testing.assert_equal(*parts)
     assert [sample.tokens for sample in loaded.samples] == [s.tokens for s in study.samples]
     assert loaded.plan == study.plan
+    for field in fields(Curves):
+        np.testing.assert_equal(*(getattr(x.curves, field.name) for x in (loaded, study)))
     assert {p.name for p in (tmp_path / "study").iterdir()} == {
-        "study.json", "arrays.safetensors", "roles.json", "effects.json", "scores.json",
-        "plan.json",
+        "study.json", "arrays.safetensors", "table.parquet", "roles.json", "effects.json",
+        "scores.json", "plan.json", "curves.json",
     }  # fmt: skip
 
 
@@ -148,22 +150,33 @@ def test_a_failed_save_leaves_the_old_study(
     ("", {"samples": [{"tokens": ["a"], "targets": [], "weights": [["L0.H9"]]}]}, "not have"),
     ("", {"samples": [{"tokens": ["a"], "targets": [], "weights": [[]]}]}, "weights of no head"),
     ("", {"samples": [{"tokens": ["a"], "targets": [], "weights": [["L0.H1"]]}]}, "not float32"),
-    ("table", {"heads": ["L0.H0", "L0.H0"]}, "2 rows of 1 heads"),
-    ("table", {"heads": ["L0.H99999999"]}, "a layer or head with the number 99999999; below"),
-    ("table", {"original": ["L0.H0"]}, "1 original addresses of 8 heads"),
-    ("table", {"statistics": ["entropy", "entropy"]}, "a statistic is listed twice"),
-    ("table", {"heads": ["L0.H0"]}, r"kv_heads is int64 of \(8,\), not int64 of \(1,\)"),
-    ("curves", {"n_heads": 2}, "curves of 2 heads"),
-    ("curves", {"losses": []}, "a curve without losses"),
+    ("curves", {"n_heads": 2}, "3 of 2 heads removed"),
+    ("curves", {"per_text": {}}, "a curve without losses"),
+    ("curves", {"per_text": {"half-gate": [[["a"]]]}}, "could not convert string"),
+    ("curves", {"removed": [3, 4]}, "Give rising points from 0 on"),
     ("curves", {"score": "accuracy"}, "scores of"),
 ])  # fmt: skip
 def test_a_changed_study_is_refused(part: str, change: Any, message: str, tmp_path: Path) -> None:
     curves = Curves(np.array([0, 3]), 8, {"half-gate": np.zeros((1, 2, 2))}, "lm")
     folder = make_study().with_pruning(curves=curves).save(tmp_path / "study")
-    content = read_json(folder / "study.json", "test", "")
-    change = {part: content[part] | change} if part else change
-    write_json(content | change, folder / "study.json")
-    with pytest.raises(InputError, match=rf"load_study: .*study.* holds no study \(.*{message}"):
+    path = folder / f"{part or 'study'}.json"
+    write_json(read_json(path, "test", "") | change, path)
+    where = (
+        r"Curves\.load: .*curves\.json holds no curves" if part else r"load_study: .*holds no study"
+    )
+    with pytest.raises(InputError, match=rf"{where} \(.*{message}"):
+        hw.load_study(folder)
+
+
+def test_a_study_with_another_table_is_refused(tmp_path: Path) -> None:
+    folder = make_study().save(tmp_path / "study")
+    far = replace(make_study().table, heads=(*make_heads(4, 2)[:-1], hw.Head("", 99999999, 0)))
+    far.save(folder / "table.parquet")
+    message = "holds no study .a layer or head with the number 99999999, not below"
+    with pytest.raises(InputError, match=message):
+        hw.load_study(folder)
+    (folder / "table.parquet").unlink()
+    with pytest.raises(InputError, match=r"table\.parquet does not exist"):
         hw.load_study(folder)
 
 

@@ -105,7 +105,8 @@ def write_json(content: Any, path: str | os.PathLike[str], indent: int | None = 
 
 
 def without_nan(content: Any) -> Any:
-    """The same lists and objects with null for NaN, which JSON does not have."""
+    """The same lists, arrays and objects with null for NaN, which JSON does not have."""
+    content = content.tolist() if hasattr(content, "tolist") else content
     if isinstance(content, Mapping):
         return {name: without_nan(value) for name, value in content.items()}
     if isinstance(content, list | tuple):

@@ -20,18 +20,17 @@ from headwise.report._samples import Sample, TopPairs
 from headwise.report._study_data import StudyData
 from headwise.roles import Roles
 from headwise.surgery import Plan
-from headwise.tables import COLUMNS, Curves, Head, HeadTable, Scores, TextSums, Totals
+from headwise.tables import Curves, Head, HeadTable, Scores
 
 FORMAT = "headwise-study/1"
-_FACTS, _ARRAYS = "study.json", "arrays.safetensors"
+_FACTS, _ARRAYS, _TABLE = "study.json", "arrays.safetensors", "table.parquet"
 _RESULTS: Mapping[str, Any] = {
-    "roles": Roles, "effects": HeadEffects, "scores": Scores, "plan": Plan,
+    "roles": Roles, "effects": HeadEffects, "scores": Scores, "plan": Plan, "curves": Curves,
     "comparison": Comparison,
 }  # fmt: skip
 _ADVICE = "Give a folder that Study.save wrote."
 # A grid of heads is drawn, which takes memory for each number up to the last.
 _MOST_HEADS = 2**14
-_PARTS = 3  # of the sums of each text: count, total, uniform
 
 Content = dict[str, Any]
 Arrays = dict[str, np.ndarray]
@@ -52,12 +51,10 @@ def write_study(study: StudyData, folder: Path, *, force: bool) -> Path:
         "text": dict(study.text),
         "meanings": dict(study.meanings),
         "training": None if study.training is None else dict(study.training),
-        "table": _put_table(study.table, arrays),
         "samples": [
             _put_sample(sample, f"samples.{number}", arrays)
             for number, sample in enumerate(study.samples)
         ],
-        "curves": None if study.curves is None else _put_curves(study.curves, arrays),
     }
     try:
         json.dumps(content, ensure_ascii=False).encode()
@@ -70,6 +67,7 @@ def write_study(study: StudyData, folder: Path, *, force: bool) -> Path:
     with folder_beside(folder, force, STUDY_FILES) as new:
         write_json(content, new / _FACTS)
         write_arrays(arrays, new / _ARRAYS)
+        study.table.save(new / _TABLE)
         for name in _RESULTS:
             result = getattr(study, name)
             if result is not None:
@@ -96,36 +94,39 @@ def read_study(folder: Path) -> Content:
     def build() -> Content:
         paths = {name: folder / f"{name}.json" for name in _RESULTS}
         results = {name: _RESULTS[name].load(x) for name, x in paths.items() if x.is_file()}
-        fields = _fields(content, read_arrays(folder / _ARRAYS))
+        table = HeadTable.load(folder / _TABLE)
+        last = max(max(head.layer, head.head) for head in table.heads)
+        if last >= _MOST_HEADS:
+            raise ValueError(f"a layer or head with the number {last}, not below {_MOST_HEADS}")
         for name, result in results.items():
-            _check_result(name, result, fields["table"])
-        return fields | results
+            _check_result(name, result, table)
+        fields = _fields(content, table.heads, read_arrays(folder / _ARRAYS))
+        return {"table": table} | fields | results
 
     return build_from(build, whole, _ADVICE)
 
 
-def _fields(content: Mapping[str, Any], arrays: Arrays) -> Content:
-    table = _get_table(content["table"], arrays)
-    training, curves = content["training"], content["curves"]
+def _fields(content: Mapping[str, Any], heads: Sequence[Head], arrays: Arrays) -> Content:
+    training = content["training"]
     return {
         "title": typed(content["title"], str),
         "model": _facts(content["model"]),
         "text": _facts(content["text"]),
         "meanings": {name: typed(meaning, str) for name, meaning in content["meanings"].items()},
         "training": None if training is None else _facts(training),
-        "table": table,
         "samples": tuple(
-            _get_sample(sample, f"samples.{number}", table.heads, arrays)
+            _get_sample(sample, f"samples.{number}", heads, arrays)
             for number, sample in enumerate(content["samples"])
         ),
-        "curves": None if curves is None else _get_curves(curves, arrays),
     }
 
 
 def _check_result(
-    name: str, result: Roles | HeadEffects | Scores | Plan | Comparison, table: HeadTable
+    name: str, result: Roles | HeadEffects | Scores | Plan | Curves | Comparison, table: HeadTable
 ) -> None:
     """Refuse a result of another model, or of heads that the table does not have."""
+    if isinstance(result, Curves):  # of which only the numbers of heads are known
+        return
     if isinstance(result, Comparison):
         if table.model not in result.models:
             raise ValueError(f"{name} of {result.models}, not of the model {table.model:.40}")
@@ -140,99 +141,6 @@ def _check_result(
     missing = {str(head) for head in heads} - {str(head) for head in table.heads}
     if missing:
         raise ValueError(f"{name} of {min(missing)}, which the table does not have")
-
-
-def _put_table(table: HeadTable, arrays: Arrays) -> Content:
-    """Add the numbers of a table to the arrays; return the rest of it."""
-    _put(arrays, "kv_heads", table.kv_heads, np.int64)
-    if table.covered is not None:
-        _put(arrays, "covered", table.covered)
-    for number, totals in enumerate(table.totals.values()):
-        _put(arrays, f"totals.{number}", [getattr(totals, name) for name in COLUMNS])
-        if totals.per_text is not None:
-            _put(arrays, f"per_text.{number}", totals.per_text.parts)
-    return {
-        "heads": [str(head) for head in table.heads],
-        "statistics": list(table.statistics),
-        "queries": table.queries,
-        "model": table.model,
-        "versions": dict(table.versions),
-        "skipped": table.skipped,
-        "texts": dict(table.texts),
-        "original": [None if head is None else str(head) for head in table.original],
-    }
-
-
-def _get_table(content: Mapping[str, Any], arrays: Arrays) -> HeadTable:
-    """The table that `_put_table` took apart."""
-    heads = tuple(Head.parse(name) for name in content["heads"])
-    if not heads or len(set(heads)) < len(heads):
-        raise ValueError(f"{len(heads)} rows of {len(set(heads))} heads")
-    last = max(max(head.layer, head.head) for head in heads)
-    if last >= _MOST_HEADS:
-        raise ValueError(f"a layer or head with the number {last}; below {_MOST_HEADS} are read")
-    original = tuple(name if name is None else Head.parse(name) for name in content["original"])
-    if original and len(original) != len(heads):
-        raise ValueError(f"{len(original)} original addresses of {len(heads)} heads")
-    names = _texts(content["statistics"])
-    if len(set(names)) < len(names):
-        raise ValueError(f"a statistic is listed twice in {names}")
-    kv_heads, totals = _get(arrays, "kv_heads", len(heads), dtype=np.int64), {}
-    for number, name in enumerate(names):
-        sums = _get(arrays, f"totals.{number}", len(COLUMNS), len(heads))
-        texts = f"per_text.{number}"
-        kept = _get(arrays, texts, _PARTS, None, len(heads)) if texts in arrays else None
-        per_text = None if kept is None else TextSums(*kept)
-        totals[name] = Totals(**dict(zip(COLUMNS, sums, strict=True)), per_text=per_text)
-    return HeadTable(
-        heads=heads,
-        kv_heads=kv_heads,
-        totals=totals,
-        covered=_get(arrays, "covered", 2, len(heads)) if "covered" in arrays else None,
-        queries=typed(content["queries"], str),
-        model=typed(content["model"], str),
-        versions={name: typed(version, str) for name, version in content["versions"].items()},
-        original=original,
-        skipped=typed(content["skipped"], int),
-        texts=dict(content["texts"]),
-    )
-
-
-def _put_curves(curves: Curves, arrays: Arrays) -> Content:
-    """Add the numbers of curves to the arrays; return the rest of them."""
-    _put(arrays, "curves.removed", curves.removed, np.int64)
-    for kind, by_name in (("losses", curves.per_text), ("scores", curves.scores)):
-        for number, values in enumerate(by_name.values()):
-            _put(arrays, f"curves.{kind}.{number}", values)
-    return {
-        "losses": list(curves.per_text),
-        "scores": list(curves.scores),
-        "n_heads": curves.n_heads,
-        "loss": curves.loss,
-        "compares": curves.compares,
-        "score": curves.score,
-    }
-
-
-def _get_curves(content: Mapping[str, Any], arrays: Arrays) -> Curves:
-    """The curves that `_put_curves` took apart."""
-    removed = _get(arrays, "curves.removed", None, dtype=np.int64)
-    losses, scores = (
-        {
-            name: _get(arrays, f"curves.{kind}.{number}", None, len(removed), *more)
-            for number, name in enumerate(_texts(content[kind]))
-        }
-        for kind, more in (("losses", [None]), ("scores", []))
-    )
-    n_heads, compares = content["n_heads"], content["compares"]
-    if type(n_heads) is not int or not isinstance(compares, bool) or not removed[-1] <= n_heads:
-        raise ValueError(f"curves of {n_heads!r:.40} heads, compares {compares!r:.40}")
-    if not losses or any(0 in x.shape or not np.isfinite(x).all() for x in losses.values()):
-        raise ValueError("a curve without losses")
-    loss, score = typed(content["loss"], str), typed(content["score"], str)
-    if set(scores) - set(losses) or (score and set(scores) != set(losses)):
-        raise ValueError(f"scores of {sorted(scores)}, losses of {sorted(losses)}")
-    return Curves(removed, n_heads, losses, loss, compares, score, scores)
 
 
 def _put_sample(sample: Sample, place: str, arrays: Arrays) -> Content:

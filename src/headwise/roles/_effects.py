@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headwise._display import counted
 from headwise._progress import Progress
 from headwise.errors import ArgumentError
-from headwise.files import without_nan
+from headwise.files import number, typed, without_nan
 from headwise.ownership import check_edits_reach, find_attentions
 from headwise.roles._behaviors import Behavior, Inputs
 from headwise.roles._samples import digest_of_tensor, first_of_each
@@ -141,13 +141,18 @@ class Effects:
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> "Effects":
         """Restore what `to_json` returned."""
+        alone = tuple(map(_from_json, saved["alone"]))
+        groups = tuple(
+            Group(typed(group["role"], str), _from_json(group["together"]), number(group["alone"]))
+            for group in saved["groups"]
+        )
+        says = {name: typed(text, str) for name, text in saved["says"].items()}
+        if unknown := {x.behavior for x in (*alone, *(x.together for x in groups))} - says.keys():
+            raise ValueError(f"the behavior {min(unknown)!r} has no description")
         return cls(
-            alone=tuple(map(_from_json, saved["alone"])),
-            groups=tuple(
-                Group(group["role"], _from_json(group["together"]), group["alone"])
-                for group in saved["groups"]
-            ),
-            says=dict(saved["says"]),
+            alone=alone,
+            groups=groups,
+            says=says,
             roles={name: tuple(roles) for name, roles in saved["roles"].items()},
             labels={name: dict(labels) for name, labels in saved["labels"].items()},
         )
@@ -170,9 +175,12 @@ def _signed(effect: Effect) -> str:
 
 def _from_json(saved: Mapping[str, Any]) -> Effect:
     numbers: dict[str, Any] = {
-        name: np.nan if value is None else value for name, value in saved.items()
+        name: np.nan if value is None else number(value)
+        for name, value in saved.items()
+        if name not in ("heads", "behavior", "texts")
     }
-    return Effect(**(numbers | {"heads": tuple(saved["heads"])}))
+    heads = tuple(typed(name, str) for name in saved["heads"])
+    return Effect(heads, typed(saved["behavior"], str), texts=typed(saved["texts"], int), **numbers)
 
 
 def ablate_each(

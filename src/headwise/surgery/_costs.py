@@ -64,10 +64,10 @@ class Costs(JsonFile):
         return {
             "model": self.model,
             "heads": [str(head) for head in self.heads],
-            "kv_heads": self.kv_heads.tolist(),
-            "own": {name: values.tolist() for name, values in self.own.items()},
-            "shared": {name: values.tolist() for name, values in self.shared.items()},
-            "seconds": [[*layer, values.tolist()] for layer, values in self.seconds.items()],
+            "kv_heads": self.kv_heads,
+            "own": self.own,
+            "shared": self.shared,
+            "seconds": [[*layer, values] for layer, values in self.seconds.items()],
         }
 
     @classmethod

@@ -11,6 +11,7 @@ from jaxtyping import Float64, Int64
 
 from headwise._display import printable
 from headwise.errors import ArgumentError, ShapeError
+from headwise.files import JsonFile, typed
 from headwise.tables._bootstrap import TAILS, bootstrap_means, mean_interval
 from headwise.tables._figures import at_prompt, notebook_html, plain_legend, plot_axes
 
@@ -51,7 +52,7 @@ class Elbow:
 
 
 @dataclass(frozen=True, eq=False)
-class Curves:
+class Curves(JsonFile):
     """The loss of each text as heads are removed, for several orders of removal.
 
     Attributes:
@@ -75,6 +76,10 @@ class Curves:
         0  half-gate        0   0.00   0.0
         1  half-gate        3   0.25   1.0
     """
+
+    _format = "headwise-curves/1"
+    _problem = "holds no curves"
+    _indent = None
 
     removed: Int64[np.ndarray, " K"]
     n_heads: int
@@ -234,6 +239,23 @@ class Curves:
             if n_orders == 1:
                 ax.plot(elbow.heads, height, "o", color=color)
         ax.plot(self.removed, mean, style, color=color, label=printable(label))
+
+    @classmethod
+    def _built(cls, content: dict[str, Any]) -> "Curves":
+        removed = np.array([typed(number, int) for number in content["removed"]])
+        losses, scores = (
+            {name: np.array(values, np.float64) for name, values in content[part].items()}
+            for part in ("per_text", "scores")
+        )
+        n_heads, score = typed(content["n_heads"], int), typed(content["score"], str)
+        if not removed[-1] <= n_heads:
+            raise ValueError(f"{removed[-1]} of {n_heads} heads removed")
+        if not losses or any(x.ndim != 3 or not np.isfinite(x).all() for x in losses.values()):
+            raise ValueError("a curve without losses")
+        if set(scores) - set(losses) or (score and set(scores) != set(losses)):
+            raise ValueError(f"scores of {sorted(scores)}, losses of {sorted(losses)}")
+        loss, compares = typed(content["loss"], str), typed(content["compares"], bool)
+        return cls(removed, n_heads, losses, loss, compares, score, scores)
 
     def _repr_html_(self) -> str:
         return notebook_html(repr(self), self.plot)
