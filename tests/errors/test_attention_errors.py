@@ -1,6 +1,8 @@
 """What the attention implementation refuses, by name and value."""
 
 import importlib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +17,36 @@ import headwise as hw
 from headwise.attention.huggingface import attention_forward
 from headwise.cli import _inputs
 from headwise.cli._app import app
-from headwise.errors import ArgumentError, UnsupportedError
+from headwise.errors import ArgumentError, HeadwiseError, UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
 
 
-@pytest.fixture
-def llama(tmp_path: Path) -> Path:
-    zoo.make("Llama").save_pretrained(tmp_path / "llama")
-    return tmp_path / "llama"
+def _mini_gpt() -> nn.Module:
+    return MiniGPT(MiniGPTConfig(13, 8, 12, 4))
 
 
-def test_an_unknown_implementation(llama: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"attn_implementation='no such' is not known"):
-        hw.load(llama, attn_implementation="no such")
+@pytest.mark.parametrize(("make", "name", "kind", "message"), [
+    (partial(zoo.make, "Llama"), "no such", ArgumentError,
+     r"attn_implementation='no such' is not known\. Choose one of eager, "),
+    (partial(zoo.make, "Gemma2"), "sdpa", ArgumentError,
+     r"Gemma2ForCausalLM cannot use .*'sdpa'"),
+    *((partial(zoo.make, name), "headwise", UnsupportedError,
+       rf"{name} does not call .*fast_attention")
+      for name in ("GPTNeoForCausalLM", "BloomForCausalLM")),
+    (_mini_gpt, "eager", ArgumentError, r"MiniGPT computes .* not by 'eager'"),
+])  # fmt: skip
+def test_implementations_that_a_model_cannot_use(
+    make: Callable[[], nn.Module], name: str, kind: type[HeadwiseError], message: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    hw.save(make(), tmp_path / "model")
+    with pytest.raises(kind, match=message):
+        hw.load(tmp_path / "model", attn_implementation=name)
 
 
-def test_an_implementation_that_the_model_cannot_use(tmp_path: Path) -> None:
-    zoo.make("Gemma2").save_pretrained(tmp_path)
-    with pytest.raises(ArgumentError, match=r"Gemma2ForCausalLM cannot use .*'sdpa'"):
-        hw.load(tmp_path, attn_implementation="sdpa")
-
-
-@pytest.mark.parametrize("name", ["GPTNeoForCausalLM", "BloomForCausalLM"])
-def test_a_model_outside_the_interface(name: str, tmp_path: Path) -> None:
-    zoo.make(name).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedError, match=rf"{name} does not call .*fast_attention"):
-        hw.load(tmp_path, attn_implementation="headwise")
-
-
-def test_a_layer_of_ours_knows_no_other(tmp_path: Path) -> None:
-    hw.save(MiniGPT(MiniGPTConfig(13, 8, 12, 4)), tmp_path / "mini")
+def test_a_layer_of_ours_is_of_our_implementation(tmp_path: Path) -> None:
+    hw.save(_mini_gpt(), tmp_path / "mini")
     assert isinstance(hw.load(tmp_path / "mini", attn_implementation="headwise"), MiniGPT)
-    with pytest.raises(ArgumentError, match=r"MiniGPT computes .* not by 'eager'"):
-        hw.load(tmp_path / "mini", attn_implementation="eager")
 
 
 def _call(module: nn.Module, mask: Any = None, **more: Any) -> None:
@@ -55,18 +54,16 @@ def _call(module: nn.Module, mask: Any = None, **more: Any) -> None:
     attention_forward(module, q, q, q, mask, **more)
 
 
-def test_an_argument_that_is_not_known() -> None:
+@pytest.mark.parametrize(("mask", "more", "message"), [
+    (None, {"tree": 3, "cache": object()}, "Linear passes cache, tree, which .*'sdpa'"),
+    (torch.ones(1, 1, 3, 3, dtype=torch.int64), {},
+     r"Linear has a mask of torch\.int64\. Give booleans"),
+    ([1], {}, r"Linear has a mask of list\. Give booleans"),
+])  # fmt: skip
+def test_arguments_that_are_not_known(mask: Any, more: dict[str, Any], message: str) -> None:
     _call(nn.Linear(2, 2), tree=None, sliding_window=5)
-    with pytest.raises(UnsupportedError, match=r"Linear passes cache, tree, which .*'sdpa'"):
-        _call(nn.Linear(2, 2), tree=3, cache=object(), sliding_window=5)
-
-
-@pytest.mark.parametrize(
-    ("mask", "kind"), [(torch.ones(1, 1, 3, 3, dtype=torch.int64), "torch.int64"), ([1], "list")]
-)
-def test_a_mask_of_another_kind(mask: Any, kind: str) -> None:
-    with pytest.raises(UnsupportedError, match=rf"Linear has a mask of {kind}\. Give booleans"):
-        _call(nn.Linear(2, 2), mask)
+    with pytest.raises(UnsupportedError, match=message):
+        _call(nn.Linear(2, 2), mask, sliding_window=5, **more)
 
 
 CHOICES = {

@@ -292,6 +292,7 @@ EXAMPLES: Rows = [
     (lambda: _heads(*(Example(**GOOD | {"text": [n, *range(4, 9)]}, answer=[3]) for n in range(4)),
                     model=zoo.make("Bert"), evidence=hw.Evidence(nulls=())), UnsupportedError,
      "BertModel gives no logits"),
+    (lambda: _found().save("nowhere/heads.txt"), ArgumentError, r"ends in '\.txt'"),
     (lambda: _heads(APART, APART, tokenizer=TOKENIZER), ArgumentError, r"right has \(2, 3\), ' '"),
 ]  # fmt: skip
 
@@ -366,19 +367,6 @@ def test_exports_that_no_tool_reads_are_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_files_that_hold_no_roles_or_heads_are_refused(tmp_path: Path) -> None:
-    path = _found_roles().save(tmp_path / "roles.json")
-    said = json.loads(path.read_text("utf-8"))
-    path.write_text(json.dumps({**said, "headwise_roles": 99}), "utf-8")
-    with pytest.raises(InputError, match=r"Roles\.load: .* schema 99, not 2"):
-        Roles.load(path)
-    path.write_text(json.dumps({**said, "heads": [{"name": "L0.H0"}]}), "utf-8")
-    with pytest.raises(InputError, match=r"Roles\.load: .* is incomplete or damaged"):
-        Roles.load(path)
-    with pytest.raises(ArgumentError, match=r"ends in '\.txt'"):
-        _found().save(tmp_path / "heads.txt")
-
-
 CHANGES: list[Callable[[dict[str, Any]], object]] = [
     lambda c: c.pop("set"),
     lambda c: c.update(format="headwise-heads/2"),
@@ -398,14 +386,23 @@ CHANGES: list[Callable[[dict[str, Any]], object]] = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(CHANGES)))
-def test_a_changed_file_is_refused(number: int, tmp_path: Path) -> None:
-    path = _found().save(tmp_path / "heads.json")
-    content = json.loads(path.read_text())
-    CHANGES[number](content)
-    path.write_text(json.dumps(content))
-    with pytest.raises(InputError, match=r"load_heads: .* holds no heads"):
-        hw.load_heads(path)
+@pytest.mark.parametrize(("make", "change", "load", "message"), [
+    (_found_roles, lambda c: c.update(headwise_roles=99), Roles.load,
+     r"Roles\.load: .* schema 99, not 2"),
+    (_found_roles, lambda c: c.update(heads=[{"name": "L0.H0"}]), Roles.load,
+     r"Roles\.load: .* is incomplete or damaged"),
+    *((_found, change, hw.load_heads, "load_heads: .* holds no heads") for change in CHANGES),
+])  # fmt: skip
+def test_changed_files_are_refused(
+    make: Callable[[], Any], change: Callable[[dict[str, Any]], object],
+    load: Callable[[Path], object], message: str, tmp_path: Path,
+) -> None:  # fmt: skip
+    path = make().save(tmp_path / "file.json")
+    content = json.loads(path.read_text("utf-8"))
+    change(content)
+    path.write_text(json.dumps(content), "utf-8")
+    with pytest.raises(InputError, match=message):
+        load(path)
 
 
 class Unprojected(torch.nn.Module):
