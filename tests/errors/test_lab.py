@@ -69,8 +69,9 @@ def _sample(prompt: str = "I", **options: Any) -> str:
 
 
 @pytest.mark.parametrize(("call", "kind", "message"), [
-    *((partial(MiniGPTConfig, **{"vocab_size": 5} | {name: size}), ArgumentError,
-       f"MiniGPTConfig: {name} is {size}") for name in SIZES for size in (0, -3)),
+    *((partial(MiniGPTConfig, **{"vocab_size": 5} | {name: 0}), ArgumentError,
+       f"MiniGPTConfig: {name} is 0") for name in SIZES),
+    (partial(MiniGPTConfig, 5, n_heads=-3), ArgumentError, "MiniGPTConfig: n_heads is -3"),
     *((partial(MiniGPTConfig, 5, dropout=share), ArgumentError, f"dropout is {share}")
       for share in (-0.1, 1.0)),
     *((partial(TrainSettings, **given), ArgumentError, message) for given, message in SETTINGS),

@@ -179,7 +179,7 @@ def test_greedy_tokens_in_bfloat16_stay(case: str, tmp_path: Path, engines: Any)
     assert (served.table().mean("entropy") > 0).all()
 
 
-def test_speculation_and_fp8_are_refused(tmp_path: Path, engines: Any) -> None:
+def test_a_cache_of_fp8_is_refused(tmp_path: Path, engines: Any) -> None:
     folder = make("llama", tmp_path)
     llm = engines(folder, "bfloat16", kv_cache_dtype="fp8_e5m2")
     with pytest.raises(UnsupportedError, match="fp8"), watch(llm):
