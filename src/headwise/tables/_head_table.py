@@ -140,8 +140,7 @@ class HeadTable(TableFile):
 
         A share of rows, `top(name)`, has Wilson's interval, which keeps some width even if all
         texts are right, or all are wrong. NaN for a head with eligible rows in fewer than two
-        texts. With 30 texts it holds the truth in about 93 to 95 % of cases, less often for single
-        heads that a few texts decide.
+        texts. It is too narrow for a head whose mean a few texts decide.
 
         Args:
             statistic: The name of a statistic.
