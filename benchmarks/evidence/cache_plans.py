@@ -23,7 +23,8 @@ from transformers import AutoModelForCausalLM
 
 import headwise as hw
 from benchmarks.evidence._retrieval import accuracy, question_texts
-from headwise.caching import CachePlan, CacheScores, LayerCachePlan, cache_scores
+from headwise.caching import CachePlan, LayerCachePlan
+from headwise.caching._scores import CacheScores, ScoringTexts
 from headwise.tables import save_figure
 
 SINKS, WINDOW = 4, 64
@@ -88,9 +89,14 @@ def scoring_batches(length: int, n: int, seed: int) -> list[dict[str, torch.Tens
     return [{"input_ids": t.ids[i : i + 1], "labels": t.labels[i : i + 1]} for t, i in rows]
 
 
+def scores_of(model: nn.Module, texts: Any, tokenizer: Any, window: int) -> CacheScores:
+    """What each kv head loses when it streams."""
+    return ScoringTexts.read(model, texts, tokenizer, None).score(SINKS, window)
+
+
 def ordered(scores: CacheScores) -> list[tuple[int, int]]:
     """The kv heads from the one that loses most."""
-    return [scores.heads[i] for i in np.argsort(-scores.mean, kind="stable")]
+    return [scores.heads[i] for i in np.argsort(-scores.per_text.mean(0), kind="stable")]
 
 
 def retrieval(args: argparse.Namespace) -> dict[str, Any]:
@@ -98,7 +104,7 @@ def retrieval(args: argparse.Namespace) -> dict[str, Any]:
     model = open_retrieval(args.model)
     questions = Questions(model, args.length, args.questions, seed=100)
     batches = scoring_batches(args.scoring_length, args.texts, seed=500)
-    scores = {"half-gate": cache_scores(model, batches, sinks=SINKS, window=WINDOW)}
+    scores = {"half-gate": scores_of(model, batches, None, WINDOW)}
     full = questions.accuracy(None)
     result: dict[str, Any] = {"length": args.length, "full": full, "curves": {}, "random": {}}
     print(f"full cache: {full:.3f}", flush=True)
@@ -114,7 +120,7 @@ def retrieval(args: argparse.Namespace) -> dict[str, Any]:
     result["random"] = random_plans(questions, list(scores["half-gate"].heads), args.random)
     result["stability"] = {method: score.stability() for method, score in scores.items()}
     result["kv_heads"] = len([head for head in scores["half-gate"].heads if head[0] == 0])
-    result["losses"] = {method: score.mean.tolist() for method, score in scores.items()}
+    result["losses"] = {method: score.per_text.mean(0).tolist() for method, score in scores.items()}
     return result
 
 
@@ -157,7 +163,7 @@ def perplexity(args: argparse.Namespace) -> dict[str, Any]:
     chosen, held_out = texts[::2], texts[1::2]
     result: dict[str, Any] = {}
     for window in (16, 32, 64):
-        half_gate = cache_scores(model, chosen, tokenizer=tokenizer, sinks=SINKS, window=window)
+        half_gate = scores_of(model, chosen, tokenizer, window)
         scores = {"half-gate": half_gate}
         evaluate = loss_on(model, held_out, tokenizer)
         curves = {
@@ -175,8 +181,6 @@ def perplexity(args: argparse.Namespace) -> dict[str, Any]:
 
 def loss_on(model: nn.Module, texts: list[str], tokenizer: Any) -> Callable[[CachePlan], float]:
     """Measures the mean loss of texts with the cache of a plan."""
-    from headwise.caching._scores import ScoringTexts
-
     return ScoringTexts.read(model, texts, tokenizer, None).loss_of
 
 

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import zoo
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 import headwise as hw
 from folders import tiny_llama
-from headwise.caching import CachePlan, CacheScores, LayerCachePlan, retrieval_batches
+from headwise.caching import CachePlan, LayerCachePlan, retrieval_batches
 from headwise.errors import (
     ArgumentError,
     HeadError,
@@ -248,8 +247,6 @@ GOALS: list[tuple[dict[str, Any], str]] = [
     (lambda: _of({5: [0]}), HeadError, r"no layer 5\. There are 2"),
     (lambda: _of({1: [7]}), HeadError, "L1.KV7"),
     (lambda: _of({1: [0, 0]}), HeadError, "L1.KV0"),
-    (lambda: CacheScores(((0, 0),), np.zeros((2, 3)), "mass"), ShapeError,
-     r"1 kv heads, values of \(2, 3\)"),
     (lambda: retrieval_batches(llama(), n=0), ArgumentError, "n=0"),
     (lambda: retrieval_batches(llama(), n_tokens=31), ArgumentError,
      "n_tokens=31. Give at least one text of 32 tokens or more"),

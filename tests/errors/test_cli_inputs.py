@@ -115,7 +115,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("prune model --by words.csv --remove 0.3 -o out",
      "words.csv cannot be read as csv (its first line is not what headwise writes). Give"),
     ("prune model --by model/config.json --remove 0.3 -o out",
-     "model/config.json cannot be read as json (it holds no list of heads). Give a file"),
+     "model/config.json cannot be read as json (it holds no list of rows). Give a file"),
     ("report model --text - --show -", "--text and --show both read standard input"),
     ("observe model --text words.csv", "words.csv is a table, not plain text. Write its"),
     ("observe model --text array", "array is JSON, not plain text. Write its texts"),

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import headwise as hw
 from folders import tiny_llama, tiny_t5
-from headwise.caching import cache_scores
+from headwise.caching._scores import ScoringTexts
 from headwise.corpora import Grammar, annotate
 from headwise.lab._model import encode_lines
 from headwise.report import Comparison
@@ -235,9 +235,9 @@ def _caches() -> pd.DataFrame:
             logits = _llama()(**texts[0], **{_CACHE: cache}).logits
         rows += [(name, "bytes", cache.nbytes)]
         rows += [(name, f"logit {i}", value) for i, value in enumerate(logits[0, -1].tolist())]
+    scores = ScoringTexts.read(_llama(), texts, None, None).score(**sizes)
     rows += [
-        ("scores", f"L{layer}.KV{head}", value)
-        for (layer, head), value in cache_scores(_llama(), texts, **sizes).by_head().items()
+        ("scores", f"L{layer}.KV{head}", value) for (layer, head), value in scores.by_head().items()
     ]
     frame = pd.DataFrame(rows, columns=["plan", "what", "value"])
     return frame.assign(says=frame["plan"].map(dict(zip(plans, said, strict=True))).fillna(""))

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 import headwise as hw
 from double import Double, doubled
-from headwise.caching import CachePlan, LayerCachePlan, cache_scores, retrieval_batches
+from headwise.caching import CachePlan, LayerCachePlan, retrieval_batches
 from headwise.caching._plan import full_plan
-from headwise.caching._scores import streamed_losses
+from headwise.caching._scores import ScoringTexts, streamed_losses
 from headwise.models import fingerprint
 from headwise.scoring import find_loss
 from tiers import tiers
@@ -64,7 +64,7 @@ def test_a_closed_gate_is_what_the_cache_loses(name: str, padding: int) -> None:
 def test_scores_equal_finite_differences() -> None:
     with Double():
         model, texts = doubled(zoo.make("Llama")), batches(1)
-        scores = cache_scores(model, texts, sinks=SINKS, window=WINDOW)
+        scores = ScoringTexts.read(model, texts, None, None).score(SINKS, WINDOW)
         loss = find_loss(None, model, texts[0])
         step = 1e-5
         with torch.no_grad():
@@ -93,7 +93,7 @@ def test_a_head_without_values_loses_nothing() -> None:
     width = model.config.head_dim
     with torch.no_grad():
         model.model.layers[1].self_attn.v_proj.weight[width:] = 0
-    scores = cache_scores(model, batches(), sinks=SINKS, window=WINDOW)
+    scores = ScoringTexts.read(model, batches(), None, None).score(SINKS, WINDOW)
     losses = scores.by_head()
     assert abs(losses[1, 1]) < 1e-6 < abs(losses[1, 0])
 
@@ -101,9 +101,9 @@ def test_a_head_without_values_loses_nothing() -> None:
 @pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
 def test_a_plan_keeps_the_heads_that_lose_most(keep: float) -> None:
     model = zoo.make("Llama")
-    scores = cache_scores(model, batches(), sinks=SINKS, window=WINDOW)
+    scores = ScoringTexts.read(model, batches(), None, None).score(SINKS, WINDOW)
     plan = hw.cache_plan(model, batches(), keep=keep, sinks=SINKS, window=WINDOW)
-    best = np.argsort(-scores.mean, kind="stable")[: int(keep * 4)]
+    best = np.argsort(-scores.per_text.mean(0), kind="stable")[: int(keep * 4)]
     expected = {scores.heads[head] for head in best}
     assert {(layer, head) for layer, heads in plan.full.items() for head in heads} == expected
     assert plan.model == fingerprint(model)

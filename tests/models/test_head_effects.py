@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import transformers
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 import headwise as hw
 from headwise.errors import ArgumentError, HeadError, InputError, UnsupportedError
+from headwise.head_effects import Removal
 from headwise.head_effects._direct import Batch, DirectWay
 from headwise.head_effects._evidence import kinds_of, sign_flips
 from headwise.lab import MiniGPT, MiniGPTConfig
@@ -230,6 +232,19 @@ def test_a_removal_is_a_change_in_the_same_examples() -> None:
     assert (nothing.change, nothing.p) == (0.0, 1.0)
     with pytest.raises(ArgumentError, match=r"remove: heads=\[\] names none of 10\."):
         effects.remove([])
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "json"])
+def test_a_saved_removal_loads_equal(ending: str, tmp_path: Path) -> None:
+    effects = hw.effects(PlantedWriters(), cued(40), total=None, heads=["L1.H3"])
+    for heads in ("L1.H3", {0: range(3)}):  # the latter without random sets
+        removal = effects.remove(heads)
+        loaded = Removal.load(removal.save(tmp_path / f"removal.{ending}"))
+        pd.testing.assert_frame_equal(loaded.frame(), removal.frame(), check_dtype=False)
+        assert str(loaded) == str(removal)
+        assert (loaded.notes, loaded.controls) == (removal.notes, removal.controls)
+    with pytest.raises(InputError, match=r"holds an effect of heads removed together \(Removal\)"):
+        hw.HeadEffects.load(tmp_path / f"removal.{ending}")
 
 
 @pytest.mark.full
@@ -447,8 +462,6 @@ def test_effects_are_saved_drawn_and_shown(tmp_path: Path) -> None:
     ):
         assert re.search(f"0 writers and 0 cancellers.*{words}", str(shown))
         assert str(hw.HeadEffects.load(shown.save(tmp_path / "random.json"))) == str(shown)
-    earlier = replace(random, rows=random.rows.drop(columns="smallest"))
-    assert str(hw.HeadEffects.load(earlier.save(tmp_path / "random.csv"))) == str(earlier)
     alone = hw.effects(PlantedWriters(), cued(40), total=None)
     assert str(alone).endswith(
         "2 writers and 2 cancellers; direct effects alone, total effects were not measured"

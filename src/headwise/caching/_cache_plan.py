@@ -11,45 +11,11 @@ from torch import nn
 
 from headwise._progress import Progress, shows_progress
 from headwise.caching._plan import CachePlan, full_plan, sized
-from headwise.caching._scores import CacheScores, ScoringTexts
+from headwise.caching._scores import ScoringTexts
 from headwise.errors import ArgumentError
 from headwise.models import check_model, fingerprint
 from headwise.scoring import BatchesLike
 from headwise.shapes import is_size
-
-
-@shows_progress("Scoring kv heads")
-@torch.inference_mode(False)
-def cache_scores(
-    model: nn.Module,
-    texts: BatchesLike,
-    *,
-    tokenizer: Any = None,
-    sinks: int = 4,
-    window: int = 256,
-    max_tokens: int | None = None,
-    on_progress: Progress | None = None,
-) -> CacheScores:
-    """Score how much the loss grows when a kv head keeps only its first and latest tokens.
-
-    A gate mixes two outputs of the query heads that read a kv head: 1 reads all tokens, 0 only
-    the first `sinks` of the text and the last `window`. The score is −∂loss/∂gate with all gates
-    at ½ (half-gate), from one backward pass for all heads.
-
-    Args:
-        texts: Texts or batches, in every form that `importance` takes.
-        max_tokens: The most tokens in one text. None is the model's limit.
-    Returns:
-        A loss for each kv head and text, in units of the loss.
-    Raises:
-        ArgumentError: no text is longer than what is kept.
-        UnsupportedError: the model has no cache of keys and values alone, or its heads cannot be
-            gated exactly.
-    """
-    _check_sizes(sinks, window)
-    model = check_model("cache_scores", model)
-    reading = ScoringTexts.read(model, texts, tokenizer, max_tokens)
-    return reading.score(sinks, window, on_progress)
 
 
 @shows_progress("Planning the cache")
@@ -71,9 +37,11 @@ def cache_plan(
 ) -> CachePlan:
     """Decide which kv heads keep all tokens; the others keep the first and the latest.
 
-    Heads are scored by `cache_scores`; the model is not changed. The plan records the measured
-    loss of the texts with the full cache and with its own, and how well the scores agree between
-    halves of the texts.
+    A gate mixes two outputs of the query heads that read a kv head: 1 reads all tokens, 0 only
+    the first `sinks` of the text and the last `window`. The score of a head is −∂loss/∂gate with
+    all gates at ½ (half-gate), from one backward pass for all heads; the model is not changed. The
+    plan records the measured loss of the texts with the full cache and with its own, and how well
+    the scores agree between halves of the texts.
 
     Args:
         texts: Long texts on which heads are scored, in every form that `importance` takes;

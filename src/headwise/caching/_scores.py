@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from headwise._evaluation import differentiable_evaluation, in_evaluation
 from headwise._progress import Progress
 from headwise.caching._plan import CachePlan, full_plan
-from headwise.errors import ArgumentError, ShapeError
+from headwise.errors import ArgumentError
 from headwise.models import cache_argument
 from headwise.models.texts import tokenizer_of
 from headwise.scoring import BatchesLike, Inputs, Loss, find_loss, rank_correlation, read_batches
@@ -29,30 +28,14 @@ class CacheScores:
     Attributes:
         heads: The layer and the kv head of each column.
         per_text: The loss of each kv head in each text.
-        loss: The name of the loss.
-    Raises:
-        ShapeError: the columns are not one for each head, or there is no text.
     """
 
     heads: tuple[KVHead, ...]
     per_text: Float64[np.ndarray, "M N"]
-    loss: str = ""
-
-    def __post_init__(self) -> None:
-        if self.per_text.shape[1] != len(self.heads) or not len(self.per_text):
-            raise ShapeError(
-                f"CacheScores: {len(self.heads)} kv heads, values of {self.per_text.shape}. Give "
-                f"a row for each text and a column for each kv head."
-            )
-
-    @cached_property
-    def mean(self) -> Float64[np.ndarray, " N"]:
-        """The mean over texts."""
-        return self.per_text.mean(0)
 
     def by_head(self) -> Mapping[KVHead, float]:
         """The mean of each kv head."""
-        return dict(zip(self.heads, self.mean.tolist(), strict=True))
+        return dict(zip(self.heads, self.per_text.mean(0).tolist(), strict=True))
 
     def stability(self) -> float:
         """Spearman's correlation of the scores on every other text with those on the rest."""
@@ -131,7 +114,7 @@ class ScoringTexts:
                     on_progress(done, len(self.batches))
         heads = tuple((layer, head) for layer, n in enumerate(counts) for head in range(n))
         values = torch.cat(slopes).double().cpu().numpy()
-        return CacheScores(heads, values, self.loss.name)
+        return CacheScores(heads, values)
 
     @torch.no_grad()
     def loss_of(self, plan: CachePlan) -> float:

@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -39,7 +39,7 @@ from headwise.tables import (
     notebook_html,
     numbers_of,
     plot_effects,
-    resolve_heads,
+    rows_of,
     texts_of,
 )
 
@@ -55,7 +55,7 @@ Answers = tuple[int, int]  # the ids of the compared tokens
 
 
 @dataclass(frozen=True, eq=False)
-class Removal:
+class Removal(TableFile):
     """How the difference of logits changes without some heads, in the same examples.
 
     Attributes:
@@ -76,6 +76,8 @@ class Removal:
             of the model, the seed and the version.
     """
 
+    _schema = ("headwise_removal", 1)
+
     heads: tuple[str, ...]
     before: float
     after: float
@@ -87,6 +89,33 @@ class Removal:
     examples: pd.DataFrame
     beforehand: bool = False
     notes: tuple[str, ...] = ()
+
+    def frame(self) -> pd.DataFrame:
+        """A row per example: tokens, right, other, before, after."""
+        return self.examples.copy()
+
+    def _content(self) -> tuple[pd.DataFrame, dict[str, Any]]:
+        about = {field.name: getattr(self, field.name) for field in fields(self)}
+        rows = about.pop("examples")
+        about["removed"] = about.pop("heads")
+        return rows.assign(tokens=[np.array(ids) for ids in rows["tokens"]]), about
+
+    @classmethod
+    def _built(cls, frame: pd.DataFrame, about: dict[str, Any]) -> "Removal":
+        tokens = [[int(token) for token in ids] for ids in frame["tokens"]]
+        columns: dict[str, Any] = {"tokens": tokens}
+        columns |= {name: numbers_of(frame, name).astype(int) for name in ("right", "other")}
+        columns |= {name: numbers_of(frame, name) for name in ("before", "after")}
+        names = ("before", "after", "change", "ci_low", "ci_high", "p")
+        numbers: dict[str, Any] = {name: float(about[name]) for name in names}
+        return cls(
+            tuple(map(str, about["removed"])),
+            **numbers,
+            controls=tuple(map(float, about["controls"])),
+            examples=pd.DataFrame(columns),
+            beforehand=typed(about["beforehand"], bool),
+            notes=tuple(map(str, about["notes"])),
+        )
 
     def __str__(self) -> str:
         """The difference before and after, its change with the interval and p, and the controls."""
@@ -175,11 +204,7 @@ class HeadEffects(TableFile):
             HeadError: there is no such head, or one is named twice.
         """
         existing = heads_of_rows(self.rows)
-        chosen = resolve_heads(heads, existing)
-        if not chosen:
-            raise ArgumentError(
-                f"HeadEffects.remove: heads={heads!r} names none of {len(existing)}. Name some."
-            )
+        chosen = named_heads("HeadEffects.remove", heads, existing)
         if self._without is None:
             raise ArgumentError(
                 f"HeadEffects.remove: these effects of {len(self.rows)} heads were loaded from a "
@@ -241,13 +266,12 @@ class HeadEffects(TableFile):
 
     @classmethod
     def _built(cls, frame: pd.DataFrame, about: dict[str, Any]) -> "HeadEffects":
-        columns = address_columns(heads_of_rows(frame))
-        columns |= {name: numbers_of(frame, name) for name in _NUMBERS}
-        columns["kind"] = kinds = texts_of(frame, "kind")
-        if frame.empty or {*kinds} - {*KINDS} or not np.isfinite(numbers_of(frame, "n")).all():
-            raise ValueError(f"{len(frame)} rows of the kinds {sorted(set(kinds))}")
+        rows, kinds = rows_of(frame, _NUMBERS, ("kind",)), {*texts_of(frame, "kind")}
+        heads_of_rows(frame)  # which refuses a head that is there twice
+        if kinds - {*KINDS} or not np.isfinite(rows["n"]).all():
+            raise ValueError(f"{len(rows)} rows of the kinds {sorted(kinds)}")
         return cls(
-            rows=pd.DataFrame({str(name): columns[str(name)] for name in frame}),
+            rows=rows,
             difference=float(about["difference"]),
             rest=float(about["rest"]),
             notes=tuple(map(str, about["notes"])),

@@ -16,10 +16,9 @@ from headwise.tables import (
     TableFile,
     at_prompt,
     notebook_html,
-    numbers_of,
     plot_heads,
+    rows_of,
     statistic_label,
-    texts_of,
 )
 
 ERROR_RATE = 0.05
@@ -27,12 +26,10 @@ _LARGE = 0.5  # standard deviations between heads
 CHANGED, UNCHANGED = "changed", "no difference shown"
 ONLY_BEFORE, ONLY_AFTER = "only before", "only after"
 NUMBERS_OF_ROLES = ("effect", "ci_low", "ci_high", "p_adj")
-ROLE_COLUMNS = (
-    "name", "stack", "layer", "head", "role", "change",
-    *(f"{side}.{number}" for side in ("before", "after") for number in NUMBERS_OF_ROLES),
-)  # fmt: skip
+_OF_ROLES = [f"{side}.{number}" for side in ("before", "after") for number in NUMBERS_OF_ROLES]
+ROLE_COLUMNS = ("name", "stack", "layer", "head", "role", "change", *_OF_ROLES)
 _NUMBERS = ("before", "after", "difference", "size", "ci_low", "ci_high", "p_adj", "texts")
-_TEXTS = ("name", "stack", "statistic", "outcome", "before_head", "after_head")
+_TEXTS = ("statistic", "outcome", "before_head", "after_head")
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,19 +203,17 @@ class Comparison(TableFile):
 
     @classmethod
     def _built(cls, frame: pd.DataFrame, about: dict[str, Any]) -> "Comparison":
-        heads = [Head.parse(name) for name in texts_of(frame, "name")]
-        columns: dict[str, Any] = {name: numbers_of(frame, name) for name in _NUMBERS}
-        columns |= {name: texts_of(frame, name) for name in _TEXTS}
-        columns |= {"layer": [head.layer for head in heads], "head": [head.head for head in heads]}
-        frame.attrs.clear()
         roles = about["roles"]
+        if roles is not None:
+            roles = pd.DataFrame(roles, columns=list(ROLE_COLUMNS))
+            roles = rows_of(roles, _OF_ROLES, ("role", "change"))
         pairs = [tuple(about[name]) for name in ("titles", "models", "texts")]
         if any(len(pair) != 2 for pair in pairs):
             raise ValueError(f"titles, models and texts are {pairs}, not pairs")
         titles, models, texts = pairs
         return cls(
-            rows=pd.DataFrame({name: columns[name] for name in map(str, frame)}),
-            roles=None if roles is None else _roles(roles),
+            rows=rows_of(frame, _NUMBERS, _TEXTS),
+            roles=roles,
             titles=(str(titles[0]), str(titles[1])),
             models=(str(models[0]), str(models[1])),
             texts=(int(texts[0]), int(texts[1])),
@@ -236,14 +231,3 @@ class Comparison(TableFile):
 
     def _repr_html_(self) -> str:
         return notebook_html(repr(self), self.plot)
-
-
-def _roles(rows: list[list[Any]]) -> pd.DataFrame:
-    frame = pd.DataFrame(rows, columns=list(ROLE_COLUMNS))
-    texts = {"name", "stack", "role", "change"}
-    columns: dict[str, Any] = {
-        name: texts_of(frame, name) if name in texts else numbers_of(frame, name)
-        for name in ROLE_COLUMNS
-    }
-    indices = {name: columns[name].astype(np.int64) for name in ("layer", "head")}
-    return pd.DataFrame(columns | indices)

@@ -33,10 +33,9 @@ from headwise.tables import (
     TableFile,
     at_prompt,
     notebook_html,
-    numbers_of,
     plot_categories,
     resolve_heads,
-    texts_of,
+    rows_of,
 )
 
 # The columns that every file has, beside the nulls, the measures of some roles and the effects.
@@ -44,7 +43,7 @@ _NUMBERS = (
     *("effect", "baseline", "lift", "ci_low", "ci_high", "n", "texts", "p_adj"),
     *("mass", "value", "chosen_half", "smallest", "control"),
 )
-_TEXTS = ("name", "stack", "role", "label", "outcome", "null")
+_TEXTS = ("role", "label", "outcome", "null")
 
 _COLUMNS = (
     "name", "label", "found", "outcome", "effect", "null", "baseline", "lift", "p_adj", "n",
@@ -300,7 +299,13 @@ class Roles(TableFile):
 
     @classmethod
     def _built(cls, frame: pd.DataFrame, metadata: dict[str, Any]) -> "Roles":
-        rows = _typed_rows(frame)
+        further = [name for name in FURTHER if name in frame]
+        effects = [name for name in map(str, frame) if name.startswith(WITHOUT)]
+        nulls = [f"null.{null}" for null in NULLS]
+        originals = ["original"] if "original" in frame else []
+        numbers = (*_NUMBERS, "found", *nulls, *further, *effects)
+        rows = rows_of(frame, numbers, (*_TEXTS, *originals))
+        rows["found"] = rows["found"] == 1
         meanings = {role: str(metadata["meanings"][role]) for role in metadata["meanings"]}
         if unknown := sorted(set(rows["role"]) - meanings.keys()):
             raise ValueError(f"the role {unknown[0]!r} has no description")
@@ -334,18 +339,3 @@ class Roles(TableFile):
 
     def _repr_html_(self) -> str:
         return notebook_html(repr(self), self.plot)
-
-
-def _typed_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a file in its order of columns."""
-    frame.attrs.clear()
-    further = [name for name in FURTHER if name in frame]
-    effects = [name for name in map(str, frame) if name.startswith(WITHOUT)]
-    numbers = [*_NUMBERS, *(f"null.{null}" for null in NULLS), *further, *effects]
-    heads = [Head.parse(name) for name in texts_of(frame, "name")]
-    columns: dict[str, Any] = {name: numbers_of(frame, name) for name in numbers}
-    texts = [name for name in (*_TEXTS, "original") if name in _TEXTS or name in frame]
-    columns |= {name: texts_of(frame, name) for name in texts}
-    columns |= {"layer": [head.layer for head in heads], "head": [head.head for head in heads]}
-    columns |= {"found": numbers_of(frame, "found") == 1}
-    return pd.DataFrame({name: columns.get(name, frame[name]) for name in map(str, frame)})

@@ -39,6 +39,7 @@ from headwise.tables._statistics import statistic_label as statistic_label
 from headwise.tables._table_file import TableFile as TableFile
 from headwise.tables._table_file import heads_of_rows as heads_of_rows
 from headwise.tables._table_file import numbers_of as numbers_of
+from headwise.tables._table_file import rows_of as rows_of
 from headwise.tables._table_file import texts_of as texts_of
 from headwise.tables._totals import COLUMNS as COLUMNS
 from headwise.tables._totals import TextSums as TextSums

@@ -24,6 +24,7 @@ _KINDS = {
     "headwise_scores": "the importance of heads (Scores)",
     "headwise_roles": "roles of heads (Roles)",
     "headwise_effects": "effects of heads (HeadEffects)",
+    "headwise_removal": "an effect of heads removed together (Removal)",
     "headwise_comparison": "a comparison of two models (Comparison)",
 }
 
@@ -203,7 +204,7 @@ def write_table_file(frame: pd.DataFrame, about: Mapping[str, Any], path: Path) 
                 written.to_csv(out, index=False)
         else:
             rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-            content = {**about, "heads": rows}
+            content = {**about, "heads" if "name" in frame else "rows": rows}
             try:
                 text = json.dumps(content, indent=1, allow_nan=False, default=_as_list)
             except ValueError as error:
@@ -249,6 +250,16 @@ def heads_of_rows(frame: pd.DataFrame) -> tuple[Head, ...]:
     if not heads or len(set(heads)) < len(heads):
         raise ValueError(f"{len(heads)} rows of {len(set(heads))} heads")
     return heads
+
+
+def rows_of(frame: pd.DataFrame, numbers: Iterable[str], texts: Iterable[str] = ()) -> pd.DataFrame:
+    """The rows of a frame whose columns have these kinds, each about a head; others stay."""
+    frame.attrs.clear()
+    heads = [Head.parse(name) for name in texts_of(frame, "name")]
+    columns: dict[str, Any] = {name: numbers_of(frame, name) for name in numbers}
+    columns |= {name: texts_of(frame, name) for name in ("name", "stack", *texts)}
+    columns |= {"layer": [head.layer for head in heads], "head": [head.head for head in heads]}
+    return pd.DataFrame({name: columns.get(name, frame[name]) for name in map(str, frame)})
 
 
 def originals_of_rows(frame: pd.DataFrame) -> tuple[Head | None, ...]:
@@ -310,11 +321,9 @@ def _read_json(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
             f"table file: {path} is of the format {about['format']:.40}, not a table. Give "
             f"another file."
         )
-    if "heads" not in about:
-        raise ValueError("it holds no list of heads")
-    rows = about.pop("heads")
+    rows = about.pop("heads" if "heads" in about else "rows", None)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"its heads are {str(rows)[:40]}, not a list of objects")
+        raise ValueError("it holds no list of rows")
     return pd.DataFrame(rows), about
 
 
@@ -350,6 +359,6 @@ def _described(about: Any) -> dict[str, Any]:
     return about
 
 
-def _as_list(array: np.ndarray) -> list[float | None]:
+def _as_list(array: np.ndarray) -> list[int | float | None]:
     """Numbers as JSON can hold them: NaN becomes None."""
     return [None if np.isnan(number) else number for number in array.tolist()]
