@@ -1,8 +1,9 @@
-"""Packages that an extra installs, and what their tokenizers need."""
+"""Packages: those that an extra installs, what their tokenizers need, and the versions of ours."""
 
 import sys
 from copy import copy
 from importlib import import_module
+from importlib.metadata import version
 from typing import Any
 
 from headwise.errors import MissingPackageError
@@ -24,6 +25,11 @@ def require(module: str, extra: str, function: str) -> Any:
             f"{function}: {package} is not installed. Install it with the extra: "
             f"pip install 'headwise[{extra}]'."
         ) from error
+
+
+def versions() -> dict[str, str]:
+    """The versions of the packages that compute every result."""
+    return {package: version(package) for package in ("headwise", "torch")}
 
 
 def is_tokenizer_of_rust(tokenizer: Any) -> bool:

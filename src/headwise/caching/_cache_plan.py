@@ -1,4 +1,4 @@
-"""`cache_plan`: decide by evidence which tokens each kv head of a model keeps."""
+"""`cache_plan`: decide by evidence which tokens each kv head keeps; and texts that tell."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +13,12 @@ from headwise._progress import Progress, shows_progress
 from headwise.caching._plan import CachePlan, full_plan, sized
 from headwise.caching._scores import ScoringTexts
 from headwise.errors import ArgumentError
-from headwise.models import check_model, fingerprint
+from headwise.models import check_model, device_of, fingerprint
+from headwise.models.texts import IGNORED
 from headwise.scoring import BatchesLike
 from headwise.shapes import is_size
+
+_SPAN = 8  # tokens that occur twice
 
 
 @shows_progress("Planning the cache")
@@ -151,3 +154,47 @@ def _check_sizes(sinks: Any, window: Any) -> None:
         raise ArgumentError(f"cache_plan: window={window!r}. Give a number of tokens from 1 on.")
     if not (is_size(sinks) or sinks == 0):
         raise ArgumentError(f"cache_plan: sinks={sinks!r}. Give a number of tokens from 0 on.")
+
+
+def retrieval_batches(
+    model: nn.Module, n: int = 16, n_tokens: int = 1024, *, seed: int = 0
+) -> list[dict[str, Any]]:
+    """Texts of random tokens in which a span of eight occurs twice, far from each other.
+
+    The second occurrence ends the text; its tokens from the third on are the labels. A model
+    predicts them by copying from its context, whatever language it knows, so the loss grows when
+    a head that copies streams. If the model is used for more than that, give `cache_plan` long
+    texts of your own.
+
+    Args:
+        n: The number of texts, a batch each.
+        n_tokens: The length of each text.
+    Returns:
+        Batches of one text: `input_ids`, and `labels` that leave out all but the second span.
+    Raises:
+        ArgumentError: there is no text or vocabulary, or texts have fewer than 32 tokens.
+    """
+    config: Any = getattr(check_model("retrieval_batches", model), "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    n_words = getattr(config, "vocab_size", 0)
+    if not is_size(n) or not is_size(n_tokens) or n_tokens < 4 * _SPAN:
+        raise ArgumentError(
+            f"retrieval_batches: n={n}, n_tokens={n_tokens}. Give at least one text of "
+            f"{4 * _SPAN} tokens or more."
+        )
+    if n_words <= _SPAN:
+        raise ArgumentError(
+            f"retrieval_batches: {type(model).__name__} has only {n_words} tokens to draw from for "
+            f"a span of {_SPAN}. Give texts of your own."
+        )
+    rng = torch.Generator().manual_seed(seed)
+    device = device_of(model)
+    batches = []
+    for _ in range(n):
+        ids = torch.randint(0, n_words, (1, n_tokens), generator=rng)
+        start = int(torch.randint(0, n_tokens // 2, (), generator=rng))
+        ids[:, -_SPAN:] = ids[:, start : start + _SPAN]
+        labels = torch.full_like(ids, IGNORED)
+        labels[:, 2 - _SPAN :] = ids[:, 2 - _SPAN :]
+        batches.append({"input_ids": ids.to(device), "labels": labels.to(device)})
+    return batches

@@ -49,7 +49,6 @@ def effects(
     from headwise import head_effects
     from headwise.cli import _inputs
     from headwise.corpora import read_answers
-    from headwise.tables import save_figure
 
     read = _inputs.draw_texts(read_answers(examples), seed, max_texts)
     opened, tokenizer = _inputs.open_model(model, device, dtype, attention)
@@ -67,12 +66,7 @@ def effects(
     for line in (str(measured), *measured.notes):
         print_note(line)
     _options.write_output("The effects of all heads", measured.save, out, force)
-    _options.write_output(
-        "Total against direct effects",
-        lambda path: save_figure(measured.plot(), path),
-        figure,
-        force,
-    )
+    _options.write_figure("Total against direct effects", measured.plot, figure, force)
 
     def print_largest(rows: "pd.DataFrame") -> None:
         largest = rows["direct"].abs().sort_values(ascending=False, kind="stable").index[:_SHOWN]

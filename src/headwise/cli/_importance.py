@@ -55,7 +55,6 @@ def importance(
     from headwise import scoring
     from headwise.cli import _inputs
     from headwise.corpora import read_pairs
-    from headwise.tables import save_figure
 
     if text is not None:
         texts = _inputs.read_drawn_texts(text, seed, max_texts, paragraphs)
@@ -79,9 +78,7 @@ def importance(
     order = scores.order()
     least = ", ".join(map(str, order[:5]))
     _options.write_output(f"The least important heads are {least}", scores.save, out, force)
-    _options.write_output(
-        "A map of the scores", lambda path: save_figure(scores.plot(), path), figure, force
-    )
+    _options.write_figure("A map of the scores", scores.plot, figure, force)
 
     def print_ranking(rows: "pd.DataFrame") -> None:
         ranked = rows.iloc[[scores.row(head) for head in order]]

@@ -174,6 +174,13 @@ def write_output(what: str, save: Callable[[Path], object], path: Path | None, f
         print_note(f"{what}: {path}")
 
 
+def write_figure(what: str, plot: Callable[[], Any], path: Path | None, force: bool) -> None:
+    """Draw a figure into a file, if one is named: `plot` returns its axes."""
+    from headwise.tables import save_figure
+
+    write_output(what, lambda beside: save_figure(plot(), beside), path, force)
+
+
 def check_figure(path: Path | None, force: bool) -> None:
     """Refuse a figure that could not be drawn or written at the end of the work.
 

@@ -166,8 +166,7 @@ def prune(
     if FORMATS[format].reader is None:
         print_note("Nothing has run the saved file: compare it where llama.cpp is installed")
     quality = held_out.compare(full, small, plan.removed, scores.heads) if held_out else {}
-    if figure is not None:
-        print_note(f"A map of the plan: {save_figure(plan.plot(), figure)}")
+    _options.write_figure("A map of the plan", plan.plot, figure, force)
     if curve and held_out is not None:
         drawn = curves_on(held_out, "Drawing curves", random=5)
         allowed = drawn.allowance()

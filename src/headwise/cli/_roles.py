@@ -84,7 +84,6 @@ def roles(
     from headwise import corpora
     from headwise.cli._inputs import draw_texts, open_model, read_text_file
     from headwise.roles import Evidence
-    from headwise.tables import save_figure
 
     texts: list[str | AnnotatedText] = [
         *([] if text is None else read_text_file(text, paragraphs)),
@@ -104,9 +103,7 @@ def roles(
         print_note(line)
     print_note(str(result))
     _options.write_output("All heads with their evidence", result.save, out, force)
-    _options.write_output(
-        "A map of the roles", lambda path: save_figure(result.plot(), path), figure, force
-    )
+    _options.write_figure("A map of the roles", result.plot, figure, force)
     if as_json:
         print_json([*result.found().to_dict("records"), *nearest_rows(result)])
         return

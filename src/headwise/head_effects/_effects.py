@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from headwise._display import BEFOREHAND, counted, measured_on
 from headwise._evaluation import differentiable_evaluation
+from headwise._extras import versions
 from headwise._progress import Passes, Progress, shows_progress
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.files import typed
@@ -442,8 +442,8 @@ def effects(
     family = f"p adjusted over {counted(len(named), 'head')}{BEFOREHAND * (heads is not None)}"
     notes += [family] * tests
     weights, digest = fingerprint(model), hashlib.sha256(repr(chosen + held).encode()).hexdigest()
-    versions = {package: version(package) for package in ("headwise", "torch")}
-    notes.append(measured_on(weights, "examples", digest, seed, versions["headwise"]))
+    made_with = versions()
+    notes.append(measured_on(weights, "examples", digest, seed, made_with["headwise"]))
     return HeadEffects(
         rows=pd.DataFrame(columns),
         difference=float(differences.mean()),
@@ -452,7 +452,7 @@ def effects(
         examples={"examples": len(read), "held_out": len(held), "sha256": digest},
         seed=seed,
         model=weights,
-        versions=versions,
+        versions=made_with,
         _without=without,
         _read=held,
         _named=frozenset(named if heads is not None else ()),

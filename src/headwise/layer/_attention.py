@@ -11,8 +11,7 @@ from headwise._display import type_of
 from headwise._torch_private import under_autocast
 from headwise.errors import ArgumentError, ShapeError, UnsupportedError
 from headwise.kernels import MaskLike
-from headwise.layer._cache import KVCache
-from headwise.layer._core import HeadAttention, HeadNorm, LayerOutput
+from headwise.layer._core import HeadAttention, HeadNorm, KVCache, LayerOutput
 from headwise.layer._positions import ALiBi, RoPE
 from headwise.layer._textbook import read_textbook
 from headwise.shapes import is_size

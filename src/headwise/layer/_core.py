@@ -1,12 +1,12 @@
-"""The core of the layer: attention over projected heads, as a module that hooks can observe."""
+"""The core of the layer: attention over projected heads as a module, and their cache."""
 
 from typing import NamedTuple
 
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor, cat, nn
 
-from headwise.errors import ArgumentError
+from headwise.errors import ArgumentError, ShapeError
 from headwise.kernels import AttendOutput, AttentionRule, BiasLike, MaskLike, attend, make_rule
 
 
@@ -67,3 +67,40 @@ class HeadAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}"
+
+
+KeysValues = tuple[Float[Tensor, "B Hkv S D"], Float[Tensor, "B Hkv S Dv"]]
+
+
+class KVCache:
+    """The keys and values that one layer has computed so far, for one batch of texts."""
+
+    def __init__(self) -> None:
+        self._cached: KeysValues | None = None
+
+    def __len__(self) -> int:
+        """The number of tokens."""
+        return 0 if self._cached is None else self._cached[0].shape[2]
+
+    def joined(self, k: Float[Tensor, "B Hkv T D"], v: Float[Tensor, "B Hkv T Dv"]) -> KeysValues:
+        """All keys and values up to those of further tokens, which are not stored yet.
+
+        Raises:
+            ShapeError: sizes, dtype or device differ from those of the cached tensors.
+        """
+        if self._cached is None:
+            return k, v
+        for name, old, new in zip("kv", self._cached, (k, v), strict=True):
+            kinds = [(x.shape[:2], x.shape[3], x.dtype, x.device) for x in (old, new)]
+            if kinds[0] != kinds[1]:
+                raise ShapeError(
+                    f"KVCache: {name} {tuple(new.shape)} of {new.dtype} on {new.device} after "
+                    f"{tuple(old.shape)} of {old.dtype} on {old.device}. Keep batch, heads, width, "
+                    f"dtype and device; a cache belongs to one layer and batch."
+                )
+        old_k, old_v = self._cached
+        return cat((old_k, k), 2), cat((old_v, v), 2)
+
+    def store(self, k: Float[Tensor, "B Hkv S D"], v: Float[Tensor, "B Hkv S Dv"]) -> None:
+        """Keep what `joined` returned."""
+        self._cached = k, v

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from torch import nn
 
 from headwise._display import counted, printable
 from headwise._evaluation import in_evaluation
+from headwise._extras import versions
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import check_model, class_of, device_of
 from headwise.models.texts import token_strings
@@ -119,7 +119,7 @@ def look_at_images(
         title=title or class_of(model),
         model=class_of(model),
         sample=Sample(tokens, weights),
-        versions={name: version(name) for name in ("headwise", "torch")},
+        versions=versions(),
         queries=queries.tolist(),
         regions=regions,
         images=list(images),

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from headwise._display import counted, printable
 from headwise.files import as_path
-from headwise.report._html import write_html
 from headwise.report._samples import Sample
-from headwise.report.page import render_look
+from headwise.report.page import render_look, write_html
 
 _VIEW_HEIGHT = 900  # pixels, in a notebook
 

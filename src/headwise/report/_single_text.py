@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any
 
 import torch
 from torch import nn
 
 from headwise._evaluation import in_evaluation
+from headwise._extras import versions
 from headwise.corpora import one_text
 from headwise.errors import ArgumentError, InputError, UnsupportedError
 from headwise.models import check_model, class_of, device_of
@@ -117,7 +117,7 @@ def look(
         title=title or type(model).__name__,
         model=class_of(model),
         sample=replace(sample, linked=linked),
-        versions={name: version(name) for name in ("headwise", "torch")},
+        versions=versions(),
     )
 
 

@@ -7,7 +7,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from itertools import compress
 from typing import Any
 
@@ -17,6 +16,7 @@ from jaxtyping import Float
 from torch import nn
 
 from headwise._display import BEFOREHAND, counted, did_you_mean, measured_on
+from headwise._extras import versions
 from headwise._progress import Passes, Progress, shows_progress
 from headwise.checkpoints import originals_of
 from headwise.corpora import AnnotatedText, Corpus
@@ -246,7 +246,7 @@ def find_roles(
         rows["original"] = rows["name"].map(earlier)
     units = zip(dict.fromkeys(group_of.values()), samples[0].split.selection, strict=True)
     held = [text for text, selected in units if not selected]
-    weights, versions = fingerprint(model), {name: version(name) for name in ("headwise", "torch")}
+    weights, made_with = fingerprint(model), versions()
     digest = hashlib.sha256(b"".join(samples[0].split.digests)).hexdigest()
     return Roles(
         rows=rows,
@@ -256,7 +256,7 @@ def find_roles(
             *evidence.left_out("permuted", "random", "shuffled"),
             f"p adjusted over {counted(len(shown), 'head')}{BEFOREHAND * (heads is not None)} × "
             f"{counted(len(names), 'role')}{BEFOREHAND * (roles is not None)}",
-            measured_on(weights, "texts", digest, seed, versions["headwise"]),
+            measured_on(weights, "texts", digest, seed, made_with["headwise"]),
             *_other_forms(rows, asked),
             *_left_out(rows, samples[0], relations or {}),
         ),
@@ -269,7 +269,7 @@ def find_roles(
             "seed": seed,
         },
         model=weights,
-        versions=versions,
+        versions=made_with,
     )
 
 

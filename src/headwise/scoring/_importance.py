@@ -1,7 +1,6 @@
 """`importance`: scores every head by one of the methods."""
 
 from collections.abc import Callable
-from importlib.metadata import version
 from math import ceil
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from headwise._choices import METHODS
 from headwise._evaluation import differentiable_evaluation
+from headwise._extras import versions
 from headwise._progress import Progress, shows_progress
 from headwise.checkpoints import originals_of
 from headwise.errors import ArgumentError
@@ -97,7 +97,7 @@ def importance(
         loss=resolved_loss.name,
         over="seeds" if isinstance(score_heads, Gates) else "texts",
         model=fingerprint(model),
-        versions={package: version(package) for package in ("headwise", "torch")},
+        versions=versions(),
         original=originals_of(model, gated.heads),
     )
 

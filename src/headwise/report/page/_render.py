@@ -1,11 +1,15 @@
 """The page of a study: one HTML file with its style, its script and its numbers inside."""
 
+import base64
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from headwise._display import counted
-from headwise.report._html import fill_template, write_html
+from headwise._extras import require
+from headwise.errors import ArgumentError
+from headwise.files import write_beside
 from headwise.report._samples import Sample
 from headwise.report._study_data import StudyData
 from headwise.report.page._comparison import compared
@@ -40,6 +44,20 @@ _STATIC_ROWS = 300
 def write_page(study: StudyData, path: Path, *, full: bool = False) -> Path:
     """Write the page and return its path."""
     return write_html("report", render(study, full=full), path)
+
+
+def write_html(caller: str, page: str, path: Path) -> Path:
+    """Write a page to a file whose name ends in .html.
+
+    Raises:
+        ArgumentError: the path does not end in .html.
+        OutputError: the file cannot be written; no partial file is left behind.
+    """
+    if path.suffix.lower() != ".html":
+        raise ArgumentError(f"{caller}: {path} does not end in .html. Choose a name that does.")
+    with write_beside(path) as beside:
+        beside.write_text(page, encoding="utf-8", newline="\n")
+    return path
 
 
 def render(study: StudyData, *, full: bool = False) -> str:
@@ -91,11 +109,35 @@ DATA = "<<data>>"
 
 
 def fill_page(name: str, content: Mapping[str, Any], scripts: Sequence[str]) -> str:
-    """A template with its content, style and scripts, and a mark in place of the data."""
+    """A template with its content, which is escaped, our style and scripts, which are not, and a
+    mark in place of the data."""
     style = "".join(_read(f"style/{part}.css") for part in _STYLES)
     parts = "\n".join(_read(f"script/{part}.js") for part in scripts)
     script = f'"use strict";\n(() => {{\n{parts}}})();\n'
-    return fill_template(_FOLDER / name, content, style=style, script=script)
+    jinja2 = require("jinja2", "report", "report")
+    markup = require("markupsafe", "report", "report").Markup
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name).render(
+        **content, policy=_policy(style, script), style=markup(style), script=markup(script)
+    )
+
+
+def _policy(style: str, script: str) -> str:
+    """A content security policy that allows this style and this script, and no network."""
+    return (
+        f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; "
+        f"script-src '{_digest(script)}'; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _read(name: str) -> str:

@@ -5,7 +5,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import nn
 
 from headwise._display import BEFOREHAND, counted, measured_on, printable
+from headwise._extras import versions
 from headwise.errors import ArgumentError
 from headwise.files import JsonFile, as_path, number, typed
 from headwise.models import check_model, fingerprint
@@ -342,8 +342,8 @@ def heads_of_examples(
     if name and (os.path.isabs(name) or os.path.exists(name)):
         name = Path(name).resolve().name  # of the folder, not where it lies on this machine
     weights, digest = fingerprint(model), hashlib.sha256(repr(examples).encode()).hexdigest()
-    versions = {package: version(package) for package in ("headwise", "torch")}
-    noted.append(measured_on(weights, "examples", digest, seed, versions["headwise"]))
+    made_with = versions()
+    noted.append(measured_on(weights, "examples", digest, seed, made_with["headwise"]))
     return FoundHeads(
         rows=rows.iloc[:-1].reset_index(drop=True),
         heads=tuple(heads[head] for head in chosen),
@@ -354,5 +354,5 @@ def heads_of_examples(
         queries=queries,
         model=weights,
         name=name,
-        versions=versions,
+        versions=made_with,
     )
