@@ -332,7 +332,7 @@ def _pad(
                 padded[owners.name] = spread(padded[owners.name], owners, index)
             return padded, kept.heads
     raise UnsupportedError(
-        f"save: {attention.site.name} has more kv heads than the {counts.kv_heads} that its "
+        f"save: {attention.site} has more kv heads than the {counts.kv_heads} that its "
         f"configuration gives room for. Choose the format 'headwise' or 'remote-code'."
     )
 

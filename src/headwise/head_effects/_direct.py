@@ -191,7 +191,7 @@ class DirectWay:
         for call, attention in self._mixing.items():
             if call not in self._on_way:
                 raise UnsupportedError(
-                    f"effects: what {attention.site.name} adds does not reach the logits of "
+                    f"effects: what {attention.site} adds does not reach the logits of "
                     f"{type(model).__name__} by additions, norms and scalings alone, so its heads "
                     f"have no direct effect. {_INSTEAD}"
                 )
@@ -209,7 +209,7 @@ class DirectWay:
             index = batch.index(heads.flatten(2))
             if index is None:
                 raise UnsupportedError(
-                    f"effects: {attention.site.name} attends to {tuple(heads.shape[:2])} tokens of "
+                    f"effects: {attention.site} attends to {tuple(heads.shape[:2])} tokens of "
                     f"inputs of {tuple(batch.inputs['input_ids'].shape)}, so that it is unknown "
                     f"what its heads write for which. {_INSTEAD}"
                 )

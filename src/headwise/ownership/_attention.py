@@ -53,8 +53,7 @@ class Attention:
     def output(self) -> OutputProjection:
         """The output projection, for whatever needs its weights."""
         if self.projection is None:
-            name = self.site.name or "the model"
-            raise UnsupportedError(_NO_PROJECTION.format(name, self.unprojected))
+            raise UnsupportedError(_NO_PROJECTION.format(self.site, self.unprojected))
         return self.projection
 
     @property

@@ -226,7 +226,7 @@ def _call_order(calls: list[Attention], inputs: InputTracker) -> Callable[[], At
             return calls[0]
         if in_backward() and not inputs.inside:
             raise UnsupportedError(
-                f"heads: {calls[0].site.name} is shared by {len(calls)} layers, and in "
+                f"heads: {calls[0].site} is shared by {len(calls)} layers, and in "
                 f"a backward pass it is unknown which of them runs. Turn checkpointing off."
             )
         if inputs.latest.number != current:
