@@ -1,5 +1,7 @@
 """Spans that do not fit the request, the texts or the tokenizer are refused."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,35 +34,54 @@ def _run(given: dict[str, Any], *arguments: Any, **more: Any) -> Watch:
     return watch
 
 
-REFUSED: list[tuple[dict[str, Any], tuple[Any, ...], type[HeadwiseError], str]] = [
-    ({}, (), ArgumentError, "no stretches"),
-    ({"passage": GOOD}, (), ArgumentError, "passage given"),
-    ({"doc": 3}, (), ArgumentError, "doc=3"),
-    ({"doc": []}, (), ArgumentError, r"doc=\[\]"),
-    ({"doc": "ab"}, (), ArgumentError, "doc='ab'"),
-    ({"doc": [(2, 2), (0, 1)]}, (), ArgumentError, r"\(2, 2\)"),
-    ({"doc": [(-1, 2), (0, 1)]}, (), ArgumentError, r"\(-1, 2\)"),
-    ({"doc": [(0.5, 2), (0, 1)]}, (), ArgumentError, r"\(0.5, 2\)"),
-    ({"doc": GOOD, "queries": "first"}, (), ArgumentError, "'queries' has 'first'"),
-    ({"doc": GOOD, "queries": [(0, 1)]}, (), ArgumentError, "for 2 texts"),
-    ({"doc": GOOD, "queries": [(0, 1), (3, 1)]}, (), ArgumentError, r"\(3, 1\)"),
-    ({"doc": [(0, 1), (4, 6)]}, (), ArgumentError, r"'doc' has \(4, 6\) in a text of 5 tokens"),
-    ({"doc": [(0, 1)]}, (), ArgumentError, "stretches of 1 texts where the model reads 2"),
-    ({"doc": GOOD}, (TEXTS, TOKENIZER), ArgumentError, "text 0 has 6 tokens by the tokenizer"),
-    ({"doc": GOOD}, (TEXTS,), ArgumentError, "tokenizer=NoneType"),
-    ({"doc": GOOD}, (TEXTS[:1], TOKENIZER), ArgumentError, "2 texts where 1 texts"),
-    ({"doc": [(1, 2), (0, 1)]}, (TEXTS, TOKENIZER), ArgumentError,
+def _single(name: str, heads: Any, per_query: bool = True) -> Any:
+    return _run({"doc": GOOD}, per_query=per_query).per_query(name, heads)
+
+
+def _of_vectors() -> None:
+    layer = MultiHeadAttention(12, 4).eval()
+    with torch.no_grad(), observe(layer, Request(spans=("doc",))) as watch:
+        watch.spans(["a b"], TOKENIZER, doc=[(0, 1)])
+        layer(torch.randn(1, 2, 12))
+
+
+GIVEN: list[tuple[dict[str, Any], tuple[Any, ...], str]] = [
+    ({}, (), "no stretches"),
+    ({"passage": GOOD}, (), "passage given"),
+    ({"doc": 3}, (), "doc=3"),
+    ({"doc": []}, (), r"doc=\[\]"),
+    ({"doc": "ab"}, (), "doc='ab'"),
+    ({"doc": [(2, 2), (0, 1)]}, (), r"\(2, 2\)"),
+    ({"doc": [(-1, 2), (0, 1)]}, (), r"\(-1, 2\)"),
+    ({"doc": [(0.5, 2), (0, 1)]}, (), r"\(0.5, 2\)"),
+    ({"doc": GOOD, "queries": "first"}, (), "'queries' has 'first'"),
+    ({"doc": GOOD, "queries": [(0, 1)]}, (), "for 2 texts"),
+    ({"doc": GOOD, "queries": [(0, 1), (3, 1)]}, (), r"\(3, 1\)"),
+    ({"doc": [(0, 1), (4, 6)]}, (), r"'doc' has \(4, 6\) in a text of 5 tokens"),
+    ({"doc": [(0, 1)]}, (), "stretches of 1 texts where the model reads 2"),
+    ({"doc": GOOD}, (TEXTS, TOKENIZER), "text 0 has 6 tokens by the tokenizer"),
+    ({"doc": GOOD}, (TEXTS,), "tokenizer=NoneType"),
+    ({"doc": GOOD}, (TEXTS[:1], TOKENIZER), "2 texts where 1 texts"),
+    ({"doc": [(1, 2), (0, 1)]}, (TEXTS, TOKENIZER),
      r"has \(1, 2\), ' ', in a text of 9 characters"),
-    ({"doc": GOOD}, (TEXTS, object()), UnsupportedError, "slow tokenizer"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "arguments", "error", "message"), REFUSED)
+@pytest.mark.parametrize(("call", "kind", "message"), [
+    *((partial(_run, given, *arguments), ArgumentError, message)
+      for given, arguments, message in GIVEN),
+    (lambda: _run({"doc": GOOD}, TEXTS, object()), UnsupportedError, "slow tokenizer"),
+    (_of_vectors, UnsupportedError, "need whole texts as input_ids"),
+    (lambda: _single("doc", (0, 0), per_query=False), ArgumentError, "per_query=False"),
+    (lambda: _single("passage", (0, 0)), ArgumentError, "'passage' with spans"),
+    (lambda: _single("doc", (7, 0)), HeadError, r"\(7, 0\)"),
+    (lambda: _single("doc", [(0, 0), (0, 1)]), ArgumentError, "are several heads"),
+])  # fmt: skip
 def test_spans_that_do_not_fit_are_refused(
-    given: dict[str, Any], arguments: tuple[Any, ...], error: type[HeadwiseError], message: str
+    call: Callable[[], object], kind: type[HeadwiseError], message: str
 ) -> None:
-    with pytest.raises(error, match=message):
-        _run(given, *arguments)
+    with pytest.raises(kind, match=message):
+        call()
 
 
 def test_new_texts_need_new_spans() -> None:
@@ -72,25 +93,3 @@ def test_new_texts_need_new_spans() -> None:
         model(IDS)
         with pytest.raises(ArgumentError, match=r"no spans were given .* forward pass 3"):
             model(IDS)
-
-
-def test_characters_of_a_model_without_ids_are_refused() -> None:
-    layer = MultiHeadAttention(12, 4).eval()
-    with torch.no_grad(), observe(layer, Request(spans=("doc",))) as watch:
-        watch.spans(["a b"], TOKENIZER, doc=[(0, 1)])
-        with pytest.raises(UnsupportedError, match="need whole texts as input_ids"):
-            layer(torch.randn(1, 2, 12))
-
-
-def test_single_queries_that_were_not_kept_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="per_query=False"):
-        _run({"doc": GOOD}).per_query("doc", (0, 0))
-    kept = _run({"doc": GOOD}, per_query=True)
-    heads: Any
-    for name, heads, error, message in (
-        ("passage", (0, 0), ArgumentError, "'passage' with spans"),
-        ("doc", (7, 0), HeadError, r"\(7, 0\)"),
-        ("doc", [(0, 0), (0, 1)], ArgumentError, "are several heads"),
-    ):
-        with pytest.raises(error, match=message):
-            kept.per_query(name, heads)
