@@ -55,12 +55,14 @@ class Nodes:
     @cached_property
     def excluded(self) -> Bool[Tensor, " B #n n"]:
         """Which nodes are not candidates: missing ones, and a word's or mention's own tokens."""
+        text, node, token = self._entries
+        if self.level == "token":
+            missing = torch.ones(len(self.tokens), 1, self.n, dtype=torch.bool)
+            missing[text, 0, token] = False
+            return missing
         members = torch.zeros(len(self.tokens), self.n, self._S)
-        for text, nodes in enumerate(self.tokens):
-            for node, tokens in enumerate(nodes):
-                members[text, tokens[0] if self.level == "token" else node, list(tokens)] = 1.0
-        missing = (members.sum(-1) == 0)[:, None]
-        return missing if self.level == "token" else missing | (members @ members.mT > 0)
+        members[text, node, token] = 1.0
+        return (members.sum(-1) == 0)[:, None] | (members @ members.mT > 0)
 
     def fold(self, weights: Float[Tensor, "B h T S"]) -> Float[Tensor, "B h n n"]:
         """The attention between nodes: mean over the tokens of a query, sum over those of a key.
