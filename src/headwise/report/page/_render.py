@@ -3,7 +3,9 @@
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from headwise._display import counted
@@ -112,19 +114,24 @@ def fill_page(name: str, content: Mapping[str, Any], scripts: Sequence[str]) -> 
     """A template with its content, which is escaped, our style and scripts, which are not, and a
     mark in place of the data."""
     style = "".join(_read(f"style/{part}.css") for part in _STYLES)
-    parts = "\n".join(_read(f"script/{part}.js") for part in scripts)
-    script = f'"use strict";\n(() => {{\n{parts}}})();\n'
+    code = "\n".join(_read(f"script/{part}.js") for part in scripts)
+    script = f'"use strict";\n(() => {{\n{code}}})();\n'
     jinja2 = require("jinja2", "report", "report")
     markup = require("markupsafe", "report", "report").Markup
-    environment = jinja2.Environment(
+    parts = {"policy": _policy(style, script), "style": markup(style), "script": markup(script)}
+    page: str = _templates(jinja2).get_template(name).render(content, **parts)
+    return page
+
+
+@cache
+def _templates(jinja2: ModuleType) -> Any:
+    """Our templates, each of which is compiled once."""
+    return jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-    )
-    return environment.get_template(name).render(
-        **content, policy=_policy(style, script), style=markup(style), script=markup(script)
     )
 
 
