@@ -29,7 +29,7 @@ from headwise.models.texts import (
     token_offsets,
     without_logits,
 )
-from headwise.ownership import ablate
+from headwise.ownership import by_attention, find_attentions, mean_heads, replace_heads
 from headwise.roles._samples import digest_of_tensor, grown_set
 from headwise.roles.scores import right_share, rows_of_batches
 from headwise.tables import Head, bootstrap_means
@@ -39,7 +39,7 @@ _TOKENS = 4096  # in one batch
 _CANDIDATES = 64  # heads that a set is chosen from
 _NOISE = 2.0  # standard errors that a head's gain for the set has to exceed
 _RANDOM_SETS = 200
-_ABLATED_SETS = 5  # random ones; each costs two passes
+_ABLATED_SETS = 5  # random ones; each costs a pass
 _ENDS = (2.5, 97.5)  # percent: the ends of an interval of 95 %
 POSITIONS = ("the first", "the last", "the nearest to the query", "the longest")
 
@@ -386,11 +386,14 @@ def answer_effect(
     reference = [_inputs_of(batch, model, answers=True) for batch in batches]
 
     def without(removed: Sequence[Head]) -> Float[np.ndarray, "2 n"]:
-        with ablate(model, list(removed), mode="mean", reference=reference):
+        chosen = by_attention(list(removed), attentions)
+        with replace_heads(model, attentions, chosen, lambda attention, _: means[attention]):
             return _answers(model, batches)
 
     rng = np.random.default_rng(seed)
     with in_evaluation(model):
+        attentions = find_attentions(model, reference[0])
+        means = mean_heads(model, attentions, reference)
         whole, ablated = _answers(model, batches), without(heads)
         draws = [rng.permutation(len(known))[: len(heads)] for _ in range(_ABLATED_SETS)]
         random = np.mean([without([known[head] for head in draw]) for draw in draws], axis=0)
