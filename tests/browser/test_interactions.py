@@ -486,4 +486,6 @@ def test_large_pages_open_within_a_second(
         metrics = session.send("Performance.getMetrics")["metrics"]
         seconds += [m["value"] for m in metrics if m["name"] == "TaskDuration"]
         context.close()
+        if seconds[-1] < 1.0:
+            break
     assert 0 < min(seconds) < 1.0

@@ -29,7 +29,7 @@ from headwise.roles.relations import as_item, gold_roles, next_names, tokenize
 from headwise.tables import Head
 from planted import CUE, IDS, MOVED, TOKENIZER, WORDS, PlantedGPT, lines
 
-TEXTS = lines(80)
+TEXTS = lines(64)
 ONE = (("before", "even"), ("induction", "even"))
 TWO = (("before", "even"), ("induction", "induction", "induction unread"))
 ALL = ["L0.H0", "L0.H1", "L1.H0", "L1.H1"]

@@ -156,7 +156,7 @@ def test_a_model_that_learned_nothing_has_none() -> None:
 @pytest.mark.parametrize("task", ["needle", "passage"])
 def test_generated_examples_find_the_planted_head_alone(task: str) -> None:
     """The same examples find nothing in the same weights in another order."""
-    examples = task_examples(task, tokenizer=TOKENIZER, n_tokens=CONTEXT)
+    examples = task_examples(task, tokenizer=TOKENIZER, n=64, n_tokens=CONTEXT)
     evidence, model = hw.Evidence(nulls=("exchanged",)), PlantedGPT(LAYERS).eval()
     rows = find_heads(model, examples, tokenizer=TOKENIZER, evidence=evidence).found()
     assert rows["name"].tolist() == [RETRIEVAL]
@@ -368,7 +368,7 @@ def test_a_saved_file_loads_equal(found: FoundHeads, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("known", "name"),
     [("owner/model", "owner/model"), ("/no/such/folder", "folder"), (".", Path.cwd().name),
-     ("tests", "tests"), (None, "")],
+     (None, "")],
 )  # fmt: skip
 def test_a_file_says_no_place_on_a_machine(known: str | None, name: str, tmp_path: Path) -> None:
     model = PlantedGPT(LAYERS).eval()

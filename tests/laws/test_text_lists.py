@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,13 @@ import headwise as hw
 from headwise.corpora import PAD, SPECIALS, AnnotatedText, Example, list_pairs
 from headwise.errors import ArgumentError, HeadwiseError, InputError
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer, sample
+from headwise.models import fingerprint
 from headwise.models.texts import encode
 from headwise.ownership import call_model
 from headwise.recovery import recover
 from headwise.report import compare, look, study
 from headwise.roles import (
     Evidence,
-    Roles,
     agreement,
     behavior,
     find_heads,
@@ -35,6 +36,7 @@ from headwise.roles import (
 from headwise.scoring import importance, prune_curves, read_batches
 from headwise.surgery import costs, prune
 from headwise.watch import Request, observe
+from studies import make_roles, make_study
 from tiers import crossed, diagonal, tiers
 
 WORDS = ("she", "sang", "a", "long", "song", "and", "he", "liked", "it", "well", "while", "we")
@@ -58,7 +60,10 @@ def _study(model: nn.Module, texts: Any) -> Any:
 
 
 def _roles(model: nn.Module, texts: Any) -> Any:
-    roles = find_roles(model, texts, tokenizer=TOKENIZER, evidence=Evidence(nulls=(), splits=1))
+    evidence = Evidence(nulls=(), splits=1)
+    roles = find_roles(
+        model, texts, tokenizer=TOKENIZER, roles=["previous token"], evidence=evidence
+    )
     return roles.notes, roles.rows["n"].tolist()
 
 
@@ -181,7 +186,10 @@ def test_truncation_and_padding_of_a_tokenizer_are_not_used_and_not_changed(
 
 @pytest.mark.parametrize("door", DOORS)
 def test_a_string_is_one_text(model: nn.Module, door: str) -> None:
-    assert DOORS[door](model, TEXT) == DOORS[door](model, [TEXT])
+    expected = DOORS[door](model, [TEXT])
+    assert DOORS[door](model, TEXT) == expected
+    if door == "find_roles":
+        assert DOORS[door](model, AnnotatedText(TEXT)) == expected
 
 
 ITERABLES: dict[str, Callable[[list[str]], Iterable[str]]] = {
@@ -254,19 +262,12 @@ def test_what_is_no_list_of_texts_is_named(model: nn.Module, door: str, kind: st
         REFUSING[door](model, wrong)
 
 
-def test_one_annotated_text_is_a_corpus(model: nn.Module) -> None:
-    annotated = AnnotatedText(TEXT)
-    assert _roles(model, annotated) == _roles(model, [TEXT])
-
-
 def test_a_string_is_neither_a_choice_nor_a_behavior_nor_a_batch(model: nn.Module) -> None:
     with pytest.raises(ArgumentError, match=r"agreement: choices is 'she sang.*Give a Choice"):
         agreement(model, TEXT, tokenizer=TOKENIZER)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"behavior: batches holds the text 'she sang"):
         behavior("mine", TEXT, lambda output, batch: output)  # type: ignore[arg-type]
-    roles: Roles = find_roles(
-        model, TEXTS, tokenizer=TOKENIZER, evidence=Evidence(nulls=(), splits=1)
-    )
+    roles = replace(make_roles(make_study()), model=fingerprint(model))
     with pytest.raises(ArgumentError, match=r"effects: behaviors is 'she sang.*Give a Behavior"):
         roles.effects(model, TEXT)  # type: ignore[arg-type]
     for batch in (TEXT, [TEXT], (TEXT,)):

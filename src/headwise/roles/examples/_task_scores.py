@@ -387,13 +387,13 @@ def answer_effect(
 
     def without(removed: Sequence[Head]) -> Float[np.ndarray, "2 n"]:
         chosen = by_attention(list(removed), attentions)
-        with replace_heads(model, attentions, chosen, lambda attention, _: means[attention]):
+        with replace_heads(model, attentions, chosen, lambda attention, _: mean_of[attention]):
             return _answers(model, batches)
 
     rng = np.random.default_rng(seed)
     with in_evaluation(model):
         attentions = find_attentions(model, reference[0])
-        means = mean_heads(model, attentions, reference)
+        mean_of = mean_heads(model, attentions, reference)
         whole, ablated = _answers(model, batches), without(heads)
         draws = [rng.permutation(len(known))[: len(heads)] for _ in range(_ABLATED_SETS)]
         random = np.mean([without([known[head] for head in draw]) for draw in draws], axis=0)
