@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from headwise.errors import MissingPackageError
-from headwise.report.page import write_page
 from studies import make_study
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -106,7 +105,7 @@ def test_a_page_without_its_packages_names_the_extra(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingPackageError, match=rf"{package}.*headwise\[report\]"):
-        write_page(make_study(), tmp_path / "page.html")
+        make_study().report(tmp_path / "page.html")
     assert not list(tmp_path.iterdir())
 
 

@@ -1,4 +1,4 @@
-"""Saved studies: a folder with facts and results as JSON, and the numbers as safetensors.
+"""Saved studies: a folder with facts and results as JSON, the table as Parquet, and samples.
 
 A file may hold a value of any type in any place. What is read is checked, and whatever Python
 raises for a value of the wrong form becomes an InputError with the path (`files.build_from`).

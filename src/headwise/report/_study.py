@@ -12,7 +12,7 @@ from headwise.head_effects import HeadEffects
 from headwise.report._comparison import Comparison
 from headwise.report._saved import read_study, write_study
 from headwise.report._study_data import StudyData
-from headwise.report.page import write_page
+from headwise.report.page import render, write_html
 from headwise.roles import Roles
 from headwise.surgery import Plan
 from headwise.tables import Curves, Scores, notebook_html
@@ -124,10 +124,10 @@ class Study(StudyData):
             ArgumentError: the path does not end in .html.
             OutputError: the file cannot be written; no partial file is left behind.
         """
-        return write_page(self, as_path("Study.report", path), full=full)
+        return write_html("report", render(self, full=full), as_path("Study.report", path))
 
     def save(self, folder: str | os.PathLike[str], *, force: bool = False) -> Path:
-        """Save the study into a new folder, which `load_study` reads: JSON and safetensors.
+        """Save the study into a new folder, which `load_study` reads: no code is in it.
 
         Nothing is lost: the page of the loaded study is the same to the last byte.
 

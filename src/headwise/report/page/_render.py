@@ -14,8 +14,6 @@ from headwise.errors import ArgumentError
 from headwise.files import write_beside
 from headwise.report._samples import Sample
 from headwise.report._study_data import StudyData
-from headwise.report.page._comparison import compared
-from headwise.report.page._effects import effects_section
 from headwise.report.page._overview import overview
 from headwise.report.page._payload import (
     MAX_BYTES,
@@ -26,6 +24,7 @@ from headwise.report.page._payload import (
 )
 from headwise.report.page._pictures import pruning
 from headwise.report.page._role_table import role_table
+from headwise.report.page._sections import compared, effects_section
 from headwise.report.page._visible_text import digits, visible
 from headwise.tables import statistic_label
 
@@ -41,11 +40,6 @@ _LAST_SCRIPTS = ("text/lines", "core/scroll", "heads/links")
 _STYLES = ("base", "page", "pictures", "words", "images", "narrow")
 # Rows of the table that is there without a script.
 _STATIC_ROWS = 300
-
-
-def write_page(study: StudyData, path: Path, *, full: bool = False) -> Path:
-    """Write the page and return its path."""
-    return write_html("report", render(study, full=full), path)
 
 
 def write_html(caller: str, page: str, path: Path) -> Path:
