@@ -69,10 +69,11 @@ class CheckedCommand(TyperCommand):
         """Check the files, and run the command."""
         params: list[Any] = self.params
         _check_files(
+            str(self.name),
             {
                 x.opts[0].upper() if isinstance(x, TyperArgument) else x.opts[0]: ctx.params[x.name]
                 for x in params
-            }
+            },
         )
         try:
             return super().invoke(ctx)
@@ -89,22 +90,23 @@ class CheckedCommand(TyperCommand):
             raise
 
 
-def _check_files(values: Mapping[str, Any]) -> None:
+def _check_files(command: str, values: Mapping[str, Any]) -> None:
     """Refuse an output that is one of the inputs, and two inputs from standard input.
 
     Args:
+        command: Its name, with which an error begins.
         values: Those of arguments and options, by their names on the command line.
     Raises:
         ArgumentError: one of them is given, or paragraphs of no file are asked for.
     """
     if values.get("--paragraphs") and values.get("--text") is None:
-        raise ArgumentError("headwise: --paragraphs is for --text. Add --text FILE.")
+        raise ArgumentError(f"{command}: --paragraphs is for --text. Add --text FILE.")
     paths = {name: value for name, value in values.items() if isinstance(value, Path)}
     inputs = {name: path for name, path in paths.items() if name not in _OUTPUTS}
     standard = [name for name, path in inputs.items() if path == Path("-")]
     if len(standard) > 1:
         raise ArgumentError(
-            f"headwise: {' and '.join(standard)} both read standard input. Give a file for one "
+            f"{command}: {' and '.join(standard)} both read standard input. Give a file for one "
             f"of them."
         )
     inputs |= {name: Path(values[name]) for name in _MODELS if values.get(name) is not None}

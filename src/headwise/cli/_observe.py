@@ -62,7 +62,7 @@ def observe(
     if data is not None:
         unused = _options.given_options(text=text, target=target, seed=seed, max_texts=max_texts)
         if unused:
-            raise ArgumentError(f"headwise: --{unused[0]} is not for --data. Leave it out.")
+            raise ArgumentError(f"observe: --{unused[0]} is not for --data. Leave it out.")
         tokenizer = load_tokenizer(model)
         table = observe_files(
             data,
