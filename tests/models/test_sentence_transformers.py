@@ -244,7 +244,7 @@ def test_a_folder_whose_embeddings_differ_is_removed(
     monkeypatch.setattr(_save, "check_fresh", lambda *_: None)
     wrong = 4.7 * torch.tensor(small.encode([*SENTENCES]))
     monkeypatch.setattr(_save, "answer_in_fresh_process", lambda *_: [wrong])
-    with pytest.raises(OutputError, match=r"open right in a fresh process: off by"):
+    with pytest.raises(OutputError, match=r"open right in a fresh process \(off by"):
         hw.save(small, tmp_path / "small", format="padded")
     assert not any(tmp_path.iterdir())
 
