@@ -101,10 +101,7 @@ def test_a_head_is_diffuse_from_the_limit_on(roles: Roles, shapes: pd.DataFrame)
 def test_a_sink_of_constant_logit_takes_less_of_longer_texts(shapes: pd.DataFrame) -> None:
     row = shapes.loc[EMPTY]
     assert row["short"] > row["attention"] > row["long"]
-    assert row["by_length.low"] <= row["by_length"] <= row["by_length.high"] < 0
-    # Doubling n halves e^s / (e^s + n - 1) at most.
-    assert -row["attention"] / 2 < row["by_length"]
-    assert shapes["by_length"].drop([EMPTY, BROADCASTS]).isna().all()
+    assert shapes["short"].drop([EMPTY, BROADCASTS]).isna().all()
 
 
 def test_shapes_are_no_roles_and_survive_a_file(roles: Roles, tmp_path) -> None:
@@ -115,17 +112,14 @@ def test_shapes_are_no_roles_and_survive_a_file(roles: Roles, tmp_path) -> None:
     assert "sink + diffuse: " in loaded.why((0, EMPTY))
 
 
-def test_the_slope_over_length_is_that_of_the_rates() -> None:
+def test_short_and_long_are_the_rates_of_the_thirds_of_the_texts() -> None:
     rng = np.random.default_rng(0)
-    lengths = rng.integers(8, 200, 60).astype(float)
-    count = rng.integers(1, 30, (60, 2)).astype(np.float32)
-    rates = np.stack([0.9 - 0.08 * np.log2(lengths), np.full(60, 0.4)], axis=1)
-    role = Role("first token", "", lambda text: (), score="mass", kind="sink")
-    value = (rates * count).astype(np.float32)
-    family = Hypotheses(value[:, None], count[:, None], {}, roles=(role,))
+    value, count = rng.random((61, 2, 3)), rng.integers(1, 30, (61, 2, 3)).astype(np.float64)
+    roles = [Role("", "", lambda text: (), score="mass", kind=k) for k in ("sink", "class")]
+    family = Hypotheses(value * count, count, {}, roles=(*roles,))
+    lengths = rng.permutation(61).astype(float)
     found = length_measures(family, lengths)
-    np.testing.assert_allclose(found["by_length"], [[-0.08, 0.0]], atol=1e-5)
-    for end in ("low", "high"):
-        np.testing.assert_allclose(found[f"by_length.{end}"], [[-0.08, 0.0]], atol=1e-4)
-    alike = length_measures(family, np.full(60, 16.0))
-    assert np.isnan([alike["by_length"], alike["by_length.low"]]).all()
+    for name, texts in (("short", lengths < 20), ("long", lengths >= 41)):
+        expected = (value * count)[texts, 0].sum(0) / count[texts, 0].sum(0)
+        np.testing.assert_allclose(found[name][0], expected)
+        assert np.isnan(found[name][1]).all()

@@ -226,7 +226,7 @@ def find_roles(
     )
     for family, share in zip(families, _stability(families, further, seed), strict=True):
         family.measures["stability"] = share
-    families[0].measures.update(length_measures(families[0], samples[0].lengths, seed))
+    families[0].measures.update(length_measures(families[0], samples[0].lengths))
     tests = sum(int(is_promising(family).sum()) + len(family.roles) for family in families)
     # Each role is tested together with its planted head.
     planted = [

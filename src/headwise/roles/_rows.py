@@ -15,14 +15,13 @@ from headwise.roles._effects import Effects
 from headwise.roles.evidence import FEWEST_TEXTS, LEVEL, NULLS, POWER, RULE, Hypotheses, has_role
 from headwise.roles.relations import NEXT_NAME, PREFIX_MATCHING, SAME
 from headwise.roles.scores import RULES
-from headwise.tables import DRAWS, Head, address_columns, interval_of, rate, resample_counts
+from headwise.tables import Head, address_columns, rate
 
 # What each rule among the candidates of a choice scores, by its name.
 RULE_COLUMNS = {rule: f"{RULE}{rule}" for rule in RULES}
 # Columns that are known only after the tests, or for some roles alone.
 FURTHER = (
-    *("stability", "short", "long", "by_length", "by_length.low", "by_length.high"),
-    *("copying", "copying.low", "copying.high"),
+    *("stability", "short", "long", "copying", "copying.low", "copying.high"),
     *RULE_COLUMNS.values(),
 )
 FOUND, NOT_FOUND = "found", "not found"
@@ -42,56 +41,22 @@ _THIRDS = 3  # of the texts, by their length
 
 
 def length_measures(
-    family: Hypotheses, lengths: Float[np.ndarray, " M"], seed: int = 0
+    family: Hypotheses, lengths: Float[np.ndarray, " M"]
 ) -> dict[str, Float[np.ndarray, "R N"]]:
-    """How the attention on each sink depends on the length of texts; NaN for other roles.
-
-    `short` and `long` are the attention in the shortest and in the longest third of the texts.
-    `by_length` is the growth of attention when the length doubles, fitted over texts with their
-    queries as weights; its ends `.low` and `.high` are a bootstrap interval over texts (95 %).
+    """The attention on each sink in the shortest and in the longest third of the texts, `short` and
+    `long`; NaN for other roles.
 
     Args:
         lengths: The tokens of each held-out text.
     """
-    sinks = np.array([role.kind == "sink" for role in family.roles], dtype=bool)
-    value, count = (
-        sums[:, sinks].reshape(len(sums), -1).astype(np.float64)
-        for sums in (family.value, family.count)
-    )
+    sinks = np.array([role.kind == "sink" for role in family.roles], dtype=bool)[:, None]
     order = np.argsort(lengths, kind="stable")
     third = len(order) // _THIRDS
-    short, long = order[:third], order[len(order) - third :]
-    once = np.ones((1, len(lengths)))
-    resamples = resample_counts(len(lengths), DRAWS, seed).astype(np.float64)
-    draws = _slopes(value, count, lengths, resamples)
-    known = ~np.isnan(draws).all(0)
-    ends = interval_of(draws[:, known], 0.95, known)
-    of_sinks = {
-        "short": rate(value[short].sum(0), count[short].sum(0)),
-        "long": rate(value[long].sum(0), count[long].sum(0)),
-        "by_length": _slopes(value, count, lengths, once)[0],
-        "by_length.low": ends[0],
-        "by_length.high": ends[1],
-    }
-    measures = {name: np.full(family.value.shape[1:], np.nan) for name in of_sinks}
-    for name, column in of_sinks.items():
-        measures[name][sinks] = column.reshape(-1, family.value.shape[2])
+    measures = {}
+    for name, texts in (("short", order[:third]), ("long", order[len(order) - third :])):
+        value, count = (x[texts].sum(0, dtype=np.float64) for x in (family.value, family.count))
+        measures[name] = np.where(sinks, rate(value, count), np.nan)
     return measures
-
-
-def _slopes(
-    value: Float[np.ndarray, "M s"],
-    count: Float[np.ndarray, "M s"],
-    lengths: Float[np.ndarray, " M"],
-    weights: Float[np.ndarray, "draws M"],
-) -> Float[np.ndarray, "draws s"]:
-    """The slope of each column's rate over log₂ of the length; NaN where lengths are equal."""
-    x = np.log2(lengths)[:, None]
-    n, n_x, n_xx = (weights @ (count * x**power) for power in range(3))
-    y, xy = weights @ value, weights @ (value * x)
-    above, below = n * xy - n_x * y, n * n_xx - n_x**2
-    smallest = 1e-9 * n * n_xx
-    return np.divide(above, below, out=np.full_like(above, np.nan), where=below > smallest)
 
 
 def tested_rows(

@@ -24,10 +24,9 @@ _NEAREST = 3  # roles just below the bar, and as many that were not tested
 _BAR = 0.25  # of lift, for a sink
 _MOST = 0.5  # of its attention, for what a head is said to do
 EMPTY, BROADCASTING = "empty", "broadcasting"
-_LENGTH_COLUMNS = ("short", "long", "by_length", "by_length.low", "by_length.high")
 _SHAPE_COLUMNS = (
     *("name", "stack", "layer", "head", "shape", "token", "attention", "ci_low", "ci_high"),
-    *("value", "carries", *_LENGTH_COLUMNS, "evenness", "evenness_beside_sinks"),
+    *("value", "carries", "short", "long", "evenness", "evenness_beside_sinks"),
 )
 
 
@@ -255,7 +254,7 @@ def _shape_of(by_role: Mapping[str, Mapping[Any, Any]]) -> dict[str, Any]:
         shape["token"] = " and ".join(row["role"] for row in sinks)
         shape["attention"] = sink["effect"]
         shape |= {key: sink[key] for key in ("ci_low", "ci_high", "value")}
-        shape |= {key: sink.get(key, np.nan) for key in _LENGTH_COLUMNS}
+        shape |= {key: sink.get(key, np.nan) for key in ("short", "long")}
         shape["carries"] = _carries(sink)
     return shape
 

@@ -135,10 +135,9 @@ class Roles(TableFile):
             one that takes most, from 0 to 1, with its interval (95 %, over texts) in `ci_low`
             and `ci_high`, `value`, the same weighted by value norm, and `carries`: `empty` if
             it would be no sink by that, else `broadcasting`. `short` and `long` are the
-            attention in the shortest and the longest third of the held-out texts, `by_length`
-            its growth when the length doubles, with its interval. `evenness` is the entropy as
-            a share of that of uniform attention, diffuse from 0.85 on; `evenness_beside_sinks`
-            leaves out the first token and special tokens.
+            attention in the shortest and the longest third of the held-out texts. `evenness` is
+            the entropy as a share of that of uniform attention, diffuse from 0.85 on;
+            `evenness_beside_sinks` leaves out the first token and special tokens.
         """
         return shape_rows(self.rows)
 

@@ -1,13 +1,10 @@
 """Results of this library: one row per head, plain arrays, and the files that hold them."""
 
-from headwise.tables._bootstrap import DRAWS as DRAWS
 from headwise.tables._bootstrap import bootstrap_means as bootstrap_means
 from headwise.tables._bootstrap import halves as halves
-from headwise.tables._bootstrap import interval_of as interval_of
 from headwise.tables._bootstrap import mean_interval as mean_interval
 from headwise.tables._bootstrap import rate as rate
 from headwise.tables._bootstrap import ratio_interval as ratio_interval
-from headwise.tables._bootstrap import resample_counts as resample_counts
 from headwise.tables._bootstrap import share_interval as share_interval
 from headwise.tables._curves import Curves as Curves
 from headwise.tables._curves import Elbow as Elbow

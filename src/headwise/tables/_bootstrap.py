@@ -134,10 +134,9 @@ def has_interval(counts: Float[np.ndarray, "M N"]) -> Bool[np.ndarray, " N"]:
 def interval_of(
     drawn: Float[np.ndarray, "draws known"],
     level: float,
-    known: Bool[np.ndarray, " N"] | None = None,
+    known: Bool[np.ndarray, " N"],
 ) -> tuple[Float64[np.ndarray, " N"], Float64[np.ndarray, " N"]]:
     """The ends of the central interval of what was drawn; NaN for columns that are not known."""
-    known = np.ones(drawn.shape[1], dtype=bool) if known is None else known
     ends = np.full((2, len(known)), np.nan)
     if known.any():
         ends[:, known] = np.nanquantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
