@@ -32,6 +32,12 @@ settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """The quick tier leaves types to the static type checker, and checks shapes."""
+    if config.option.markexpr == "not full":
+        runtime_checks.check_axes_alone()
+
+
 def pytest_collection_finish() -> None:
     """What was imported and collected stays: the collector need not visit it."""
     gc.freeze()

@@ -7,6 +7,9 @@ generators and where an annotation is a string: jaxtyping leaves out names that 
 static checks only. A check is made at the first call: to make those of all 3,300 functions takes
 ten seconds, and a worker calls a part of them. Each test checks the first calls of a function
 alone. Import this module before the package.
+
+In the quick tier only functions with axes are checked, which the static type checker knows nothing
+of: to make the other checks takes a twentieth of its time. The long tier makes all of them.
 """
 
 import functools
@@ -27,12 +30,14 @@ def lean_check(item: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
     if item is None:
         return functools.partial(lean_check, typechecker=typechecker)
     if inspect.isfunction(item):
-        return _at_first_calls(item, _check_of(item, typechecker))
+        has_axes = _has(item.__annotations__.values(), _is_string, _is_array)
+        return _at_first_calls(item, _check_of(item, typechecker), has_axes)
     if inspect.isclass(item) and is_dataclass(item):
         if _has((field.type for field in fields(item)), _is_string, _is_array):
             return _jaxtyped(item, typechecker=typechecker)
         if "__init__" in vars(item):
-            item.__init__ = _at_first_calls(item.__init__, typechecker)  # type: ignore[misc]
+            checked = _at_first_calls(item.__init__, typechecker, has_axes=False)
+            item.__init__ = checked  # type: ignore[misc]
         return item
     return _jaxtyped(item, typechecker=typechecker)
 
@@ -61,7 +66,9 @@ def _with_axes(typechecker: Check) -> Check:
     return check
 
 
-def _at_first_calls(function: Callable[..., Any], check: Check) -> Callable[..., Any]:
+def _at_first_calls(
+    function: Callable[..., Any], check: Check, has_axes: bool
+) -> Callable[..., Any]:
     checked: list[Callable[..., Any]] = []
     n_calls, test = 0, -1  # of that test
 
@@ -69,6 +76,8 @@ def _at_first_calls(function: Callable[..., Any], check: Check) -> Callable[...,
     def call(*args: Any, **options: Any) -> Any:
         nonlocal n_calls, test
         if torch.compiler.is_compiling() or config.jaxtyping_disable:
+            return function(*args, **options)
+        if not (has_axes or _ALL[0]):
             return function(*args, **options)
         if test != _TESTS[0]:
             n_calls, test = 0, _TESTS[0]
@@ -84,11 +93,17 @@ def _at_first_calls(function: Callable[..., Any], check: Check) -> Callable[...,
 
 _MOST = 8  # with all calls checked, tests of watching take half as long again
 _TESTS = [0]  # how many have begun
+_ALL = [True]  # whether functions without axes are checked
 
 
 def check_again() -> None:
     """Check the next calls of each function: a test begins."""
     _TESTS[0] += 1
+
+
+def check_axes_alone() -> None:
+    """Leave functions without axes to the static type checker."""
+    _ALL[0] = False
 
 
 def _has(annotations: Iterable[Any], *kinds: Callable[[Any], bool]) -> bool:

@@ -49,10 +49,14 @@ def test_only_a_missing_gpu_excuses_a_skip(tmp_path: Path) -> None:
     assert done.returncode == 1
 
 
-def test_the_package_is_checked() -> None:
-    q = torch.zeros(2, 2, 4, 8)
+@pytest.mark.full
+def test_types_are_checked_in_the_long_tier() -> None:
     with pytest.raises(BeartypeCallHintViolation, match="text"):
         is_unicode(8)  # type: ignore[arg-type]
+
+
+def test_shapes_are_checked() -> None:
+    q = torch.zeros(2, 2, 4, 8)
     for k in (q[0], q[..., 1:]):  # another number of axes, and an axis of another size
         with pytest.raises(BeartypeCallHintViolation, match=r"headwise\.kernels"):
             attend(q, k, q)
