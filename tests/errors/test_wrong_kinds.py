@@ -224,6 +224,8 @@ OTHER_TOKENS = make_tokenizer([*SPECIALS, ",", ".", *reversed(WORDS)])
      r"3 layers .* and 2 layers .* by the original numbers"),
     (lambda: _compared(_model(), _model(), tokenizer=(TOKENIZER, OTHER_TOKENS)), ArgumentError,
      r"the tokenizers differ: text 0 \('w.* has other tokens after than before\. Comp"),
+    (lambda: _compared(_model(), _model(), tokenizer=(TOKENIZER, hw.load_tokenizer(MINILM))),
+     ArgumentError, r"text 0 \('w.* has \d+ tokens before and \d+ after\. Compare"),
     (lambda: hw.compare(_model(), _model(), TWO_LINES), ArgumentError,
      "tokenizer=None, and MiniGPT has none"),
     (lambda: hw.compare(_model(), TABLE), ArgumentError,
