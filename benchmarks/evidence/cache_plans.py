@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 import headwise as hw
 from benchmarks.evidence._retrieval import accuracy, question_texts
 from headwise.caching import CachePlan, LayerCachePlan
-from headwise.caching._scores import CacheScores, ScoringTexts
+from headwise.caching._scores import CacheScores, ScoringTexts, agreement
 from headwise.tables import save_figure
 
 SINKS, WINDOW = 4, 64
@@ -96,7 +96,7 @@ def scores_of(model: nn.Module, texts: Any, tokenizer: Any, window: int) -> Cach
 
 def ordered(scores: CacheScores) -> list[tuple[int, int]]:
     """The kv heads from the one that loses most."""
-    return [scores.heads[i] for i in np.argsort(-scores.per_text.mean(0), kind="stable")]
+    return sorted(scores, key=lambda head: -scores[head].mean())
 
 
 def retrieval(args: argparse.Namespace) -> dict[str, Any]:
@@ -113,14 +113,14 @@ def retrieval(args: argparse.Namespace) -> dict[str, Any]:
         curve = {share: questions.accuracy(by_order(order, share)) for share in SHARES[:-1]}
         result["curves"][method] = curve
         print(method, {k: round(v, 3) for k, v in curve.items()}, flush=True)
-    result["full_heads"] = {
-        m: ordered(score)[: len(score.heads) // 2] for m, score in scores.items()
+    result["full_heads"] = {m: ordered(score)[: len(score) // 2] for m, score in scores.items()}
+    result["uniform"] = uniform(questions, [*scores["half-gate"]], args.length)
+    result["random"] = random_plans(questions, list(scores["half-gate"]), args.random)
+    result["stability"] = {method: agreement(score) for method, score in scores.items()}
+    result["kv_heads"] = len([head for head in scores["half-gate"] if head[0] == 0])
+    result["losses"] = {
+        method: [float(x.mean()) for x in score.values()] for method, score in scores.items()
     }
-    result["uniform"] = uniform(questions, scores["half-gate"].heads, args.length)
-    result["random"] = random_plans(questions, list(scores["half-gate"].heads), args.random)
-    result["stability"] = {method: score.stability() for method, score in scores.items()}
-    result["kv_heads"] = len([head for head in scores["half-gate"].heads if head[0] == 0])
-    result["losses"] = {method: score.per_text.mean(0).tolist() for method, score in scores.items()}
     return result
 
 
@@ -170,7 +170,7 @@ def perplexity(args: argparse.Namespace) -> dict[str, Any]:
             method: {share: evaluate(by_order(ordered(score), share, window)) for share in SHARES}
             for method, score in scores.items()
         }
-        heads, rng = list(scores["half-gate"].heads), np.random.default_rng(0)
+        heads, rng = list(scores["half-gate"]), np.random.default_rng(0)
         orders = [[heads[i] for i in rng.permutation(len(heads))] for _ in range(args.random)]
         random = [evaluate(by_order(order, 0.5, window)) for order in orders]
         result[str(window)] = {"curves": curves, "random": random}

@@ -237,7 +237,8 @@ def _caches() -> pd.DataFrame:
         rows += [(name, f"logit {i}", value) for i, value in enumerate(logits[0, -1].tolist())]
     scores = ScoringTexts.read(_llama(), texts, None, None).score(**sizes)
     rows += [
-        ("scores", f"L{layer}.KV{head}", value) for (layer, head), value in scores.by_head().items()
+        ("scores", f"L{layer}.KV{head}", float(value.mean()))
+        for (layer, head), value in scores.items()
     ]
     frame = pd.DataFrame(rows, columns=["plan", "what", "value"])
     return frame.assign(says=frame["plan"].map(dict(zip(plans, said, strict=True))).fillna(""))

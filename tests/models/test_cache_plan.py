@@ -68,7 +68,7 @@ def test_scores_equal_finite_differences() -> None:
         loss = find_loss(None, model, texts[0])
         step = 1e-5
         with torch.no_grad():
-            for head, expected in enumerate(scores.per_text.T):
+            for head, expected in enumerate(scores.values()):
                 ends = []
                 for sign in (-1, 1):
                     gates = torch.full((4,), 0.5)
@@ -94,8 +94,7 @@ def test_a_head_without_values_loses_nothing() -> None:
     with torch.no_grad():
         model.model.layers[1].self_attn.v_proj.weight[width:] = 0
     scores = ScoringTexts.read(model, batches(), None, None).score(SINKS, WINDOW)
-    losses = scores.by_head()
-    assert abs(losses[1, 1]) < 1e-6 < abs(losses[1, 0])
+    assert abs(scores[1, 1].mean()) < 1e-6 < abs(scores[1, 0].mean())
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
@@ -103,8 +102,8 @@ def test_a_plan_keeps_the_heads_that_lose_most(keep: float) -> None:
     model = zoo.make("Llama")
     scores = ScoringTexts.read(model, batches(), None, None).score(SINKS, WINDOW)
     plan = hw.cache_plan(model, batches(), keep=keep, sinks=SINKS, window=WINDOW)
-    best = np.argsort(-scores.per_text.mean(0), kind="stable")[: int(keep * 4)]
-    expected = {scores.heads[head] for head in best}
+    best = sorted(scores, key=lambda head: -scores[head].mean())
+    expected = {*best[: int(keep * 4)]}
     assert {(layer, head) for layer, heads in plan.full.items() for head in heads} == expected
     assert plan.model == fingerprint(model)
     assert set(plan.measured) >= {"loss of the full cache", "loss of this cache"}

@@ -11,7 +11,7 @@ from torch import nn
 
 from headwise._progress import Progress, shows_progress
 from headwise.caching._plan import CachePlan, full_plan, sized
-from headwise.caching._scores import ScoringTexts
+from headwise.caching._scores import ScoringTexts, agreement
 from headwise.errors import ArgumentError
 from headwise.models import check_model, device_of, fingerprint
 from headwise.models.texts import IGNORED
@@ -77,7 +77,7 @@ def cache_plan(
         raise ArgumentError(f"cache_plan: {goal}={goals[goal]} without texts. Give texts.")
     reading = ScoringTexts.read(model, texts, tokenizer, max_tokens)
     scores = reading.score(sinks, window, on_progress)
-    losses, weights = scores.by_head(), fingerprint(model)
+    losses, weights = {head: float(x.mean()) for head, x in scores.items()}, fingerprint(model)
     # From the one that loses most when it streams to the one that loses least.
     order = sorted(losses, key=lambda head: -losses[head])
 
@@ -105,7 +105,7 @@ def cache_plan(
     plan = planned(n_full)
     lost = reading.loss_of(plan)
     measured = {"loss of the full cache": base, "loss of this cache": lost}
-    measured["agreement between halves of the texts"] = scores.stability()
+    measured["agreement between halves of the texts"] = agreement(scores)
     # The agreement between halves of one text is NaN, and is left out.
     known = {name: x for name, x in measured.items() if "agreement" not in name or np.isfinite(x)}
     why = f"{goal}={value:g} by half-gate of the loss {reading.loss.name}"

@@ -17,31 +17,16 @@ from headwise.models import cache_argument
 from headwise.models.texts import tokenizer_of
 from headwise.scoring import BatchesLike, Inputs, Loss, find_loss, rank_correlation, read_batches
 
-KVHead = tuple[int, int]
-"""A layer and a kv head."""
+# By layer and kv head: what each text loses where the head keeps only its first and latest tokens.
+CacheScores = Mapping[tuple[int, int], Float64[np.ndarray, " M"]]
 
 
-@dataclass(frozen=True, eq=False)
-class CacheScores:
-    """The loss caused by each kv head that keeps only its first and latest tokens.
-
-    Attributes:
-        heads: The layer and the kv head of each column.
-        per_text: The loss of each kv head in each text.
-    """
-
-    heads: tuple[KVHead, ...]
-    per_text: Float64[np.ndarray, "M N"]
-
-    def by_head(self) -> Mapping[KVHead, float]:
-        """The mean of each kv head."""
-        return dict(zip(self.heads, self.per_text.mean(0).tolist(), strict=True))
-
-    def stability(self) -> float:
-        """Spearman's correlation of the scores on every other text with those on the rest."""
-        if len(self.per_text) < 2:
-            return float("nan")
-        return rank_correlation(self.per_text[::2].mean(0), self.per_text[1::2].mean(0))
+def agreement(scores: CacheScores) -> float:
+    """Spearman's correlation of the scores on every other text with those on the rest."""
+    losses = np.stack([*scores.values()])
+    if losses.shape[1] < 2:
+        return float("nan")
+    return rank_correlation(losses[:, ::2].mean(1), losses[:, 1::2].mean(1))
 
 
 @dataclass(frozen=True)
@@ -112,9 +97,8 @@ class ScoringTexts:
                 slopes.append(-torch.autograd.grad(losses.sum(), gates)[0])
                 if on_progress is not None:
                     on_progress(done, len(self.batches))
-        heads = tuple((layer, head) for layer, n in enumerate(counts) for head in range(n))
-        values = torch.cat(slopes).double().cpu().numpy()
-        return CacheScores(heads, values)
+        heads = [(layer, head) for layer, n in enumerate(counts) for head in range(n)]
+        return dict(zip(heads, torch.cat(slopes).T.double().cpu().numpy(), strict=True))
 
     @torch.no_grad()
     def loss_of(self, plan: CachePlan) -> float:
