@@ -516,7 +516,7 @@ def test_a_head_is_placed_by_what_most_of_its_attention_does() -> None:
     study = study.with_roles(replace(strong, rows=rows, meanings=meanings))
     shown = overview(study)
     assert shown is not None
-    clauses = [(clause.count, clause.after) for clause in shown.clauses if clause.of_heads]
+    clauses = [(clause.count, clause.after) for clause in shown["clauses"] if clause.of_heads]
     assert clauses == [
         (1, "looks at the previous token"),
         (1, "attends to a relation more than chance"),
@@ -528,7 +528,7 @@ def test_a_head_is_placed_by_what_most_of_its_attention_does() -> None:
         (2, "show nothing detectable in these texts"),
     ]
     assert sum(count for count, _ in clauses) == len(study.table.heads)
-    (picture,) = shown.maps
+    (picture,) = shown["maps"]
     squares = picture["squares"]
     assert [bool(x["color"]) for x in squares] == [False, True, True, False, False, False]
     assert [x["letter"] for x in squares if x["letter"]] == ["○A", "B", "A", "○"]

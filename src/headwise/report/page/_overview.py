@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -42,26 +42,12 @@ class Clause:
     of_heads: bool = True  # whether the first cell of each row is a head
 
 
-class Mark(NamedTuple):
-    """A role in the legend: its hue, its letter, and on how many heads the map shows it."""
+def overview(study: StudyData) -> dict[str, Any] | None:
+    """What the page shows first: a sentence of clauses, a legend, and the maps of the heads.
 
-    name: str
-    letter: str
-    color: str
-    heads: int
-
-
-class Overview(NamedTuple):
-    """What the page shows first: a sentence of clauses, a legend, and the maps of the heads."""
-
-    lead: str
-    clauses: list[Clause]
-    marks: list[Mark]
-    maps: list[dict[str, Any]]
-
-
-def overview(study: StudyData) -> Overview | None:
-    """The overview; None if the study did not look for roles."""
+    `marks` are the roles of the legend: the hue, the letter, and on how many heads a map shows it.
+    None if the study did not look for roles.
+    """
     roles = study.roles
     if roles is None:
         return None
@@ -76,9 +62,9 @@ def overview(study: StudyData) -> Overview | None:
     for row in [*main.to_dict("records"), *weak.to_dict("records")]:
         with_nothing.pop(row["name"], None)
         cells[row["name"]] = _role_cell(row, *marks[row["label"]], cells[row["name"]], main)
-    return Overview(
-        lead=f"Of {counted(len(study.table.heads), 'head')}, ",
-        clauses=[
+    return {
+        "lead": f"Of {counted(len(study.table.heads), 'head')}, ",
+        "clauses": [
             *_role_clauses(main),
             *_weak_clause(weak[~weak["name"].isin(shapes["name"])]),
             *_shape_clauses(shapes, set(weak["name"])),
@@ -86,9 +72,12 @@ def overview(study: StudyData) -> Overview | None:
             *_removal_clause(study.curves),
             *_untested_clause(roles),
         ],
-        marks=[Mark(visible(name), *marks[name][::-1], counts[name]) for name in marks],
-        maps=head_maps(study.table.heads, cells, "The role of each head"),
-    )
+        "marks": [
+            {"name": visible(name), "letter": letter, "color": color, "heads": counts[name]}
+            for name, (color, letter) in marks.items()
+        ],
+        "maps": head_maps(study.table.heads, cells, "The role of each head"),
+    }
 
 
 def _role_cell(
