@@ -4,9 +4,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Container, Mapping
+from functools import cache
 from pathlib import Path
 
-from house.source import PACKAGE, ROOT, sources
+from house.source import PACKAGE, ROOT, Source, sources
 
 FLOORS = (
     ("errors", "shapes", "_choices", "_display", "_renamed"),
@@ -33,12 +34,16 @@ FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
 FRESH = {("headwise.checkpoints._fresh_process", "headwise.checkpoints")}
 
 SOURCES = sources()
-# Who imports, how that is said, and what is imported.
-IMPORTS = [
-    (source, f"{source}:{line} imports {name}", name)
-    for source in SOURCES
-    for line, name in source.imports()
-]
+
+
+@cache
+def imports() -> list[tuple[Source, str, str]]:
+    """Who imports, how that is said, and what is imported."""
+    return [
+        (source, f"{source}:{line} imports {name}", name)
+        for source in SOURCES
+        for line, name in source.imports()
+    ]
 
 
 def test_every_part_has_a_floor() -> None:
@@ -48,7 +53,7 @@ def test_every_part_has_a_floor() -> None:
 def test_imports_point_to_lower_floors() -> None:
     assert [
         said
-        for source, said, name in IMPORTS
+        for source, said, name in imports()
         if (part := _part(name)) not in (None, source.part) and FLOOR[part] >= FLOOR[source.part]
     ] == []
 
@@ -56,7 +61,7 @@ def test_imports_point_to_lower_floors() -> None:
 def test_private_files_are_imported_by_their_own_folder_only() -> None:
     assert [
         said
-        for source, said, name in IMPORTS
+        for source, said, name in imports()
         if (owner := _owner(name)) is not None and PACKAGE / owner not in source.path.parents
     ] == []
 
@@ -111,7 +116,7 @@ def test_the_private_files_of_a_kernel_stay_private() -> None:
     inside = re.compile(r"headwise\.kernels\.(\w+)\.(?:\w+\.)*_")
     assert [
         said
-        for source, said, name in IMPORTS
+        for source, said, name in imports()
         if source.part == "kernels" and (found := inside.match(name))
         if found[1] != source.path.parent.name
     ] == []
@@ -149,7 +154,7 @@ def test_importing_torchs_private_interface_needs_none_of_it() -> None:
 
 def test_imports_name_the_package_and_annotations_stay_objects() -> None:
     # With annotations as strings the shapes in signatures would not be checked.
-    assert [said for _, said, name in IMPORTS if name.startswith((".", "__future__"))] == []
+    assert [said for _, said, name in imports() if name.startswith((".", "__future__"))] == []
 
 
 # The files that may import transformers, and do so when a model of its classes needs it.
@@ -170,7 +175,7 @@ TRANSFORMERS = {
 def test_few_files_know_transformers() -> None:
     knowing = {
         source.path.relative_to(PACKAGE).as_posix()
-        for source, _, name in IMPORTS
+        for source, _, name in imports()
         if name.split(".")[0] == "transformers"
     }
     assert knowing == TRANSFORMERS
