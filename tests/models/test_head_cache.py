@@ -152,41 +152,41 @@ SLOW += [(name, 4, "both") for name in OTHERS]
 CASES += [(name, padding, "both") for name in OTHERS + REST for padding in (0, 4)]
 
 
-@pytest.mark.parametrize(("name", "padding", "pieces"), tiers(QUICK, SLOW, CASES))
-def test_it_equals_a_mask_for_each_head(name: str, padding: int, pieces: str) -> None:
+def check_under_masks(
+    name: str,
+    padding: int,
+    pieces: str = "both",
+    windows: Windows | None = None,
+    sinks: int = SINKS,
+    implementation: str | None = None,
+) -> None:
+    """A model reads texts in pieces, and gives what one pass under a mask for each head gives."""
     ids, real = texts(padding)
     model = zoo.make(name)
-    windows = mixed(model)
-    expected = by_definition(name, windows, ids, real)
-    with plan_of(windows).cache(model) as cache:
+    windows = windows or mixed(model)
+    expected = by_definition(name, windows, ids, real, sinks)
+    if implementation is not None:
+        model.set_attn_implementation(implementation)
+    with plan_of(windows, sinks).cache(model) as cache:
         actual = in_pieces(model, cache, ids, real, PIECES[pieces])
     assert_equal_texts(actual, expected, real)
 
 
+@pytest.mark.parametrize(("name", "padding", "pieces"), tiers(QUICK, SLOW, CASES))
+def test_it_equals_a_mask_for_each_head(name: str, padding: int, pieces: str) -> None:
+    check_under_masks(name, padding, pieces)
+
+
 @pytest.mark.parametrize("implementation", ["eager", "headwise"])
 def test_every_implementation_gives_the_same(implementation: str) -> None:
-    from headwise.attention import register_attention
-
-    register_attention()
-    ids, real = texts(4)
-    model = zoo.make("Llama")
-    windows = mixed(model)
-    expected = by_definition("Llama", windows, ids, real)
-    model.set_attn_implementation(implementation)
-    with plan_of(windows).cache(model) as cache:
-        actual = in_pieces(model, cache, ids, real, PIECES["both"])
-    assert_equal_texts(actual, expected, real)
+    hw.register_attention()
+    check_under_masks("Llama", padding=4, implementation=implementation)
 
 
 @pytest.mark.parametrize(("sinks", "window"), [(0, 1), (1, 2), (6, 4), (0, 4), (6, 1)])
 def test_sinks_and_windows_of_every_size(sinks: int, window: int) -> None:
-    ids, real = texts(3)
-    model = zoo.make("Llama")
     windows = [[window, None], [window + 1, window]]
-    expected = by_definition("Llama", windows, ids, real, sinks)
-    with plan_of(windows, sinks).cache(model) as cache:
-        actual = in_pieces(model, cache, ids, real, PIECES["both"])
-    assert_equal_texts(actual, expected, real)
+    check_under_masks("Llama", padding=3, windows=windows, sinks=sinks)
 
 
 def generated(
