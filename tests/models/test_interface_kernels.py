@@ -17,6 +17,7 @@ from headwise import reference
 from headwise.tables import HeadTable
 from headwise.watch import Request, observe
 from oracles import padded
+from tiers import crossed
 
 TEXTS = [[5, 9, 7, 3, 11, 8, 2], [4, 6], [10, 3, 3, 12, 9]]
 REQUEST = Request(statistics=(*Request().statistics, "participation"), per_text=True)
@@ -91,8 +92,12 @@ def _same(ours: HeadTable, known: HeadTable, rtol: float = 1e-6) -> None:
             np.testing.assert_allclose(actual, expected, rtol=rtol, atol=rtol, err_msg=name)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma2", "Bert"])
+each_model_and_side = pytest.mark.parametrize(
+    ("name", "side"), crossed(["Llama", "Mistral", "Gemma2", "Bert"], ["left", "right"])
+)
+
+
+@each_model_and_side
 def test_flash_kernels_are_understood_with_padding(name: str, side: str, flash_on_cpu: str) -> None:
     model = zoo.make(name)  # Gemma2's own softmax has no room for the masks of float64
     known = _watched(model, [_padded(side)])
@@ -136,8 +141,7 @@ def test_flash_kernels_are_understood_while_generating(cache: str, flash_on_cpu:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by Hugging Face's call of torch
 @pytest.mark.filterwarnings("ignore:flex_attention called without")  # compiling takes a minute
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma2", "Bert"])
+@each_model_and_side
 def test_flex_attention_is_understood(name: str, side: str) -> None:
     model = zoo.make(name)
     known = _watched(model, [_padded(side)])

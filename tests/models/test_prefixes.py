@@ -1,6 +1,7 @@
 """A text behind a prefix that its mask does not cover: every token keeps its position."""
 
 import inspect
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from headwise.watch import Request, observe
 from oracles import OF_WEIGHTS, assert_of_weights, padded
+from tiers import crossed
 
 PREFIX = 4
 TEXTS = [[5, 9, 7, 3, 11, 8, 4, 2, 6, 13], [4, 6, 12], [10, 3, 3, 12, 9, 7]]
@@ -122,14 +124,16 @@ def _prompted(kind: str, name: str) -> tuple[nn.Module, nn.Module]:
     return peft.get_peft_model(model, config).eval(), model
 
 
+ADAPTERS = [*product(["prompt", "p-tuning"], ["Bert", "GPT2", "Llama", "OPT", "Roberta"])]
+ADAPTERS += product(["prefix"], ["GPT2", "Llama", "OPT", "Qwen2"])
+
+
 @IN_PEFT
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [(k, n) for k in ("prompt", "p-tuning") for n in ("Bert", "GPT2", "Llama", "OPT", "Roberta")]
-    + [("prefix", n) for n in ("GPT2", "Llama", "OPT", "Qwen2")],
-)
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_virtual_tokens_of_adapters_are_part_of_the_text(kind: str, name: str, side: str) -> None:
+@pytest.mark.parametrize(("adapter", "side"), crossed(ADAPTERS, ["right", "left"]))
+def test_virtual_tokens_of_adapters_are_part_of_the_text(
+    adapter: tuple[str, str], side: str
+) -> None:
+    kind, name = adapter
     model, inner = _prompted(kind, name)
     batch = padded(TEXTS, side)
     batch.pop("position_ids", None)

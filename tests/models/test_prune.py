@@ -34,7 +34,7 @@ from headwise.ownership import example_input, find_attentions, heads_of
 from headwise.roles.evidence._nulls import permuted
 from oracles import padded
 from planted import TOKENIZER, lines
-from tiers import diagonal, tiers
+from tiers import crossed, diagonal, tiers
 
 TEXTS = [[5, 9, 7, 3, 11, 8, 4], [4, 6], [10, 3, 3, 12, 9]]
 X = torch.randn(3, 5, 12, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -272,8 +272,7 @@ OURS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("fold", [None, "mean"])
-@pytest.mark.parametrize("name", [*OURS, "Mini-GPT"])
+@pytest.mark.parametrize(("name", "fold"), crossed([*OURS, "Mini-GPT"], [None, "mean"]))
 @torch.no_grad()
 def test_our_models_are_pruned(name: str, fold: Literal["mean"] | None) -> None:
     torch.manual_seed(0)
