@@ -44,6 +44,12 @@ def _of_layers(layers: list[int]) -> None:
     watch.table()
 
 
+def _with_a_failing_relation() -> None:
+    model = zoo.make("Bert")
+    with observe(model, Request(relations={"ratio": lambda ids: [(1, ids[0] // ids[1] % 2)]})):
+        model(**padded([[1, 2, 3], [4, 0]], "right"))
+
+
 REQUESTS: list[tuple[dict[str, Any], str]] = [
     ({"statistics": ("entropie",)}, "'entropie'.*Choose from entropy"),
     ({"classes": {"self": {1}}}, "'self' is requested twice"),
@@ -105,9 +111,11 @@ TWICE = [Head("encoder", 0, 1), Head("decoder", 0, 1)]
       for layers in ([1, 7], [7])),
     *((partial(_watched, request), UnsupportedError, r"all.*input_ids")
       for request in (Request(relations={"all": list}), Request(classes={"all": {1}}))),
+    (_with_a_failing_relation, ArgumentError, r"'ratio' fails \(ZeroDivisionError: .*\) "
+     "for text 1 of the pass, of 2 tokens: 4, 0. Correct it"),
     (lambda: resolve_heads((0, 1), TWICE), HeadError, "could be decoder.L0.H1, encoder.L0.H1"),
     (lambda: _paired([(1, 0)], rows=2), ArgumentError,
-     r"'subject' has pairs of 1 texts.*model reads 2"),
+     r"'subject' has pairs of 1 text where.*model reads 2"),
     (lambda: _paired([(3, 0)]), ArgumentError,
      r"pairs\(subject=...\) gave \(3, 0\).*3 tokens.*0 to 2"),
     (lambda: _paired([(1, 0)], object=[[(1, 0)]]), ArgumentError,

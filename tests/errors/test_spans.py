@@ -58,10 +58,10 @@ GIVEN: list[tuple[dict[str, Any], tuple[Any, ...], str]] = [
     ({"doc": GOOD, "queries": [(0, 1)]}, (), "for 2 texts"),
     ({"doc": GOOD, "queries": [(0, 1), (3, 1)]}, (), r"\(3, 1\)"),
     ({"doc": [(0, 1), (4, 6)]}, (), r"'doc' has \(4, 6\) in a text of 5 tokens"),
-    ({"doc": [(0, 1)]}, (), "stretches of 1 texts where the model reads 2"),
+    ({"doc": [(0, 1)]}, (), "stretches of 1 text where the model reads 2"),
     ({"doc": GOOD}, (TEXTS, TOKENIZER), "text 0 has 6 tokens by the tokenizer"),
-    ({"doc": GOOD}, (TEXTS,), "tokenizer=NoneType"),
-    ({"doc": GOOD}, (TEXTS[:1], TOKENIZER), "2 texts where 1 texts"),
+    ({"doc": GOOD}, (TEXTS,), "tokenizer=None"),
+    ({"doc": GOOD}, (TEXTS[:1], TOKENIZER), "2 texts beside 1 text of texts="),
     ({"doc": [(1, 2), (0, 1)]}, (TEXTS, TOKENIZER),
      r"has \(1, 2\), ' ', in a text of 9 characters"),
 ]  # fmt: skip

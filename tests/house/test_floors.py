@@ -10,7 +10,7 @@ from pathlib import Path
 from house.source import PACKAGE, ROOT, Source, sources
 
 FLOORS = (
-    ("errors", "shapes", "_choices", "_display", "_renamed"),
+    ("errors", "shapes", "_choices", "_display"),
     ("_native_library", "_extras", "_progress", "_torch_private"),
     ("files", "_tensors", "_evaluation"),
     ("reference", "masks", "tables", "corpora", "_checkpoint"),

@@ -11,7 +11,6 @@ from torch import nn
 
 from headwise._display import did_you_mean
 from headwise._evaluation import in_evaluation
-from headwise._renamed import renamed
 from headwise.corpora import one_text
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import check_model, device_of
@@ -37,7 +36,6 @@ _WITHOUT_SPACES = (
 _JOINERS = "\u200c\u200d"  # belong to the letters around them, as marks do
 
 
-@renamed(tokenizer=1)
 def links(
     model: nn.Module, text: str, source: Word, target: Word, *, tokenizer: Any = None
 ) -> pd.DataFrame:

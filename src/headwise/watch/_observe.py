@@ -49,8 +49,8 @@ def observe(
             model, or one within a compiled function, runs uncompiled in its first pass, and in all
             of them if its graphs cannot hand over its calls: they can where one stack attends
             through Hugging Face's interface (`eager` or `sdpa`), by
-            `scaled_dot_product_attention` or in this library's layers, without `maps`, `value` and
-            `output_norm`.
+            `scaled_dot_product_attention` or in this library's layers, without `maps`, `value`,
+            `output_norm` and `gate`.
         request: The statistics to compute. None is a `Request()`: those that are cheap and apply
             to any text.
         layers: The layers to watch, counted from 0 in each stack, in the order in which they

@@ -6,11 +6,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from headwise._display import counted, first_line
 from headwise.capture import Text
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.watch._pass import Pass
 from headwise.watch._positions import NONE, Positions
-from headwise.watch._request import OFFSETS, Request
+from headwise.watch._request import OFFSETS, Relation, Request
 
 TextPairs = Iterable[tuple[int, int]]
 Columns = dict[str, Int[Tensor, "B T m"]]
@@ -62,9 +63,9 @@ class Pairs:
         columns: Columns = {}
         for name, relation in relations.items():
             keys = [(name, *tokens) for tokens in texts]
-            for key, tokens in zip(keys, texts, strict=True):  # once for each text of a pass
-                if key not in pass_.shared:
-                    pass_.shared[key] = list(relation(tokens))
+            for number, key in enumerate(keys):
+                if key not in pass_.shared:  # once for each text of a pass
+                    pass_.shared[key] = _pairs_of(name, relation, number, texts[number])
             source = f"the relation {name!r} gives"
             columns[name] = _pairs_as_columns(positions, source, [pass_.shared[k] for k in keys])
         return columns
@@ -79,13 +80,27 @@ class Pairs:
         for name, pairs in given.items():
             if len(pairs) != positions.n_texts:
                 raise ArgumentError(
-                    f"Watch.pairs: {name!r} has pairs of {len(pairs)} texts where the model reads "
-                    f"{positions.n_texts}. Give a list for each text."
+                    f"Watch.pairs: {name!r} has pairs of {counted(len(pairs), 'text')} where the "
+                    f"model reads {positions.n_texts}. Give a list for each text."
                 )
         return {
             name: _pairs_as_columns(positions, f"watch.pairs({name}=...) gave", pairs)
             for name, pairs in given.items()
         }
+
+
+def _pairs_of(
+    name: str, relation: Relation, number: int, tokens: Sequence[int]
+) -> list[tuple[int, int]]:
+    """The pairs that a function of the user gives for a text."""
+    try:
+        return list(relation(tokens))
+    except Exception as error:
+        raise ArgumentError(
+            f"observe: the relation {name!r} fails ({type(error).__name__}: {first_line(error)}) "
+            f"for text {number} of the pass, of {counted(len(tokens), 'token')}: "
+            f"{', '.join(map(str, tokens[:8]))}{', ...' if len(tokens) > 8 else ''}. Correct it."
+        ) from error
 
 
 # The key of an offset: the position of the query, times the first number, plus the second.

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from headwise._display import counted
 from headwise.capture import Site, Text
 from headwise.corpora import one_text
 from headwise.errors import ArgumentError, UnsupportedError
@@ -51,14 +52,13 @@ class TextSpans:
             n_texts = len(next(iter(by_name.values())))
             given = [queries] * n_texts if isinstance(queries, str) else queries
             of_queries = _per_text("queries", given, (LAST, GENERATED))
-            _check_count("queries", of_queries, n_texts, "for {} texts")
+            _check_count("queries", of_queries, n_texts, "for {}")
         if texts is None and tokenizer is None:
             return cls(by_name, of_queries)
         if texts is None or tokenizer is None or isinstance(texts, str):
             raise ArgumentError(
-                f"Watch.spans: texts={texts!r:.40} and tokenizer={type(tokenizer).__name__}. Give "
-                f"a list of texts and their tokenizer, so that positions count characters, or "
-                f"neither."
+                f"Watch.spans: texts={texts!r:.40} and tokenizer={tokenizer!r:.40}. Give a list "
+                f"of texts and their tokenizer, so that positions count characters, or neither."
             )
         texts = [one_text("Watch.spans", text, f"texts[{n}]") for n, text in enumerate(texts)]
         encoded = token_offsets(tokenizer, texts)
@@ -317,7 +317,8 @@ def _check_count(name: str, given: Sequence[Any], n_texts: int, whose: str) -> N
     """Refuse stretches of more texts than there are, or of fewer."""
     if len(given) != n_texts:
         raise ArgumentError(
-            f"Watch.spans: {name!r} has stretches of {len(given)} texts {whose.format(n_texts)}. "
+            f"Watch.spans: {name!r} has stretches of {counted(len(given), 'text')} "
+            f"{whose.format(counted(n_texts, 'text'))}. "
             f"Give those of each text."
         )
 
@@ -347,7 +348,7 @@ def _in_tokens(
     name: str, given: list[Any], texts: Sequence[str], encoded: Sequence[TokenOffsets]
 ) -> list[Any]:
     """Stretches of characters as stretches of tokens."""
-    _check_count(name, given, len(texts), "where {} texts are given")
+    _check_count(name, given, len(texts), "beside {} of texts=")
     return [
         stretches
         if isinstance(stretches, str)
