@@ -280,6 +280,8 @@ EXAMPLES: Rows = [
     (lambda: hw.find_heads(_model(), "a"), ArgumentError, "examples is 'a'"),  # type: ignore[arg-type]
     (lambda: _heads(ONE, ONE, evidence=hw.Evidence(splits=3)), ArgumentError,
      r"Evidence\(splits=3\)"),
+    (lambda: _heads(ONE, ONE, evidence=hw.Evidence(("shuffled",))), ArgumentError,
+     "find_heads: the null 'shuffled' is of texts"),
     (lambda: _heads(ONE, ONE, most=0), ArgumentError, "most=0"),
     (lambda: _heads(ONE, ONE, most=2, heads="L0.H0"), ArgumentError, "most=2 with heads='L0.H0'"),
     (lambda: _heads(ONE, Example(**GOOD | {"text": [9, *range(4, 9)]}), heads=[],

@@ -152,9 +152,12 @@ def test_a_failed_save_leaves_the_old_study(
     ("", {"samples": [{"tokens": ["a"], "targets": [], "weights": [["L0.H1"]]}]}, "not float32"),
     ("curves", {"n_heads": 2}, "3 of 2 heads removed"),
     ("curves", {"per_text": {}}, "a curve without losses"),
+    ("curves", {"per_text": {"half-gate": [[[], []]]}}, "a curve without losses"),
     ("curves", {"per_text": {"half-gate": [[["a"]]]}}, "could not convert string"),
     ("curves", {"removed": [3, 4]}, "Give rising points from 0 on"),
     ("curves", {"score": "accuracy"}, "scores of"),
+    ("curves", {"scores": {"half-gate": 5}}, r"scores of \(\), losses of \(1, 2, 2\)"),
+    ("curves", {"scores": {"half-gate": [[1, 2, 3]]}}, r"scores of \(1, 3\), losses of"),
 ])  # fmt: skip
 def test_a_changed_study_is_refused(part: str, change: Any, message: str, tmp_path: Path) -> None:
     curves = Curves(np.array([0, 3]), 8, {"half-gate": np.zeros((1, 2, 2))}, "lm")
@@ -222,6 +225,11 @@ def test_what_is_no_study_is_named(tmp_path: Path) -> None:
         hw.load_study(tmp_path / "absent")
     with pytest.raises(OutputError, match=r"'.ud800', a lone surrogate, in one of its texts"):
         replace(make_study(), title="\ud800").save(tmp_path / "study")
+    curves = Curves(np.array([0, 3]), 8, {"\udfff": np.zeros((1, 2, 2))}, "lm")
+    table = replace(make_study().table, totals={"\udfff": make_study().table.totals["first"]})
+    for change in ({"curves": curves}, {"table": table}):
+        with pytest.raises(OutputError, match=r"'.udfff', a lone surrogate, in one of its texts"):
+            replace(make_study(), **change).save(tmp_path / "study")
     assert not (tmp_path / "study").exists()
     with pytest.raises(InputError, match="load_study: gpt2 is not the folder of a study"):
         hw.compare("gpt2", make_study())

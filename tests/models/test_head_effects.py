@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import headwise as hw
 from headwise.errors import ArgumentError, HeadError, InputError, UnsupportedError
+from headwise.files import read_json, write_json
 from headwise.head_effects import Removal
 from headwise.head_effects._direct import Batch, DirectWay
 from headwise.head_effects._evidence import kinds_of, sign_flips
@@ -230,8 +231,9 @@ def test_a_removal_is_a_change_in_the_same_examples() -> None:
     nn.init.zeros_(model.layers[1].out_proj.weight.detach())
     nothing = effects.remove("L1.H0", controls=0)
     assert (nothing.change, nothing.p) == (0.0, 1.0)
-    with pytest.raises(ArgumentError, match=r"remove: heads=\[\] names none of 10\."):
-        effects.remove([])
+    for none in ((), None):
+        with pytest.raises(ArgumentError, match=r"remove: heads=\(\) names none of 10\."):
+            effects.remove(none)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("ending", ["parquet", "csv", "json"])
@@ -245,6 +247,36 @@ def test_a_saved_removal_loads_equal(ending: str, tmp_path: Path) -> None:
         assert (loaded.notes, loaded.controls) == (removal.notes, removal.controls)
     with pytest.raises(InputError, match=r"holds an effect of heads removed together \(Removal\)"):
         hw.HeadEffects.load(tmp_path / f"removal.{ending}")
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"removed": "L1.H3"}, "'L1.H3' is not a list"),
+    ({"removed": ["\x1b[31m"]}, "names no head"),
+    ({"rows": [{"tokens": [1.5], "right": 1, "other": -1}]}, "1.5 is not a whole number"),
+    ({"rows": [{"tokens": [1], "right": None, "other": -1}]}, "None is not a whole number"),
+    ({"rows": [{"tokens": [1], "right": 1, "other": 2.5}]}, "2.5 is not a whole number"),
+])  # fmt: skip
+def test_a_changed_removal_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    examples = pd.DataFrame({"tokens": [[1, 2]], "right": 3, "other": -1, "before": 1.0})
+    removal = Removal(("L1.H3",), 1, 0, -1, -1, -1, 1, (), examples.assign(after=0.0))
+    path = removal.save(tmp_path / "removal.json")
+    write_json(read_json(path, "test", "") | change, path)
+    with pytest.raises(InputError, match=rf"Removal\.load: .*damaged \(.*{message}"):
+        Removal.load(path)
+
+
+def test_addresses_of_saved_effects_are_those_of_the_names(tmp_path: Path) -> None:
+    effects = hw.effects(PlantedWriters(), cued(40), total=None)
+    path = effects.save(tmp_path / "effects.json")
+    content = read_json(path, "test", "")
+    for row in content["heads"]:
+        del row["layer"]
+        row |= {"stack": "decoder", "head": 7}
+    write_json(content, path)
+    columns = ["name", "stack", "layer", "head"]
+    pd.testing.assert_frame_equal(
+        hw.HeadEffects.load(path).rows[columns], effects.rows[columns], check_dtype=False
+    )
 
 
 @pytest.mark.full

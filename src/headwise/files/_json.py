@@ -148,11 +148,7 @@ def read_object(
     return value
 
 
-def build_from(
-    build: Callable[[], T],
-    problem: str,
-    advice: str,
-) -> T:
+def build_from(build: Callable[[], T], problem: str, advice: str) -> T:
     """The result of `build` on a file's content; content of the wrong form is an InputError.
 
     A file may hold a value of any type in any place. Python then raises one of many errors, all
@@ -194,7 +190,7 @@ class JsonFile:
     """
 
     _format: ClassVar[str]
-    # What an error message says about a file of another kind, and errors of ours that it leaves.
+    # What an error message says about a file of another kind.
     _problem: ClassVar[str]
     _indent: ClassVar[int | None] = 2  # None: on one line, for long arrays
     _function: ClassVar[str] = ""  # the public function that loads it, if it is not `load`
@@ -213,8 +209,7 @@ class JsonFile:
         """Read what `save` wrote.
 
         Raises:
-            InputError: the file is missing or holds something else.
-            HeadwiseError: its values are out of range.
+            InputError: the file is missing or holds something else, such as values out of range.
         """
         function = cls._function or f"{cls.__name__}.load"
         advice = f"Give a file that {cls.__name__}.save wrote."

@@ -102,14 +102,15 @@ class Removal(TableFile):
 
     @classmethod
     def _built(cls, frame: pd.DataFrame, about: dict[str, Any]) -> "Removal":
-        tokens = [[int(token) for token in ids] for ids in frame["tokens"]]
+        tokens = [[typed(id, int) for id in np.asarray(ids).tolist()] for ids in frame["tokens"]]
         columns: dict[str, Any] = {"tokens": tokens}
-        columns |= {name: numbers_of(frame, name).astype(int) for name in ("right", "other")}
+        for name in ("right", "other"):
+            columns[name] = [typed(id, int) for id in frame[name].tolist()]
         columns |= {name: numbers_of(frame, name) for name in ("before", "after")}
         names = ("before", "after", "change", "ci_low", "ci_high", "p")
         numbers: dict[str, Any] = {name: float(about[name]) for name in names}
         return cls(
-            tuple(map(str, about["removed"])),
+            tuple(str(Head.parse(name)) for name in typed(about["removed"], list)),
             **numbers,
             controls=tuple(map(float, about["controls"])),
             examples=pd.DataFrame(columns),
@@ -204,7 +205,8 @@ class HeadEffects(TableFile):
             HeadError: there is no such head, or one is named twice.
         """
         existing = heads_of_rows(self.rows)
-        chosen = named_heads("HeadEffects.remove", heads, existing)
+        # None is no head here, as it is where heads are named to be tested, all of them.
+        chosen = named_heads("HeadEffects.remove", () if heads is None else heads, existing)
         if self._without is None:
             raise ArgumentError(
                 f"HeadEffects.remove: these effects of {len(self.rows)} heads were loaded from a "

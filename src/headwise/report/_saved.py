@@ -56,8 +56,9 @@ def write_study(study: StudyData, folder: Path, *, force: bool) -> Path:
             for number, sample in enumerate(study.samples)
         ],
     }
+    names = [*study.table.statistics, *(study.curves.per_text if study.curves else ())]
     try:
-        json.dumps(content, ensure_ascii=False).encode()
+        json.dumps([content, names], ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         surrogate = error.object[error.start]
         raise OutputError(

@@ -240,6 +240,9 @@ class Curves(JsonFile):
                 ax.plot(elbow.heads, height, "o", color=color)
         ax.plot(self.removed, mean, style, color=color, label=printable(label))
 
+    def _content(self) -> dict[str, Any]:
+        return dict(vars(self))
+
     @classmethod
     def _built(cls, content: dict[str, Any]) -> "Curves":
         removed = np.array([typed(number, int) for number in content["removed"]])
@@ -250,10 +253,16 @@ class Curves(JsonFile):
         n_heads, score = typed(content["n_heads"], int), typed(content["score"], str)
         if not removed[-1] <= n_heads:
             raise ValueError(f"{removed[-1]} of {n_heads} heads removed")
-        if not losses or any(x.ndim != 3 or not np.isfinite(x).all() for x in losses.values()):
+        wrong = [
+            x for x in losses.values() if x.ndim != 3 or not x.size or not np.isfinite(x).all()
+        ]
+        if wrong or not losses:
             raise ValueError("a curve without losses")
         if set(scores) - set(losses) or (score and set(scores) != set(losses)):
             raise ValueError(f"scores of {sorted(scores)}, losses of {sorted(losses)}")
+        for name, values in scores.items():
+            if values.shape != losses[name].shape[:2]:
+                raise ValueError(f"scores of {values.shape}, losses of {losses[name].shape}")
         loss, compares = typed(content["loss"], str), typed(content["compares"], bool)
         return cls(removed, n_heads, losses, loss, compares, score, scores)
 

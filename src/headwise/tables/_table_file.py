@@ -14,7 +14,7 @@ from jaxtyping import Float64, Int64
 
 from headwise.errors import ArgumentError, InputError, OutputError
 from headwise.files import as_path, build_from, decode, kind_of, parse_json, write_beside
-from headwise.tables._heads import Head
+from headwise.tables._heads import Head, address_columns
 
 Table = TypeVar("Table", bound="TableFile")
 
@@ -256,10 +256,10 @@ def rows_of(frame: pd.DataFrame, numbers: Iterable[str], texts: Iterable[str] = 
     """The rows of a frame whose columns have these kinds, each about a head; others stay."""
     frame.attrs.clear()
     heads = [Head.parse(name) for name in texts_of(frame, "name")]
-    columns: dict[str, Any] = {name: numbers_of(frame, name) for name in numbers}
-    columns |= {name: texts_of(frame, name) for name in ("name", "stack", *texts)}
-    columns |= {"layer": [head.layer for head in heads], "head": [head.head for head in heads]}
-    return pd.DataFrame({name: columns.get(name, frame[name]) for name in map(str, frame)})
+    columns: dict[str, Any] = {name: frame[name] for name in map(str, frame)}
+    columns |= {name: numbers_of(frame, name) for name in numbers}
+    columns |= {name: texts_of(frame, name) for name in texts}
+    return pd.DataFrame(columns | address_columns(heads))
 
 
 def originals_of_rows(frame: pd.DataFrame) -> tuple[Head | None, ...]:

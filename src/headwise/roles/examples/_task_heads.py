@@ -93,7 +93,8 @@ def find_heads(
         A row per head, the set, and its effect on answers.
     Raises:
         ArgumentError: there are fewer than two distinct examples, one is malformed, `most` is
-            below 1 or stands beside `heads`, `heads` names none, or `evidence` has several splits.
+            below 1 or stands beside `heads`, `heads` names none, or `evidence` has several splits
+            or a null of texts.
         HeadError: there is no such head.
         UnsupportedError: the model reads two texts, cannot be observed exactly or gives no logits
             for answers, or the tokenizer reports no character offsets.
@@ -111,6 +112,10 @@ def find_heads(
         raise ArgumentError(
             f"find_heads: Evidence(splits={evidence.splits}), but find_heads makes a single "
             f"split. Leave splits= out."
+        )
+    if evidence.nulls and "shuffled" in evidence.nulls:
+        raise ArgumentError(
+            "find_heads: the null 'shuffled' is of texts. Examples have 'exchanged' in its place."
         )
     limit = context_of(model, tokenizer, max_tokens)
     given = tokenized_examples(examples, tokenizer, limit, model)
