@@ -1,14 +1,17 @@
 """What a table refuses, by name and value."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from headwise.errors import ArgumentError, HeadError, HeadwiseError, InputError, ShapeError
+from headwise.files import read_json, write_json
 from headwise.surgery import Plan
-from headwise.tables import Head, HeadTable, Scores, Totals, random_orders
+from headwise.tables import COLUMNS, Head, HeadTable, Scores, Totals, random_orders
 
 HEADS = (Head("", 0, 0), Head("", 0, 1))
 
@@ -28,6 +31,16 @@ def _damaged(folder: Path) -> Scores:
     return Scores.load(path)
 
 
+def _changed(folder: Path, change: dict[str, Any]) -> HeadTable:
+    path = _table(keep=True).save(folder / "table.json")
+    content = read_json(path, "test", "")
+    [row] = content["heads"]
+    for name, value in change.items():
+        (content if name in content else row)[name] = value
+    write_json(content, path)
+    return HeadTable.load(path)
+
+
 def _without_schema(folder: Path) -> Scores:
     path = folder / "table.json"
     path.write_text('{"heads": []}')
@@ -39,6 +52,15 @@ def _unwritten(folder: Path) -> None:
         _scores().save(folder / "scores.pkl")
     finally:
         assert not any(folder.iterdir())
+
+
+CHANGES: list[tuple[dict[str, Any], str]] = [
+    ({"statistics": [1], **{f"1.{part}": 1.0 for part in COLUMNS}, "per_text": False},
+     "1 is not a text"),
+    ({"covered.queries": 1.0}, "'covered.tokens'"),
+    ({"entropy.per_text.count": [1.0, 2.0]}, r"sums of each text of the shapes \[\(2, 1\), \(3"),
+    ({"entropy.per_text.total": [1.0, [2.0], 3.0]}, "setting an array element"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("call", "kind", "message"), [
@@ -59,6 +81,8 @@ def _unwritten(folder: Path) -> None:
      r"plan\.json is of the format headwise-plan/1, not a table"),
     (_without_schema, InputError, r"table\.json has schema None, not 1"),
     (Scores.load, InputError, r"is a folder\. Give a file"),
+    *((partial(_changed, change=change), InputError, rf"table\.json is incomplete .*\({said}")
+      for change, said in CHANGES),
     (_damaged, InputError, r"scores\.csv is incomplete or damaged \('text\.2'\)"),
     (_unwritten, ArgumentError, r"'\.pkl'"),
 ])  # fmt: skip

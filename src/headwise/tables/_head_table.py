@@ -14,6 +14,7 @@ from jaxtyping import Float64, Int64
 
 from headwise._display import counted
 from headwise.errors import ArgumentError, HeadError
+from headwise.files import typed
 from headwise.tables._bootstrap import ratio_interval, share_interval
 from headwise.tables._figures import at_prompt, notebook_html, plot_heads
 from headwise.tables._heads import Head, HeadLike, address_columns, resolve_heads
@@ -271,12 +272,13 @@ class HeadTable(TableFile):
             cells = {part: frame[f"{name}.{part}"].tolist() for part in TEXT_COLUMNS}
             return Totals(**columns, per_text=TextSums.from_columns(cells))
 
-        covered = [name for name in ("covered.queries", "covered.tokens") if name in frame]
+        parts = ("covered.queries", "covered.tokens")
+        covers = any(name in frame for name in parts)
         return cls(
             heads=heads_of_rows(frame),
             kv_heads=indices_of(frame, "kv_head"),
-            totals={name: totals(name) for name in about["statistics"]},
-            covered=np.stack([numbers_of(frame, part) for part in covered]) if covered else None,
+            totals={typed(name, str): totals(name) for name in about["statistics"]},
+            covered=np.stack([numbers_of(frame, part) for part in parts]) if covers else None,
             queries=str(about["queries"]),
             model=str(about["model"]),
             versions=dict(about["versions"]),

@@ -67,7 +67,10 @@ class TextSums:
     def from_columns(cls, columns: Mapping[str, Sequence[Any]]) -> "TextSums":
         """The sums that `columns` wrote."""
         cells = ([np.asarray(cell, np.float64) for cell in columns[c]] for c in TEXT_COLUMNS)
-        return cls(*(np.stack(column, axis=1) for column in cells))
+        parts = [np.stack(column, axis=1) for column in cells]
+        if len(shapes := {part.shape for part in parts}) > 1:
+            raise ValueError(f"sums of each text of the shapes {sorted(shapes)}")
+        return cls(*parts)
 
 
 TEXT_COLUMNS = tuple(f"per_text.{part}" for part in TextSums.__dataclass_fields__)
