@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -20,6 +21,7 @@ from headwise.caching import CachePlan, load_duo_attention, save_duo_attention
 from headwise.checkpoints import _save, source_files
 from headwise.corpora import Example, Grammar, read_examples
 from headwise.errors import OutputError
+from headwise.head_effects import Removal
 from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer
 from headwise.lab import save as save_lab
 from headwise.lab._train import TrainingRun
@@ -48,11 +50,15 @@ def _tables(folder: Path, ending: str) -> Loaders:
     study = make_study(layers=1, heads=2)
     roles = make_roles(study)
     tables = [make_table(6, 1, 2, seed=seed) for seed in range(2)]
+    examples = pd.DataFrame({"tokens": [[1, 2], [3]], "right": 4, "other": -1, "before": 1.5})
+    examples["after"] = [0.5, 2.0]
+    removal = Removal(("L0.H1",), 1.5, 1.25, -0.25, -1.0, 0.5, 1.0, (-0.5,), examples)
     loaders = {
         "HeadTable": (study.table, HeadTable.load),
         "Scores": (SCORES, Scores.load),
         "Roles": (roles, Roles.load),
         "Comparison": (compare_tables(*tables), Comparison.load),
+        "Removal": (removal, Removal.load),
     }
     used = count()
 
@@ -65,7 +71,7 @@ def _tables(folder: Path, ending: str) -> Loaders:
                 raise
         if next(used) % 16 == 0:
             assert repr(table)
-            assert table._repr_html_()
+            assert isinstance(table, Removal) or table._repr_html_()
 
     return {
         f"{name}{ending}": Loader(thing.save(folder / f"{name}{ending}"), read, use)

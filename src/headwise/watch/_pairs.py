@@ -95,6 +95,8 @@ def _pairs_of(
     """The pairs that a function of the user gives for a text."""
     try:
         return list(relation(tokens))
+    except MemoryError:
+        raise
     except Exception as error:
         raise ArgumentError(
             f"observe: the relation {name!r} fails ({type(error).__name__}: {first_line(error)}) "
