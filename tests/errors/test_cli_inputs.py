@@ -279,7 +279,8 @@ def test_texts_that_cache_makes_up_fit_the_model(place: Path) -> None:
 def test_names_are_printed_in_any_terminal_and_as_they_are(place: Path) -> None:
     done = headwise("report", "./Größe", encoding="ascii")
     assert done.err == "report: ./Gr\\xf6\\xdfe needs texts to read. Add --text FILE.\n"
-    done = headwise("report", "./\x1b[31m[bold]\nred\u202e", "--text", place / "t.txt")
+    done = headwise("report", "./\x1b[31m[bold]\nred\u202e", "--text", place / "t.txt",
+                    "--out", place / "named.html")  # fmt: skip
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "[bold]" in done.err
     assert not {"\x1b", "\u202e"} & {*done.err}

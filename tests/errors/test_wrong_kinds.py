@@ -102,13 +102,6 @@ def _spans_of(model: Any, tokenizer: Any, text: Any) -> None:
         watch.spans([text], tokenizer, a=[(0, 1)])
 
 
-def test_earlier_arguments_of_links_work_with_a_warning(opened: tuple[Any, Any]) -> None:
-    model, tokenizer = opened
-    with pytest.warns(FutureWarning, match="^links: argument 2 is called"):
-        earlier = hw.links(model, tokenizer, "a b c", "a", target="b")
-    assert str(earlier) == str(hw.links(model, "a b c", "a", "b", tokenizer=tokenizer))
-
-
 # The doors of lists of texts have laws of their own.
 TEXT_DOORS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "links": lambda model, tokenizer, text: hw.links(model, text, "a", "b", tokenizer=tokenizer),

@@ -101,7 +101,7 @@ def test_weights_that_wrap_others_are_named_by_them() -> None:
 
 def test_weights_that_cannot_be_read_are_refused_by_name() -> None:
     weight = Opaque(torch.ones(2, 3), torch.ones(2), None)
-    with pytest.raises(UnsupportedError, match="fingerprint: weight is a Opaque, whose values"):
+    with pytest.raises(UnsupportedError, match="fingerprint: weight is an Opaque, whose values"):
         fingerprint(holding(weight))
 
 
