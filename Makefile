@@ -1,7 +1,7 @@
 # The commands for working on headwise; CI runs the same ones (.ci/run).
 #
 #   make report     train the Mini-GPT, study its heads, write report.html
-#   make test       lint, types, tests and the code in the docs: under 10 minutes
+#   make test       lint, types, tests and the code in the docs: under 6 minutes
 #   make test-full  all of that, the long tests, and the native kernel under sanitizers
 #   make docs       the site, in site/, with the gallery if that is made: open site/index.html
 #   make gallery    pages and figures of models that it trains: 6 CPU minutes
