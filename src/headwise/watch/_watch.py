@@ -1,8 +1,6 @@
 """The watch of a model: the statistics of its heads so far."""
 
 from collections.abc import Collection, Sequence
-from functools import cache
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -11,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headwise._display import counted
+from headwise._extras import versions
 from headwise._torch_private import without_function_modes
 from headwise.capture import AttentionCall, Site
 from headwise.checkpoints import originals_of
@@ -31,11 +30,6 @@ from headwise.watch._positions import NONE
 from headwise.watch._recorded import find_head
 from headwise.watch._recorder import Recorder
 from headwise.watch._spans import TextSpans
-
-
-@cache
-def _versions() -> tuple[tuple[str, str], ...]:
-    return tuple((name, version(name)) for name in ("headwise", "torch"))
 
 
 class Watch:
@@ -83,7 +77,7 @@ class Watch:
             covered=np.array(covered, dtype=np.float64).T,
             queries=self._request.queries,
             model=fingerprint(self._model),
-            versions=dict(_versions()) | ({"weights": kind} if kind else {}),
+            versions=versions() | ({"weights": kind} if kind else {}),
             original=originals_of(self._model, heads),
         )
 
