@@ -57,7 +57,7 @@ Q, K = torch.zeros(2, 6, 5, 4), torch.zeros(2, 3, 7, 4)
     ({"mask": torch.ones(5, 7).tril()}, MaskError, r"\(5, 7\).*only 0 and 1.*from_binary"),
     ({"mask": np.ones((5, 7), dtype=bool)}, MaskError,
      r"a mask of ndarray\. Give torch.from_numpy\(array\), a tensor of booleans"),
-    ({"bias": np.ones((5, 7))}, ArgumentError, r"bias is a ndarray\. Give torch.from_numpy"),
+    ({"bias": np.ones((5, 7))}, ArgumentError, r"bias is an ndarray\. Give torch.from_numpy"),
     ({"bias": 2.0}, ArgumentError, r"bias is a float\. Give a tensor of floats"),
     ({"dropout_p": 1.0}, ArgumentError, "dropout_p=1.0"),
     ({"backend": "eager"}, ArgumentError, "'eager' is not known"),

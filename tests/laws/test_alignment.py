@@ -392,7 +392,7 @@ def test_words_that_are_not_in_their_text_are_refused() -> None:
     of_words = AlignedBatch.of_words
     with pytest.raises(ArgumentError, match="1 sounds, 2 texts and 1 lists of words"):
         of_words(processor, sounds, ["a", "b"], [[]])
-    with pytest.raises(ArgumentError, match="a int has no feature extractor"):
+    with pytest.raises(ArgumentError, match="an int has no feature extractor"):
         of_words(7, sounds, ["a"], [[]])
     processor.feature_extractor = transformers.WhisperFeatureExtractor(feature_size=8)
     with pytest.raises(ArgumentError, match="the word 'so' is not in ' a', which is left of"):

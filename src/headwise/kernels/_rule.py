@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from headwise._display import type_of
 from headwise._torch_private import can_read, statically
 from headwise.errors import ArgumentError, MaskError, ShapeError
 from headwise.masks import Mask, Window, as_mask, causal, documents, window
@@ -178,7 +179,7 @@ def make_rule(
         raise ArgumentError(f"attend: scale={scale}. Give a finite number, or None.")
     if bias is not None and not isinstance(bias, Bias | Tensor):
         raise ArgumentError(
-            f"attend: bias is a {type(bias).__name__}. Give {a_tensor(bias)} of floats, which are "
+            f"attend: bias is {type_of(bias)}. Give {a_tensor(bias)} of floats, which are "
             f"added to the logits."
         )
     is_float = isinstance(mask, Tensor) and mask.is_floating_point()

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+from headwise._display import type_of
 from headwise._torch_private import can_read, has_readable_values
 from headwise.errors import ArgumentError, MaskError, ShapeError
 from headwise.masks._mask import Mask, a_tensor
@@ -119,9 +120,7 @@ def from_flex(block_mask: Any) -> Mask:
     from torch.nn.attention.flex_attention import BlockMask  # slow to import
 
     if not isinstance(block_mask, BlockMask):
-        raise MaskError(
-            f"from_flex: a {type(block_mask).__name__}. Give what create_block_mask returns."
-        )
+        raise MaskError(f"from_flex: {type_of(block_mask)}. Give what create_block_mask returns.")
     texts, heads, *_ = block_mask.shape
     return _Flex(block_mask.mask_mod, (texts, heads))
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from headwise._display import type_of
 from headwise._extras import require
 from headwise.errors import ArgumentError, ShapeError
 from headwise.lab import MiniGPT
@@ -70,7 +71,7 @@ class Loss:
         losses = self.of(output, batch)
         if not isinstance(losses, Tensor):
             raise ShapeError(
-                f"loss {self.name}: it returns a {type(losses).__name__}. Return a tensor of one "
+                f"loss {self.name}: it returns {type_of(losses)}. Return a tensor of one "
                 f"number for each text."
             )
         if full is not None:

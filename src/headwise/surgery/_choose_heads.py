@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from headwise._display import counted
+from headwise._display import counted, type_of
 from headwise._progress import Progress, shows_progress
 from headwise.errors import ArgumentError
 from headwise.scoring import BatchesLike, Inputs, Loss, in_fifths, prune_curves
@@ -79,8 +79,7 @@ def plan(
         )
     if not isinstance(scores, Scores):
         raise ArgumentError(
-            f"plan: the scores are a {type(scores).__name__}. Give the result of "
-            f"headwise.importance."
+            f"plan: the scores are {type_of(scores)}. Give the result of headwise.importance."
         )
     if costs is not None and (costs.heads != scores.heads or costs.model != scores.model):
         raise ArgumentError(

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from headwise._display import type_of
 from headwise._native_library import DONE, NO_MEMORY, NOT_FINITE, Problem, library
 from headwise._torch_private import is_plain
 from headwise.errors import ArgumentError, ShapeError
@@ -187,7 +188,7 @@ def check_tensor(
         )
     if not is_plain(x):
         raise ArgumentError(
-            f"native: {name} is a {type(x).__name__}, whose numbers may not be in memory. "
+            f"native: {name} is {type_of(x)}, whose numbers may not be in memory. "
             f"Give a plain tensor."
         )
     start, length = x.data_ptr(), reach(shape, x.stride())

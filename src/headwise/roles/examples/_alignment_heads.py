@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from headwise._display import type_of
 from headwise._progress import Progress, shows_progress
 from headwise.corpora import Several, Span, list_items, one_text
 from headwise.errors import ArgumentError
@@ -82,7 +83,7 @@ class AlignedBatch:
         )
         if extractor is None or tokenizer is None:
             raise ArgumentError(
-                f"AlignedBatch.of_words: a {type(processor).__name__} has no feature extractor or "
+                f"AlignedBatch.of_words: {type_of(processor)} has no feature extractor or "
                 f"no tokenizer. Give the WhisperProcessor of the model."
             )
         if not len(sounds) == len(texts) == len(words):
