@@ -211,11 +211,11 @@ def _count_heads(model: nn.Module, batch: Inputs) -> tuple[int, int]:
     """How many query and kv heads a model computes in one pass."""
 
     def record(call: AttentionCall) -> None:
-        active.site_of(call)
+        active.sites.of(call)
 
     with in_evaluation(model), capture_calls(model, record) as active:
         model(**batch)
-    counts = [(site.n_heads, site.n_kv_heads) for site in active.sites]
+    counts = [(site.n_heads, site.n_kv_heads) for site in active.sites.all]
     return sum(heads for heads, _ in counts), sum(kv_heads for _, kv_heads in counts)
 
 

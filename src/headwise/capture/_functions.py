@@ -18,6 +18,8 @@ from headwise._torch_private import (
     FUSED_FUNCTION,
     can_observe_operators,
     has_function_modes,
+    in_backward,
+    in_func_transform,
     observe_operators,
     operator_observers,
     pop_function_mode,
@@ -44,27 +46,35 @@ class FunctionCapture(TorchFunctionMode):
     def __init__(self, capture: Capture) -> None:
         super().__init__()
         self._capture, self._softmaxes = capture, SoftmaxTracker(capture)
-        self._thread = threading.get_ident()
+        self._thread, self._is_on = threading.get_ident(), False
+
+    @property
+    def _is_needed(self) -> bool:
+        """Whether a pass is to be followed from function to function, or else by operators."""
+        # A replacement of torch's function, as by `fast_attention`, may call other kernels.
+        return self._capture.by_hand is not False or not can_observe_operators()
 
     def open(self) -> None:
         if can_observe_operators():
             observe_operators(self.observe)
-        if self._capture.needs_functions:
-            self.follow()
+        self.begin_pass()
 
-    def follow(self) -> None:
-        """Put the function mode on."""
-        if not self._capture.is_following and threading.get_ident() == self._thread:
-            self._capture.is_following = True
+    def begin_pass(self) -> None:
+        """Put the function mode on, if it is needed."""
+        if self._is_needed and not self._is_on and threading.get_ident() == self._thread:
+            self._is_on = True
             push_function_mode(self)
 
     def end_pass(self, is_finished: bool) -> None:
-        """A forward pass that was followed has ended."""
-        if threading.get_ident() != self._thread:
+        """A forward pass has ended."""
+        # In a backward pass or a transform, modes would not outlive what runs.
+        is_passing = in_backward() or in_func_transform()
+        if is_passing or not self._is_on or threading.get_ident() != self._thread:
             return
         self._softmaxes.clear()
-        self._capture.is_followed |= is_finished and self._capture.is_active
-        if not self._capture.needs_functions:
+        if self._capture.by_hand is None and is_finished and self._capture.is_active:
+            self._capture.by_hand = False
+        if not self._is_needed:
             self._remove_mode()
 
     @property
@@ -77,7 +87,7 @@ class FunctionCapture(TorchFunctionMode):
 
     def _remove_mode(self) -> None:
         """Captures may end in any order, but a mode's own exit would remove the latest mode."""
-        self._capture.is_following = False
+        self._is_on = False
         later: list[Any] = []
         # An interrupt inside torch may have lost modes that torch removes for a moment.
         while has_function_modes() and (top := pop_function_mode()) is not self:
@@ -89,7 +99,7 @@ class FunctionCapture(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs, capture = kwargs or {}, self._capture
-        if not capture.is_following or not capture.is_active or capture.captured_elsewhere:
+        if not self._is_on or not capture.is_active or capture.captured_elsewhere:
             return func(*args, **kwargs)
         if func in (F.scaled_dot_product_attention, FUSED_FUNCTION):
             if can_observe_operators():  # so that it is captured as an operator
@@ -114,7 +124,7 @@ class FunctionCapture(TorchFunctionMode):
         if name == FUSED_ATTENTION:
             return self._attend(operator, args, kwargs)
         output = operator(*args, **kwargs)
-        if not capture.is_following:
+        if not self._is_on:
             self._softmaxes.refuse_unfollowed(output, *args, **kwargs)
         return output
 
@@ -133,7 +143,7 @@ class FunctionCapture(TorchFunctionMode):
         if not _have_heads(query, module):
             shape = tuple(query.shape)
             why = f"which axes of its queries {shape} are heads is unknown"
-            capture.unsupported[id(module)] = Unsupported(why)
+            capture.uncaptured.unsupported[id(module)] = Unsupported(why)
             return output
         with torch.no_grad():
             capture.on_call(_call(capture.detach, module, output, *args, **kwargs))

@@ -48,8 +48,8 @@ def open_capture(
         with Hooks(compiled=compiled) as hooks:
             capture.open(receiver)
             for module in capture.model.modules():
-                if is_attention(module) and id(module) not in capture.called:
-                    hooks.once(module, capture.note_called)
+                if is_attention(module) and id(module) not in capture.uncaptured.called:
+                    hooks.once(module, capture.uncaptured.note_called)
                 if isinstance(module, HOOKED):
                     is_ours = isinstance(module, HeadAttention)
                     receive = _capture_layer if is_ours else capture_torch_layer
@@ -57,7 +57,7 @@ def open_capture(
             hooks.enter_context(_interface_of(capture))
             hooks.enter_context(ordinary_path(capture.model))
             functions = hooks.enter_context(capture_functions(capture))
-            begin = partial(capture.begin, functions.follow)
+            begin = partial(capture.begin, functions.begin_pass)
             hooks.before(capture.model, begin, with_kwargs=True)
             end = partial(capture.end, functions.end_pass)
             hooks.after(capture.model, end, always_call=True)

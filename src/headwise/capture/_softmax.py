@@ -126,7 +126,11 @@ class SoftmaxTracker:
         attend by its name is taken for a gate or a router.
         """
         capture, module = self._capture, self._capture.innermost(nn.Softmax)
-        if module is None or isinstance(module, HOOKED) or id(module) in capture.other_softmax:
+        if (
+            module is None
+            or isinstance(module, HOOKED)
+            or id(module) in capture.uncaptured.other_softmax
+        ):
             return
         is_attending = logits.ndim > 3 or (logits.ndim == 3 and is_attention(module))
         if not is_attending or dim not in (-1, logits.ndim - 1):
@@ -174,13 +178,15 @@ class SoftmaxTracker:
         """Note a softmax that is not attention, or is attention that cannot be captured."""
         if pending.are_scores or is_attention(pending.module):
             self._capture.by_hand = True
-            self._capture.unsupported.setdefault(id(pending.module), Unsupported(_NO_PRODUCT))
+            self._capture.uncaptured.unsupported.setdefault(
+                id(pending.module), Unsupported(_NO_PRODUCT)
+            )
         else:
             self._note_other(pending.module)
 
     def _note_other(self, module: nn.Module) -> None:
         """Note a softmax that is not attention."""
-        self._capture.other_softmax.add(id(module))
+        self._capture.uncaptured.other_softmax.add(id(module))
 
     def _pending_of(self, args: Any) -> _PendingSoftmax | None:
         tensors = _flat(args)

@@ -92,7 +92,7 @@ def find_attentions(
     calls = list[HeadsOfCall]()
 
     def record(call: AttentionCall) -> None:
-        site = active.site_of(call)
+        site = active.sites.of(call)
         if any(known.site == site for known in calls):
             raise UnsupportedError(
                 f"heads: {site} attends several times in one pass, so edits of its heads "

@@ -201,7 +201,7 @@ def _trace(
 
     @torch.enable_grad()  # callbacks run without gradients
     def record(call: AttentionCall) -> None:
-        site = active.site_of(call)
+        site = active.sites.of(call)
         if (layers is None or site.layer in layers) and site.name not in calls:
             calls[site.name] = call, _logits_of(site.name, call)
 

@@ -124,7 +124,9 @@ def _entering(model: nn.Module, inputs: Callable[[], Inputs]) -> tuple[Tensor, s
         )
     module, argument, _ = found[0]
     inner = {id(part) for part in module.modules()}
-    before = [m for m, _ in attending] + [capture.modules[key] for key in capture.unsupported]
+    before = [m for m, _ in attending] + [
+        capture.modules[key] for key in capture.uncaptured.unsupported
+    ]
     hidden: list[Tensor] = []
 
     def receive(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -144,7 +144,7 @@ def _refuse_uncaptured(watch: Watch) -> None:
     Raises:
         UnsupportedError: a layer has attention that cannot be captured.
     """
-    for name, why in watch._recorder.capture.unsupported_by_name().items():
+    for name, why in watch._recorder.capture.uncaptured.by_name().items():
         if why.is_layer:
             raise UnsupportedError(
                 f"attentions: {name} has attention that cannot be followed ({why.reason}). Name "

@@ -174,11 +174,12 @@ class Recorder:
                 self._graphs.are_open = False
 
     def _watched_sites(self) -> list[Site]:
-        return [site for site in self.capture.sites if self._is_watched(site)]
+        return [site for site in self.capture.sites.all if self._is_watched(site)]
 
     def sites(self) -> list[Site]:
         """The sites of all calls so far; then modules that were not captured, and why."""
-        return [*map(self._describe, self.capture.sites), *self.capture.uncaptured()]
+        captured = self.capture.sites.all
+        return [*map(self._describe, captured), *self.capture.uncaptured.sites(captured)]
 
     def totals(self) -> tuple[list[Site], dict[str, Totals]]:
         """The sites that attended, and the totals of each statistic, all heads side by side."""
@@ -214,7 +215,7 @@ class Recorder:
         # Gradient checkpointing runs layers again in the backward pass: they were counted already.
         if in_backward() and not self._inputs.inside:
             return
-        site = self.capture.site_of(call)
+        site = self.capture.sites.of(call)
         if self._is_watched(site):
             self._add(site, call, verify=call.exact and site not in self._verified)
             self._pass.calls[site] += 1
@@ -259,7 +260,7 @@ class Recorder:
 
     def _answer(self, call: AttentionCall) -> Float[Tensor, "B H T Dv"] | None:
         """Record a call and return its heads; None leaves both to the model's own kernel."""
-        site = self.capture.known_site(call)
+        site = self.capture.sites.known(call.module, call.q, call.module_call)
         if site is None or site not in self._verified or not self._is_watched(site):
             return None
         # A single token is cheaper in the queue than as a call of its own. Packed queries would

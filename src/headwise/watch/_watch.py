@@ -40,7 +40,7 @@ class Watch:
         self._model, self._request = recorder.model, recorder.request
 
     def __repr__(self) -> str:
-        captured = len(self._recorder.capture.sites)
+        captured = len(self._recorder.capture.sites.all)
         return f"Watch of {type(self._model).__name__}: {counted(captured, 'layer')} captured"
 
     def sites(self) -> list[Site]:
@@ -301,7 +301,7 @@ class Watch:
             ArgumentError: `layers` names a layer that the model does not have.
             UnsupportedError: no attention call was captured.
         """
-        sites = self._recorder.capture.sites
+        sites = self._recorder.capture.sites.all
         missing = set(self._recorder.layers or ()) - {site.layer for site in sites}
         if missing and sites:
             raise ArgumentError(

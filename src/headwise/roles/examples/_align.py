@@ -137,7 +137,7 @@ def cross_attention(
     calls = list[tuple[Site, AttentionCall]]()
 
     def record(call: AttentionCall) -> None:
-        site = active.site_of(call)
+        site = active.sites.of(call)
         if site.cross:
             calls.append((site, call))
 
