@@ -63,9 +63,9 @@ def encoder(width: int = WIDTH) -> nn.Module:
     return transformers.BertModel(config).eval()
 
 
-def decoder() -> Any:
+def decoder(width: int = 256) -> Any:
     config = transformers.LlamaConfig(
-        hidden_size=256, num_hidden_layers=LAYERS, num_attention_heads=4, intermediate_size=1024,
+        hidden_size=width, num_hidden_layers=LAYERS, num_attention_heads=4, intermediate_size=1024,
         vocab_size=1000, attn_implementation="sdpa", bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     return transformers.LlamaForCausalLM(config).eval()
@@ -93,13 +93,18 @@ def encoders(options: argparse.Namespace) -> Iterator[Row]:
 @torch.no_grad()
 def compiled(options: argparse.Namespace) -> Iterator[Row]:
     """Passes of compiled encoders, which stay compiled while they are watched."""
-    for name, (B, T), width in (
-        ("8 x 128", (8, 128), WIDTH),
-        ("1 x 2048", (1, 2048), WIDTH),
-        ("1 x 8, narrow", (1, 8), NARROW),
+    for name, make, (B, T), width, exact in (
+        ("encoder, 8 x 128", encoder, (8, 128), WIDTH, True),
+        ("encoder, 1 x 2048", encoder, (1, 2048), WIDTH, True),
+        ("encoder, 1 x 8, narrow", encoder, (1, 8), NARROW, True),
+        ("encoder, 8 x 128, exact=False", encoder, (8, 128), WIDTH, False),
+        ("encoder, 1 x 2048, exact=False", encoder, (1, 2048), WIDTH, False),
+        ("decoder, 8 x 128, exact=False", decoder, (8, 128), 256, False),
+        ("decoder, 1 x 2048, exact=False", decoder, (1, 2048), 256, False),
     ):
-        model, batch = encoder(width), torch.randint(0, 1000, (B, T))
+        model, batch = make(width), torch.randint(0, 1000, (B, T))
         run, passes = torch.compile(model, fullgraph=True), max(1, 320 // (B * T))
+        watching = partial(observe, model, exact=exact)
 
         def work(
             watch: Watch | None, run: Any = run, batch: Tensor = batch, passes: int = passes
@@ -110,11 +115,11 @@ def compiled(options: argparse.Namespace) -> Iterator[Row]:
                 watch.table()
 
         work(None)
-        with observe(model):
+        with watching():
             run(batch), run(batch)
-        times = alternating(work, partial(observe, model), options)
-        kernel = kernel_time(B, T, passes, options.clock, width)
-        yield row_of(f"compiled encoder, {name}", times, passes, kernel)
+        times = alternating(work, watching, options)
+        kernel = kernel_time(B, T, passes, options.clock, width) if make is encoder else None
+        yield row_of(f"compiled {name}", times, passes, kernel)
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ def test_the_laws_of_graphs_hold() -> None:
     run_laws(Path(__file__).with_name("graphs_followed.py"))
 
 
-@pytest.mark.parametrize("name", ["begin_pass", "observe"])
+@pytest.mark.parametrize("name", ["begin_pass", "observe", "answer"])
 def test_graphs_of_cuda_leave_the_operators_out(name: str) -> None:
     assert torch.Tag.cudagraph_unsafe in getattr(torch.ops.headwise, name).default.tags
 

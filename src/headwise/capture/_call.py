@@ -86,12 +86,17 @@ Answer = Callable[[AttentionCall], Float[Tensor, "B H T Dv"] | None]
 
 
 class GraphCall(NamedTuple):
-    """What an operator in a compiled graph is given of an attention call."""
+    """What an operator in a compiled graph is given of an attention call.
+
+    Attributes:
+        v: Has width 0 where the graph computes the heads: then the operator is given no values.
+    """
 
     module: nn.Module
     implementation: str
     q: Float[Tensor, "..."]
     k: Float[Tensor, "..."]
+    v: Float[Tensor, "..."]
     mask: Tensor | None
     bias: Tensor | None
     sinks: Tensor | None
@@ -100,18 +105,19 @@ class GraphCall(NamedTuple):
     is_causal: bool | None
 
     @property
-    def v(self) -> Float[Tensor, "... 0"]:
-        """Values are not given: they have width 0, as the heads."""
-        return self.k[..., :0]
+    def heads(self) -> Float[Tensor, "... 0"]:
+        """Heads are not given: they have width 0."""
+        return self.q[..., :0]
 
     @property
-    def heads(self) -> Float[Tensor, "... 0"]:
-        return self.q[..., :0]
+    def needs_heads(self) -> bool:
+        """Whether the graph leaves the heads to the operator."""
+        return self.v.shape[-1] > 0
 
     @property
     def rule_key(self) -> tuple[Any, ...] | None:
         """What the rule follows from besides the mask; None if that is not numbers alone."""
-        module, name, q, k, _, bias, sinks, *numbers = self
+        module, name, q, k, _, _, bias, sinks, *numbers = self
         if bias is not None or sinks is not None or q.ndim != 4:
             return None
         of_module: Hashable = None  # torch's function asks no module

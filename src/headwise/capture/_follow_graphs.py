@@ -2,12 +2,18 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from operator import is_
 from types import MethodType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from headwise._torch_private import can_observe_operators, side_effects_under_checkpoint
+from headwise._torch_private import (
+    can_observe_operators,
+    remove_hooks,
+    side_effects_under_checkpoint,
+)
 from headwise.capture._call import AttentionCall, GraphCall, OfGraph
 from headwise.capture._functions import call_of_function
 from headwise.capture._graph import (
@@ -22,7 +28,8 @@ from headwise.capture._graph import (
 from headwise.capture._inputs import Text
 
 OnPass = Callable[[Text, bool], None]
-OnGraphCall = Callable[[GraphCall], None]
+# Returns the heads, where the graph leaves them to the operator and the pass counts.
+OnGraphCall = Callable[[GraphCall], Tensor | None]
 
 
 def call_of_layer(call: GraphCall) -> AttentionCall:
@@ -57,16 +64,19 @@ def follow_graphs(
     model: nn.Module,
     on_pass: OnPass,
     calls: Iterable[tuple[nn.Module, OfGraph, OnGraphCall]],
+    *,
+    answers: bool = False,
 ) -> Iterator[None]:
     """Hand over the passes and attention calls of a model that is compiled, while a block runs.
 
     Args:
         calls: Each module that attends, its `AttentionCall.in_graph`, and what receives what the
             operator of a call is given.
+        answers: Whether operators compute the heads, too, where they can.
     """
     with ExitStack() as stack:
         for module, describe, receive in calls:
-            stack.enter_context(_handled(module, CALL, receive, describe))
+            stack.enter_context(_handled(module, CALL, receive, describe, answers))
             if describe is call_of_function:
                 stack.enter_context(attention_function.changed())
                 stack.enter_context(side_effects_under_checkpoint())
@@ -75,8 +85,6 @@ def follow_graphs(
 
                 stack.enter_context(followed_interface())
         stack.enter_context(_handled(model, PASS, on_pass))
-        hook = model.register_forward_pre_hook(follow_pass, with_kwargs=True)
-        stack.callback(hook.remove)
         yield
 
 
@@ -84,13 +92,17 @@ def follow_graphs(
 def _handled(
     module: nn.Module,
     name: str,
-    receive: Callable[..., None],
+    receive: Callable[..., Tensor | None],
     describe: OfGraph | None = None,
+    answers: bool = False,
 ) -> Iterator[None]:
-    """A handle that stands at a module while a block runs."""
+    """A handle that stands at a module while a block runs.
+
+    Whether its operators compute heads is decided by the first of several watches.
+    """
     attributes = vars(module)
     is_new = attributes.get(name) is None
-    handle: Handle = Handle(module) if is_new else attributes[name]
+    handle: Handle = Handle(module, answers, describe) if is_new else attributes[name]
     try:
         if is_new:
             attributes[name] = handle
@@ -98,6 +110,8 @@ def _handled(
                 forward = type(module).forward
                 followed = _FORWARDS[describe](forward) if describe in _FORWARDS else forward
                 attributes["forward"] = MethodType(followed, module)
+            else:  # one for all watches: a graph with two would begin each pass twice
+                module.register_forward_pre_hook(follow_pass, with_kwargs=True)
         handle.receivers.append(receive)
         yield
     finally:
@@ -105,5 +119,12 @@ def _handled(
             handle.receivers.remove(receive)
         if not handle.receivers:
             attributes.pop(name, None)
-            if name == CALL:
-                attributes.pop("forward", None)
+            _take_down(module, name)
+
+
+def _take_down(module: nn.Module, name: str) -> None:
+    """Remove what stands at a module beside its handle."""
+    if name == CALL:
+        vars(module).pop("forward", None)
+    else:
+        remove_hooks(module, partial(is_, follow_pass))

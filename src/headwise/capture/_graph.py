@@ -10,7 +10,7 @@ the compiler look again is `forward` of a module in its own `__dict__`, which ev
 from collections.abc import Callable
 from functools import cache, wraps
 from itertools import count
-from typing import Any, no_type_check
+from typing import Any, cast, no_type_check
 from weakref import WeakValueDictionary
 
 import torch
@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise._torch_private import FUSED_ATTENTION, FUSED_FUNCTION, is_traced_by_compiler
-from headwise.capture._call import GraphCall
+from headwise.capture._call import GraphCall, OfGraph
 from headwise.capture._inputs import Text, has_no_tokens, positional_parameters
 from headwise.errors import UnsupportedError
+from headwise.kernels import AttentionProblem, attend_by_rule
 from headwise.models import SharedSetting, cache_in
 
 # The attributes of a module that hold its handles: of its passes, and of its attention calls.
@@ -40,12 +41,17 @@ class Handle:
             believes, and so are not left out.
         order: See `_ORDER`.
         receivers: What the watches of the module do with a call or with a pass.
+        answers: Whether the operators of its calls compute the heads, too, where they can.
+        describe: Makes an attention call of what such an operator is given.
         names: The positional parameters of the module.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(
+        self, module: nn.Module, answers: bool = False, describe: OfGraph | None = None
+    ) -> None:
         self.module, self.order = module, _ORDER
-        self.receivers: list[Callable[..., None]] = []
+        self.answers, self.describe = answers, describe
+        self.receivers: list[Callable[..., Tensor | None]] = []
         self.names = tuple(positional_parameters(module.forward))
         self.state = torch.tensor(next(_numbers))
         _handles[int(self.state)] = self
@@ -72,17 +78,33 @@ _running = _Running()
 
 
 @no_type_check
-def follow_call(module, implementation, query, key, mask, arguments):
-    """Put the operator of an attention call through the interface of transformers into a graph."""
+def follow_call(module, implementation, query, key, value, mask, arguments):
+    """Put the operator of an attention call through the interface of transformers into a graph.
+
+    Returns:
+        The heads, if the operator computes them.
+    """
     handle = getattr(module, CALL, None)
-    if handle is not None:
-        bias, sinks = arguments.get("position_bias"), arguments.get("s_aux")
-        torch.ops.headwise.observe(
-            query.detach(), key.detach(), None if mask is None else mask.detach(),
-            None if bias is None else bias.detach(), None if sinks is None else sinks.detach(),
-            arguments.get("scaling"), arguments.get("softcap"), arguments.get("is_causal"),
-            implementation, handle.order, handle.state,
-        )  # fmt: skip
+    if handle is None:
+        return None
+    bias, sinks = arguments.get("position_bias"), arguments.get("s_aux")
+    may_answer = implementation == "sdpa" and not arguments.get("dropout")
+    return _operator_of(
+        handle, may_answer, query, key, value, mask, bias, sinks, arguments.get("scaling"),
+        arguments.get("softcap"), arguments.get("is_causal"), implementation,
+    )  # fmt: skip
+
+
+@no_type_check
+def _operator_of(handle, may_answer, query, key, value, mask, bias, sinks, *numbers):
+    """Put the operator of an attention call into a graph; the heads, if it computes them."""
+    learns = query.requires_grad or key.requires_grad or value.requires_grad
+    rule = [None if x is None else x.detach() for x in (mask, bias, sinks)]
+    q, k, state = query.detach(), key.detach(), (handle.order, handle.state)
+    if handle.answers and may_answer and not (torch.is_grad_enabled() and learns):
+        return torch.ops.headwise.answer(q, k, value.detach(), *rule, *numbers, *state)
+    torch.ops.headwise.observe(q, k, *rule, *numbers, *state)
+    return None
 
 
 @no_type_check
@@ -100,11 +122,12 @@ def followed_attention(
     if is_traced_by_compiler():
         handle = _running.handle
         if handle is not None:
-            mask = None if attn_mask is None else attn_mask.detach()
-            torch.ops.headwise.observe(
-                query.detach(), key.detach(), mask, None, None, scale, None, is_causal,
-                FUSED_ATTENTION, handle.order, handle.state,
+            heads = _operator_of(
+                handle, query.ndim == 4 and not dropout_p, query, key, value, attn_mask, None, None,
+                scale, None, is_causal, FUSED_ATTENTION,
             )  # fmt: skip
+            if heads is not None:
+                return heads
     return FUSED_FUNCTION(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
@@ -145,10 +168,8 @@ def following_layer(forward: Callable[..., Any]) -> Callable[..., Any]:
         if is_traced_by_compiler():
             handle = getattr(module, CALL, None)
             if handle is not None and bias is None and (mask is None or isinstance(mask, Tensor)):
-                torch.ops.headwise.observe(
-                    q.detach(), k.detach(), None if mask is None else mask.detach(), None, None,
-                    None, None, causal, "headwise", handle.order, handle.state,
-                )  # fmt: skip
+                rule = mask, None, None, None, None, causal
+                _operator_of(handle, False, q, k, v, *rule, "headwise")
         return forward(module, q, k, v, mask=mask, causal=causal, bias=bias, **options)
 
     return follow
@@ -227,9 +248,41 @@ def _observe(
     handle = _handles.get(int(state))
     if handle is not None:
         rule = mask, bias, sinks, scale, softcap, is_causal
-        call = GraphCall(handle.module, implementation, q, k, *rule)
+        call = GraphCall(handle.module, implementation, q, k, k[..., :0], *rule)
         for receive in tuple(handle.receivers):
             receive(call)
+
+
+def _answer(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    scale: float | None,
+    softcap: float | None,
+    is_causal: bool | None,
+    implementation: str,
+    order: Tensor,
+    state: Tensor,
+) -> Tensor:
+    """A graph that runs has an attention call for which a watch may compute the heads."""
+    handle = _handles.get(int(state))
+    if handle is None or handle.describe is None:
+        raise UnsupportedError(
+            "observe: a watch with exact=False has ended in another thread, while its model ran "
+            "compiled. End it after the pass."
+        )
+    rule = mask, bias, sinks, scale, softcap, is_causal
+    call = GraphCall(handle.module, implementation, q, k, v, *rule)
+    given = [receive(call) for receive in tuple(handle.receivers)]
+    answers = [heads for heads in given if heads is not None]
+    if answers:
+        return answers[0].contiguous()
+    own = handle.describe(call)  # in a pass that no watch counts
+    heads: Any = attend_by_rule(AttentionProblem(own.q, own.k, own.v, own.rule))
+    return cast(Tensor, heads.contiguous())
 
 
 def _two_axes(x: Tensor | None) -> Tensor | None:
@@ -240,26 +293,31 @@ def _traced(*_: Any) -> None:
     """What an operator computes of tensors without values."""
 
 
+def _traced_heads(q: Tensor, _: Tensor, v: Tensor, *__: Any) -> Tensor:
+    return q.new_empty(*q.shape[:-1], v.shape[-1])
+
+
 # Not `custom_op`, whose calls take 20 µs more.
 _library: Any = torch.library  # its functions bear no types
 _operators = _library.Library("headwise", "FRAGMENT")
-for _name, _arguments, _function in (
+_CALL = (
+    "Tensor? mask, Tensor? bias, Tensor? sinks, float? scale, float? softcap, bool? is_causal, "
+    "str implementation, Tensor order, Tensor(a!) state"
+)
+for _schema, _function, _of_outlines in (
     (
-        "begin_pass",
-        "Tensor? ids, Tensor? mask, Tensor? positions, Tensor? cached_tensor, SymInt? cached, "
-        "SymInt? tokens, bool is_training, Tensor(a!) state, Tensor(b!) order",
+        "begin_pass(Tensor? ids, Tensor? mask, Tensor? positions, Tensor? cached_tensor, "
+        "SymInt? cached, SymInt? tokens, bool is_training, Tensor(a!) state, Tensor(b!) order) "
+        "-> ()",
         _begin_pass,
+        _traced,
     ),
-    (
-        "observe",
-        "Tensor q, Tensor k, Tensor? mask, Tensor? bias, Tensor? sinks, float? scale, "
-        "float? softcap, bool? is_causal, str implementation, Tensor order, Tensor(a!) state",
-        _observe,
-    ),
+    (f"observe(Tensor q, Tensor k, {_CALL}) -> ()", _observe, _traced),
+    (f"answer(Tensor q, Tensor k, Tensor v, {_CALL}) -> Tensor", _answer, _traced_heads),
 ):
     # Graphs of CUDA would replay what they have recorded, and call nothing.
-    _tags = (torch.Tag.cudagraph_unsafe,)
-    _operators.define(f"{_name}({_arguments}) -> ()", tags=_tags)
+    _operators.define(_schema, tags=(torch.Tag.cudagraph_unsafe,))
+    _name = _schema.partition("(")[0]
     _operators.impl(_name, _function, "CPU")
     _operators.impl(_name, _function, "CUDA")
-    _operators.impl(_name, _traced, "Meta")
+    _operators.impl(_name, _of_outlines, "Meta")

@@ -61,7 +61,9 @@ def _attend_or_follow(
 ):
     """Call an implementation; a compiler that traces this puts an operator into its graph."""
     if is_traced_by_compiler():
-        follow_call(module, implementation, query, key, attention_mask, kwargs)
+        heads = follow_call(module, implementation, query, key, value, attention_mask, kwargs)
+        if heads is not None:
+            return heads.transpose(1, 2), None
         return inner(module, query, key, value, attention_mask, *args, **kwargs)
     return _attend(
         inner, implementation, module, query, key, value, attention_mask, *args, **kwargs

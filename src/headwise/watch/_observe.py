@@ -60,9 +60,10 @@ def observe(
         exact: False lets the pass that computes the statistics also compute the heads, equal up
             to rounding, which saves the model's own kernel. This applies once the first call of
             a site was verified, in place of a fused kernel called through Hugging Face's
-            interface or as `scaled_dot_product_attention`, without gradients, dropout or a
-            compiler. Everywhere else the model's own kernel runs. `sites()` names the kernel that
-            ran, under `kernel`.
+            interface or as `scaled_dot_product_attention`, without gradients or dropout.
+            Everywhere else the model's own kernel runs. A compiled graph whose calls are handed
+            over has this library's kernel in the passes that `every` leaves out, too. `sites()`
+            names the kernel that ran, under `kernel`.
     Yields:
         The watch; its table can be read during the block and after it.
     Raises:

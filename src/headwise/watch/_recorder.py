@@ -131,7 +131,7 @@ class Recorder:
                 if self._needs_projections:  # whose inputs are in no graph
                     on_success = self.projections.flush
                 elif not self._is_of_training:  # else graphs are followed from the next step on
-                    on_success = partial(self._follow_graphs, graphs)
+                    on_success = partial(self._follow_graphs, graphs, exact)
                 with self._inputs.follow(compiled=True, on_success=on_success), capturing:
                     if self._needs_projections:
                         graphs.enter_context(self.projections.following())
@@ -142,12 +142,12 @@ class Recorder:
             # A pass that this did not see begin counts nowhere.
             self.capture.is_paused = self._is_of_training
 
-    def _follow_graphs(self, uncompiled: ExitStack) -> None:
+    def _follow_graphs(self, uncompiled: ExitStack, exact: bool) -> None:
         """Let compiled code run compiled from now on, if its graphs can be followed."""
         if not self._graphs.are_open and self.can_follow_graphs():
             uncompiled.close()
             excuse_uncompiled_call()
-            uncompiled.enter_context(self.following_graphs())
+            uncompiled.enter_context(self.following_graphs(exact))
 
     @property
     def follows_graphs(self) -> bool:
@@ -159,14 +159,18 @@ class Recorder:
         return is_compiler_loaded() and self._graphs.can_follow(self._watched_sites())
 
     @contextmanager
-    def following_graphs(self) -> Iterator[None]:
-        """Record what compiled graphs hand over while the block runs."""
+    def following_graphs(self, exact: bool = True) -> Iterator[None]:
+        """Record what compiled graphs hand over while the block runs.
+
+        Args:
+            exact: False lets their operators compute heads, as in `recording`.
+        """
         calls = [
             (*known, partial(self._record_in_graph, site, known[1]))
             for site, known in self._graphs.sites.items()
             if known is not None
         ]
-        with follow_graphs(self.model, self._begin_in_graph, calls):
+        with follow_graphs(self.model, self._begin_in_graph, calls, answers=not exact):
             self._graphs.are_open = True
             try:
                 yield
@@ -245,18 +249,24 @@ class Recorder:
         pass_.calls[site] += 1
         return True
 
-    def _record_in_graph(self, site: Site, describe: OfGraph, of: GraphCall) -> None:
-        """Record a call that a compiled graph hands over."""
+    def _record_in_graph(
+        self, site: Site, describe: OfGraph, of: GraphCall
+    ) -> Float[Tensor, "B H T Dv"] | None:
+        """Record a call that a compiled graph hands over; its heads, if the graph needs them."""
         if in_backward() or self.capture.is_paused:
-            return
+            return None
         pass_ = self._pass
         pass_.is_in_graph = True
-        alike = self._layouts.alike(of, pass_)
-        if not self._repeat(site, alike, None, of.q, of.k):
+        alike, rows = self._layouts.alike(of, pass_), None
+        if of.needs_heads or not self._repeat(site, alike, None, of.q, of.k):
             call = describe(of)
             call.alike = alike
-            self._add(site, call)
+            rows = self._add(site, call, is_answer=of.needs_heads)
             pass_.calls[site] += 1
+        if rows is None or rows.heads is None:
+            return None
+        self._answered.add(site)
+        return rows.heads.to(of.q.dtype)
 
     def _answer(self, call: AttentionCall) -> Float[Tensor, "B H T Dv"] | None:
         """Record a call and return its heads; None leaves both to the model's own kernel."""
