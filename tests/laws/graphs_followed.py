@@ -214,6 +214,17 @@ def test_a_compiled_training_step_is_watched_and_stays_compiled(kind: str) -> No
     assert not counters["graph_break"]
 
 
+def test_what_alone_is_learned_keeps_its_gradient_in_a_graph() -> None:
+    model, mask = Attention().requires_grad_(requires_grad=False), nn.Parameter(torch.randn(16, 16))
+    step = torch.compile(lambda: model(X, mask).square().sum(), fullgraph=True, backend="aot_eager")
+    (unwatched,) = torch.autograd.grad(step(), mask)
+    with hw.observe(model, exact=False) as watch:
+        for _ in range(PASSES):
+            (gradient,) = torch.autograd.grad(step(), mask)
+    assert torch.equal(gradient, unwatched)
+    assert set(watch.table().count("lse")) == {PASSES * IDS.numel()}
+
+
 def test_a_compiled_model_is_clipped() -> None:
     layer = hw.MultiHeadAttention(64, 4)
     model = torch.compile(layer, fullgraph=True, backend="aot_eager")

@@ -100,6 +100,25 @@ def test_otherwise_the_model_computes_itself_with_a_reason(why: str) -> None:
     assert [site.kernel for site in watch.sites()] == ["scaled_dot_product_attention"]
 
 
+def test_what_alone_is_learned_keeps_its_gradient() -> None:
+    class LearnedMask(torch.nn.Module):
+        num_heads = 2
+        mask = torch.nn.Parameter(torch.randn(7, 7))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q = x.view(2, 7, 2, 6).transpose(1, 2)
+            return F.scaled_dot_product_attention(q, q, q, self.mask)
+
+    model, x = LearnedMask(), torch.randn(2, 7, 12)
+    gradients = []
+    for exact in (True, False):
+        with observe(model, exact=exact):
+            for _ in range(2):
+                (gradient,) = torch.autograd.grad(model(x).square().sum(), model.mask)
+        gradients.append(gradient)
+    assert torch.equal(*gradients)
+
+
 def test_written_out_attention_keeps_its_weights() -> None:
     model = zoo.make("Bert")
     model.set_attn_implementation("eager")

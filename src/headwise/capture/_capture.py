@@ -1,7 +1,7 @@
 """The attention calls of a model, and where they go while it is captured."""
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,12 +107,18 @@ class Capture:
         modules = (call.module for call in self._running)
         return next((module for module in modules if not isinstance(module, ignored)), None)
 
-    def may_answer(self, *inputs: Tensor, ours: bool = False) -> bool:
-        """Whether `answer` may replace the model's kernel: not under gradients or a compiler."""
+    def may_answer(self, *inputs: Tensor, given: Iterable[Any] = (), ours: bool = False) -> bool:
+        """Whether `answer` may replace the model's kernel: not under gradients or a compiler.
+
+        Args:
+            inputs: Queries, keys and values.
+            given: The other arguments of the call, such as a mask that is learned.
+        """
         receiver = self.receiver
         if receiver is None or receiver.answer is None or not (ours or receiver.answers_others):
             return False
-        needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+        tensors = [x for x in (*inputs, *given) if isinstance(x, Tensor)]
+        needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
         is_empty = not all(x.numel() for x in inputs)
         return not (needs_grad or is_empty or torch.compiler.is_compiling())
 

@@ -160,7 +160,8 @@ class FunctionCapture(TorchFunctionMode):
     ) -> Tensor | None:
         """The heads computed in place of torch's kernel, if that is possible."""
         capture = self._capture
-        if query.ndim != 4 or not capture.may_answer(query, key, value):
+        given = [*args, *kwargs.values()]
+        if query.ndim != 4 or not capture.may_answer(query, key, value, given=given):
             return None
         with torch.no_grad():
             call = _call(capture.detach, module, query[..., :0], query, key, value, *args, **kwargs)

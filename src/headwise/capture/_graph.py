@@ -98,7 +98,8 @@ def follow_call(module, implementation, query, key, value, mask, arguments):
 @no_type_check
 def _operator_of(handle, may_answer, query, key, value, mask, bias, sinks, *numbers):
     """Put the operator of an attention call into a graph; the heads, if it computes them."""
-    learns = query.requires_grad or key.requires_grad or value.requires_grad
+    tensors = query, key, value, mask, bias, sinks
+    learns = any(x is not None and x.requires_grad for x in tensors)
     rule = [None if x is None else x.detach() for x in (mask, bias, sinks)]
     q, k, state = query.detach(), key.detach(), (handle.order, handle.state)
     if handle.answers and may_answer and not (torch.is_grad_enabled() and learns):

@@ -125,7 +125,8 @@ def _answer(
 ) -> tuple[Capture | None, Tensor | None]:
     """The first capture that answers in place of the implementation, and its heads."""
     for capture in captures:
-        if not capture.may_answer(call.q, call.k, call.v, ours=ours is not None):
+        given = call.mask, *call.arguments.values()
+        if not capture.may_answer(call.q, call.k, call.v, given=given, ours=ours is not None):
             continue
         # The eager implementation also returns weights, which an answer does not have.
         if call.arguments.get("dropout") or call.implementation in (None, "eager"):
