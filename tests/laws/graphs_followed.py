@@ -80,17 +80,29 @@ def _mistral() -> Any:
     return transformers.MistralModel(config).eval()
 
 
+def _gemma() -> Any:
+    config = transformers.Gemma3TextConfig(
+        hidden_size=64, intermediate_size=128, num_key_value_heads=2, head_dim=16, sliding_window=6,
+        layer_types=["sliding_attention", "full_attention"], **SIZES,
+    )  # fmt: skip
+    return transformers.Gemma3TextModel(config).eval()
+
+
 def _real(side: str) -> Tensor:
     real = torch.ones(2, 16, dtype=torch.long)
     real[0, slice(5) if side == "left" else slice(11, 16)] = 0
     return real
 
 
+# A mask for each kind of layer, as `generate` makes them for a static cache.
+CAUSAL = torch.ones(2, 1, 16, 16, dtype=torch.bool).tril()
+MASKS = {"full_attention": CAUSAL, "sliding_attention": CAUSAL.triu(-5)}
 MODELS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "grouped heads": (_llama, {"input_ids": IDS, "use_cache": False}),
     "left padding": (_llama, {"input_ids": IDS, "attention_mask": _real("left")}),
     "eager": (lambda: _llama(attn_implementation="eager"), {"input_ids": IDS}),
     "sliding window": (_mistral, {"input_ids": IDS, "use_cache": False}),
+    "masks": (_gemma, {"input_ids": IDS, "attention_mask": MASKS, "use_cache": False}),
     "right padding": (_bert, {"input_ids": IDS, "attention_mask": _real("right")}),
     "function": (lambda: nn.Sequential(Attention(), Attention()), {"input": X}),
     "our layer": (lambda: hw.MultiHeadAttention(64, 4, 2).eval(), {"query": X, "causal": True}),
@@ -373,6 +385,138 @@ def test_a_watch_is_not_in_what_is_copied_or_saved_of_a_model() -> None:
         run(**call)
     assert set(watch.table().count("lse")) == {4 * IDS.numel()}
     assert "forward" not in vars(model[0])
+
+
+@torch.no_grad()
+def test_a_copy_made_while_graphs_are_followed_is_watched_by_itself() -> None:
+    model, call = MODELS["function"][0](), MODELS["function"][1]
+    with hw.observe(model):
+        model(**call)
+        copy = deepcopy(model)
+    run = torch.compile(copy, fullgraph=True, backend="aot_eager")
+    with hw.observe(copy) as watch:
+        for _ in range(PASSES):
+            run(**call)
+    _assert_near(watch.table(), _eager(model, [call] * PASSES))
+    assert "forward" not in vars(copy[0])
+    assert not copy._forward_pre_hooks
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("first", [0, 1])
+def test_watches_of_one_model_end_in_any_order(first: int) -> None:
+    model, call = MODELS["left padding"][0](), MODELS["left padding"][1]
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    blocks, watches = [], []
+    for _ in range(2):
+        blocks.append(hw.observe(model))
+        watches.append(blocks[-1].__enter__())
+        run(**call), run(**call)
+    for n in (first, 1 - first):
+        blocks[n].__exit__(None, None, None)
+        run(**call)
+    for n, passes in enumerate((4, 3) if first == 0 else (5, 2)):
+        _assert_near(watches[n].table(), _eager(model, [call] * passes))
+    assert not model._forward_pre_hooks
+
+
+@pytest.mark.parametrize("kind", ["grouped heads", "function"])
+def test_a_watch_that_begins_in_inference_mode_goes_on_with_gradients(kind: str) -> None:
+    model, call = MODELS[kind][0](), MODELS[kind][1]
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with hw.observe(model) as watch:
+        for _ in range(2):
+            with torch.inference_mode():
+                run(**call)
+        for _ in range(2):
+            first_tensor(run(**call)).sum().backward()
+    _assert_near(watch.table(), _eager(model, [call] * 4))
+
+
+class Reading(nn.Module):
+    """One whose token ids are written over, without a trace, before its layer attends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.attention = nn.Embedding(100, 64), Attention()
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = torch.ops.tests.transpose_unseen(self.embedding(input_ids), input_ids)
+        return self.attention(x)
+
+
+@torch.no_grad()
+def test_token_ids_are_those_that_the_pass_began_with() -> None:
+    model, ids = Reading(), torch.arange(16).tile(16, 1)
+    request = hw.Request(classes={"low": set(range(8))}, per_text=True)
+    run = torch.compile(lambda: model(ids.clone()), fullgraph=True, backend="aot_eager")
+    with hw.observe(model, request) as watch:
+        for _ in range(PASSES):
+            run()
+    counts = watch.table().per_text("low").count
+    assert (counts[16:] == counts[16]).all()  # all texts of graphs are alike
+
+
+class InParts(Attention):
+    """Attends within one text after the other."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+        texts = zip(q.split(1), k.split(1), v.split(1), strict=True)
+        heads = torch.cat([F.scaled_dot_product_attention(*text) for text in texts])
+        return x + self.proj(heads.transpose(1, 2).flatten(2))
+
+
+class Nested(Attention):
+    """Attends after a module within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Attention()
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return super().forward(self.inner(x), mask)
+
+
+class Skipping(nn.Sequential):
+    """Leaves layers out."""
+
+    def forward(self, input: Tensor, n: int = 2) -> Tensor:
+        for layer in self[:n]:
+            input = layer(input)
+        return input
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["wrapped", "layers"])
+@pytest.mark.parametrize("kind", ["by name", "in parts", "nested", "skipped"])
+def test_what_graphs_may_miss_is_not_left_out(
+    kind: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers: dict[str, type[Attention]] = {"in parts": InParts, "nested": Nested}
+    model = Skipping(*(layers.get(kind, Attention)() for _ in range(2)))
+    calls = [{"input": X, "n": 1 if kind == "skipped" else 2}, *[{"input": X}] * PASSES]
+    expected = _eager(model, calls)
+    if kind == "by name":  # as a file has it that imports the function itself
+        name = "scaled_dot_product_attention"
+        monkeypatch.setitem(globals(), name, F.scaled_dot_product_attention)
+        monkeypatch.setattr(Attention, "forward", _forward_by_name)
+    run: Any = model
+    if how == "wrapped":
+        run = torch.compile(model, backend="aot_eager")
+    else:
+        for layer in model:
+            layer.compile(backend="aot_eager")
+    with hw.observe(model) as watch:
+        for call in calls:
+            run(**call)
+    _assert_near(watch.table(), expected)
+
+
+def _forward_by_name(self: Attention, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    q, k, v = self.qkv(x).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+    heads = globals()["scaled_dot_product_attention"](q, k, v, mask)
+    return x + self.proj(heads.transpose(1, 2).flatten(2))
 
 
 @torch.no_grad()

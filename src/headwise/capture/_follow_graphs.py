@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from inspect import unwrap
 from operator import is_
 from types import MethodType
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from headwise._torch_private import (
+    FUSED_FUNCTION,
     can_observe_operators,
     remove_hooks,
     side_effects_under_checkpoint,
@@ -52,11 +54,16 @@ _FORWARDS: dict[Any, Callable[..., Any]] = {
 def may_follow(call: AttentionCall) -> bool:
     """Whether a graph can hand over calls of this kind, and a handle may stand at their module.
 
-    It cannot where others have replaced torch's function, or `forward` of the module.
+    It cannot where others have replaced `forward` of the module or torch's function, or the module
+    knows that function by a name of its own.
     """
     own = vars(call.module)
-    is_replaced = call.in_graph is call_of_function and not can_observe_operators()
-    return bool(call.in_graph) and not is_replaced and ("forward" not in own or CALL in own)
+    if not call.in_graph or ("forward" in own and CALL not in own):
+        return False
+    if call.in_graph is not call_of_function:
+        return True
+    names = getattr(unwrap(type(call.module).forward), "__globals__", {})
+    return can_observe_operators() and all(x is not FUSED_FUNCTION for x in names.values())
 
 
 @contextmanager
@@ -106,6 +113,7 @@ def _handled(
     try:
         if is_new:
             attributes[name] = handle
+            _take_down(module, name)  # what a module has that was copied in such a block
             if name == CALL:
                 forward = type(module).forward
                 followed = _FORWARDS[describe](forward) if describe in _FORWARDS else forward

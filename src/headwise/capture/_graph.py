@@ -28,8 +28,16 @@ from headwise.models import SharedSetting, cache_in
 PASS, CALL = "_headwise_pass", "_headwise_call"
 _numbers = count(1)
 _handles: "WeakValueDictionary[int, Handle]" = WeakValueDictionary()
+
+
+@torch.inference_mode(False)
+def _input_of_graphs(number: int) -> Tensor:
+    """A tensor that any graph may write to, wherever it is made."""
+    return torch.tensor(number, device="cpu")
+
+
 # Written to by the operator that begins a pass and read by the others, which keeps their order.
-_ORDER = torch.zeros(1)
+_ORDER = _input_of_graphs(0)
 
 
 class Handle:
@@ -53,7 +61,7 @@ class Handle:
         self.answers, self.describe = answers, describe
         self.receivers: list[Callable[..., Tensor | None]] = []
         self.names = tuple(positional_parameters(module.forward))
-        self.state = torch.tensor(next(_numbers))
+        self.state = _input_of_graphs(next(_numbers))
         _handles[int(self.state)] = self
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
@@ -68,7 +76,9 @@ class _Running:
     """The handle of the module whose forward pass a compiler traces, for functions that are not
     told which module calls them."""
 
-    handle: Handle | None = None
+    def __init__(self) -> None:
+        # Its own from the beginning: a graph guards which attributes an object has.
+        self.handle: Handle | None = None
 
 
 _running = _Running()
@@ -151,9 +161,9 @@ def following_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
     def follow(module, *args, **kwargs):
         if not is_traced_by_compiler():
             return forward(module, *args, **kwargs)
-        _running.handle = getattr(module, CALL, None)
+        outer, _running.handle = _running.handle, getattr(module, CALL, None)
         output = forward(module, *args, **kwargs)
-        _running.handle = None
+        _running.handle = outer
         return output
 
     return follow
@@ -192,17 +202,25 @@ def follow_pass(module, args, kwargs):
     arguments = {**dict(zip(handle.names, args, strict=False)), **kwargs}
     if has_no_tokens(arguments):
         arguments = {}
-    ids, vectors = arguments.get("input_ids"), arguments.get("inputs_embeds")
-    tokens = ids if isinstance(ids, Tensor) else vectors
+    ids, mask, positions, vectors = (
+        _two_axes(arguments.get("input_ids")), _two_axes(arguments.get("attention_mask")),
+        _two_axes(arguments.get("position_ids")), arguments.get("inputs_embeds"),
+    )  # fmt: skip
+    tokens = ids if ids is not None else vectors
     cached = cache_in(arguments)
-    cached = None if cached is None else cached.get_seq_length()
+    cached = cached.get_seq_length() if hasattr(cached, "get_seq_length") else None
     is_tensor = isinstance(cached, Tensor)
     torch.ops.headwise.begin_pass(
-        ids, arguments.get("attention_mask"), arguments.get("position_ids"),
-        cached if is_tensor else None, None if is_tensor else cached,
+        ids, mask, positions, cached if is_tensor else None, None if is_tensor else cached,
         None if tokens is None else tokens.shape[1],
         module.training and torch.is_grad_enabled(), handle.state, handle.order,
     )  # fmt: skip
+
+
+@no_type_check
+def _two_axes(x):
+    """What says which token stands where, and no mask of queries and keys, or several."""
+    return x if isinstance(x, Tensor) and x.ndim == 2 else None
 
 
 def _begin_pass(
@@ -220,11 +238,11 @@ def _begin_pass(
     handle = _handles.get(int(state))
     if handle is None:  # its watch has ended
         return
-    real = _two_axes(mask)
+    # Copies: the graph may use their memory again.
     text = Text(
-        ids=_two_axes(ids),
-        real=None if real is None else real.to(torch.bool, copy=True),  # it may change later
-        positions=_two_axes(positions),
+        ids=None if ids is None else ids.clone(),
+        real=None if mask is None else mask.to(torch.bool, copy=True),
+        positions=None if positions is None else positions.clone(),
         cached=cached if cached_tensor is None else cached_tensor.clone(),
         tokens=tokens,
     )
@@ -289,10 +307,6 @@ def _answer(
 def _by_token(heads: Tensor) -> Tensor:
     """Heads in the order of memory that torch's kernels write, and models read next."""
     return heads.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-def _two_axes(x: Tensor | None) -> Tensor | None:
-    return x if x is not None and x.ndim == 2 else None
 
 
 def _traced(*_: Any) -> None:

@@ -11,6 +11,7 @@ from headwise.capture._unsupported import Unsupported
 
 _NO_ATTENTION = "a softmax that is not attention"
 _NO_SOFTMAX = "called, but without a softmax over queries and keys in this thread"
+_NOT_CALLED = "not called"
 
 
 class Uncaptured:
@@ -40,6 +41,10 @@ class Uncaptured:
     def note_called(self, module: nn.Module, *_: object) -> None:
         self.called.add(id(module))
 
+    def are_all_called(self, captured: Collection[Site]) -> bool:
+        """Whether every module that should attend was called."""
+        return all(site.reason != _NOT_CALLED for site in self.sites(captured))
+
     def by_name(self) -> dict[str, Unsupported]:
         """Modules whose attention cannot be captured, and why."""
         why = self.unsupported
@@ -55,7 +60,7 @@ class Uncaptured:
             near = any(_inside(name, place) or _inside(place, name) for place in known + silent)
             if is_attention(self._modules[key]) and not near:
                 silent.append(name)
-                reasons[name] = _NO_SOFTMAX if key in self.called else "not called"
+                reasons[name] = _NO_SOFTMAX if key in self.called else _NOT_CALLED
         for key, name in names.items():
             if key in self.other_softmax:
                 reasons.setdefault(name, _NO_ATTENTION)

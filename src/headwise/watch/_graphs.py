@@ -38,10 +38,15 @@ class Graphs:
         return 0 < len(sites) == len(modules)
 
     def add(self, pass_: Pass) -> None:
-        """Count the calls of a pass, if a graph has handed over any of them."""
+        """Count the calls of a pass, if a graph has handed over any of them.
+
+        Another pass shows which sites attend in several calls, such as an image each.
+        """
         if pass_.is_in_graph:
             self._passes += 1
             self._calls.update(pass_.calls)
+        else:
+            self.sites.update({site: None for site, n in pass_.calls.items() if n > 1})
 
     def check(self, sites: Collection[Site]) -> None:
         """Refuse passes in which a graph has not handed over every call.

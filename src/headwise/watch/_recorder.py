@@ -156,7 +156,12 @@ class Recorder:
 
     def can_follow_graphs(self) -> bool:
         """Whether something may have been compiled, whose graphs can hand over all calls."""
-        return is_compiler_loaded() and self._graphs.can_follow(self._watched_sites())
+        self._settle()
+        return (
+            is_compiler_loaded()
+            and self._graphs.can_follow(self._watched_sites())
+            and self.capture.uncaptured.are_all_called(self.capture.sites.all)
+        )
 
     @contextmanager
     def following_graphs(self, exact: bool = True) -> Iterator[None]:
