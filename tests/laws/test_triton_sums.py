@@ -36,12 +36,11 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many calls each launch has added up; its sums are compared with those of the rows."""
     compute, calls = _sums.sums_of_kernel, []
 
-    def both(q: Tensor, k: Tensor, rule: Any, layout: Any, request: Any, n_calls: int) -> Any:
-        ours = compute(q, k, rule, layout, request, n_calls)
+    def both(q: Tensor, k: Tensor, rule: Any, layout: Any, n_calls: int) -> Any:
+        ours = compute(q, k, rule, layout, n_calls)
         assert ours is not None
-        needed = _sums.row_request(request, layout)
-        rows = row_statistics(q, k, k[..., :0], rule, needed, backend="triton")
-        exact = _sums.sum_rows(rows, layout, request, n_calls=n_calls)
+        rows = row_statistics(q, k, k[..., :0], rule, layout.row_request, backend="triton")
+        exact = _sums.sum_rows(rows, layout, n_calls=n_calls)
         torch.testing.assert_close(ours.parts, exact.parts, rtol=1e-6, atol=0, equal_nan=True)
         torch.testing.assert_close(ours.highest, exact.highest, rtol=0, atol=0, equal_nan=True)
         calls.append(n_calls)

@@ -36,24 +36,24 @@ class CallLayout:
     """Where the queries and keys of a call lie in their texts, and what follows from that alone.
 
     Attributes:
+        request: The statistics of the watch.
         key_text: The text of the keys.
         columns: The keys of each query under every offset, relation and set of pairs.
         spans: Which keys and queries belong to named stretches, if the request has any.
         visible: The mask of the calls.
         may_wait: Whether the mask stays as it is, and is one for all heads.
-        request: What the kernel computes for such a call; None: not known yet. It takes 0.1 ms.
         groups: The calls that wait to be computed together, by what else they have in common.
         eligible: The rows that count, by the number of heads and whether there is a sink. To find
             them takes 2 ms for 2 texts of 512 tokens and 12 heads, where the kernel takes 9.
     """
 
+    request: Request
     key_text: Text
     positions: Positions
     columns: Columns
     spans: SpanMembers | None
     visible: Mask | None
     may_wait: bool
-    request: RowRequest | None = None
     eligible: dict[tuple[int, bool], Any] = field(default_factory=dict)
     groups: dict[Hashable, "Group"] = field(default_factory=dict)
 
@@ -61,6 +61,44 @@ class CallLayout:
     def widths(self) -> dict[str, int]:
         """The most keys of a query, for every name."""
         return {name: keys.shape[-1] for name, keys in self.columns.items()}
+
+    @cached_property
+    def row_request(self) -> RowRequest:
+        """What the kernel must compute for each row, as far as its values do not matter.
+
+        To find it takes 0.1 ms.
+        """
+        request, positions = self.request, self.positions
+        members = [self._class_members()] if request.classes else []
+        members += [self.spans.keys.float()] if self.spans else []
+        return RowRequest(
+            entropy="entropy" in request.statistics,
+            # Between positions of two texts there is none.
+            distance="distance" in request.statistics and not positions.is_cross,
+            participation="participation" in request.statistics,
+            received=positions.query_real if request.received else None,
+            keys=torch.cat([*self.columns.values()], dim=-1) if self.columns else None,
+            classes=torch.cat(members, dim=-1) if members else None,
+            top=bool(request.top),
+            query_at=None if positions.are_columns else positions.query_position,
+            key_at=None if positions.are_columns else positions.keys.position,
+        )
+
+    def _class_members(self) -> Float[Tensor, "B S C"]:
+        """Which keys belong to each class of tokens."""
+        classes, ids, real = self.request.classes, self.key_text.ids, self.positions.key_real
+        if ids is None or ids.shape[1] != real.shape[1]:
+            raise UnsupportedError(
+                f"observe: the classes {', '.join(classes)} need whole texts: of each key its id "
+                f"in input_ids, and of {real.shape[1]} keys "
+                f"{'none' if ids is None else ids.shape[1]} have one. The others are of a cache, "
+                f"or learned, as by prompt tuning. Request no classes here: hw.Request()."
+            )
+        of_classes = [
+            torch.isin(ids, torch.tensor(sorted(tokens), device=ids.device))
+            for tokens in classes.values()
+        ]
+        return (torch.stack(of_classes, dim=-1) & real[..., None]).float()
 
 
 class Waiting(NamedTuple):
@@ -129,7 +167,7 @@ class CallLayouts:
 
     def __init__(self, request: Request, stacks: Collection[str]) -> None:
         self.pairs, self.spans = Pairs(request), Spans(request, stacks)
-        self._is_of_text = request.is_of_text
+        self._request = request
         self._known: deque[tuple[tuple[Any, ...], tuple[Tensor | None, ...], CallLayout]]
         self._known = deque(maxlen=_MOST)
         self._is_rewritten: Tensor | None = None  # whether `check` refuses
@@ -230,7 +268,7 @@ class CallLayouts:
         numbers = (*shape, *lengths, visible if is_rule else None)
         tensors = text.real, text.positions, cross.real, call.real, mask
         may_recur = is_rule or (mask is not None and mask.numel() <= _COPIED)
-        may_recur &= not self._is_of_text
+        may_recur &= not self._request.is_of_text
         for known_numbers, known_tensors, layout in self._known if may_recur else ():
             if known_numbers == numbers and all(map(_equal, known_tensors, tensors)):
                 return layout
@@ -241,7 +279,7 @@ class CallLayouts:
         text, key_text, positions = _located(call, inputs, shape[0])
         columns = self.pairs.columns(positions, text, pass_)
         spans = self.spans.members(site, positions, key_text, inputs.text, pass_)
-        layout = CallLayout(key_text, positions, columns, spans, visible, may_wait)
+        layout = CallLayout(self._request, key_text, positions, columns, spans, visible, may_wait)
         if may_recur:
             copies = (x if x is None or x is mask else x.clone() for x in tensors[:-1])
             own = visible.visible if isinstance(visible, Dense) else None

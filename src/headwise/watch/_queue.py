@@ -21,7 +21,7 @@ from headwise.watch._accumulator import Accumulator
 from headwise.watch._call_layouts import CallLayout, CallLayouts, Group, Place, Waiting
 from headwise.watch._pass import Pass
 from headwise.watch._request import Request
-from headwise.watch._sums import row_request, sum_rows, sums_of_kernel, without_autocast
+from headwise.watch._sums import sum_rows, sums_of_kernel, without_autocast
 
 # A call with more elements of queries and keys than this, by its device, does not wait: copying it
 # would cost more than waiting saves. On a GPU the kernel adds up the rows of calls in a queue.
@@ -128,7 +128,7 @@ class Queue:
         of_call = request.needs_projection or request.received or request.maps or request.per_query
         self._takes_calls = bool(request.names) and not of_call
         self._takes_tokens = self._takes_calls and not request.is_of_text
-        self._request, self._layouts, self._accumulator = request, layouts, accumulator
+        self._layouts, self._accumulator = layouts, accumulator
         self._groups: list[Group] = []  # with calls that wait
         self._n_numbers = 0  # that the copies of all groups hold, of which there may be hundreds
         self._runs: dict[Site, _Run] = {}
@@ -243,12 +243,10 @@ class Queue:
             layout, waiting = group.layout, sorted(group.waiting, key=_owner)
             q, k = map(_side_by_side, zip(*(each[:2] for each in waiting), strict=True))
             with without_autocast(q):
-                request, n_calls = self._request, len(waiting)
-                sums = sums_of_kernel(q, k, group.rule, layout, request, n_calls)
+                sums = sums_of_kernel(q, k, group.rule, layout, len(waiting))
                 if sums is None:
-                    needed = row_request(request, layout)
-                    rows = row_statistics(q, k, k[..., :0], group.rule, needed)
-                    sums = sum_rows(rows, layout, request, n_calls=n_calls)
+                    rows = row_statistics(q, k, k[..., :0], group.rule, layout.row_request)
+                    sums = sum_rows(rows, layout, n_calls=len(waiting))
             self._groups.remove(group)  # first, so that nothing counts twice after an interrupt
             group.waiting.clear()
             self._n_numbers -= q.numel() + k.numel()

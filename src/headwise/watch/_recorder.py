@@ -50,7 +50,6 @@ from headwise.watch._spans import Spans
 from headwise.watch._sums import (
     output_norms,
     projected_norms,
-    row_request,
     sum_rows,
     without_autocast,
 )
@@ -405,7 +404,7 @@ class Recorder:
         request, positions = self.request, layout.positions
         per_head = _per_head(site, projection) if request.needs_weight else None
         with without_autocast(call.q):
-            needed = row_request(request, layout)
+            needed = layout.row_request
             if need_heads or ("output_norm" in request.statistics and call.join is not None):
                 needed = replace(needed, heads=True)
             if per_head is not None and request.value:
@@ -413,7 +412,7 @@ class Recorder:
             rows = call.row_statistics(needed)
             norms = None if per_head is None else output_norms(rows, call, per_head)
             more = {"output_norm": norms, "gate": gate}
-            sums = sum_rows(rows, layout, request, knows_logits=call.knows_logits, more=more)
+            sums = sum_rows(rows, layout, knows_logits=call.knows_logits, more=more)
         if verify and rows.heads is not None:
             self._verify(site, call, rows.heads, rows.lse, positions)
         pass_, recorded = self._pass, self._recorded

@@ -5,7 +5,7 @@ Which rows count for a statistic follows from masks; a text may be read in sever
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -13,24 +13,20 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from headwise._torch_private import under_autocast
-from headwise.capture import AttentionCall, Text
-from headwise.errors import UnsupportedError
+from headwise.capture import AttentionCall
 from headwise.kernels import (
     AttentionProblem,
     AttentionRule,
     RowReduction,
-    RowRequest,
     RowStatistics,
     summing_kernel,
 )
 from headwise.watch._call_layouts import CallLayout
 from headwise.watch._positions import Positions
-from headwise.watch._request import Request
 
 PerHead = Float[Tensor, "H Dv d_model"]
 RowValues = Shaped[Tensor, "B H T"]
 Rows = Mapping[str, Any]  # by field of `RowStatistics`, and those of `_OTHERS`
-Widths = dict[str, int]  # the most keys of a query, by name
 # The rows for which a statistic is defined (None: every real row), and its value in each row under
 # uniform weights (None: there is no such value).
 Rule = tuple[Bool[Tensor, "B H T"] | None, Float[Tensor, "B H T"] | None]
@@ -49,30 +45,6 @@ _OTHERS = ("output_norm", "gate")  # follow from the output projection and its i
 # The statistics of `tables.STATISTICS` other than masses. A kernel that does not compute one gives
 # None, and then no row counts for it.
 _OF_ROWS = (*_UNIFORM, "max_logit", "lse", "sink", *_OTHERS)
-# Kernels compute these on request only.
-_REQUESTED = [field.name for field in fields(RowRequest) if field.name in _OF_ROWS]
-
-
-def row_request(request: Request, layout: CallLayout) -> RowRequest:
-    """What the kernel must compute for each row of a call, as far as its values do not matter."""
-    if layout.request is not None:
-        return layout.request
-    positions, columns = layout.positions, layout.columns
-    members = [_class_members(request, positions, layout.key_text)] if request.classes else []
-    members += [layout.spans.keys.float()] if layout.spans else []
-    requested: dict[str, Any] = {name: name in request.statistics for name in _REQUESTED}
-    if positions.is_cross:
-        requested["distance"] = False  # between positions of two texts
-    layout.request = RowRequest(
-        **requested,
-        received=positions.query_real if request.received else None,
-        keys=torch.cat([*columns.values()], dim=-1) if columns else None,
-        classes=torch.cat(members, dim=-1) if members else None,
-        top=bool(request.top),
-        query_at=None if positions.are_columns else positions.query_position,
-        key_at=None if positions.are_columns else positions.keys.position,
-    )
-    return layout.request
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:
@@ -102,7 +74,6 @@ class RowSums(NamedTuple):
 def sum_rows(
     statistics: RowStatistics,
     layout: CallLayout,
-    request: Request,
     *,
     n_calls: int = 1,
     knows_logits: bool = True,
@@ -121,14 +92,15 @@ def sum_rows(
     rows = vars(statistics) | dict.fromkeys(_OTHERS) | dict(more or {})
     B, H, T = len(rows["lse"]), rows["lse"].shape[1] // n_calls, rows["lse"].shape[2]
     # Masks alone decide which rows count, unless values do.
-    shares = knows_logits and not request.value and rows["gate"] is None
+    shares = knows_logits and not layout.request.value and rows["gate"] is None
     kind = H, rows["sink"] is not None
     eligible = layout.eligible.get(kind) if shares else None
     if eligible is None:
-        eligible = find_eligible(_first_heads(rows, H), layout, request)
+        of_first = {name: x[:, :H] if isinstance(x, Tensor) else x for name, x in rows.items()}
+        eligible = find_eligible(of_first, layout)
         if shares:
             layout.eligible[kind] = eligible
-    values = _values(rows, layout.widths, request)
+    values = _values(rows, layout)
     by_call = values.view(len(values), B, n_calls, H, T).movedim(2, 1)
     return eligible.sums_of(by_call, layout.positions)
 
@@ -138,14 +110,13 @@ def sums_of_kernel(
     k: Float[Tensor, "B Hkv S D"],
     rule: AttentionRule,
     layout: CallLayout,
-    request: Request,
     n_calls: int,
 ) -> RowSums | None:
     """What `sum_rows` gives, added up by a kernel that writes no rows; None if there is none.
 
     It has statistics of rows, offsets and classes within one text.
     """
-    needed, positions = row_request(request, layout), layout.positions
+    request, needed, positions = layout.request, layout.row_request, layout.positions
     others = request.relations, request.pairs, request.spans, request.top, request.value
     problem = AttentionProblem(q, k, k[..., :0], rule)
     kernel = summing_kernel(problem, needed)
@@ -166,11 +137,6 @@ def sums_of_kernel(
     )
     highest = highest.nan_to_num(torch.nan, torch.inf, torch.nan)
     return RowSums(sums.movedim(3, 2).flatten(2, 3), highest.transpose(0, 1))
-
-
-def _first_heads(rows: Rows, H: int) -> Rows:
-    """The rows of the first of several calls."""
-    return {name: x[:, :H] if isinstance(x, Tensor) else x for name, x in rows.items()}
 
 
 def output_norms(rows: RowStatistics, call: AttentionCall, per_head: PerHead) -> RowValues | None:
@@ -196,41 +162,24 @@ def projected_norms(
     return ((wide @ squared) * wide).sum(-1).clamp(min=0.0).sqrt()
 
 
-def _class_members(
-    request: Request, positions: Positions, key_text: Text
-) -> Float[Tensor, "B S C"]:
-    """Which keys belong to each class of tokens."""
-    if key_text.ids is None or key_text.ids.shape[1] != positions.key_real.shape[1]:
-        known = "none" if key_text.ids is None else key_text.ids.shape[1]
-        raise UnsupportedError(
-            f"observe: the classes {', '.join(request.classes)} need whole texts: of each key "
-            f"its id in input_ids, and of {positions.key_real.shape[1]} keys {known} have one. The "
-            f"others are of a cache, or learned, as by prompt tuning. Request no classes here: "
-            f"hw.Request()."
-        )
-    classes = [
-        torch.isin(key_text.ids, torch.tensor(sorted(ids), device=key_text.ids.device))
-        for ids in request.classes.values()
-    ]
-    return (torch.stack(classes, dim=-1) & positions.key_real[..., None]).float()
-
-
-def _values(rows: Rows, widths: Widths, request: Request) -> Shaped[Tensor, "K B H T"]:
+def _values(rows: Rows, layout: CallLayout) -> Shaped[Tensor, "K B H T"]:
     """The statistics of each row, in the order of the request; undefined ones are arbitrary."""
+    request = layout.request
     statistics = {name: rows["lse"] if rows[name] is None else rows[name] for name in _OF_ROWS}
-    statistics |= _by_mass("mass", rows, widths, request)
+    statistics |= _by_mass("mass", rows, layout)
     if request.top:
-        tops = _by_mass("top", rows, widths, request)
+        tops = _by_mass("top", rows, layout)
         statistics |= {f"top({name})": top for name, top in tops.items()}
     if request.value:
-        statistics |= _shares(rows, widths, request)
+        statistics |= _shares(rows, layout)
     return _stacked([statistics[name] for name in request.names], rows["lse"])
 
 
-def _by_mass(measure: str, rows: Rows, widths: Widths, request: Request) -> dict[str, RowValues]:
+def _by_mass(measure: str, rows: Rows, layout: CallLayout) -> dict[str, RowValues]:
     """One measure of the masses, by name: "seen" (keys), "mass", "top" or "share"."""
     of_keys = rows.get(f"key_{measure}")
     of_classes = rows.get("class_keys" if measure == "seen" else f"class_{measure}")
+    request, widths = layout.request, layout.widths
     values: dict[str, RowValues] = {}
     if of_keys is not None and widths:
         single = len(widths) == of_keys.shape[-1]  # one key for each name
@@ -242,13 +191,10 @@ def _by_mass(measure: str, rows: Rows, widths: Widths, request: Request) -> dict
     return values
 
 
-def _shares(rows: Rows, widths: Widths, request: Request) -> dict[str, RowValues]:
+def _shares(rows: Rows, layout: CallLayout) -> dict[str, RowValues]:
     """The shares of value norms by the names of their statistics; NaN if all norms are zero."""
-    seen = _by_mass("seen", rows, widths, request)
-    shares = _by_mass("share", rows, widths, request)
-    return {
-        f"value({name})": torch.where(seen[name] > 0, share, 0.0) for name, share in shares.items()
-    }
+    seen, shares = (_by_mass(measure, rows, layout) for measure in ("seen", "share"))
+    return {f"value({name})": torch.where(seen[name] > 0, x, 0.0) for name, x in shares.items()}
 
 
 @dataclass(frozen=True)
@@ -306,15 +252,15 @@ def _stacked(
     return torch.stack(list(values)) if values else like.new_empty((0, *like.shape))
 
 
-def find_eligible(rows: Rows, layout: CallLayout, request: Request) -> EligibleRows:
+def find_eligible(rows: Rows, layout: CallLayout) -> EligibleRows:
     """The rows that count for each statistic of a request, and its value under uniform weights."""
-    positions, widths, spans = layout.positions, layout.widths, layout.spans
+    request, positions, spans = layout.request, layout.positions, layout.spans
     real = positions.query_real[:, None] & (rows["n_keys"] > 0)
     n_keys = rows["n_keys"].clamp(min=1).to(rows["lse"].dtype)
     several = rows["n_keys"] > (0 if request.queries == "all" else 1)
     rules = {name: _rule(name, rows, several, n_keys) for name in _OF_ROWS}
-    shares = _shares(rows, widths, request) if request.value else {}
-    for name, seen in _by_mass("seen", rows, widths, request).items():
+    shares = _shares(rows, layout) if request.value else {}
+    for name, seen in _by_mass("seen", rows, layout).items():
         # In cross-attention, no query has a neighbor or a relation.
         crosses = name == "first" or name in request.spans
         over_all = request.queries == "all" and (crosses or not positions.is_cross)
