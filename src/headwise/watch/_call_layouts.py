@@ -130,27 +130,23 @@ class Group:
     waiting: list[Waiting] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Place:
     """What holds for all calls of a pass that differ in queries, keys and module alone.
 
     Attributes:
+        key: By what it is known in the pass.
         kind: How keys relate to queries: "cross", "within" or "condensed".
         is_plain: Whether queries, keys and a mask are all that their statistics follow from.
-        is_token: Whether each of them is a token that waits for the next one.
         kept_alive: The objects by whose identities the place is known.
-        layout: None where no call has needed it.
-        group: The calls that wait to be computed with these; None where none has waited.
     """
 
+    key: Hashable
     kind: str
     covered: Covered
     rule: AttentionRule
     is_plain: bool
     kept_alive: tuple[Any, ...]
-    is_token: bool = False
-    layout: CallLayout | None = None
-    group: Group | None = None
 
 
 class CallLayouts:
@@ -183,26 +179,13 @@ class CallLayouts:
             q.shape, k.shape, q.dtype, q.device, is_plain, rule.scale, rule.softcap,
             _identity(rule.visible), _identity_of(real),
         )  # fmt: skip
-        key = _key_of_place(alike, received, site, inputs)
+        key = key_of_place(alike, received, site, inputs)
         place: Place | None = pass_.shared.get(key)
         if place is None:
             kind = _kind(site, call, inputs.text.tokens, received, kept)
             covered = _covered(call, inputs.text.tokens, received)
-            place = Place(kind, covered, rule, is_plain, (inputs, real))
+            place = Place(key, kind, covered, rule, is_plain, (inputs, real))
             pass_.shared[key] = place
-        return place
-
-    def known(
-        self,
-        alike: Hashable,
-        received: tuple[int, ...] | None,
-        site: Site,
-        inputs: StackInputs,
-        pass_: Pass,
-    ) -> Place | None:
-        """The place of calls like this one, if there were some in the pass."""
-        place: Place | None
-        place = pass_.shared.get(_key_of_place(alike, received, site, inputs))
         return place
 
     def alike(self, call: GraphCall, pass_: Pass) -> Hashable:
@@ -247,11 +230,12 @@ class CallLayouts:
         self, place: Place, site: Site, call: AttentionCall, inputs: StackInputs, pass_: Pass
     ) -> CallLayout:
         """The layout of a call: that of an earlier call where it fits, or a new one."""
-        if place.layout is None:
+        layout: CallLayout | None = pass_.shared.get(place)
+        if layout is None:
             q, k = call.q, call.k
             shape = place.kind, q.shape[0], q.shape[2], k.shape[0], k.shape[2], k.device
-            place.layout = self._by_value(shape, site, call, inputs, pass_)
-        return place.layout
+            layout = pass_.shared[place] = self._by_value(shape, site, call, inputs, pass_)
+        return layout
 
     def _by_value(
         self,
@@ -298,9 +282,10 @@ def _located(call: AttentionCall, inputs: StackInputs, kind: str) -> tuple[Text,
     return text, text, positions_within(call, text)
 
 
-def _key_of_place(
+def key_of_place(
     alike: Hashable, received: tuple[int, ...] | None, site: Site, inputs: StackInputs
 ) -> Hashable:
+    """By what the place of a call is known, which may wait like an earlier one of the pass."""
     return alike, received, site.cross, id(inputs)
 
 

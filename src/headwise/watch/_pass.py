@@ -67,6 +67,8 @@ class Pass:
         is_in_graph: Whether a compiled graph has handed over any of it.
         calls: How often each site has attended.
         shared: What layers find for one another, such as where queries and keys lie.
+        repeats: By `Place.key`, the place of calls that wait, and the `Group` that they wait in;
+            none for tokens.
         has_succeeded: None while that is not known. What comes after a success is added at once;
             a pass that has ended in an exception counts nowhere.
     """
@@ -76,6 +78,7 @@ class Pass:
         self.texts = TextNumbers(before.first, before.next, dict(before.read))
         self.calls: Counter[Site] = Counter()
         self.shared: dict[Hashable, Any] = {}
+        self.repeats: dict[Hashable, Any] = {}
         self.has_succeeded: bool | None = None
         self._steps: list[Callable[[], object]] = []
 
@@ -96,5 +99,6 @@ class Pass:
         if self.has_succeeded is None:
             self.has_succeeded = has_succeeded
             self.shared.clear()
+            self.repeats.clear()
         while self.has_succeeded and self._steps:
             self._steps.pop(0)()

@@ -139,17 +139,25 @@ class Queue:
             self.compute()
 
     def add(
-        self, site: Site, call: AttentionCall, place: Place, first_text: int, pass_: Pass
+        self,
+        site: Site,
+        call: AttentionCall,
+        place: Place,
+        layout: CallLayout,
+        first_text: int,
+        pass_: Pass,
     ) -> bool:
         """Let a call wait; False if it has to be computed at once."""
-        if place.group is None:
+        _, group = pass_.repeats.get(place.key, (place, None))
+        if group is None:
             size, most = call.q.numel() + call.k.numel(), LONG.get(call.q.device.type, 0)
             is_short = self._takes_calls and place.is_plain and 0 < size <= most
-            if is_short and place.layout is not None and place.layout.may_wait:
-                place.group = _group_of(call, place.layout)
-        if place.group is not None:
-            self.wait(place.group, site, call.q, call.k, first_text, pass_)
-        return place.group is not None
+            if not (is_short and layout.may_wait):
+                return False
+            group = _group_of(call, layout)
+            pass_.repeats.setdefault(place.key, (place, group))  # unless tokens have come first
+        self.wait(group, site, call.q, call.k, first_text, pass_)
+        return True
 
     def wait(
         self, group: Group, site: Site, q: Tensor, k: Tensor, first_text: int, pass_: Pass

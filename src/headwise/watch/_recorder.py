@@ -38,7 +38,7 @@ from headwise.models import uncompiled
 from headwise.ownership import OutputProjection
 from headwise.tables import Totals
 from headwise.watch._accumulator import Accumulator
-from headwise.watch._call_layouts import CallLayout, CallLayouts, Place
+from headwise.watch._call_layouts import CallLayout, CallLayouts, Place, key_of_place
 from headwise.watch._graphs import Graphs
 from headwise.watch._pass import Pass, TextNumbers
 from headwise.watch._positions import Positions
@@ -236,19 +236,17 @@ class Recorder:
         received = number = None
         if module_call is not None:
             received, number = module_call.shape, module_call.number
-        place = self._layouts.known(alike, received, site, inputs, pass_)
-        if place is None or site not in self._verified or in_backward():
+        repeated = pass_.repeats.get(key_of_place(alike, received, site, inputs))
+        if repeated is None or site not in self._verified or in_backward():
             return False
+        place, group = repeated
         with without_function_modes():
-            if place.is_token:
-                if not self._queue.continue_run(site, q, k, place.rule, pass_):
-                    return False
-            elif place.group is None or place.layout is None:
-                return False
-            else:
-                positions = place.layout.positions
+            if group is not None:
+                positions = group.layout.positions
                 first = pass_.texts.number(site, positions.n_texts, positions.columns)
-                self._queue.wait(place.group, site, q, k, first, pass_)
+                self._queue.wait(group, site, q, k, first, pass_)
+            elif not self._queue.continue_run(site, q, k, place.rule, pass_):
+                return False
         pass_.add(partial(self._recorded.cover, site, number, place.covered))
         pass_.calls[site] += 1
         return True
@@ -263,8 +261,7 @@ class Recorder:
         pass_.is_in_graph = True
         alike, rows = self._layouts.alike(of, pass_), None
         if of.needs_heads or not self._repeat(site, alike, None, of.q, of.k):
-            call = describe(of)
-            call.alike = alike
+            call = replace(describe(of), alike=alike)
             rows = self._add(site, call, is_answer=of.needs_heads)
             pass_.calls[site] += 1
         if rows is None or rows.heads is None:
@@ -355,13 +352,13 @@ class Recorder:
                 return None
             may_be_token = place.kind == "within" and not need_heads and call.q.shape[2] == 1
             if may_be_token and self._queue.add_token(site, call, inputs, latest.cache, pass_):
-                place.is_token = True
+                pass_.repeats[place.key] = place, None
                 return None
             layout = self._layout(place, site, call, inputs)
             columns, n_texts = layout.positions.columns, layout.positions.n_texts
             first = pass_.texts.number(site, n_texts, columns)
             rows = None
-            if need_heads or not self._queue.add(site, call, place, first, pass_):
+            if need_heads or not self._queue.add(site, call, place, layout, first, pass_):
                 is_known = is_answer or self.projections.is_known(site)
                 waits = self._needs_projections and not is_known
                 if waits:  # and a gate may change the heads in place
