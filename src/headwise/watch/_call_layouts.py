@@ -138,7 +138,7 @@ class Place:
         key: By what it is known in the pass.
         kind: How keys relate to queries: "cross", "within" or "condensed".
         is_plain: Whether queries, keys and a mask are all that their statistics follow from.
-        kept_alive: The objects by whose identities the place is known.
+        inputs: What the stack reads; as `real`, kept alive because `key` has its identity.
     """
 
     key: Hashable
@@ -146,7 +146,8 @@ class Place:
     covered: Covered
     rule: AttentionRule
     is_plain: bool
-    kept_alive: tuple[Any, ...]
+    inputs: StackInputs
+    real: Tensor | None
 
 
 class CallLayouts:
@@ -184,7 +185,7 @@ class CallLayouts:
         if place is None:
             kind = _kind(site, call, inputs.text.tokens, received, kept)
             covered = _covered(call, inputs.text.tokens, received)
-            place = Place(key, kind, covered, rule, is_plain, (inputs, real))
+            place = Place(key, kind, covered, rule, is_plain, inputs, real)
             pass_.shared[key] = place
         return place
 
@@ -226,30 +227,21 @@ class CallLayouts:
                 "torch.compiler.set_stance('force_eager')."
             )
 
-    def of(
-        self, place: Place, site: Site, call: AttentionCall, inputs: StackInputs, pass_: Pass
-    ) -> CallLayout:
+    def of(self, place: Place, site: Site, call: AttentionCall, pass_: Pass) -> CallLayout:
         """The layout of a call: that of an earlier call where it fits, or a new one."""
         layout: CallLayout | None = pass_.shared.get(place)
         if layout is None:
-            q, k = call.q, call.k
-            shape = place.kind, q.shape[0], q.shape[2], k.shape[0], k.shape[2], k.device
-            layout = pass_.shared[place] = self._by_value(shape, site, call, inputs, pass_)
+            layout = pass_.shared[place] = self._by_value(place, site, call, pass_)
         return layout
 
-    def _by_value(
-        self,
-        shape: tuple[Any, ...],
-        site: Site,
-        call: AttentionCall,
-        inputs: StackInputs,
-        pass_: Pass,
-    ) -> CallLayout:
-        text, cross, visible = inputs.text, inputs.cross_text, call.rule.visible
+    def _by_value(self, place: Place, site: Site, call: AttentionCall, pass_: Pass) -> CallLayout:
+        q, k, visible = call.q, call.k, call.rule.visible
+        text, cross = place.inputs.text, place.inputs.cross_text
         is_rule = visible is None or isinstance(visible, Window)
         mask = visible.visible if isinstance(visible, Dense) else None
         lengths = text.tokens, None if text.cached is None else int(text.cached), cross.tokens
-        numbers = (*shape, *lengths, visible if is_rule else None)
+        shape = q.shape[0], q.shape[2], k.shape[0], k.shape[2], k.device
+        numbers = (place.kind, *shape, *lengths, visible if is_rule else None)
         tensors = text.real, text.positions, cross.real, call.real, mask
         may_recur = is_rule or (mask is not None and mask.numel() <= _COPIED)
         may_recur &= not self._request.is_of_text
@@ -260,9 +252,9 @@ class CallLayouts:
             visible = Dense(mask.clone())
         may_wait = is_rule or (isinstance(visible, Dense) and visible.visible is not mask)
         may_wait &= visible is None or visible.batch[1] == 1
-        text, key_text, positions = _located(call, inputs, shape[0])
-        columns = self.pairs.columns(positions, text, pass_)
-        spans = self.spans.members(site, positions, key_text, inputs.text, pass_)
+        of_queries, key_text, positions = _located(call, place.inputs, place.kind)
+        columns = self.pairs.columns(positions, of_queries, pass_)
+        spans = self.spans.members(site, positions, key_text, text, pass_)
         layout = CallLayout(self._request, key_text, positions, columns, spans, visible, may_wait)
         if may_recur:
             copies = (x if x is None or x is mask else x.clone() for x in tensors[:-1])

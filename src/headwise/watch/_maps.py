@@ -67,17 +67,12 @@ class Layer:
 
 def layer_of(site: Site, call: AttentionCall, projection: OutputProjection | None) -> Layer:
     """The self-attention of one layer, from its last call."""
-    per_head = None if projection is None else projection.per_head
-    return Layer(site.heads(), visible_keys(call), call, per_head)
-
-
-def visible_keys(call: AttentionCall, heads: slice = slice(None)) -> Bool[Tensor, " B #h T S"]:
-    """Which keys each query of some heads may attend to; one mask for all if they share it."""
     (B, _, T, _), S, device = call.q.shape, call.k.shape[2], call.q.device
-    visible = call.rule.visible_in(Tile.whole(T, S, device), heads=heads)
+    visible = call.rule.visible_in(Tile.whole(T, S, device))
     if visible is None:
         visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
-    return visible.expand(B, -1, T, S)
+    per_head = None if projection is None else projection.per_head
+    return Layer(site.heads(), visible.expand(B, -1, T, S), call, per_head)
 
 
 def ranges_of(caller: str, queries: Queries, call: AttentionCall) -> list[range]:

@@ -16,15 +16,20 @@ class TextNumbers:
 
     Attributes:
         first: The number of its first text.
-        next: The number of the next text that is new.
+        new: The number of the first text that no earlier pass has read.
         read: By stack, the number of texts, and the column after the last one that was read.
         of_site: The number of texts of each site in this pass.
     """
 
     first: int = 0
-    next: int = 0
+    new: int = 0
     read: dict[str, tuple[int, int]] = field(default_factory=dict)
     of_site: dict[Site, int] = field(default_factory=dict)
+
+    @property
+    def next(self) -> int:
+        """The number of the next text that is new."""
+        return max(self.new, self.first + max(self.of_site.values(), default=0))
 
     def number(self, site: Site, n_texts: int, columns: range | None) -> int:
         """The number of the first text of a call on `n_texts` texts.
@@ -37,13 +42,12 @@ class TextNumbers:
         stack = site.stack.removesuffix("cross").removesuffix(".")
         is_first = not self.of_site
         if is_first and not self._continues(stack, n_texts, columns.start if columns else 0):
-            self.first = self.next
+            self.first = self.new
             self.read.clear()
         if columns is not None:
             self.read[stack] = n_texts, columns.stop
         number = self.first + self.of_site.get(site, 0)
         self.of_site[site] = self.of_site.get(site, 0) + n_texts
-        self.next = max(self.next, number + n_texts)
         return number
 
     def _continues(self, stack: str, n_texts: int, begin: int) -> bool:

@@ -52,6 +52,7 @@ class _Run:
         passes: The pass of each token, and the number of its first text.
     """
 
+    site: Site
     call: AttentionCall
     cache: Any
     queries: Float[Tensor, "B H T D"]
@@ -82,21 +83,21 @@ class _Run:
         is_alike = q.shape == first.q.shape and q.dtype == first.q.dtype
         return is_next and is_alike and (rule is first.rule or rule == first.rule)
 
-    def add(self, q: Tensor, k: Tensor, first_text: int, pass_: Pass) -> None:
+    def add(self, q: Tensor, k: Tensor, pass_: Pass) -> None:
         S = self.before + self.n
         self.queries[:, :, self.n] = q[:, :, 0]
         self.keys[:, :, S] = k[:, :, S]
         self.last = k, version_of(k)
-        self.passes.append((pass_, first_text))
+        self.passes.append((pass_, pass_.texts.number(self.site, len(q), range(S, S + 1))))
 
-    def check(self, site: Site) -> None:
+    def check(self) -> None:
         """Refuse a run whose keys were changed unnoticed: each token has seen them as they were."""
         last, version = self.last
         bits = _INTEGERS[last.itemsize]  # by which NaN equals itself
         own = self.keys[:, :, : last.shape[2]].view(bits)
         if version_of(last) == version and not torch.equal(own, last.view(bits)):
             raise UnsupportedError(
-                f"observe: the keys of {site} were changed in their cache without a trace, as "
+                f"observe: the keys of {self.site} were changed in their cache without a trace, as "
                 f"through .data, while tokens were read one at a time. Change them in place "
                 f"(keys.mul_(...)), or assign new ones."
             )
@@ -181,26 +182,27 @@ class Queue:
         return self._takes_tokens and q.shape[2] == 1 and q.is_cpu and not q.is_inference()
 
     def add_token(
-        self, site: Site, call: AttentionCall, inputs: StackInputs, cache: Any, pass_: Pass
+        self, site: Site, call: AttentionCall, place: Place, cache: Any, pass_: Pass
     ) -> bool:
         """Let a call wait if it reads one more token of a text; False if it cannot wait."""
-        if not self.may_take_token(call):
+        if place.kind != "within" or not self.may_take_token(call):
             return False
-        S = call.k.shape[2]
+        inputs, S = place.inputs, call.k.shape[2]
         # Known for the layers of a pass: it takes 10 us for each, a tenth of what they cost.
         key = "is whole", id(inputs), S
         if key not in pass_.shared:
             pass_.shared[key] = _is_whole(inputs.text, S), inputs
         is_whole = pass_.shared[key][0]
-        if is_whole and self.continue_run(site, call.q, call.k, call.rule, pass_):
-            return True
-        if site in self._runs:
-            self.compute()
-        run = self._new_run(site, call, cache) if is_whole else None
-        if run is not None:
+        if not (is_whole and self.continue_run(site, call.q, call.k, call.rule, pass_)):
+            if site in self._runs:
+                self.compute()
+            run = self._new_run(site, call, cache) if is_whole else None
+            if run is None:
+                return False
             self._runs[site] = run
-            run.add(call.q, call.k, pass_.texts.number(site, len(call.q), range(S - 1, S)), pass_)
-        return run is not None
+            run.add(call.q, call.k, pass_)
+        pass_.repeats[place.key] = place, None
+        return True
 
     def continue_run(
         self, site: Site, q: Tensor, k: Tensor, rule: AttentionRule, pass_: Pass
@@ -209,8 +211,7 @@ class Queue:
         run = self._runs.get(site)
         if run is None or not run.continues(q, k, rule):
             return False
-        S = k.shape[2]
-        run.add(q, k, pass_.texts.number(site, len(q), range(S - 1, S)), pass_)
+        run.add(q, k, pass_)
         return True
 
     def _new_run(self, site: Site, call: AttentionCall, cache: Any) -> _Run | None:
@@ -227,21 +228,19 @@ class Queue:
         keys = k.new_empty(*k.shape[:2], S + TOKENS, k.shape[3])
         keys[:, :, :S] = k
         first = replace(call, v=k[..., :0], heads=q[..., :0], module_call=None, alike=None)
-        return _Run(first, layer, queries, keys, (k, version_of(k)))
+        return _Run(site, first, layer, queries, keys, (k, version_of(k)))
 
     def compute(self) -> None:
         """Compute what waits, and add its sums."""
         with without_function_modes(), torch.no_grad():
-            for site in list(self._runs):
-                self._runs[site].check(site)
-                run = self._runs.pop(site)
+            for site, run in list(self._runs.items()):
+                run.check()
+                del self._runs[site]
                 for start, stop in run.parts():
                     call, text = run.as_call(start, stop)
                     pass_, first_text = run.passes[start]
-                    inputs = StackInputs(text)
-                    place = self._layouts.place(site, call, inputs, None, pass_)
-                    layout = self._layouts.of(place, site, call, inputs, pass_)
-                    group = _group_of(call, layout)
+                    place = self._layouts.place(site, call, StackInputs(text), None, pass_)
+                    group = _group_of(call, self._layouts.of(place, site, call, pass_))
                     self.wait(group, site, call.q, call.k, first_text, pass_)
             self._compute_groups()
 

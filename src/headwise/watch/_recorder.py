@@ -27,7 +27,6 @@ from headwise.capture import (
     ModuleCall,
     OfGraph,
     Site,
-    StackInputs,
     Text,
     follow_graphs,
     open_capture,
@@ -332,29 +331,27 @@ class Recorder:
                 "jvp). Watch a call outside of it; per-text statistics come from "
                 "Request(per_text=True)."
             )
-        inputs, request = self._inputs.of(site.stack), self.request
+        request, latest, pass_ = self.request, self._inputs.latest, self._pass
         need_heads = verify or is_answer
         # The function mode must not capture what is computed from the call.
         with without_function_modes():
-            latest, pass_ = self._inputs.latest, self._pass
+            inputs = self._inputs.of(site.stack)
             place = self._layouts.place(site, call, inputs, latest.kept, pass_)
             if site not in self._graphs.sites:
-                self._graphs.add_site(site, call, self._is_alike(site, call, inputs, place))
+                self._graphs.add_site(site, call, self._is_alike(site, call, place))
             number = None if call.module_call is None else call.module_call.number
             pass_.add(partial(self._recorded.cover, site, number, place.covered))
             if self._rows_of is not None and (ranges := self._rows_of(call)):
-                self._keep_weights(site, call, self._layout(place, site, call, inputs), ranges)
+                self._keep_weights(site, call, self._layout(place, site, call), ranges)
                 return None
             if not (need_heads or request.names or request.received):  # maps alone
                 self._keep(site, call)
                 if not self.projections.is_known(site):
                     self.projections.wait(site, call, lambda *_: None)
                 return None
-            may_be_token = place.kind == "within" and not need_heads and call.q.shape[2] == 1
-            if may_be_token and self._queue.add_token(site, call, inputs, latest.cache, pass_):
-                pass_.repeats[place.key] = place, None
+            if not need_heads and self._queue.add_token(site, call, place, latest.cache, pass_):
                 return None
-            layout = self._layout(place, site, call, inputs)
+            layout = self._layout(place, site, call)
             columns, n_texts = layout.positions.columns, layout.positions.n_texts
             first = pass_.texts.number(site, n_texts, columns)
             rows = None
@@ -375,15 +372,15 @@ class Recorder:
         self._queue.compute()
         self._accumulator.close(self._pass.latest_texts.first)
 
-    def _is_alike(self, site: Site, call: AttentionCall, inputs: StackInputs, place: Place) -> bool:
+    def _is_alike(self, site: Site, call: AttentionCall, place: Place) -> bool:
         """Whether an operator in a compiled graph would tell the same of a call."""
-        request, bare = self.request, replace(call, module_call=None)
-        of_graph = self._layouts.place(site, bare, inputs, None, self._pass)
+        bare = replace(call, module_call=None)
+        of_graph = self._layouts.place(site, bare, place.inputs, None, self._pass)
         return (
             place.kind == "within" == of_graph.kind
             and place.covered == of_graph.covered
             and self._inputs.follows_model(site.stack)
-            and not (request.maps or request.needs_projection)
+            and not self._needs_projections
         )
 
     def _add_rows(
@@ -460,13 +457,11 @@ class Recorder:
         joined = torch.cat(weights, 2)
         self._pass.add(partial(self._recorded.weights.__setitem__, site, joined))
 
-    def _layout(
-        self, place: Place, site: Site, call: AttentionCall, inputs: StackInputs
-    ) -> CallLayout:
+    def _layout(self, place: Place, site: Site, call: AttentionCall) -> CallLayout:
         """Where the queries and keys of a call lie in their texts."""
-        if place.kind != "cross" and inputs.text.real is None and call.real is not None:
+        if place.kind != "cross" and place.inputs.text.real is None and call.real is not None:
             self._inputs.learn(site.stack, call.real)
-        return self._layouts.of(place, site, call, inputs, self._pass)
+        return self._layouts.of(place, site, call, self._pass)
 
 
 def _per_head(site: Site, projection: OutputProjection | None) -> Float[Tensor, "H Dv d_model"]:

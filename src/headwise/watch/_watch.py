@@ -59,27 +59,22 @@ class Watch:
             UnsupportedError: no attention call was captured.
             ArgumentError: `layers` names a layer that the model does not have.
         """
-        with without_function_modes():  # which would see every function that the table calls
-            return self._table()
-
-    def _table(self) -> HeadTable:
-        sites, totals = self._recorder.totals()
-        self._check_captured("observe", sites)
-        heads = tuple(head for site in sites for head in site.heads())
-        kind = weights_from(self._model)
-        covered = [
-            self._recorder.recorded.covered[site][:2] for site in sites for _ in range(site.n_heads)
-        ]
-        return HeadTable(
-            heads=heads,
-            kv_heads=np.array([kv for site in sites for kv in site.kv_heads()], dtype=np.int64),
-            totals=totals,
-            covered=np.array(covered, dtype=np.float64).T,
-            queries=self._request.queries,
-            model=fingerprint(self._model),
-            versions=versions() | ({"weights": kind} if kind else {}),
-            original=originals_of(self._model, heads),
-        )
+        with without_function_modes():  # which would see every function that this calls
+            sites, totals = self._recorder.totals()
+            self._check_captured("observe", sites)
+            heads = tuple(head for site in sites for head in site.heads())
+            kind, covered = weights_from(self._model), self._recorder.recorded.covered
+            of_heads = [covered[site][:2] for site in sites for _ in range(site.n_heads)]
+            return HeadTable(
+                heads=heads,
+                kv_heads=np.array([kv for site in sites for kv in site.kv_heads()], dtype=np.int64),
+                totals=totals,
+                covered=np.array(of_heads, dtype=np.float64).T,
+                queries=self._request.queries,
+                model=fingerprint(self._model),
+                versions=versions() | ({"weights": kind} if kind else {}),
+                original=originals_of(self._model, heads),
+            )
 
     def pairs(self, **pairs: Sequence[TextPairs]) -> None:
         """Set the pairs (query, key) of each text of the next forward pass.
@@ -295,12 +290,7 @@ class Watch:
         return self._recorder.recorded.calls
 
     def _check_captured(self, caller: str, watched: Collection[Site]) -> None:
-        """Refuse layers that do not exist, and a watch without a call.
-
-        Raises:
-            ArgumentError: `layers` names a layer that the model does not have.
-            UnsupportedError: no attention call was captured.
-        """
+        """Refuse layers that do not exist, and a watch without a call."""
         sites = self._recorder.capture.sites.all
         missing = set(self._recorder.layers or ()) - {site.layer for site in sites}
         if missing and sites:
