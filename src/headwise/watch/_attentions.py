@@ -103,7 +103,13 @@ def attentions(
     rows = {site: ranges_of("attentions", queries, call) for site, call in calls.items()}
     of_head = {site: _bytes(call, rows[site]) for site, call in calls.items()}
     of_head |= {site: part[:, 0].nbytes for site, part in weights.items()}
-    _check_size(sum(len(chosen[site]) * size for site, size in of_head.items()), max_bytes)
+    size = sum(len(chosen[site]) * of_site for site, of_site in of_head.items())
+    if size > max_bytes:  # before any large weights are computed
+        raise ArgumentError(
+            f"attentions: the weights take {size:,} bytes, and max_bytes={max_bytes:,}. Choose "
+            f"queries= (-1 is the last), heads= or layers=, or raise max_bytes. headwise.observe "
+            f"gives what they say of each head in memory that grows linearly with the text."
+        )
     stacks: dict[str, list[Tensor | None]] = {}
     for site in watch.sites():
         if site.layer >= 0:
@@ -113,8 +119,8 @@ def attentions(
             stacks[site.stack][site.layer] = weights[site][:, indices]
         elif indices:
             call = calls[site]
-            of_site = weights_of_heads(call, indices, rows[site], call.q.dtype)
-            stacks[site.stack][site.layer] = of_site
+            own = weights_of_heads(call, indices, rows[site], call.q.dtype)
+            stacks[site.stack][site.layer] = own
     if len(stacks) == 1:
         return tuple(*stacks.values())
     names = {stack: stack.rpartition(".")[2] or "self" for stack in stacks}
@@ -181,13 +187,3 @@ def _few_rows(queries: Queries, call: AttentionCall) -> Sequence[range]:
 def _bytes(call: AttentionCall, rows: Sequence[range]) -> int:
     """How large the weights of one head are."""
     return len(call.q) * sum(map(len, rows)) * call.k.shape[2] * call.q.element_size()
-
-
-def _check_size(size: int, max_bytes: int) -> None:
-    """Refuse weights that would not fit, before any large ones are computed."""
-    if size > max_bytes:
-        raise ArgumentError(
-            f"attentions: the weights take {size:,} bytes, and max_bytes={max_bytes:,}. Choose "
-            f"queries= (-1 is the last), heads= or layers=, or raise max_bytes. headwise.observe "
-            f"gives what they say of each head in memory that grows linearly with the text."
-        )

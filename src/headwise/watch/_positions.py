@@ -112,7 +112,10 @@ def positions_within(call: AttentionCall, text: Text) -> Positions:
     queries = slice(total - T, total)
     keys = _text_layout(real, _packed(call, text))
     n_read = max(T, text.tokens or 0)  # more than the queries where a layer computes the last alone
-    end = _length(text, total, n_read)
+    if text.real is not None:
+        end = text.real.shape[1]
+    else:  # with tokens that the cache has evicted
+        end = total if text.cached is None else int(text.cached) + n_read
     return Positions(
         query_real=real[:, queries],
         key_real=real,
@@ -123,13 +126,6 @@ def positions_within(call: AttentionCall, text: Text) -> Positions:
         columns=range(end - n_read, end),
         evicted=_evicted(text, total, end, S).to(real.device).expand(B, 1),
     )
-
-
-def _length(text: Text, total: int, n_read: int) -> int:
-    """The length of the text so far, including tokens that the cache has evicted."""
-    if text.real is not None:
-        return text.real.shape[1]
-    return total if text.cached is None else int(text.cached) + n_read
 
 
 def _evicted(text: Text, total: int, end: int, S: int) -> Int[Tensor, "#B 1"]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -47,13 +48,8 @@ class Projections:
         with Hooks() as hooks:
             for name, module in self._model.named_modules():
                 if hasattr(module, "weight") and module not in adapted:
-
-                    def note(module: nn.Module, args: tuple[Any, ...], name: str = name) -> None:
-                        if self._waiting is not None and args and isinstance(args[0], Tensor):
-                            self._note(name, module, args[0])
-
                     # Before all other hooks, which may edit the heads.
-                    hooks.before(module, note, prepend=True)
+                    hooks.before(module, partial(self._note, name), prepend=True)
             yield
 
     def is_known(self, site: Site) -> bool:
@@ -81,17 +77,17 @@ class Projections:
         """The pass whose call waits has failed."""
         self._waiting = None
 
-    @torch.no_grad()
-    def _note(self, name: str, module: nn.Module, x: Tensor) -> None:
-        assert self._waiting is not None
-        site, heads, resume = self._waiting
+    def _note(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if self._waiting is None or not args or not isinstance(args[0], Tensor):
+            return
+        (site, heads, resume), x = self._waiting, args[0]
         projection = OutputProjection(name, module, site.n_heads)
         width, is_split = x.shape[-1] * projection.n_groups, heads.shape[2] == site.n_heads
         fits = is_split and x.numel() == heads.numel() and width == heads[0, 0].numel()
         if not fits or not is_whole_linear(module):
             return
         B, T, H, Dv = heads.shape
-        with without_function_modes():
+        with without_function_modes(), torch.no_grad():
             # Some models put positions before texts.
             for received in (x.reshape(B, T, H, Dv), x.reshape(T, B, H, Dv).transpose(0, 1)):
                 if _is_alike(heads, received):

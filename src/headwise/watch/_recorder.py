@@ -352,20 +352,18 @@ class Recorder:
             if not need_heads and self._queue.add_token(site, call, place, latest.cache, pass_):
                 return None
             layout = self._layout(place, site, call)
-            columns, n_texts = layout.positions.columns, layout.positions.n_texts
-            first = pass_.texts.number(site, n_texts, columns)
-            rows = None
-            if need_heads or not self._queue.add(site, call, place, layout, first, pass_):
-                is_known = is_answer or self.projections.is_known(site)
-                waits = self._needs_projections and not is_known
-                if waits:  # and a gate may change the heads in place
-                    call = replace(call, heads=call.heads.clone())
-                add = partial(self._add_rows, site, call, layout, first, need_heads, verify)
-                if waits:
-                    self.projections.wait(site, call, add)
-                else:
-                    rows = add(self.projections.found.get(site))
-            return rows
+            positions = layout.positions
+            first = pass_.texts.number(site, positions.n_texts, positions.columns)
+            if not need_heads and self._queue.add(site, call, place, layout, first, pass_):
+                return None
+            waits = self._needs_projections and not (is_answer or self.projections.is_known(site))
+            if waits:  # and a gate may change the heads in place
+                call = replace(call, heads=call.heads.clone())
+            add = partial(self._add_rows, site, call, layout, first, need_heads, verify)
+            if not waits:
+                return add(self.projections.found.get(site))
+            self.projections.wait(site, call, add)
+            return None
 
     def _add_up(self) -> None:
         """Compute what waits, and add up the sums of texts that have ended: the host reads them."""
@@ -396,7 +394,12 @@ class Recorder:
     ) -> RowStatistics:
         """Compute the statistics of each row, add them, and keep what else is requested."""
         request, positions = self.request, layout.positions
-        per_head = _per_head(site, projection) if request.needs_weight else None
+        per_head = projection.per_head if projection and request.needs_weight else None
+        if per_head is None and request.needs_weight:
+            raise UnsupportedError(
+                f"observe: output_norm and value(...) need the output projection of {site}, "
+                f"which was not found. Request neither, or leave its layer out with layers=."
+            )
         with without_autocast(call.q):
             needed = layout.row_request
             if need_heads or ("output_norm" in request.statistics and call.join is not None):
@@ -462,12 +465,3 @@ class Recorder:
         if place.kind != "cross" and place.inputs.text.real is None and call.real is not None:
             self._inputs.learn(site.stack, call.real)
         return self._layouts.of(place, site, call, self._pass)
-
-
-def _per_head(site: Site, projection: OutputProjection | None) -> Float[Tensor, "H Dv d_model"]:
-    if projection is None:
-        raise UnsupportedError(
-            f"observe: output_norm and value(...) need the output projection of {site}, "
-            f"which was not found. Request neither, or leave its layer out with layers=."
-        )
-    return projection.per_head
