@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headwise._display import counted
@@ -126,10 +126,10 @@ class Spans:
         if not self._names:
             return None
         if not self._applies(site, text):
-            keys = positions.key_real[..., None].expand(-1, -1, len(self._names))
-            return SpanMembers(torch.zeros_like(keys), torch.zeros_like(positions.query_real))
+            none = positions.key_real.new_zeros(*positions.key_real.shape, len(self._names))
+            return SpanMembers(none, torch.zeros_like(positions.query_real))
         current = self._current_of(site, positions, pass_)
-        spans, queries = current.spans, positions.query_real
+        spans, queries, keys = current.spans, positions.query_real, positions.keys
         _check_lengths(spans, positions)
         if spans.ids is not None and pass_.number == current.first_pass and not positions.is_cross:
             _check_ids(spans.ids, positions, key_text)
@@ -140,7 +140,9 @@ class Spans:
             is_first = pass_.number == first_pass
             named = _query_members(spans.queries, positions, text, is_first)
             queries = torch.zeros_like(queries) if of_target else queries & named
-        return SpanMembers(_key_members(spans, self._names, positions), queries)
+        position = keys.position + positions.evicted
+        by_name = [_members(spans.stretches[name], keys.text, position) for name in self._names]
+        return SpanMembers(torch.stack(by_name, -1) & positions.key_real[..., None], queries)
 
     def _applies(self, site: Site, text: Text) -> bool:
         """Whether the keys of a site belong to the text that stretches are of."""
@@ -223,36 +225,25 @@ def _check_lengths(spans: TextSpans, positions: Positions) -> None:
             )
 
 
-def _key_members(
-    spans: TextSpans, names: Sequence[str], positions: Positions
-) -> Bool[Tensor, "B S C"]:
-    keys = positions.keys
-    by_name = [_table(spans.stretches[name]) for name in names]
-    longest = max(table.shape[1] for table in by_name) + 1
-    padded = [np.pad(table, ((0, 0), (0, longest - table.shape[1]))) for table in by_name]
-    table = torch.from_numpy(np.stack(padded, -1)).to(keys.text.device)  # M n C
-    position = (keys.position + positions.evicted).clamp(max=longest - 1)
-    return table[keys.text, position] & positions.key_real[..., None]
-
-
-def _table(stretches: Sequence[Sequence[Stretch]]) -> Bool[np.ndarray, "M n"]:
-    """Which positions of each text belong to its stretches; the last column to none."""
-    ends = [end for text in stretches for _, end in text]
-    table = np.zeros((len(stretches), max(ends, default=0) + 1), dtype=bool)
-    for row, text in zip(table, stretches, strict=True):
-        for start, end in text:
+def _members(
+    stretches: Sequence[Sequence[Stretch]], text: Int[Tensor, "B n"], position: Int[Tensor, "B n"]
+) -> Bool[Tensor, "B n"]:
+    """Whether each position of a text, both by their numbers, belongs to a stretch of this text."""
+    last = max((end for of_text in stretches for _, end in of_text), default=0)  # in none
+    table = np.zeros((len(stretches), last + 1), dtype=bool)
+    for row, of_text in zip(table, stretches, strict=True):
+        for start, end in of_text:
             row[start:end] = True
-    return table
+    return torch.from_numpy(table).to(text.device)[text, position.clamp(max=last)]
 
 
 def _query_members(
     queries: Sequence[list[Stretch] | str], positions: Positions, text: Text, is_first: bool
 ) -> Bool[Tensor, "B T"]:
     """Which queries of a pass are named."""
-    named = _table([[] if isinstance(text, str) else text for text in queries])
-    table = torch.from_numpy(named).to(positions.query_text.device)
+    named = [[] if isinstance(of_text, str) else of_text for of_text in queries]
     position = positions.query_position + _offset(positions, text)
-    result = table[positions.query_text, position.clamp(max=table.shape[1] - 1)]
+    result = _members(named, positions.query_text, position)
     for word, members in ((LAST, _last(positions)), (GENERATED, not is_first)):
         has_word = torch.tensor([given == word for given in queries], device=result.device)
         result = result | (has_word[positions.query_text] & members)
