@@ -320,9 +320,8 @@ def _covered(call: AttentionCall, tokens: int | None, shape: tuple[int, ...] | N
         if shape[0] * shape[1] == B * T:
             return Covered(B * T, B * T, T)
         return Covered(B * T, B * shape[1])
-    if tokens is not None and tokens > T:  # latents or pooled positions instead of tokens
-        return Covered(B * T, B * tokens)
-    return Covered(B * T, B * T)
+    # Instead of more tokens there may be latents or pooled positions.
+    return Covered(B * T, B * max(T, tokens or 0))
 
 
 def _identity(visible: Mask | None) -> Any:

@@ -22,7 +22,8 @@ class Pairs:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._offsets = [name for name in OFFSETS if request.wants(name)]
+        wanted = {*request.names, *request.top, *request.value}
+        self._offsets = [name for name in OFFSETS if name in wanted]
         # The number of a forward pass, and the pairs that were given for it.
         self._given: tuple[int, Mapping[str, Sequence[TextPairs]]] = -1, {}
 

@@ -219,9 +219,9 @@ class Queue:
         q, k = call.q, call.k
         layer = growing_layer(cache, call.module, k)
         is_plain = type(call) is AttentionCall and call.real is None and call.rule.is_static
-        if layer is None or not is_plain or site.cross:
+        if layer is None or not is_plain or k.itemsize not in _INTEGERS:
             return None
-        if k.itemsize not in _INTEGERS or not is_materialized(q, k):
+        if not is_materialized(q, k):
             return None
         S = k.shape[2]
         queries = q.new_empty(*q.shape[:2], TOKENS, q.shape[3])

@@ -160,10 +160,6 @@ class Request:
         """Whether a mass depends on the tokens of a text, or on what is said about it."""
         return bool(self.classes or self.relations or self.pairs or self.spans)
 
-    def wants(self, mass: str) -> bool:
-        """Whether a mass or one of its further statistics is requested."""
-        return mass in self.names or mass in self.top or mass in self.value
-
 
 def _check_known(measure: str, names: Sequence[str], known: Collection[str]) -> None:
     for name in names:
