@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -21,12 +21,6 @@ Resume = Callable[[OutputProjection | None, Gate | None], object]
 _ALIKE = 0.9
 
 
-class _Waiting(NamedTuple):
-    site: Site
-    heads: Float[Tensor, "B T H Dv"]
-    resume: Resume
-
-
 class Projections:
     """Finds the output projections of a watched model: each is the first linear layer after the
     attention whose input is the heads side by side, or the heads times positive factors.
@@ -38,7 +32,7 @@ class Projections:
     def __init__(self, model: nn.Module, needs_gates: bool) -> None:
         self._model, self._needs_gates = model, needs_gates
         self.found: dict[Site, OutputProjection] = {}
-        self._waiting: _Waiting | None = None
+        self._waiting: tuple[Site, Float[Tensor, "B T H Dv"], Resume] | None = None
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -64,14 +58,14 @@ class Projections:
             self.found[site] = OutputProjection(name, call.module.out_proj, site.n_heads)
             resume(self.found[site], None)
         else:
-            self._waiting = _Waiting(site, call.heads.transpose(1, 2), resume)
+            self._waiting = site, call.heads.transpose(1, 2), resume
 
     def flush(self) -> None:
         """Resume without a projection, if a call still waits for one."""
         if self._waiting is not None:
-            waiting, self._waiting = self._waiting, None
+            (*_, resume), self._waiting = self._waiting, None
             with without_function_modes():
-                waiting.resume(None, None)
+                resume(None, None)
 
     def forget(self) -> None:
         """The pass whose call waits has failed."""

@@ -32,7 +32,7 @@ from headwise.capture import (
     open_capture,
 )
 from headwise.errors import UnsupportedError
-from headwise.kernels import RowStatistics, attend_rows, is_packed
+from headwise.kernels import attend_rows, is_packed
 from headwise.models import uncompiled
 from headwise.ownership import OutputProjection
 from headwise.tables import Totals
@@ -258,15 +258,12 @@ class Recorder:
             return None
         pass_ = self._pass
         pass_.is_in_graph = True
-        alike, rows = self._layouts.alike(of, pass_), None
-        if of.needs_heads or not self._repeat(site, alike, None, of.q, of.k):
-            call = replace(describe(of), alike=alike)
-            rows = self._add(site, call, is_answer=of.needs_heads)
-            pass_.calls[site] += 1
-        if rows is None or rows.heads is None:
+        alike = self._layouts.alike(of, pass_)
+        if not of.needs_heads and self._repeat(site, alike, None, of.q, of.k):
             return None
-        self._answered.add(site)
-        return rows.heads.to(of.q.dtype)
+        heads = self._add(site, replace(describe(of), alike=alike), is_answer=of.needs_heads)
+        pass_.calls[site] += 1
+        return heads
 
     def _answer(self, call: AttentionCall) -> Float[Tensor, "B H T Dv"] | None:
         """Record a call and return its heads; None leaves both to the model's own kernel."""
@@ -280,10 +277,9 @@ class Recorder:
             return None
         if self.request.needs_projection and not self.projections.is_known(site):
             return None
-        rows = self._add(site, call, is_answer=True)
+        heads = self._add(site, call, is_answer=True)
         self._pass.calls[site] += 1
-        self._answered.add(site)
-        return None if rows is None or rows.heads is None else rows.heads.to(call.q.dtype)
+        return heads
 
     def _begin_in_graph(self, text: Text, is_training: bool) -> None:
         """Begin a forward pass that runs in a compiled graph."""
@@ -318,12 +314,10 @@ class Recorder:
 
     def _add(
         self, site: Site, call: AttentionCall, *, verify: bool = False, is_answer: bool = False
-    ) -> RowStatistics | None:
+    ) -> Float[Tensor, "B H T Dv"] | None:
         """Let a call wait, or compute the statistics of its rows and add their sums.
 
-        Returns:
-            The statistics of each row; None if the call waits. A call whose heads are needed does
-            not wait.
+        A call whose heads are needed does not wait; it returns them.
         """
         if is_wrapped(call.q):
             raise UnsupportedError(
@@ -332,7 +326,7 @@ class Recorder:
                 "Request(per_text=True)."
             )
         request, latest, pass_ = self.request, self._inputs.latest, self._pass
-        need_heads = verify or is_answer
+        may_wait = not (verify or is_answer)
         # The function mode must not capture what is computed from the call.
         with without_function_modes():
             inputs = self._inputs.of(site.stack)
@@ -344,22 +338,24 @@ class Recorder:
             if self._rows_of is not None and (ranges := self._rows_of(call)):
                 self._keep_weights(site, call, self._layout(place, site, call), ranges)
                 return None
-            if not (need_heads or request.names or request.received):  # maps alone
+            if may_wait and not (request.names or request.received):  # maps alone
                 self._keep(site, call)
                 if not self.projections.is_known(site):
                     self.projections.wait(site, call, lambda *_: None)
                 return None
-            if not need_heads and self._queue.add_token(site, call, place, latest.cache, pass_):
+            if may_wait and self._queue.add_token(site, call, place, latest.cache, pass_):
                 return None
             layout = self._layout(place, site, call)
             positions = layout.positions
             first = pass_.texts.number(site, positions.n_texts, positions.columns)
-            if not need_heads and self._queue.add(site, call, place, layout, first, pass_):
+            if may_wait and self._queue.add(site, call, place, layout, first, pass_):
                 return None
             waits = self._needs_projections and not (is_answer or self.projections.is_known(site))
             if waits:  # and a gate may change the heads in place
                 call = replace(call, heads=call.heads.clone())
-            add = partial(self._add_rows, site, call, layout, first, need_heads, verify)
+            add = partial(self._add_rows, site, call, layout, first, not may_wait, verify)
+            if is_answer:
+                self._answered.add(site)
             if not waits:
                 return add(self.projections.found.get(site))
             self.projections.wait(site, call, add)
@@ -391,8 +387,8 @@ class Recorder:
         verify: bool,
         projection: OutputProjection | None = None,
         gate: Gate | None = None,
-    ) -> RowStatistics:
-        """Compute the statistics of each row, add them, and keep what else is requested."""
+    ) -> Float[Tensor, "B H T Dv"] | None:
+        """Add the statistics of each row, and keep what else is requested; return any heads."""
         request, positions = self.request, layout.positions
         per_head = projection.per_head if projection and request.needs_weight else None
         if per_head is None and request.needs_weight:
@@ -420,7 +416,7 @@ class Recorder:
             pass_.add(partial(recorded.receive, site, rows.received, positions, first))
         if request.per_query:
             self._layouts.spans.keep(site, positions, layout.spans, rows, pass_)
-        return rows
+        return None if rows.heads is None else rows.heads.to(call.q.dtype)
 
     def _verify(
         self,
