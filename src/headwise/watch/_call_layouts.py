@@ -31,7 +31,7 @@ _COPIED = 1 << 22
 _LARGE = 1 << 12
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class CallLayout:
     """Where the queries and keys of a call lie in their texts, and what follows from that alone.
 
@@ -111,7 +111,7 @@ class Waiting(NamedTuple):
     of_pass: Pass
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Group:
     """Calls that differ in queries and keys alone, and are computed as one, heads side by side.
 
@@ -243,23 +243,22 @@ class CallLayouts:
         shape = q.shape[0], q.shape[2], k.shape[0], k.shape[2], k.device
         numbers = (place.kind, *shape, *lengths, visible if is_rule else None)
         tensors = text.real, text.positions, cross.real, call.real, mask
-        may_recur = is_rule or (mask is not None and mask.numel() <= _COPIED)
-        may_recur &= not self._request.is_of_text
+        stays = is_rule or (mask is not None and mask.numel() <= _COPIED)
+        may_recur = stays and not self._request.is_of_text
         for known_numbers, known_tensors, layout in self._known if may_recur else ():
             if known_numbers == numbers and all(map(_equal, known_tensors, tensors)):
                 return layout
-        if mask is not None and mask.numel() <= _COPIED:  # the model may change its own in place
-            visible = Dense(mask.clone())
-        may_wait = is_rule or (isinstance(visible, Dense) and visible.visible is not mask)
-        may_wait &= visible is None or visible.batch[1] == 1
+        if stays and mask is not None:  # the model may change its own in place
+            mask = mask.clone()
+            visible = Dense(mask)
+        may_wait = stays and (visible is None or visible.batch[1] == 1)
         of_queries, key_text, positions = _located(call, place.inputs, place.kind)
         columns = self.pairs.columns(positions, of_queries, pass_)
         spans = self.spans.members(site, positions, key_text, text, pass_)
         layout = CallLayout(self._request, key_text, positions, columns, spans, visible, may_wait)
         if may_recur:
-            copies = (x if x is None or x is mask else x.clone() for x in tensors[:-1])
-            own = visible.visible if isinstance(visible, Dense) else None
-            self._known.appendleft((numbers, (*copies, own), layout))
+            copies = (None if x is None else x.clone() for x in tensors[:-1])
+            self._known.appendleft((numbers, (*copies, mask), layout))
         return layout
 
 

@@ -445,14 +445,11 @@ class Recorder:
         weights, must_agree = [], call.exact and site not in self._verified
         with without_autocast(call.q):
             for part in ranges:
-                of_part = attend_rows(
-                    call.q, call.k, call.v, call.rule, keep_weights=True, rows=part
-                )
-                weights.append(of_part["weights"].to(call.q.dtype))
+                own = attend_rows(call.q, call.k, call.v, call.rule, keep_weights=True, rows=part)
+                weights.append(own["weights"].to(call.q.dtype))
                 if must_agree:
                     rows = slice(part.start, part.stop)
-                    heads, lse = of_part["heads"], of_part["lse"]
-                    self._verify(site, call, heads, lse, layout.positions, rows)
+                    self._verify(site, call, own["heads"], own["lse"], layout.positions, rows)
         joined = torch.cat(weights, 2)
         self._pass.add(partial(self._recorded.weights.__setitem__, site, joined))
 

@@ -299,15 +299,12 @@ class Watch:
                 f"There are 0 to {max(site.layer for site in sites)}."
             )
         if not watched:
+            passes, first = self._recorder.passes, self.sites()[:4]
+            advice = "Run a model with softmax attention inside the block."
+            if passes and first:
+                names = ", ".join(f"{site} ({site.reason})" for site in first)
+                advice = f"It cannot be watched: {names}."
             raise UnsupportedError(
-                f"{caller}: no attention call was captured in {self._recorder.passes} forward "
-                f"passes of {type(self._model).__name__}. {_advice(self._recorder)}"
+                f"{caller}: no attention call was captured in {passes} forward passes of "
+                f"{type(self._model).__name__}. {advice}"
             )
-
-
-def _advice(recorder: Recorder) -> str:
-    """What to do if nothing was captured: after a pass, which modules should have attended."""
-    names = ", ".join(f"{site} ({site.reason})" for site in recorder.sites()[:4])
-    if not recorder.passes or not names:
-        return "Run a model with softmax attention inside the block."
-    return f"It cannot be watched: {names}."
