@@ -40,7 +40,6 @@ from headwise.watch._accumulator import Accumulator
 from headwise.watch._call_layouts import CallLayout, CallLayouts, Place, key_of_place
 from headwise.watch._graphs import Graphs
 from headwise.watch._pass import Pass, TextNumbers
-from headwise.watch._positions import Positions
 from headwise.watch._projections import Gate, Projections
 from headwise.watch._queue import Queue
 from headwise.watch._recorded import Recorded
@@ -407,7 +406,8 @@ class Recorder:
             more = {"output_norm": norms, "gate": gate}
             sums = sum_rows(rows, layout, knows_logits=call.knows_logits, more=more)
         if verify and rows.heads is not None:
-            self._verify(site, call, rows.heads, rows.lse, positions)
+            verify_heads(site, call, rows.heads, rows.lse, positions)
+            self._verified.add(site)
         pass_, recorded = self._pass, self._recorded
         pass_.add(partial(self._accumulator.add, site, sums, [first]))
         if request.maps:
@@ -417,21 +417,6 @@ class Recorder:
         if request.per_query:
             self._layouts.spans.keep(site, positions, layout.spans, rows, pass_)
         return None if rows.heads is None else rows.heads.to(call.q.dtype)
-
-    def _verify(
-        self,
-        site: Site,
-        call: AttentionCall,
-        heads: Tensor,
-        lse: Tensor,
-        positions: Positions,
-        rows: slice = slice(None),
-    ) -> None:
-        """Refuse a call some of whose heads are not those that its inputs give."""
-        joined = heads if call.join is None else call.join(heads.to(call.heads.dtype))
-        real = positions.query_real[:, rows]
-        verify_heads(site, call.heads[:, :, rows], joined, lse, real)
-        self._verified.add(site)
 
     def _keep(self, site: Site, call: AttentionCall) -> None:
         """Keep a call for maps, without the heads and the module's inputs."""
@@ -449,7 +434,8 @@ class Recorder:
                 weights.append(own["weights"].to(call.q.dtype))
                 if must_agree:
                     rows = slice(part.start, part.stop)
-                    self._verify(site, call, own["heads"], own["lse"], layout.positions, rows)
+                    verify_heads(site, call, own["heads"], own["lse"], layout.positions, rows)
+                    self._verified.add(site)
         joined = torch.cat(weights, 2)
         self._pass.add(partial(self._recorded.weights.__setitem__, site, joined))
 

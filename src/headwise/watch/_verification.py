@@ -1,11 +1,12 @@
 """Refuses a call whose heads are not those that its captured inputs give."""
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Float
 from torch import Tensor
 
-from headwise.capture import Site
+from headwise.capture import AttentionCall, Site
 from headwise.errors import UnsupportedError
+from headwise.watch._positions import Positions
 
 # The largest relative difference between our heads and the model's own.
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -13,15 +14,22 @@ _STEPS = 8  # roundings of a logit that may add up
 
 
 def verify_heads(
-    site: Site, theirs: Tensor, ours: Tensor, lse: Tensor, query_real: Bool[Tensor, "B T"]
+    site: Site,
+    call: AttentionCall,
+    heads: Float[Tensor, "B H R Dv"],
+    lse: Float[Tensor, "B H R"],
+    positions: Positions,
+    rows: slice = slice(None),
 ) -> None:
-    """Refuse a call whose heads differ from those that its captured inputs give.
+    """Refuse a call some of whose heads differ from those that its captured inputs give.
 
     Large logits are rounded by more, and so are their exponentials: `lse` bounds them. Rows with
     NaN logits or without a visible key are not compared, because kernels treat them differently:
     where a mask adds its lowest number to all keys, eager attention has uniform weights.
     """
-    real = query_real[:, None, :, None] & (lse > -torch.inf).unsqueeze(-1)
+    theirs = call.heads[:, :, rows]
+    ours = heads if call.join is None else call.join(heads.to(theirs.dtype))
+    real = positions.query_real[:, None, rows, None] & (lse > -torch.inf).unsqueeze(-1)
     logits = _largest(torch.where(real[..., 0] & lse.isfinite(), lse, 0.0))
     rounding = _STEPS * torch.finfo(torch.float32).eps * logits
     if theirs.shape == ours.shape:
