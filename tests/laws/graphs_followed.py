@@ -3,9 +3,10 @@
 Dynamo cannot trace the shape checks of annotations, so these laws run in a process without them.
 """
 
+import threading
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -519,6 +520,120 @@ def _forward_by_name(self: Attention, x: Tensor, mask: Tensor | None = None) -> 
     return x + self.proj(heads.transpose(1, 2).flatten(2))
 
 
+class Unseen(Attention):
+    """Attends by another name of torch's function, if it is told so."""
+
+    function: Any = None
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if self.function is None:
+            return super().forward(x, mask)
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+        return x + self.proj(self.function(q, k, v, mask).transpose(1, 2).flatten(2))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["layer", "function"])
+def test_a_call_that_a_graph_misses_later_is_refused(kind: str) -> None:
+    """In layers that are compiled one by one, whose passes begin uncompiled."""
+    layer = (lambda: hw.MultiHeadAttention(64, 4)) if kind == "layer" else Unseen
+    model = nn.Sequential(layer(), layer())
+    for part in model:
+        part.compile(backend="aot_eager")
+    with hw.observe(model) as watch:
+        model(X), model(X)
+        watch.table()
+        if kind == "layer":  # a mask that is no tensor
+            mask = {"mask": hw.masks.window(4)}
+            model[1].register_forward_pre_hook(lambda _, x, __: (x, mask), with_kwargs=True)
+        else:
+            model[1].function = torch._C._nn.scaled_dot_product_attention
+        model(X)
+    with pytest.raises(UnsupportedError, match=r"1\S* has recorded its call in 1 of 2 passes"):
+        watch.table()
+
+
+@torch.library.custom_op("tests::pause", mutates_args=())
+def _pause(x: Tensor) -> Tensor:
+    while Pausing.steps:
+        Pausing.steps.pop()()
+    return x.clone()
+
+
+@_pause.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+class Pausing(nn.Module):
+    """Runs something else amid a pass."""
+
+    steps: ClassVar[list[Callable[[], object]]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.tests.pause(x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("stays", [True, False])
+def test_two_threads_in_one_compiled_model_are_refused(stays: bool) -> None:
+    model, end = nn.Sequential(Attention(), Pausing(), Attention()), threading.Event()
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+
+    def elsewhere() -> None:
+        with torch.no_grad():
+            run(X)
+        done.set()
+        end.wait()
+
+    def meanwhile() -> None:
+        other.start()
+        done.wait()
+        if not stays:
+            end.set()
+            other.join()
+
+    with hw.observe(model) as watch:
+        run(X), run(X)
+        other, done = threading.Thread(target=elsewhere), threading.Event()
+        Pausing.steps.append(meanwhile)
+        if stays:
+            with pytest.raises(UnsupportedError, match="runs in two threads at once"):
+                run(X)
+        else:
+            run(X)
+        end.set()
+        other.join()
+    with pytest.raises(UnsupportedError, match="or two threads ran at once"):
+        watch.table()
+
+
+def test_a_forward_that_others_replace_stays() -> None:
+    model = nn.Sequential(Attention(), Attention())
+    run = torch.compile(model, backend="aot_eager")
+
+    def replace(layer: nn.Module) -> Callable[..., Tensor]:
+        forward = layer.forward
+        layer.forward = lambda x: forward(x) * 2
+        return layer.forward
+
+    with hw.observe(model):
+        run(X), run(X)
+        replaced = replace(model[0])
+        run(X)
+    assert model[0].forward is replaced
+    expected = model(X)
+    with hw.HeadMonitor(model, every=1) as monitor:
+        for n in range(3):
+            if n == 1:
+                of_monitor, expected = replace(model[1]), model(X)
+            output = run(X)
+            output.sum().backward()
+            monitor.step()
+    torch.testing.assert_close(output, expected)
+    assert model[1].forward is of_monitor
+
+
 @torch.no_grad()
 def test_a_graph_that_hands_over_too_little_is_refused() -> None:
     model, call = MODELS["function"][0](), MODELS["function"][1]
@@ -526,7 +641,7 @@ def test_a_graph_that_hands_over_too_little_is_refused() -> None:
     with hw.observe(model) as watch:
         run(**call), run(**call)
         torch.compile(model[1], backend="aot_eager")(X)
-    with pytest.raises(UnsupportedError, match=r"1 has recorded 2 calls in 1 passes that ran"):
+    with pytest.raises(UnsupportedError, match=r"1 has recorded its call in 0 of 1 passes"):
         watch.table()
 
 

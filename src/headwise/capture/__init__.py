@@ -6,6 +6,7 @@ from headwise.capture._call import OfGraph as OfGraph
 from headwise.capture._capture import Capture as Capture
 from headwise.capture._follow_graphs import follow_graphs as follow_graphs
 from headwise.capture._follow_graphs import may_follow as may_follow
+from headwise.capture._follow_graphs import may_stand_at as may_stand_at
 from headwise.capture._inputs import InputTracker as InputTracker
 from headwise.capture._inputs import StackInputs as StackInputs
 from headwise.capture._inputs import Text as Text

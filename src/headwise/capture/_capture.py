@@ -172,7 +172,7 @@ class Capture:
         thread = threading.get_ident()
         for active in (self._receiving, self._thread):
             if active not in (None, thread):
-                self._check_thread(active)
+                self.check_thread(active)
         self._receiving = thread
 
     def compute_uncaptured(self, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -197,7 +197,7 @@ class Capture:
                 f"observe: {type(model).__name__} is called on the meta device, which holds no "
                 f"numbers. Load its weights, and give it inputs on their device."
             )
-        self._check_thread(self._thread)
+        self.check_thread(self._thread)
         if in_backward():  # gradient checkpointing may run all of it again, and then end
             return
         self._thread, self.captured_elsewhere = threading.get_ident(), 0
@@ -214,7 +214,7 @@ class Capture:
         self.shared.clear()
         end_pass(output is not None)
 
-    def _check_thread(self, active: int | None) -> None:
+    def check_thread(self, active: int | None) -> None:
         """Forward passes may come from any thread, but one after the other."""
         if active is None or active == threading.get_ident():
             return

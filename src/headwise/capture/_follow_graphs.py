@@ -30,8 +30,9 @@ from headwise.capture._graph import (
 from headwise.capture._inputs import Text
 
 OnPass = Callable[[Text, bool], None]
-# Returns the heads, where the graph leaves them to the operator and the pass counts.
-OnGraphCall = Callable[[GraphCall], Tensor | None]
+# Returns the heads, where the graph leaves them to the operator and the pass counts. None stands
+# for a call that was missed.
+OnGraphCall = Callable[[GraphCall | None], Tensor | None]
 
 
 def call_of_layer(call: GraphCall) -> AttentionCall:
@@ -51,14 +52,18 @@ _FORWARDS: dict[Any, Callable[..., Any]] = {
 }
 
 
+def may_stand_at(module: nn.Module) -> bool:
+    """Whether nobody else has replaced `forward` of a module."""
+    return "forward" not in vars(module) or _is_of_handle(module)
+
+
 def may_follow(call: AttentionCall) -> bool:
     """Whether a graph can hand over calls of this kind, and a handle may stand at their module.
 
     It cannot where others have replaced `forward` of the module or torch's function, or the module
     knows that function by a name of its own.
     """
-    own = vars(call.module)
-    if not call.in_graph or ("forward" in own and CALL not in own):
+    if not (call.in_graph and may_stand_at(call.module)):
         return False
     if call.in_graph is not call_of_function:
         return True
@@ -133,6 +138,14 @@ def _handled(
 def _take_down(module: nn.Module, name: str) -> None:
     """Remove what stands at a module beside its handle."""
     if name == CALL:
-        vars(module).pop("forward", None)
+        if _is_of_handle(module):
+            del vars(module)["forward"]
     else:
         remove_hooks(module, partial(is_, follow_pass))
+
+
+def _is_of_handle(module: nn.Module) -> bool:
+    """Whether `forward` in the attributes of a module is what stands beside a handle, or a copy."""
+    forward = type(module).forward
+    replaced = getattr(vars(module).get("forward"), "__func__", None)
+    return replaced in (forward, *(followed(forward) for followed in _FORWARDS.values()))

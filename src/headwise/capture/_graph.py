@@ -74,11 +74,12 @@ def _nothing() -> None:
 
 class _Running:
     """The handle of the module whose forward pass a compiler traces, for functions that are not
-    told which module calls them."""
+    told which module calls them, and whether an operator stands beside a call in it."""
 
     def __init__(self) -> None:
         # Its own from the beginning: a graph guards which attributes an object has.
         self.handle: Handle | None = None
+        self.has_attended = False
 
 
 _running = _Running()
@@ -133,6 +134,7 @@ def followed_attention(
     if is_traced_by_compiler():
         handle = _running.handle
         if handle is not None:
+            _running.has_attended = True
             heads = _operator_of(
                 handle, query.ndim == 4 and not dropout_p, query, key, value, attn_mask, None, None,
                 scale, None, is_causal, FUSED_ATTENTION,
@@ -161,8 +163,11 @@ def following_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
     def follow(module, *args, **kwargs):
         if not is_traced_by_compiler():
             return forward(module, *args, **kwargs)
-        outer, _running.handle = _running.handle, getattr(module, CALL, None)
+        handle = getattr(module, CALL, None)
+        outer, _running.handle, _running.has_attended = _running.handle, handle, False
         output = forward(module, *args, **kwargs)
+        if handle is not None and not _running.has_attended:
+            torch.ops.headwise.miss(handle.order, handle.state)
         _running.handle = outer
         return output
 
@@ -181,6 +186,8 @@ def following_layer(forward: Callable[..., Any]) -> Callable[..., Any]:
             if handle is not None and bias is None and (mask is None or isinstance(mask, Tensor)):
                 rule = mask, None, None, None, None, causal
                 _operator_of(handle, False, q, k, v, *rule, "headwise")
+            elif handle is not None:
+                torch.ops.headwise.miss(handle.order, handle.state)
         return forward(module, q, k, v, mask=mask, causal=causal, bias=bias, **options)
 
     return follow
@@ -272,6 +279,13 @@ def _observe(
             receive(call)
 
 
+def _miss(order: Tensor, state: Tensor) -> None:
+    """A module ran in a graph, beside whose attention call no operator could stand."""
+    handle = _handles.get(int(state))
+    for receive in () if handle is None else tuple(handle.receivers):
+        receive(None)
+
+
 def _answer(
     q: Tensor,
     k: Tensor,
@@ -333,6 +347,7 @@ for _schema, _function, _of_outlines in (
         _traced,
     ),
     (f"observe(Tensor q, Tensor k, {_CALL}) -> ()", _observe, _traced),
+    ("miss(Tensor order, Tensor(a!) state) -> ()", _miss, _traced),
     (f"answer(Tensor q, Tensor k, Tensor v, {_CALL}) -> Tensor", _answer, _traced_heads),
 ):
     # Graphs of CUDA would replay what they have recorded, and call nothing.

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from headwise.capture import AttentionCall, Site, may_follow
+from headwise.capture import AttentionCall, Site, may_follow, may_stand_at
 from headwise.errors import UnsupportedError
 from headwise.watch._pass import Pass
 
@@ -23,7 +23,7 @@ class Graphs:
     def __init__(self) -> None:
         self.sites: dict[Site, tuple[nn.Module, Callable[..., Any]] | None] = {}
         self.are_open = False
-        # The passes of graphs so far, and the calls of each site in them.
+        # The passes of graphs so far, and those in which each site has called once.
         self._passes, self._calls = 0, Counter[Site]()
 
     def add_site(self, site: Site, call: AttentionCall, is_alike: bool) -> None:
@@ -33,8 +33,8 @@ class Graphs:
 
     def can_follow(self, sites: Collection[Site]) -> bool:
         """Whether graphs can hand over the calls of these sites, each of a module of its own."""
-        known = [self.sites.get(site) for site in sites]
-        modules = {id(known_site[0]) for known_site in known if known_site is not None}
+        known = filter(None, map(self.sites.get, sites))
+        modules = {id(module) for module, _ in known if may_stand_at(module)}
         return 0 < len(sites) == len(modules)
 
     def add(self, pass_: Pass) -> None:
@@ -44,7 +44,7 @@ class Graphs:
         """
         if pass_.is_in_graph:
             self._passes += 1
-            self._calls.update(pass_.calls)
+            self._calls.update(site for site, n in pass_.calls.items() if n == 1)
         else:
             self.sites.update({site: None for site, n in pass_.calls.items() if n > 1})
 
@@ -52,15 +52,15 @@ class Graphs:
         """Refuse passes in which a graph has not handed over every call.
 
         Raises:
-            UnsupportedError: a site has fewer calls than there were passes, or more.
+            UnsupportedError: a site has not called once in each of these passes.
         """
         for site in sites:
             n = self._calls[site]
             if n != self._passes:
                 raise UnsupportedError(
-                    f"observe: {site} has recorded {n} calls in {self._passes} passes that "
-                    f"ran compiled. Its graph was compiled without a look at its modules, or a "
-                    f"pass has failed. Watch the model uncompiled: "
+                    f"observe: {site} has recorded its call in {n} of {self._passes} passes that "
+                    f"ran compiled. Its graph cannot hand it over, a pass has failed, or two "
+                    f"threads ran at once. Watch the model uncompiled: "
                     f"torch.compiler.set_stance('force_eager')."
                 )
 

@@ -3,6 +3,7 @@
 A first or a long call is computed at once. Short calls and decoded tokens wait in a queue.
 """
 
+import threading
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -90,6 +91,7 @@ class Recorder:
         self._answered: set[Site] = set()
         self._verified: set[Site] = set()
         self._recorded, self._graphs = Recorded(), Graphs()
+        self._thread: int | None = None  # of the current pass
         self._pass = self._new_pass(TextNumbers())
 
     @property
@@ -250,13 +252,20 @@ class Recorder:
         return True
 
     def _record_in_graph(
-        self, site: Site, describe: OfGraph, of: GraphCall
+        self, site: Site, describe: OfGraph, of: GraphCall | None
     ) -> Float[Tensor, "B H T Dv"] | None:
-        """Record a call that a compiled graph hands over; its heads, if the graph needs them."""
+        """Record a call that a compiled graph hands over, or misses.
+
+        Returns:
+            Its heads, if the graph needs them.
+        """
         if in_backward() or self.capture.is_paused:
             return None
         pass_ = self._pass
         pass_.is_in_graph = True
+        self.capture.check_thread(self._thread)
+        if of is None:
+            return None
         alike = self._layouts.alike(of, pass_)
         if not of.needs_heads and self._repeat(site, alike, None, of.q, of.k):
             return None
@@ -288,6 +297,7 @@ class Recorder:
     def _begin(self, is_training: bool, is_in_graph: bool = False) -> None:
         """Begin a forward pass; the one before it has succeeded, or was dropped."""
         self._settle()
+        self._thread = threading.get_ident()
         self._queue.begin_pass()
         if self._accumulator.is_full():
             self._add_up()
