@@ -29,7 +29,6 @@ from headwise.watch._maps import Queries, ranges_of, weights_of_heads
 from headwise.watch._observe import check_arguments, open_watch
 from headwise.watch._recorder import Recorder
 from headwise.watch._request import Request
-from headwise.watch._watch import Watch
 
 
 @torch.no_grad()
@@ -97,8 +96,14 @@ def attentions(
         call_model(inner, inputs, "attentions")
     calls, weights = recorder.recorded.calls, recorder.recorded.weights
     watch._check_complete("attentions", [*calls, *weights])
-    if layers is None and heads is None:
-        _refuse_uncaptured(watch)
+    uncaptured = recorder.capture.uncaptured.by_name() if layers is None and heads is None else {}
+    for name, why in uncaptured.items():
+        if why.is_layer:
+            raise UnsupportedError(
+                f"attentions: {name} has attention that cannot be followed ({why.reason}). Name "
+                f"other layers with layers= or heads=, or take what the model itself returns in "
+                f"eager mode."
+            )
     chosen = _chosen_heads([*calls, *weights], heads)
     rows = {site: ranges_of("attentions", queries, call) for site, call in calls.items()}
     of_head = {site: _bytes(call, rows[site]) for site, call in calls.items()}
@@ -142,21 +147,6 @@ def _read_inputs(outer: nn.Module, model: nn.Module, inputs: Any, tokenizer: Any
     pieces = [tokens.ids for tokens in token_offsets(tokenizer, list_texts("attentions", texts))]
     check_fits("attentions", model, tokenizer, max(map(len, pieces)))
     return pad(pieces, device_of(model))
-
-
-def _refuse_uncaptured(watch: Watch) -> None:
-    """Refuse a model of which a layer would be missing.
-
-    Raises:
-        UnsupportedError: a layer has attention that cannot be captured.
-    """
-    for name, why in watch._recorder.capture.uncaptured.by_name().items():
-        if why.is_layer:
-            raise UnsupportedError(
-                f"attentions: {name} has attention that cannot be followed ({why.reason}). Name "
-                f"other layers with layers= or heads=, or take what the model itself returns in "
-                f"eager mode."
-            )
 
 
 def _chosen_heads(sites: Collection[Site], heads: HeadsLike | None) -> dict[Site, list[int]]:

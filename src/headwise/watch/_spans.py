@@ -204,9 +204,9 @@ class Spans:
         passes, column = kept[site], self._names.index(name)
         parts: list[list[Tensor]] = [[] for _ in range(passes[0][0].n_texts)]
         for positions, members, mass in passes:
-            of_head, counted = mass[:, row, :, column], members.queries
             for text, masses in enumerate(parts):
-                masses.append(of_head[counted & (positions.query_text == text)])
+                is_of_text = members.queries & (positions.query_text == text)
+                masses.append(mass[:, row, :, column][is_of_text])
         return [torch.cat(masses) for masses in parts]
 
 
