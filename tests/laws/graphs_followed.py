@@ -253,6 +253,24 @@ def test_a_compiled_model_is_clipped() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("how", ["wrapped", "layers"])
+@pytest.mark.parametrize("kind", ["grouped heads", "eager", "function"])
+def test_a_graph_that_runs_function_by_function_counts_once(kind: str, how: str) -> None:
+    model, call = MODELS[kind][0](), MODELS[kind][1]
+    expected, run = _eager(model, [call] * PASSES), model
+    if how == "wrapped":
+        run = torch.compile(model, fullgraph=True, backend="eager")
+    else:
+        for layer in getattr(model, "layers", model):
+            layer.compile(backend="eager")
+    with hw.observe(model) as watch:
+        for _ in range(PASSES):
+            run(**call)
+    assert watch.table().heads == expected.heads
+    _assert_near(watch.table(), expected)
+
+
+@torch.no_grad()
 def test_other_lengths_take_no_more_graphs_than_unwatched() -> None:
     model = _llama()
     run = torch.compile(model, fullgraph=True, backend="aot_eager")

@@ -7,6 +7,7 @@ new version of torch is met in this folder alone.
 from headwise._torch_private._compiler import compiler_stance as compiler_stance
 from headwise._torch_private._compiler import excuse_uncompiled_call as excuse_uncompiled_call
 from headwise._torch_private._compiler import is_compiler_loaded as is_compiler_loaded
+from headwise._torch_private._compiler import is_of_graph as is_of_graph
 from headwise._torch_private._compiler import set_compiler_stance as set_compiler_stance
 from headwise._torch_private._compiler import (
     side_effects_under_checkpoint as side_effects_under_checkpoint,

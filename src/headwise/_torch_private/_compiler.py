@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from headwise._torch_private._names import required
@@ -20,6 +20,11 @@ _COMPILER = "torch._dynamo"
 def is_compiler_loaded() -> bool:
     """Whether anything may have been compiled."""
     return _COMPILER in sys.modules
+
+
+def is_of_graph(code: CodeType | None) -> bool:
+    """Whether code is what torch has made of a graph."""
+    return code is not None and code.co_filename.startswith("<eval_with_key>")
 
 
 def side_effects_under_checkpoint() -> AbstractContextManager[None]:

@@ -48,6 +48,7 @@ class Capture:
         by_hand: Whether the model computes softmax attention by hand; None: no pass has told.
         receiver: Where calls go; None while it is closed. Hooks that outlive a capture do nothing.
         is_paused: Whether the calls of this pass are not wanted.
+        follows_graphs: Whether graphs of compiled code hand over their calls.
         shared: What the calls of a pass have in common.
         captured_elsewhere: The number of running functions that report their attention themselves.
     """
@@ -62,7 +63,7 @@ class Capture:
         self.uncaptured = Uncaptured(self.modules, self._names, self.stacks)
         self.by_hand: bool | None = None
         self.receiver: Receiver | None = None
-        self.is_paused = False
+        self.is_paused = self.follows_graphs = False
         self.shared: dict[Hashable, Any] = {}
         self.captured_elsewhere = 0
         self._thread: int | None = None  # that runs a pass of the whole model

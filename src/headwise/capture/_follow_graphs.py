@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from headwise._torch_private import (
     FUSED_FUNCTION,
     can_observe_operators,
+    is_of_graph,
     remove_hooks,
     side_effects_under_checkpoint,
 )
@@ -67,8 +68,10 @@ def may_follow(call: AttentionCall) -> bool:
         return False
     if call.in_graph is not call_of_function:
         return True
-    names = getattr(unwrap(type(call.module).forward), "__globals__", {})
-    return can_observe_operators() and all(x is not FUSED_FUNCTION for x in names.values())
+    forward = unwrap(type(call.module).forward)
+    if not can_observe_operators() or is_of_graph(getattr(forward, "__code__", None)):
+        return False
+    return all(x is not FUSED_FUNCTION for x in getattr(forward, "__globals__", {}).values())
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from headwise._torch_private import (
 from headwise.capture._attention_modules import HOOKED, n_heads_of
 from headwise.capture._call import AttentionCall, GraphCall
 from headwise.capture._capture import Capture
+from headwise.capture._running_calls import is_in_graph
 from headwise.capture._softmax import SoftmaxTracker
 from headwise.capture._unsupported import Unsupported
 from headwise.kernels import make_rule
@@ -120,6 +121,8 @@ class FunctionCapture(TorchFunctionMode):
         """Receive a call of an operator that is observed."""
         capture = self._capture
         if capture.captured_elsewhere or not capture.is_active:
+            return operator(*args, **kwargs)
+        if capture.follows_graphs and is_in_graph():  # which hands over its own calls
             return operator(*args, **kwargs)
         if name == FUSED_ATTENTION:
             return self._attend(operator, args, kwargs)

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from headwise._torch_private import MODULE_CALL
+from headwise._torch_private import MODULE_CALL, is_of_graph
 
 # Parts of the names of arguments that are another text, as in cross-attention.
 _CONTEXT = ("encoder", "context", "memory", "cross", "key", "source", "kv")
@@ -102,3 +102,13 @@ class RunningCalls:
 
     def clear(self) -> None:
         self._kept = []
+
+
+def is_in_graph() -> bool:
+    """Whether the innermost module that runs does so in a graph that runs function by function."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not MODULE_CALL:
+        if is_of_graph(frame.f_code):
+            return True
+        frame = frame.f_back
+    return False

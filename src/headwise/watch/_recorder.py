@@ -175,11 +175,11 @@ class Recorder:
             if known is not None
         ]
         with follow_graphs(self.model, self._begin_in_graph, calls, answers=not exact):
-            self._graphs.are_open = True
+            self._graphs.are_open = self.capture.follows_graphs = True
             try:
                 yield
             finally:
-                self._graphs.are_open = False
+                self._graphs.are_open = self.capture.follows_graphs = False
 
     def _watched_sites(self) -> list[Site]:
         return [site for site in self.capture.sites.all if self._is_watched(site)]
