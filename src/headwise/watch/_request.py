@@ -104,7 +104,14 @@ class Request:
                 f"queries that may attend to such a key, or over all queries."
             )
         _check_known("", self.statistics, STATISTICS)
-        _check_spans(self)
+        for name in self.spans:
+            if name in _RESERVED:
+                raise ArgumentError(
+                    f"Request: the span name {name!r} is reserved, for {_RESERVED[name]}. Rename "
+                    f"the span."
+                )
+        if self.per_query and not self.spans:
+            raise ArgumentError("Request: per_query=True without spans. Give spans=(...).")
         named = (*self.classes, *self.relations, *self.pairs, *self.spans)
         _check_once("", (*self.statistics, *named), "Rename one of them.")
         for measure, names in (("top of ", self.top), ("value of ", self.value)):
@@ -175,17 +182,6 @@ def _check_once(measure: str, names: Sequence[str], advice: str) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ArgumentError(f"Request: {measure}{name!r} is requested twice. {advice}")
-
-
-def _check_spans(request: Any) -> None:
-    reserved = [name for name in request.spans if name in _RESERVED]
-    if reserved:
-        raise ArgumentError(
-            f"Request: the span name {reserved[0]!r} is reserved, for {_RESERVED[reserved[0]]}. "
-            f"Rename the span."
-        )
-    if request.per_query and not request.spans:
-        raise ArgumentError("Request: per_query=True without spans. Give spans=(...).")
 
 
 def _check_kinds(request: Any) -> None:
