@@ -270,6 +270,30 @@ def test_a_graph_that_runs_function_by_function_counts_once(kind: str, how: str)
     _assert_near(watch.table(), expected)
 
 
+class MakesMasks(nn.Module):
+    """Makes the mask of the model within it, if it is given lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = _llama()
+
+    def forward(self, input_ids: Tensor, lengths: Tensor | None = None) -> Tensor:
+        mask = None if lengths is None else (torch.arange(16) < lengths[:, None]).long()
+        output: Tensor = self.model(input_ids, attention_mask=mask, use_cache=False)[0]
+        return output
+
+
+@torch.no_grad()
+def test_a_mask_that_is_made_within_the_model_is_read() -> None:
+    model, padded = MakesMasks(), {"input_ids": IDS, "lengths": torch.tensor([16, 9])}
+    calls = [{"input_ids": IDS}, padded, padded]
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with hw.observe(model) as watch:
+        for call in calls:
+            run(**call)
+    _assert_near(watch.table(), _eager(model, calls))
+
+
 @torch.no_grad()
 def test_other_lengths_take_no_more_graphs_than_unwatched() -> None:
     model = _llama()

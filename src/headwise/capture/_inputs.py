@@ -121,6 +121,7 @@ class InputTracker:
         """
         inner = {name: model.get_submodule(path) for name, path in stacks.items()}
         self._modules = {"": model, **(inner or _inner_models(model))}
+        self._may_make_masks = len(self._modules) > 1 and not _takes_mask(model.forward)
         self._inputs: dict[str, StackInputs] = {}
         self._open: list[str] = []
         self._known: dict[str, StackInputs] = {}  # what `of` gave since the inputs changed
@@ -192,7 +193,9 @@ class InputTracker:
         self.latest = PassInputs(self.latest.number + 1)
 
     def follows_model(self, stack: str) -> bool:
-        """Whether the inputs of a stack are those that the model itself is given."""
+        """Whether the inputs of a stack are, in each pass, those that the model itself is given."""
+        if self._may_make_masks:
+            return False
         model = self._inputs.get("", _UNKNOWN)
         return stack == "" and self._open[:1] == [""] and _same(self.of(stack).text, model.text)
 
@@ -273,6 +276,12 @@ def positional_parameters(forward: Callable[..., Any]) -> list[str]:
     parameters = inspect.signature(forward).parameters.values()
     kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     return [parameter.name for parameter in parameters if parameter.kind in kinds]
+
+
+def _takes_mask(forward: Callable[..., Any]) -> bool:
+    """Whether a model can be given the mask of its text."""
+    parameters = inspect.signature(forward).parameters.values()
+    return any(x.name == "attention_mask" or x.kind is x.VAR_KEYWORD for x in parameters)
 
 
 def _reads_text(parameters: Collection[str]) -> bool:
