@@ -89,20 +89,25 @@ class GraphCall(NamedTuple):
     """What an operator in a compiled graph is given of an attention call.
 
     Attributes:
-        v: Has width 0 where the graph computes the heads: then the operator is given no values.
+        values: None where the graph computes the heads.
     """
 
     module: nn.Module
     implementation: str
     q: Float[Tensor, "..."]
     k: Float[Tensor, "..."]
-    v: Float[Tensor, "..."]
+    values: Float[Tensor, "..."] | None
     mask: Tensor | None
     bias: Tensor | None
     sinks: Tensor | None
     scale: float | None
     softcap: float | None
     is_causal: bool | None
+
+    @property
+    def v(self) -> Float[Tensor, "..."]:
+        """The values; of width 0 where they are not given."""
+        return self.k[..., :0] if self.values is None else self.values
 
     @property
     def heads(self) -> Float[Tensor, "... 0"]:
@@ -112,7 +117,7 @@ class GraphCall(NamedTuple):
     @property
     def needs_heads(self) -> bool:
         """Whether the graph leaves the heads to the operator."""
-        return self.v.shape[-1] > 0
+        return self.values is not None
 
     @property
     def rule_key(self) -> tuple[Any, ...] | None:

@@ -274,7 +274,7 @@ def _observe(
     handle = _handles.get(int(state))
     if handle is not None:
         rule = mask, bias, sinks, scale, softcap, is_causal
-        call = GraphCall(handle.module, implementation, q, k, k[..., :0], *rule)
+        call = GraphCall(handle.module, implementation, q, k, None, *rule)
         for receive in tuple(handle.receivers):
             receive(call)
 
