@@ -330,7 +330,7 @@ class StepWatch:
     def open(self) -> None:
         recorder = self._recorder
         can_follow = recorder.can_follow_graphs()
-        if self.is_open and can_follow and not recorder.follows_graphs:
+        if self.is_open and can_follow and not recorder.capture.follows_graphs:
             self.close()
         if not self.is_open:
             self.is_open = True

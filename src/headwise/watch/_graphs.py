@@ -17,12 +17,10 @@ class Graphs:
     Attributes:
         sites: The module of each site, and what makes a call of what its operator is given; None
             if a graph cannot hand over its calls.
-        are_open: Whether graphs are followed now.
     """
 
     def __init__(self) -> None:
         self.sites: dict[Site, tuple[nn.Module, Callable[..., Any]] | None] = {}
-        self.are_open = False
         # The passes of graphs so far, and those in which each site has called once.
         self._passes, self._calls = 0, Counter[Site]()
 

@@ -134,7 +134,7 @@ class Recorder:
                 with self._inputs.follow(compiled=True, on_success=on_success), capturing:
                     if self._needs_projections:
                         graphs.enter_context(self.projections.following())
-                    if not self._graphs.are_open:
+                    if not self.capture.follows_graphs:
                         graphs.enter_context(uncompiled())
                     yield
         finally:
@@ -143,15 +143,10 @@ class Recorder:
 
     def _follow_graphs(self, uncompiled: ExitStack, exact: bool) -> None:
         """Let compiled code run compiled from now on, if its graphs can be followed."""
-        if not self._graphs.are_open and self.can_follow_graphs():
+        if not self.capture.follows_graphs and self.can_follow_graphs():
             uncompiled.close()
             excuse_uncompiled_call()
             uncompiled.enter_context(self.following_graphs(exact))
-
-    @property
-    def follows_graphs(self) -> bool:
-        """Whether compiled code runs compiled, and its graphs hand over their calls."""
-        return self._graphs.are_open
 
     def can_follow_graphs(self) -> bool:
         """Whether something may have been compiled, whose graphs can hand over all calls."""
@@ -175,11 +170,11 @@ class Recorder:
             if known is not None
         ]
         with follow_graphs(self.model, self._begin_in_graph, calls, answers=not exact):
-            self._graphs.are_open = self.capture.follows_graphs = True
+            self.capture.follows_graphs = True
             try:
                 yield
             finally:
-                self._graphs.are_open = self.capture.follows_graphs = False
+                self.capture.follows_graphs = False
 
     def _watched_sites(self) -> list[Site]:
         return [site for site in self.capture.sites.all if self._is_watched(site)]
