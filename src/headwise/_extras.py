@@ -28,11 +28,9 @@ def require(module: str, extra: str, function: str) -> Any:
         ) from error
 
 
-@cache
+@cache  # it looks through the installed packages, which takes half a millisecond of each table
 def _version_of(package: str) -> str:
-    return version(
-        package
-    )  # which looks through the installed packages: half a millisecond of each table
+    return version(package)
 
 
 def versions() -> dict[str, str]:

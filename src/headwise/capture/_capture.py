@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise._torch_private import in_backward, is_wrapped
+from headwise._torch_private import in_backward, is_wrapped, needs_gradient
 from headwise.capture._call import Answer, AttentionCall, OnCall, OnRepeat
 from headwise.capture._running_calls import ModuleCall, RunningCalls
 from headwise.capture._sites import Sites
@@ -66,14 +66,13 @@ class Capture:
         self.is_paused = self.follows_graphs = False
         self.shared: dict[Hashable, Any] = {}
         self.captured_elsewhere = 0
-        self._thread: int | None = None  # that runs a pass of the whole model
         self._receiving: int | None = None  # the thread whose attention call is received
 
     def open(self, receiver: Receiver) -> None:
         """Begin, or begin again: modules may have been added."""
         self._name_modules()
-        self.sites.begin_pass(is_whole=False)
-        self.receiver, self.captured_elsewhere, self._thread = receiver, 0, None
+        self.sites.begin_pass(None)
+        self.receiver, self.captured_elsewhere = receiver, 0
 
     def close(self) -> None:
         self.receiver = None
@@ -118,8 +117,7 @@ class Capture:
         receiver = self.receiver
         if receiver is None or receiver.answer is None or not (ours or receiver.answers_others):
             return False
-        tensors = [x for x in (*inputs, *given) if isinstance(x, Tensor)]
-        needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        needs_grad = needs_gradient(*[x for x in (*inputs, *given) if isinstance(x, Tensor)])
         is_empty = not all(x.numel() for x in inputs)
         return not (needs_grad or is_empty or torch.compiler.is_compiling())
 
@@ -171,7 +169,7 @@ class Capture:
     def _begin_receiving(self) -> None:
         # Parts of a model that are called by themselves are no pass, but must not meet here either.
         thread = threading.get_ident()
-        for active in (self._receiving, self._thread):
+        for active in (self._receiving, self.sites.thread):
             if active not in (None, thread):
                 self.check_thread(active)
         self._receiving = thread
@@ -198,19 +196,18 @@ class Capture:
                 f"observe: {type(model).__name__} is called on the meta device, which holds no "
                 f"numbers. Load its weights, and give it inputs on their device."
             )
-        self.check_thread(self._thread)
+        self.check_thread(self.sites.thread)
         if in_backward():  # gradient checkpointing may run all of it again, and then end
             return
-        self._thread, self.captured_elsewhere = threading.get_ident(), 0
-        self.sites.begin_pass(is_whole=True)
+        self.captured_elsewhere = 0
+        self.sites.begin_pass(threading.get_ident())
         begin_pass()
 
     def end(
         self, end_pass: Callable[[bool], None], model: nn.Module, _: Any, output: Any = None
     ) -> None:
         """A forward pass of the whole model has ended."""
-        self._thread = None
-        self.sites.begin_pass(is_whole=False)
+        self.sites.begin_pass(None)
         self._running.clear()
         self.shared.clear()
         end_pass(output is not None)

@@ -17,12 +17,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise._torch_private import FUSED_ATTENTION, FUSED_FUNCTION, is_traced_by_compiler
+from headwise._torch_private import (
+    FUSED_ATTENTION,
+    FUSED_FUNCTION,
+    is_traced_by_compiler,
+    needs_gradient,
+)
 from headwise.capture._call import GraphCall, OfGraph
-from headwise.capture._inputs import Text, has_no_tokens, positional_parameters
+from headwise.capture._inputs import (
+    Text,
+    cached_length,
+    has_no_tokens,
+    positional_parameters,
+    two_axes,
+)
 from headwise.errors import UnsupportedError
 from headwise.kernels import AttentionProblem, attend_by_rule
-from headwise.models import SharedSetting, cache_in
+from headwise.models import SharedSetting
 
 # The attributes of a module that hold its handles: of its passes, and of its attention calls.
 PASS, CALL = "_headwise_pass", "_headwise_call"
@@ -109,11 +120,10 @@ def follow_call(module, implementation, query, key, value, mask, arguments):
 @no_type_check
 def _operator_of(handle, may_answer, query, key, value, mask, bias, sinks, *numbers):
     """Put the operator of an attention call into a graph; the heads, if it computes them."""
-    tensors = query, key, value, mask, bias, sinks
-    learns = any(x is not None and x.requires_grad for x in tensors)
+    tensors = [x for x in (query, key, value, mask, bias, sinks) if x is not None]
     rule = [None if x is None else x.detach() for x in (mask, bias, sinks)]
     q, k, state = query.detach(), key.detach(), (handle.order, handle.state)
-    if handle.answers and may_answer and not (torch.is_grad_enabled() and learns):
+    if handle.answers and may_answer and not needs_gradient(*tensors):
         return torch.ops.headwise.answer(q, k, value.detach(), *rule, *numbers, *state)
     torch.ops.headwise.observe(q, k, *rule, *numbers, *state)
     return None
@@ -210,24 +220,17 @@ def follow_pass(module, args, kwargs):
     if has_no_tokens(arguments):
         arguments = {}
     ids, mask, positions, vectors = (
-        _two_axes(arguments.get("input_ids")), _two_axes(arguments.get("attention_mask")),
-        _two_axes(arguments.get("position_ids")), arguments.get("inputs_embeds"),
+        two_axes(arguments.get("input_ids")), two_axes(arguments.get("attention_mask")),
+        two_axes(arguments.get("position_ids")), arguments.get("inputs_embeds"),
     )  # fmt: skip
     tokens = ids if ids is not None else vectors
-    cached = cache_in(arguments)
-    cached = cached.get_seq_length() if hasattr(cached, "get_seq_length") else None
+    cached = cached_length(arguments)
     is_tensor = isinstance(cached, Tensor)
     torch.ops.headwise.begin_pass(
         ids, mask, positions, cached if is_tensor else None, None if is_tensor else cached,
         None if tokens is None else tokens.shape[1],
         module.training and torch.is_grad_enabled(), handle.state, handle.order,
     )  # fmt: skip
-
-
-@no_type_check
-def _two_axes(x):
-    """What says which token stands where, and no mask of queries and keys, or several."""
-    return x if isinstance(x, Tensor) and x.ndim == 2 else None
 
 
 def _begin_pass(
@@ -257,23 +260,11 @@ def _begin_pass(
         receive(text, is_training)
 
 
-def _observe(
-    q: Tensor,
-    k: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    sinks: Tensor | None,
-    scale: float | None,
-    softcap: float | None,
-    is_causal: bool | None,
-    implementation: str,
-    order: Tensor,
-    state: Tensor,
-) -> None:
-    """A graph that runs has computed an attention call."""
+def _observe(q: Tensor, k: Tensor, *given: Any) -> None:
+    """A graph that runs has computed an attention call; `given` is as in `_GIVEN`."""
+    *rule, implementation, _, state = given
     handle = _handles.get(int(state))
     if handle is not None:
-        rule = mask, bias, sinks, scale, softcap, is_causal
         call = GraphCall(handle.module, implementation, q, k, None, *rule)
         for receive in tuple(handle.receivers):
             receive(call)
@@ -286,36 +277,23 @@ def _miss(order: Tensor, state: Tensor) -> None:
         receive(None)
 
 
-def _answer(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    sinks: Tensor | None,
-    scale: float | None,
-    softcap: float | None,
-    is_causal: bool | None,
-    implementation: str,
-    order: Tensor,
-    state: Tensor,
-) -> Tensor:
+def _answer(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Tensor:
     """A graph that runs has an attention call for which a watch may compute the heads."""
+    *rule, implementation, _, state = given
     handle = _handles.get(int(state))
     if handle is None or handle.describe is None:
         raise UnsupportedError(
             "observe: a watch with exact=False has ended in another thread, while its model ran "
             "compiled. End it after the pass."
         )
-    rule = mask, bias, sinks, scale, softcap, is_causal
     call = GraphCall(handle.module, implementation, q, k, v, *rule)
-    given = [receive(call) for receive in tuple(handle.receivers)]
-    answers = [heads for heads in given if heads is not None]
-    if answers:
-        return _by_token(answers[0])
+    received = [receive(call) for receive in tuple(handle.receivers)]
+    for heads in received:
+        if heads is not None:
+            return _by_token(heads)
     own = handle.describe(call)  # in a pass that no watch counts
-    heads: Any = attend_by_rule(AttentionProblem(own.q, own.k, own.v, own.rule))
-    return _by_token(heads)
+    computed: Any = attend_by_rule(AttentionProblem(own.q, own.k, own.v, own.rule))
+    return _by_token(computed)
 
 
 def _by_token(heads: Tensor) -> Tensor:
@@ -334,7 +312,7 @@ def _traced_heads(q: Tensor, _: Tensor, v: Tensor, *__: Any) -> Tensor:
 # Not `custom_op`, whose calls take 20 µs more.
 _library: Any = torch.library  # its functions bear no types
 _operators = _library.Library("headwise", "FRAGMENT")
-_CALL = (
+_GIVEN = (
     "Tensor? mask, Tensor? bias, Tensor? sinks, float? scale, float? softcap, bool? is_causal, "
     "str implementation, Tensor order, Tensor(a!) state"
 )
@@ -346,9 +324,9 @@ for _schema, _function, _of_outlines in (
         _begin_pass,
         _traced,
     ),
-    (f"observe(Tensor q, Tensor k, {_CALL}) -> ()", _observe, _traced),
+    (f"observe(Tensor q, Tensor k, {_GIVEN}) -> ()", _observe, _traced),
     ("miss(Tensor order, Tensor(a!) state) -> ()", _miss, _traced),
-    (f"answer(Tensor q, Tensor k, Tensor v, {_CALL}) -> Tensor", _answer, _traced_heads),
+    (f"answer(Tensor q, Tensor k, Tensor v, {_GIVEN}) -> Tensor", _answer, _traced_heads),
 ):
     # Graphs of CUDA would replay what they have recorded, and call nothing.
     _operators.define(_schema, tags=(torch.Tag.cudagraph_unsafe,))

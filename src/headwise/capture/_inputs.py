@@ -307,26 +307,29 @@ def _text(arguments: Mapping[str, Any], prefix: str = "") -> Text:
     if has_no_tokens(arguments):
         return Text()
     # A mask of four axes says which queries see which keys, not what is padding.
-    mask = _two_axes(arguments.get(f"{prefix}attention_mask"))
-    ids = _two_axes(arguments.get(f"{prefix}input_ids"))
+    mask = two_axes(arguments.get(f"{prefix}attention_mask"))
+    ids = two_axes(arguments.get(f"{prefix}input_ids"))
     is_encoder = prefix == "encoder_"
     vectors = arguments.get("encoder_hidden_states" if is_encoder else f"{prefix}inputs_embeds")
     tokens = ids if ids is not None else vectors
+    cached = None if is_encoder else cached_length(arguments)
     return Text(
         ids=ids,
         real=None if mask is None else mask.to(torch.bool, copy=True),  # it may change later
-        positions=_two_axes(arguments.get(f"{prefix}position_ids")),
-        cached=None if is_encoder else _cached(arguments),
+        positions=two_axes(arguments.get(f"{prefix}position_ids")),
+        cached=cached.clone() if isinstance(cached, Tensor) else cached,  # it may count in place
         tokens=tokens.shape[1] if isinstance(tokens, Tensor) and tokens.ndim in (2, 3) else None,
     )
 
 
-def _cached(arguments: Mapping[str, Any]) -> int | Tensor | None:
-    """The number of tokens in the cache, copied if the cache counts in place."""
+@no_type_check  # which a compiler cannot trace
+def cached_length(arguments):
+    """The number of tokens in the cache, if it says."""
     cache = cache_in(arguments)
-    length = cache.get_seq_length() if hasattr(cache, "get_seq_length") else None
-    return length.clone() if isinstance(length, Tensor) else length
+    return cache.get_seq_length() if hasattr(cache, "get_seq_length") else None
 
 
-def _two_axes(value: Any) -> Tensor | None:
+@no_type_check  # which a compiler cannot trace
+def two_axes(value):
+    """What says which token stands where, and no mask of queries and keys, or several."""
     return value if isinstance(value, Tensor) and value.ndim == 2 else None

@@ -19,11 +19,12 @@ class _Pass:
     """A forward pass.
 
     Attributes:
-        part: The number of the call, if a part of the model runs by itself; None: not known yet.
+        thread: The one that runs it; None while the whole model does not run.
+        part: Otherwise, the number of the call of a part of the model that runs by itself.
         times: By module, how often it has attended, and the number of its latest call.
     """
 
-    is_whole: bool = False
+    thread: int | None = None
     part: int | None = None
     times: dict[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -52,9 +53,14 @@ class Sites:
         """The sites of all calls so far, in the order of their first calls."""
         return list(self._known.values())
 
-    def begin_pass(self, *, is_whole: bool) -> None:
-        """Begin a pass of the whole model, or of parts of it."""
-        self._pass = _Pass(is_whole)
+    @property
+    def thread(self) -> int | None:
+        """The thread that runs a pass of the whole model; None if none runs."""
+        return self._pass.thread
+
+    def begin_pass(self, thread: int | None) -> None:
+        """Begin a pass of the whole model in a thread, or of parts of it: None."""
+        self._pass = _Pass(thread)
 
     def of(self, call: AttentionCall) -> Site:
         """The site of a call, added if it is new."""
@@ -69,7 +75,7 @@ class Sites:
 
     def _key(self, module: nn.Module, q: Tensor, module_call: ModuleCall | None) -> tuple[int, int]:
         """The identity of a module, and how often it attended earlier in this pass."""
-        if not self._pass.is_whole:  # a part of the model that is called by itself is a pass, too
+        if self.thread is None:  # a part of the model that is called by itself is a pass, too
             for outermost in deque(self._running, maxlen=1):
                 self._running.keep(outermost)
                 if outermost.number != self._pass.part:

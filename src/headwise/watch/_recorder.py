@@ -150,12 +150,11 @@ class Recorder:
 
     def can_follow_graphs(self) -> bool:
         """Whether something may have been compiled, whose graphs can hand over all calls."""
+        if not is_compiler_loaded():
+            return False
         self._settle()
-        return (
-            is_compiler_loaded()
-            and self._graphs.can_follow(self._watched_sites())
-            and self.capture.uncaptured.are_all_called(self.capture.sites.all)
-        )
+        can_follow = self._graphs.can_follow(self._watched_sites())
+        return can_follow and self.capture.uncaptured.are_all_called(self.capture.sites.all)
 
     @contextmanager
     def following_graphs(self, exact: bool = True) -> Iterator[None]:
